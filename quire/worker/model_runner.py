@@ -31,6 +31,7 @@ from quire.worker.buffer_ring import BufferRing
 from quire.worker.cuda_graphs import CudaGraphs
 from quire.worker.graph_shapes import MOST_ROWS, MOST_SHORT_TOKENS, GraphShape, GraphShapes, StepKind
 from quire.worker.host_batch import HostBatch
+from quire.worker.kept_step import KeptStep
 from quire.worker.kv_transfer import BlockTransfer
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 from quire.worker.recorded_steps import RecordedSteps, record_steps
@@ -59,6 +60,8 @@ block tables and moves of blocks, which are uploaded by themselves where they fi
 """
 _TILE_ENTRIES = 18
 """The same of tiles of adapters."""
+_MOST_KEPT = 256
+"""Steps of drafts that are kept: as long as the same sequences run, there are few that differ."""
 
 
 class ModelRunner:
@@ -134,6 +137,7 @@ class ModelRunner:
         self._short = 0  # see GraphShapes: a draft model's rows of several tokens sample the last one's next
         if device_tokens is not None:
             self._short = 2 if self._device_verifier is None else 1
+        self._kept: dict[tuple[int, ...], KeptStep] = {}
         self._prompt_logprobs = PromptLogprobs(model, slots.vocab_size)
         self._timers = StepTimers(slots.device, in_flight)
         self._masked_step: MaskedStepHandle | None = None
@@ -235,34 +239,38 @@ class ModelRunner:
             self._slots.admit(plan.admitted)
             if not plan.slots:
                 return self._launch_changes(plan, timer)
+            if drafts and (kept := self._kept.get(_verified_rows(plan, drafts))) is not None:
+                assert self._device_verifier is not None
+                verification = kept.verification(plan.step, timer)
+                if not (plan.masked or plan.prompt_logprobs_rows or self._device_verifier.needs_host(verification)):
+                    return self._verify_alike(plan, kept, verification, self._device_verifier)
             host = HostBatch.of(plan, self._slots.host.max_lengths, drafts)
             if drafts:
                 handle = self._run_with_drafts(plan, host, drafts, timer)
-            elif not plan.prompt_logprobs_rows and (shape := self._shape_for(host)):
-                handle = self._replay(plan, host, shape, timer)
             else:
-                handle = self._run(plan, host, timer)
+                handle = self._launch_rows(plan, host, timer)
         if isinstance(handle, MaskedStepHandle):
             self._masked_step = handle
         return handle
 
-    def launch_repeated(self, plan: Plan, times: int) -> None:
-        """Launch a plan of one token a row, which changes nothing else, so many times: each row goes on with the token
-        that it has sampled before. Nobody is told what they sample, but `device_tokens`."""
+    def launch_drafting(self, plan: Plan, times: int = 1) -> None:
+        """Launch a plan without new owners of slots so many times; from the second time on each row goes on with the
+        token that it has sampled. Nobody is told what they sample, but `device_tokens`."""
         with torch.inference_mode():
-            lengths = self._slots.host.max_lengths
-            host = HostBatch.of(plan, lengths)
-            shape = self._shape_for(host)
-            padded = host if shape is None else host.padded_to(shape, self._slots.dummy)
-            inputs = self._stage(plan, padded, shape=shape)
-            for number in range(times):
-                if number:
-                    self._staging.repeat()
-                if shape is None:
-                    self._forward_and_sample(padded, inputs)
-                else:
-                    self._graphs.replay(shape)
-            lengths[host.slots] += times - 1
+            rows, staged = _drafting_rows(plan), 0
+            if (kept := self._kept.get(rows)) is None:
+                host = HostBatch.of(plan, self._slots.host.max_lengths)
+                shape = self._shape_for(host)
+                if not rows or shape is None or not (shape.is_decode or shape.kind is StepKind.SHORT):
+                    for _ in range(times):
+                        self._launch_rows(plan, host, self._timers.start())
+                    return
+                self._apply(plan, self._stage(plan, host.padded_to(shape, self._slots.dummy), shape=shape))
+                kept, staged = self._keep(rows, KeptStep(host, shape, self._staging.copied_columns)), 1
+                self._graphs.replay(shape)
+            for number in range(staged, times):
+                self._stage_alike(_EMPTY_PLAN if number else plan, kept)
+                self._graphs.replay(kept.shape)
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
         """Set slots to these lengths, and to these numbers of sampled tokens."""
@@ -273,6 +281,12 @@ class ModelRunner:
         assert self._masked_step is not None, "no step waits for bitmasks"
         step, self._masked_step = self._masked_step, None
         step.submit_bitmasks(masks)
+
+    def _launch_rows(self, plan: Plan, host: HostBatch, timer: StepTimer) -> StepHandle:
+        """A plan without drafts."""
+        if not plan.prompt_logprobs_rows and (shape := self._shape_for(host)):
+            return self._replay(plan, host, shape, timer)
+        return self._run(plan, host, timer)
 
     def _launch_changes(self, plan: Plan, timer: StepTimer) -> StepHandle:
         """A plan without rows."""
@@ -359,6 +373,9 @@ class ModelRunner:
         )
         self._apply(plan, inputs)
         if shape is not None:
+            if at_once and verification.drafts.on_device and self._adapters is None and not plan.token_rows:
+                kept = KeptStep(host, shape, self._staging.copied_columns, verification.drafts)
+                self._keep(_verified_rows(plan, verification.drafts), kept)
             logits = self._graphs.replay(shape, adapted=inputs.tiles is not None)
             if at_once:
                 return verifier.finish(verification, logits, shape.sampled, prompts)
@@ -369,6 +386,30 @@ class ModelRunner:
             logits = self._logits(hidden, inputs)
         assert inputs.late is not None, "each sampled row has a position"
         return verifier.verify(verification, logits, inputs.late, prompts)
+
+    def _verify_alike(
+        self, plan: Plan, kept: KeptStep, verification: Verification, verifier: DeviceVerifier
+    ) -> StepHandle:
+        """The same of a step whose rows were verified before."""
+        self._slots.host.max_lengths[kept.host.slots] += kept.host.counts
+        self._stage_alike(plan, kept)
+        logits = self._graphs.replay(kept.shape)
+        return verifier.finish(verification, logits, kept.shape.sampled, NO_PROMPT_LOGPROBS)
+
+    def _keep(self, rows: tuple[int, ...], step: KeptStep) -> KeptStep:
+        if len(self._kept) >= _MOST_KEPT:
+            self._kept.clear()
+        self._kept[rows] = step
+        return step
+
+    def _stage_alike(self, plan: Plan, kept: KeptStep) -> None:
+        """Stage what was kept of a step, and make the plan's changes."""
+        staging = self._staging
+        staging.begin_alike(kept.columns)
+        slot_updates, block_moves = self._slots.stage(plan, staging), self._transfer.stage(plan, staging)
+        staging.finish()
+        self._slots.apply(slot_updates)
+        self._transfer.apply(plan, block_moves)
 
     def _shape_of_drafts(self, host: HostBatch) -> GraphShape | None:
         """The captured shape for a step with drafts."""
@@ -488,6 +529,20 @@ class ModelRunner:
             return NO_PROMPT_LOGPROBS
         wanted = [self._slots.host.prompt_logprobs[plan.slots[each.row]] for each in plan.prompt_logprobs_rows]
         return self._prompt_logprobs.launch(plan, host, batch, hidden, wanted)
+
+
+def _drafting_rows(plan: Plan) -> tuple[int, ...]:
+    """By what steps of a draft model are known that are alike; empty, where tokens differ that the host knows."""
+    if any(token >= 0 for token in plan.tokens):
+        return ()
+    return (*plan.slots, -1, *plan.counts, -1, *plan.tokens, -1, *plan.sampled_rows)
+
+
+def _verified_rows(plan: Plan, drafts: StepDrafts) -> tuple[int, ...]:
+    """By what steps with drafts are known that are alike; empty, where drafts differ that the host knows."""
+    if not drafts.on_device:
+        return ()
+    return (*plan.slots, -1, *plan.counts, -1, *plan.drafts, -1, *drafts.counts.tolist())
 
 
 def _build_sampler(

@@ -85,10 +85,16 @@ class StagingBuffer:
         if self._parts:
             np.concatenate(self._parts, out=self._arrays[self._index][: self._end])
 
-    def repeat(self) -> None:
-        """Begin another step with the columns of the one before."""
-        before, self._index = self._index, self._ring.advance()
-        self._arrays[self._index][: self._end] = self._arrays[before][: self._end]
+    @property
+    def copied_columns(self) -> HostColumn:
+        """Of the step that was staged last, all columns that are copied."""
+        return self._arrays[self._index][: self.num_copied].copy()
+
+    def begin_alike(self, copied: HostColumn) -> None:
+        """Begin a step with the `copied_columns` of another one of the same shape."""
+        self.begin()
+        self._parts = [copied.view(np.int64)]
+        self._end = self.num_copied = len(copied)
 
     def copy_to_device(self) -> None:
         """Launch the copy, once a step and before the next step begins. Captured in a graph, it copies what was staged

@@ -341,9 +341,9 @@ class Worker:
         """See DraftWorker."""
         self._runner.rewind(slots, lengths, num_sampled)
 
-    def launch_repeated(self, plan: Plan, times: int) -> None:
+    def launch_drafting(self, plan: Plan, times: int = 1) -> None:
         """See ModelRunner."""
-        self._runner.launch_repeated(plan, times)
+        self._runner.launch_drafting(plan, times)
 
     @property
     def slots(self) -> SlotTable:

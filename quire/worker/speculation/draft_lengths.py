@@ -39,6 +39,8 @@ _LOOK_EVERY = 16
 """Without drafts, only one step in so many asks whether they would pay: asking takes time too."""
 _LOOK_EVERY_AHEAD = 64
 """The same where the host's time may be what a step takes."""
+_CHOSEN_FOR = 8
+"""Steps of the same rows that a choice holds for, on a device that drafts."""
 _TRIED_DRAFTS = 2
 _TRIED_RUN = 4
 """Steps that try drafts together where the first one is slower."""
@@ -133,6 +135,8 @@ class DraftLengths:
         self._asked_before = False
         self._settles = settles
         self._trials_left = 0  # steps that go on trying drafts
+        self._chosen: tuple[tuple[int, ...], Choice | None] = (), None  # for which rows, and what
+        self._chosen_for = 0  # so many more steps
 
     def choose(self, tokens: int, slots: list[int], most: IntArray) -> Choice:
         """For a step of `tokens` without drafts, whose rows of these slots may have up to `most` [rows] drafts."""
@@ -144,9 +148,7 @@ class DraftLengths:
             self._trials_left -= 1
             return self._trial(tokens, most)
         if self._since_drafts % self._look_every == 0:
-            rates = np.array([self.acceptance.of(slot) for slot in slots])
-            finds = np.array([self.acceptance.found(slot) for slot in slots])
-            choice = self._best(tokens, rates, finds, most)
+            choice = self._best_for_a_while(tokens, slots, most)
         if choice is None:
             self._since_drafts += 1
             if self._since_drafts <= self._pause:
@@ -190,6 +192,17 @@ class DraftLengths:
     def wake(self) -> None:
         """The next step that may have drafts asks whether they would pay."""
         self._since_drafts = 0
+
+    def _best_for_a_while(self, tokens: int, slots: list[int], most: IntArray) -> Choice | None:
+        """The best choice; where the host's time may be what a step takes, it is made anew every few steps."""
+        rows = (tokens, *slots, *most.tolist())
+        if not self._chosen_for or rows != self._chosen[0]:
+            rates = np.array([self.acceptance.of(slot) for slot in slots])
+            finds = np.array([self.acceptance.found(slot) for slot in slots])
+            self._chosen = rows, self._best(tokens, rates, finds, most)
+            self._chosen_for = _CHOSEN_FOR if self._settles else 1
+        self._chosen_for -= 1
+        return self._chosen[1]
 
     def _trial(self, tokens: int, most: IntArray) -> Choice:
         return Choice(np.minimum(most, _TRIED_DRAFTS), _TRIED_MS * self.alone.of(tokens) / len(most))

@@ -28,7 +28,7 @@ from quire.messages import Admitted, Plan, Result
 from quire.planning.draft_model import DRAFT_TOKENS_A_STEP
 from quire.sampling import SamplingParams
 from quire.worker.speculation.draft_steps import Tokens, last_tokens
-from quire.worker.speculation.step_drafts import StepDrafts
+from quire.worker.speculation.step_drafts import StepDrafts, named_drafts
 
 _FEW = 16
 """So many tokens of a sequence are always read."""
@@ -367,7 +367,7 @@ def _by_place(number: int, places: list[int], counts: list[int], found: Tokens |
         all_counts = [0] * number
         for place, count in zip(places, counts, strict=True):
             all_counts[place] = count
-        return StepDrafts.named(all_counts)
+        return named_drafts(tuple(all_counts))
     proposed: list[Sequence[int]] = [()] * number
     for place, tokens in zip(places, found, strict=True):
         proposed[place] = tokens

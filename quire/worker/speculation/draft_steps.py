@@ -39,7 +39,7 @@ class LaunchesSteps(Protocol):
         """See Worker."""
         ...
 
-    def launch_repeated(self, plan: Plan, times: int) -> None:
+    def launch_drafting(self, plan: Plan, times: int = 1) -> None:
         """See Worker."""
         ...
 
@@ -128,9 +128,9 @@ class DraftStepsAhead:
     def draft(self, first: Plan, counts: Sequence[int], *, read: bool) -> Tokens | None:
         """See DraftWorker."""
         slots = [first.slots[row] for row in first.sampled_rows]
-        self._worker.launch(first)
+        self._worker.launch_drafting(first)
         if (further := max(counts, default=0) - 1) > 0:
-            self._worker.launch_repeated(next_step(slots), further)
+            self._worker.launch_drafting(next_step(slots), further)
         if not read:
             return None
         lines = self._followed.drafts[upload(np.array(slots), self._followed.device)].tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -39,13 +39,6 @@ class StepDrafts:
         """By sampled row."""
         counts = np.fromiter(map(len, proposed), dtype=np.int64, count=len(proposed))
         return cls(counts, np.array([token for row in proposed for token in row], dtype=np.int64))
-
-    @classmethod
-    def named(cls, counts: Sequence[int]) -> StepDrafts:
-        """By sampled row, so many drafts that only the device knows."""
-        numbers = np.array(counts, dtype=np.int64)
-        places = np.arange(int(numbers.sum())) - (numbers.cumsum() - numbers).repeat(numbers)
-        return cls(numbers, FIRST_NAMED - places, on_device=True)
 
     def __bool__(self) -> bool:
         return bool(len(self.tokens))
@@ -92,6 +85,14 @@ class StepDrafts:
         has_next[self.first_positions + self.counts] = False
         drafts[has_next] = self.tokens
         return drafts
+
+
+@lru_cache(256)
+def named_drafts(counts: tuple[int, ...]) -> StepDrafts:
+    """By sampled row, so many drafts that only the device knows."""
+    numbers = np.array(counts, dtype=np.int64)
+    places = np.arange(int(numbers.sum())) - (numbers.cumsum() - numbers).repeat(numbers)
+    return StepDrafts(numbers, FIRST_NAMED - places, on_device=True)
 
 
 class Drafter(Protocol):
