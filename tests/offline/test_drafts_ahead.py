@@ -24,6 +24,7 @@ from quire.worker.speculation.step_drafts import StepDrafts
 from quire.worker.worker import LoadedModel, Worker
 from tests.checkpoints import VOCAB_SIZE
 from tests.heads import ReferenceHead, make_eagle3, noting, proposed
+from tests.offline import test_masked_drafts as masked_drafts
 from tests.offline.test_speculation import (
     ASKED,
     LIMITS,
@@ -177,6 +178,17 @@ def test_drafts_of_the_device_are_those_that_are_made_one_by_one(
         outputs = alone.generate([{"prompt_token_ids": list(each)} for each in some], greedy, use_tqdm=False)
     for context, output in zip(some, outputs, strict=True):
         assert noted[context] == output.outputs[0].token_ids[: len(noted[context])]
+
+
+@pytest.mark.parametrize("asked", ["greedy", "penalties, log probabilities"])
+def test_rows_under_a_grammar_have_drafts_beside_others(asked: str) -> None:
+    """Of steps with such rows the host is told the drafts; others stay on the device."""
+    limits = {**masked_drafts.LIMITS, "max_num_batched_tokens": CAPTURED}
+    with LLM(**limits) as plain:
+        expected = masked_drafts.answers(plain, masked_drafts.ASKED[asked])
+    with running_ahead(), LLM(speculative_model="quill_draft", num_speculative_tokens=4, **limits) as llm:
+        assert masked_drafts.answers(llm, masked_drafts.ASKED[asked]) == expected
+        assert (masked_drafts.counters(llm)["vllm:spec_decode_num_drafts"] > 20) is (asked == "greedy")
 
 
 def test_a_benchmark_can_say_how_often_drafts_are_accepted(checkpoint: Path, draft: Path) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
@@ -30,6 +31,8 @@ from quire.sampling import SamplingParams
 from quire.worker.speculation.draft_steps import Tokens, last_tokens
 from quire.worker.speculation.step_drafts import StepDrafts, named_drafts
 
+_MOST_UNREAD = 256
+"""Steps that a draft model is not told of one by one."""
 _FEW = 16
 """So many tokens of a sequence are always read."""
 
@@ -158,9 +161,13 @@ class DraftModel:
         self._sequences: dict[int, _Sequence] = {}  # by slot
         self._written: dict[int, int] = {}  # by block
         self._changes = _Changes()
+        self._unread: list[tuple[Plan, Result]] = []  # steps without drafts, of which sequences have not been told
+        self._drafted: set[int] = set()  # steps with drafts that are not recorded
         self.read = 0
 
     def begin(self, plan: Plan) -> None:
+        if plan.admitted:
+            self._catch_up()
         for owner in plan.admitted:
             self._sequences.pop(owner.slot, None)
             if owner.history:
@@ -182,6 +189,7 @@ class DraftModel:
         return all(slot in self._sequences and self._sequences[slot].proposed for slot in slots)
 
     def propose(self, plan: Plan, most_read: int) -> StepDrafts:
+        self._catch_up()
         self.read = 0
         rows: list[_Row] = []
         behind: list[_Row] = []
@@ -208,6 +216,41 @@ class DraftModel:
         return self._run(plan, rows, behind)
 
     def record(self, plan: Plan, result: Result) -> None:
+        """Where nothing is drafted, it is not bothered with each step by itself."""
+        if plan.step in self._drafted:
+            self._drafted.remove(plan.step)
+            self._catch_up()
+            self._take(plan, result)
+        else:
+            self._unread.append((plan, result))
+            if len(self._unread) == _MOST_UNREAD:
+                self._catch_up()
+
+    def _catch_up(self) -> None:
+        """With steps without drafts; of those of the same sequences each is told once."""
+        unread, self._unread = self._unread, []
+        for slots, steps in groupby(unread, key=lambda step: [step[0].slots[row] for row in step[0].sampled_rows]):
+            results = [result for _, result in steps]
+            if any(len(result.tokens) != len(slots) for result in results):  # some rows have failed
+                for result in results:
+                    self._take_tokens(slots, result)
+                continue
+            for slot, tokens in zip(slots, zip(*(result.tokens for result in results), strict=True), strict=True):
+                if (sequence := self._sequences.get(slot)) is not None:
+                    sequence.tokens += tokens
+                    sequence.sampled += len(tokens)
+
+    def _take_tokens(self, slots: list[int], result: Result) -> None:
+        """Of a step without drafts."""
+        at = 0
+        for slot, count in zip(slots, result.counts, strict=True):
+            if (sequence := self._sequences.get(slot)) is not None:
+                sequence.tokens += result.tokens[at : at + count]
+                sequence.sampled += count
+            at += count
+
+    def _take(self, plan: Plan, result: Result) -> None:
+        """What a step with drafts has brought."""
         at = 0
         for row, count in zip(plan.sampled_rows, result.counts, strict=True):
             sequence = self._sequences.get(plan.slots[row])
@@ -269,6 +312,7 @@ class DraftModel:
         for row, count in zip(rows, counts, strict=True):
             if count:
                 row.sequence.proposed[plan.step] = count
+                self._drafted.add(plan.step)
         return _by_place(len(plan.sampled_rows), [row.place for row in rows], counts, found)
 
     def _new_sequence(self, owner: Admitted) -> _Sequence:
