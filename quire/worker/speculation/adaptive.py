@@ -160,21 +160,23 @@ class AdaptiveDrafter:
             weight, self._quiet = self._quiet, 0
             self._look_back(plan, result)
         self._inner.record(plan, result)
+        read = self._reads.pop(plan.step, 0) if asked else 0
         for place, (row, count) in enumerate(zip(plan.sampled_rows, result.counts, strict=True)):
             slot = plan.slots[row]
             self._sampled[slot] = self._sampled.get(slot, 0) + count * weight
             if result.drafted and result.drafted[place]:
                 self._lengths.acceptance.learn(slot, max(0, count - 1), result.drafted[place])
-        self._learn_time(plan, result, result.device_ms if ms is None else ms, asked=asked)
+        self._learn_time(plan, result, result.device_ms if ms is None else ms, read, asked=asked)
 
     def first_guess(self, slot: int) -> list[int] | None:
         """See Drafter."""
         return self._inner.first_guess(slot)
 
-    def _learn_time(self, plan: Plan, result: Result, ms: float, *, asked: bool) -> None:
+    def _learn_time(self, plan: Plan, result: Result, ms: float, read: int, *, asked: bool) -> None:
+        """`read`: tokens that were read on the device meanwhile."""
         rows = len(plan.slots)
         if rows and len(plan.sampled_rows) == rows == sum(plan.counts) - sum(plan.drafts) and ms > 0:
-            tokens, read = rows + sum(result.drafted), self._reads.pop(plan.step, 0)
+            tokens = rows + sum(result.drafted)
             if read > _LONG_READ:
                 self._learn_reading(read, ms - self._lengths.steps.of(tokens))
                 return

@@ -35,6 +35,8 @@ _BASELINE_RUN = 3
 """Steps without drafts that come together: the first one finds the draft model in the processor's caches."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024
 """Without drafts, steps before some are tried."""
+_LONGEST_PAUSE_AHEAD = 4096
+"""The same where several are tried, and the first of them is slower."""
 _LOOK_EVERY = 16
 """Without drafts, only one step in so many asks whether they would pay: asking takes time too."""
 _LOOK_EVERY_AHEAD = 64
@@ -42,7 +44,7 @@ _LOOK_EVERY_AHEAD = 64
 _CHOSEN_FOR = 8
 """Steps of the same rows that a choice holds for, on a device that drafts."""
 _TRIED_DRAFTS = 2
-_TRIED_RUN = 4
+_TRIED_RUN = 3
 """Steps that try drafts together where the first one is slower."""
 _TRIED_MS = 0.2
 """What these are taken to save for each token, in shares of the time that it takes without."""
@@ -153,7 +155,8 @@ class DraftLengths:
             self._since_drafts += 1
             if self._since_drafts <= self._pause:
                 return Choice(none)
-            self._since_drafts, self._pause = 1, min(2 * self._pause, _LONGEST_PAUSE)
+            longest = _LONGEST_PAUSE_AHEAD if self._settles else _LONGEST_PAUSE
+            self._since_drafts, self._pause = 1, min(2 * self._pause, longest)
             self._trials_left = _TRIED_RUN - 1 if self._settles else 0
             return self._trial(tokens, most)
         self._since_baseline += 1
