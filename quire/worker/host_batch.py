@@ -107,8 +107,7 @@ class HostBatch:
     def padded_to(self, shape: GraphShape, dummy: int) -> HostBatch:
         """The same batch, with rows, tokens and sampled positions of the dummy slot behind it; it fits the shape.
 
-        In a decode step, each token of padding is a row. Otherwise one row has them all, and the rows behind it none; so
-        a short step has a row of padding, if only to be known by.
+        In a decode step, each token of padding is a row. Otherwise one row has them all, and the rows behind it none.
         """
         rows, tokens, sampled = len(self.slots), len(self.token_ids), len(self.sampled_slots)
         more_rows, more_tokens, more_sampled = shape.rows - rows, shape.tokens - tokens, shape.sampled - sampled

@@ -1,7 +1,7 @@
 """What the host has staged for a step, kept for others that are alike.
 
-Where tokens stay on the device, steps of the same rows differ in nothing that the host knows: a draft model's, and those
-that verify its drafts.
+Where tokens stay on the device, steps of the same rows differ in nothing that the host knows: a draft model's, and
+those that verify its drafts.
 """
 
 from __future__ import annotations

@@ -86,14 +86,15 @@ class StagingBuffer:
             np.concatenate(self._parts, out=self._arrays[self._index][: self._end])
 
     @property
-    def copied_columns(self) -> HostColumn:
+    def copied_columns(self) -> npt.NDArray[np.int64]:
         """Of the step that was staged last, all columns that are copied."""
-        return self._arrays[self._index][: self.num_copied].copy()
+        columns: npt.NDArray[np.int64] = self._arrays[self._index][: self.num_copied].copy()
+        return columns
 
-    def begin_alike(self, copied: HostColumn) -> None:
+    def begin_alike(self, copied: npt.NDArray[np.int64]) -> None:
         """Begin a step with the `copied_columns` of another one of the same shape."""
         self.begin()
-        self._parts = [copied.view(np.int64)]
+        self._parts = [copied]
         self._end = self.num_copied = len(copied)
 
     def copy_to_device(self) -> None:

@@ -37,8 +37,8 @@ def follow_slots(
     length: Tensor,
     drawn: Tensor,
 ) -> None:
-    """Before a row that begins with a named token (see FIRST_NAMED), its slot is where another table's slot is now, less
-    what the row is going to read again: all tokens from the named one on.
+    """Before a row that begins with a named token (see FIRST_NAMED), its slot is put where another table's slot is now,
+    less what the row is going to read again: all tokens from the named one on.
 
     Args:
         slots: [rows] int64.

@@ -106,9 +106,7 @@ def _position_columns(
 
 
 @fast_launch
-@triton.jit(
-    do_not_specialize=["number", "width"], do_not_specialize_on_alignment=["ids", "slots", "known", "out"]
-)
+@triton.jit(do_not_specialize=["number", "width"], do_not_specialize_on_alignment=["ids", "slots", "known", "out"])
 def _look_up_tokens(ids, slots, known, width, out, number, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     release_dependents(OVERLAP)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -146,9 +144,7 @@ def _follow_slots(
     do_not_specialize=["width", "rows"],
     do_not_specialize_on_alignment=["slots", "last", "drawn", "drawn_before", "drafts"],
 )
-def _note_drafts(
-    slots, last, drawn, drawn_before, drafts, width, rows, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
-):
+def _note_drafts(slots, last, drawn, drawn_before, drafts, width, rows, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     release_dependents(OVERLAP)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < rows

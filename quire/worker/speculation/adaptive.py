@@ -74,6 +74,10 @@ class AdaptiveDrafter:
         self._quiet = 0  # steps since one was learned from
 
     @property
+    def on_device(self) -> bool:
+        return self._inner.on_device
+
+    @property
     def read(self) -> int:
         return self._inner.read
 

@@ -96,8 +96,11 @@ class DeviceVerifier:
         sampled."""
         request = self._slots.host.logprobs_request(step.slots, self._mode)
         transformed = self._slots.transforms.any_active(step.slots)
-        return bool(len(step.masked)) or transformed or self._synthetic is not None or (
-            bool(request) and request.processed
+        return (
+            bool(len(step.masked))
+            or transformed
+            or self._synthetic is not None
+            or (bool(request) and request.processed)
         )
 
     def finish(self, step: Verification, logits: Tensor, positions: int, prompts: StepPromptLogprobs) -> StepHandle:
@@ -231,8 +234,8 @@ class DeviceVerifier:
     ) -> Result:
         """Of what the device has decided; `outputs` are tokens, faults and how many tokens each row gains."""
         drafts, host = step.drafts, self._slots.host
-        tokens, faults, gained = (column.copy() for column in outputs)
-        verified = Verified(tokens, faults, *found, None)
+        verified = Verified(outputs[0].copy(), outputs[1].copy(), *found, None)
+        gained = outputs[2].copy()
         failed = verified.failed(drafts, gained)
         unused = drafts.counts + 1 - np.maximum(gained, 1)
         same = (host.owners[step.slots] == owners)[drafts.first_positions]

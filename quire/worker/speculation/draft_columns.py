@@ -10,7 +10,6 @@ from torch import Tensor
 from quire.attention.metadata import IntArray
 from quire.worker.speculation.step_drafts import NO_DRAFT, StepDrafts
 
-
 Column = TypeVar("Column", Tensor, IntArray)
 
 

@@ -7,8 +7,8 @@ true: one without drafts where there are some, one with a few where there are no
 How often drafts are found at all counts as well: asking for them takes the host's time.
 
 A device that runs ahead of the host has to wait for a step that asks for drafts, whether any are found or not. There,
-steps that ask are timed by themselves. If it drafts itself, only the first of several such steps is waited for: so a few
-are tried together, and the first does not count.
+steps that ask are timed by themselves. If it drafts itself, only the first of several such steps is waited for: so a
+few are tried together, and the first does not count.
 """
 
 from __future__ import annotations

@@ -118,7 +118,9 @@ class DraftStepsAhead:
         self._worker.rewind(slots, lengths, num_sampled)
         width = self._width
         lines = [[0] * (width - len(tokens[-width:])) + list(tokens[-width:]) for tokens in recent]
-        columns = upload(np.array([[slot, *line] for slot, line in zip(slots, lines, strict=True)]), self._followed.device)
+        columns = upload(
+            np.array([[slot, *line] for slot, line in zip(slots, lines, strict=True)]), self._followed.device
+        )
         self._followed.recent.index_copy_(0, columns[:, 0], columns[:, 1:])
 
     def follow(self, slots: Sequence[int], lengths: Sequence[int]) -> None:

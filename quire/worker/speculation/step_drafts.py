@@ -96,13 +96,12 @@ def named_drafts(counts: tuple[int, ...]) -> StepDrafts:
 
 
 class Drafter(Protocol):
-    """Proposes draft tokens for slots. It hears of every step.
+    """Proposes draft tokens for slots. It hears of every step."""
 
-    Attributes:
-        on_device: Whether drafting is only launched, so that its time is the step's.
-    """
-
-    on_device: bool
+    @property
+    def on_device(self) -> bool:
+        """Whether drafting is only launched, so that its time is the step's."""
+        ...
 
     @property
     def read(self) -> int:
