@@ -1,8 +1,8 @@
 """Verification on a device that runs ahead of the host: the same decisions as `verification.py`, without waiting.
 
 All positions are sampled at once, a kernel moves the slots to what stays, and the host reads how many tokens that are
-once they are there; it need not know the drafts. So the next step can be launched behind it. What a logits transform changes depends on
-tokens before it, which only the device knows here: rows with transforms have no drafts.
+once they are there; it need not know the drafts. So the next step can be launched behind it. What a logits transform
+changes depends on tokens before it, which only the device knows here: rows with transforms have no drafts.
 """
 
 from __future__ import annotations

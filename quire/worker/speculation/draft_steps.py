@@ -116,12 +116,10 @@ class DraftStepsAhead:
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int], recent: Tokens) -> None:
         """See DraftWorker."""
         self._worker.rewind(slots, lengths, num_sampled)
-        width = self._width
-        lines = [[0] * (width - len(tokens[-width:])) + list(tokens[-width:]) for tokens in recent]
-        columns = upload(
-            np.array([[slot, *line] for slot, line in zip(slots, lines, strict=True)]), self._followed.device
-        )
-        self._followed.recent.index_copy_(0, columns[:, 0], columns[:, 1:])
+        lines = [_last_of(tokens, self._width) for tokens in recent]
+        columns = np.array([[slot, *line] for slot, line in zip(slots, lines, strict=True)])
+        where = upload(columns, self._followed.device)
+        self._followed.recent.index_copy_(0, where[:, 0], where[:, 1:])
 
     def follow(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
         """See DraftWorker; where the slots really are the device finds out."""
@@ -137,6 +135,12 @@ class DraftStepsAhead:
             return None
         lines = self._followed.drafts[upload(np.array(slots), self._followed.device)].tolist()
         return [line[:count] for line, count in zip(lines, counts, strict=True)]
+
+
+def _last_of(tokens: Sequence[int], width: int) -> list[int]:
+    """The last `width` tokens, or all of them and something before."""
+    last = list(tokens[-width:])
+    return [0] * (width - len(last)) + last
 
 
 def last_tokens(number: int, width: int) -> list[int]:
