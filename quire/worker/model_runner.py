@@ -440,9 +440,7 @@ class ModelRunner:
             drafts: Those that the graph of a short step verifies.
         """
         staging, sampled_slots = self._staging, host.sampled_slots
-        verifies = (
-            host.is_short and self._device_verifier is not None
-        )  # then all tokens are sampled, as in a decode step
+        verifies = host.is_short and self._device_verifier is not None  # then all tokens are sampled
         selects = not (host.is_decode or verifies) or self._slots.device.type == "cpu"  # whose recordings are alike
         columns = padded_columns(drafts, shape.sampled, shape.sampled) if verifies and shape is not None else None
         late = None if sampling is None else sampling.columns()

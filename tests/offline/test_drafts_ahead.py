@@ -37,6 +37,7 @@ from tests.offline.test_speculation import (
     plain,
     prompts,
 )
+from tests.offline.test_speculation import test_adapters_are_drafted_for_too as check_adapters
 from tests.worker.replay_by_running import ReplayByRunning
 
 __all__ = ["checkpoint", "draft", "plain"]
@@ -153,10 +154,15 @@ def test_behind_steps_that_run_drafts_are_those_of_the_model_itself(
     assert sum(following) > 0.3 * len(following)
 
 
-def test_drafts_of_the_device_are_those_that_are_made_one_by_one(
-    checkpoint: Path, draft: Path, plain: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drafts_of_the_device_are_those_that_are_made_one_by_one(checkpoint: Path, draft: Path) -> None:
     """By a model that is mostly wrong, so that rows gain now more, now fewer."""
+    with running_ahead():
+        noted = drafts_by_context(checkpoint, draft, LIMITS_AHEAD)
+    check_drafts(noted, draft, LIMITS)
+
+
+def drafts_by_context(checkpoint: Path, draft: Path, limits: dict[str, Any]) -> dict[tuple[int, ...], list[int]]:
+    """What the draft model proposes behind which tokens."""
     noted: dict[tuple[int, ...], list[int]] = {}
     propose = DraftModel.propose
 
@@ -165,19 +171,30 @@ def test_drafts_of_the_device_are_those_that_are_made_one_by_one(
         noted.update((tuple(tokens), own) for tokens, own in proposed(self, plan, drafts))
         return drafts
 
-    monkeypatch.setattr(DraftModel, "propose", noting_drafts)
-    with (
-        running_ahead(),
-        LLM(str(checkpoint), speculative_model=str(draft), num_speculative_tokens=3, **LIMITS_AHEAD) as llm,
-    ):
-        assert answers(llm, ASKED["greedy"]) == answers(plain, ASKED["greedy"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DraftModel, "propose", noting_drafts)
+        with LLM(str(checkpoint), speculative_model=str(draft), num_speculative_tokens=3, **limits) as llm:
+            answers(llm, ASKED["greedy"])
+    return noted
+
+
+def check_drafts(noted: dict[tuple[int, ...], list[int]], draft: Path, limits: dict[str, Any]) -> None:
+    """They are what the draft model itself goes on with, up to ties."""
     assert len(noted) > 100
     some = random.Random(0).sample(sorted(noted), 80)
     greedy = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, detokenize=False)
-    with LLM(str(draft), **LIMITS) as alone:
+    with LLM(str(draft), **limits) as alone:
         outputs = alone.generate([{"prompt_token_ids": list(each)} for each in some], greedy, use_tqdm=False)
-    for context, output in zip(some, outputs, strict=True):
-        assert noted[context] == output.outputs[0].token_ids[: len(noted[context])]
+    right = [
+        noted[context] == list(output.outputs[0].token_ids[: len(noted[context])])
+        for context, output in zip(some, outputs, strict=True)
+    ]
+    assert sum(right) >= len(right) - 1
+
+
+def test_adapters_are_drafted_for_ahead_too(checkpoint: Path, draft: Path, tmp_path: Path) -> None:
+    with running_ahead():
+        check_adapters(checkpoint, draft, tmp_path)
 
 
 @pytest.mark.parametrize("asked", ["greedy", "penalties, log probabilities"])
