@@ -448,7 +448,7 @@ class ModelRunner:
             sampled_slots = sampled_slots.copy()
             sampled_slots[sampling.late] = self._slots.dummy
         metadata: AttentionMetadata[IntArray] = AttentionMetadata()
-        if not (host.is_decode or host.is_short):
+        if not host.is_short:
             limits = None if shape is None else shape.limits
             metadata = self._attention.build_metadata(host.counts, host.max_lengths, limits)
         staging.begin()
