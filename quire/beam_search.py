@@ -198,6 +198,11 @@ class BatchedBeamSearch:
         """The sequences whose likeliest next tokens come next, of all searches that are not done."""
         return [query for search in self._open for query in search.queries]
 
+    @property
+    def prompts_of_queries(self) -> list[int]:
+        """Which prompt each of `queries` continues, by its place."""
+        return [place for place, search in enumerate(self._searches) if not search.done for _ in search.queries]
+
     def extend(self, answers: Sequence[TokenLogprobs]) -> None:
         """Go one step on; see BeamSearch."""
         remaining = iter(answers)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quire.engine.inprocess import InProcessClient
 from quire.errors import RequestError
-from quire.messages import Adapter, Control, Done
+from quire.messages import Adapter, Control, Done, FromEngine
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,14 @@ class LocalAdapters:
         self._client = client
         self._loaded: dict[LoRARequest, Adapter] = {}
 
-    def load(self, asked: LoRARequest | None) -> Adapter | None:
-        """The adapter; nothing else may run meanwhile.
+    def load(
+        self, asked: LoRARequest | None, take: Callable[[FromEngine | None], None] = lambda message: None
+    ) -> Adapter | None:
+        """The adapter.
+
+        Args:
+            asked: None: the base model.
+            take: Gets what the engine says of other requests meanwhile; by default only aborted ones may be open.
 
         Raises:
             RequestError: It cannot be served; the message names the tensor.
@@ -48,14 +54,27 @@ class LocalAdapters:
         if asked is None:
             return None
         if asked not in self._loaded:
-            value = {"name": asked.lora_name, "path": asked.lora_path}
-            self._client.send(Control(0, "load_adapter", value))
+            self._client.send(Control(0, *load_command(asked)))
             while not isinstance(done := self._client.receive(None), Done):
-                pass  # the last tokens of aborted requests
-            if done.error:
-                raise RequestError(done.error, param="lora_request")
-            self._loaded[asked] = Adapter(**done.value)
+                take(done)
+            self._loaded[asked] = adapter_of(done)
         return self._loaded[asked]
+
+
+def load_command(asked: LoRARequest) -> tuple[str, dict[str, str]]:
+    """What tells the engine to load it: action and value of a Control."""
+    return "load_adapter", {"name": asked.lora_name, "path": asked.lora_path}
+
+
+def adapter_of(done: Done) -> Adapter:
+    """What the engine has loaded.
+
+    Raises:
+        RequestError: It could not; the message names the tensor.
+    """
+    if done.error:
+        raise RequestError(done.error, param="lora_request")
+    return Adapter(**done.value)
 
 
 def for_each(asked: LoRARequest | Sequence[LoRARequest | None] | None, count: int) -> list[LoRARequest | None]:

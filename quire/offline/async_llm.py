@@ -14,7 +14,8 @@ from typing import Any
 
 from quire.config import BUILTIN_MODEL
 from quire.errors import ConfigError, EngineDeadError, GenerationError
-from quire.messages import Control, Deltas, Done, FromEngine, PauseMode
+from quire.messages import Adapter, Control, Deltas, Done, FromEngine, PauseMode
+from quire.offline.adapters import LoRARequest, adapter_of, load_command
 from quire.offline.conversations import ConversationRenderer, Message
 from quire.offline.engine_thread import CLOSED, EngineThread
 from quire.offline.open_streams import OpenStreams
@@ -55,6 +56,7 @@ class AsyncLLM:
     def __init__(self, model: str = BUILTIN_MODEL, **settings: Any) -> None:
         self._controls: dict[int, asyncio.Future[Done]] = {}
         self._control_ids = itertools.count(1)
+        self._adapters: dict[LoRARequest, asyncio.Task[Adapter]] = {}  # loaded, or being loaded
         self._preparing = ThreadPoolExecutor(1, "prompts")  # long prompts and new grammars take their time
         self._engine = EngineThread(model, settings, self._take, self._fail)
         self._local = self._engine.local
@@ -73,6 +75,7 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one prompt as they grow; the last is `finished`. Each holds everything so far; with `output_kind`
@@ -83,14 +86,17 @@ class AsyncLLM:
             prompt: See `LLM.generate`.
             sampling_params: Default: the model's own defaults.
             request_id: For `abort`, and in the outputs; no two open requests have the same. Made up where left out.
+            lora_request: An adapter, with enable_lora=True; it is loaded when it is first asked for, while others run.
             priority: Lower goes first; with scheduling_policy="priority" only.
 
         Raises:
-            RequestError: The prompt or its parameters cannot be served.
+            RequestError: The prompt, its parameters or its adapter cannot be served.
             GenerationError: It failed.
             EngineDeadError: A step failed, or `shutdown` was called.
         """
-        return self._generate(lambda: parse_prompt(prompt, self._tokenizer), sampling_params, request_id, priority)
+        return self._generate(
+            lambda: parse_prompt(prompt, self._tokenizer), sampling_params, request_id, lora_request, priority
+        )
 
     def chat(
         self,
@@ -98,6 +104,7 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -105,7 +112,7 @@ class AsyncLLM:
 
         Args:
             messages: See `LLM.chat`.
-            sampling_params, request_id, priority: See `generate`.
+            sampling_params, request_id, lora_request, priority: See `generate`.
             **options: Those of `LLM.chat` from `add_generation_prompt` on.
 
         Raises:
@@ -116,7 +123,7 @@ class AsyncLLM:
         def render() -> ParsedPrompt:
             return ConversationRenderer(self._local.text, **options).prompt(messages)
 
-        return self._generate(render, sampling_params, request_id, priority)
+        return self._generate(render, sampling_params, request_id, lora_request, priority)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests now; their streams end with finish_reason `abort`. Unknown ids are ignored."""
@@ -171,6 +178,27 @@ class AsyncLLM:
         """What the engine holds, for leak tests."""
         return (await self._control("counts")).value
 
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter before a request asks for it.
+
+        Raises:
+            RequestError: It cannot be served; the message names the tensor.
+        """
+        await self._adapter(lora_request)
+        return True
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Forget the adapters of this `lora_int_id`; running requests keep theirs. Whether there were any."""
+        own = [each for each in self._adapters.items() if each[0].lora_int_id == lora_id and _is_loaded(each[1])]
+        for asked, _ in own:
+            del self._adapters[asked]
+            await self._command("unload_adapter", {"name": asked.lora_name})
+        return bool(own)
+
+    async def list_loras(self) -> set[int]:
+        """The `lora_int_id` of adapters that are loaded."""
+        return {asked.lora_int_id for asked, loading in self._adapters.items() if _is_loaded(loading)}
+
     async def check_health(self) -> None:
         """Raises EngineDeadError when the engine is no longer there."""
         if self._engine.failure is not None:
@@ -208,14 +236,20 @@ class AsyncLLM:
     # --- one request ------------------------------------------------------------------------------------------------
 
     async def _generate(
-        self, parse: Callable[[], ParsedPrompt], params: SamplingParams | None, name: str | None, priority: int
+        self,
+        parse: Callable[[], ParsedPrompt],
+        params: SamplingParams | None,
+        name: str | None,
+        lora_request: LoRARequest | None,
+        priority: int,
     ) -> AsyncGenerator[RequestOutput, None]:
         self._attach()
         asked = params or SamplingParams(**self._local.text.defaults.fill({}))
+        adapter = None if lora_request is None else await self._adapter(lora_request)
 
         def prepare() -> tuple[str | None, list[SequenceAccumulator]]:
             prompt = parse()
-            return prompt.text, self._local.sequences(prompt, asked, priority)
+            return prompt.text, self._local.sequences(prompt, asked, priority, adapter)
 
         text, sequences = await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
         if self._engine.failure is not None:
@@ -235,6 +269,20 @@ class AsyncLLM:
                     return
         finally:
             self._streams.leave(stream, engine_lives=self._engine.failure is None)
+
+    async def _adapter(self, asked: LoRARequest) -> Adapter:
+        """The adapter, read once however many ask for it at the same time.
+
+        Raises:
+            RequestError: It cannot be served; the next request for it tries again.
+        """
+        loading = self._adapters.get(asked)
+        if loading is None or (loading.done() and not _is_loaded(loading)):
+            loading = self._adapters[asked] = asyncio.create_task(self._load_adapter(asked))
+        return await asyncio.shield(loading)
+
+    async def _load_adapter(self, asked: LoRARequest) -> Adapter:
+        return adapter_of(await self._command(*load_command(asked)))
 
     # --- what the engine says, in the event loop ----------------------------------------------------------------------
 
@@ -256,15 +304,19 @@ class AsyncLLM:
         self._controls.clear()
 
     async def _control(self, action: str) -> Done:
+        done = await self._command(action, {})
+        if done.error:
+            raise GenerationError(f"{done.error}.")
+        return done
+
+    async def _command(self, action: str, value: dict[str, Any]) -> Done:
+        """Have the engine do it; the answer may be an error."""
         self._attach()
         number = next(self._control_ids)
         waiting: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         self._controls[number] = waiting
-        self._local.client.send(Control(number, action))
-        done = await waiting
-        if done.error:
-            raise GenerationError(f"{done.error}.")
-        return done
+        self._local.client.send(Control(number, action, value))
+        return await waiting
 
     def _attach(self) -> None:
         self._engine.attach(idle=not self._streams)
@@ -273,6 +325,10 @@ class AsyncLLM:
         if self._local.text.tokenizer is None:
             raise ConfigError("There is no tokenizer: skip_tokenizer_init was set.")
         return self._local.text.tokenizer
+
+
+def _is_loaded(loading: asyncio.Task[Adapter]) -> bool:
+    return loading.done() and not loading.cancelled() and loading.exception() is None
 
 
 AsyncLLMEngine = AsyncLLM

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from quire.beam_search import BatchedBeamSearch, BeamSearchParams
 from quire.config import BUILTIN_MODEL
 from quire.errors import ConfigError, RequestError
-from quire.messages import Control, Done, TokenLogprobs
+from quire.messages import Adapter, Control, Done, TokenLogprobs
 from quire.offline.adapters import LoRARequest, for_each
 from quire.offline.conversations import ConversationRenderer, Message
 from quire.offline.local_engine import LocalEngine
@@ -134,6 +134,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
         *,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
         """The likeliest sequences of each prompt, as far as a beam sees; tokens and text begin with the prompt's.
@@ -141,22 +142,25 @@ class LLM:
         Args:
             prompts: See `generate`.
             params: Of all of them.
+            lora_request: See `generate`.
             concurrency_limit: Prompts searched at once; all of them by default.
 
         Raises:
-            RequestError: A prompt or the parameters cannot be served; nothing was computed.
+            RequestError: A prompt, the parameters or an adapter cannot be served; nothing was computed.
         """
         self._check_beams(params)
         parsed = [self._parse(prompt).tokens for prompt in as_prompts(prompts)]
         for tokens in parsed:
             self._submission.adds(tokens, SamplingParams(max_tokens=params.max_tokens))  # raises if it does not fit
+        adapters = list(map(self._local.adapters.load, for_each(lora_request, len(parsed))))
         found: list[BeamSearchOutput] = []
         tokenizer, step = self._text.tokenizer, params.step()
         at_once = concurrency_limit or max(1, len(parsed))
         for start in range(0, len(parsed), at_once):
             search = BatchedBeamSearch(parsed[start : start + at_once], params, self._text.eos_ids)
             while not search.done:
-                search.extend(self._next_tokens(search.queries, step))
+                own = [adapters[start + place] for place in search.prompts_of_queries]
+                search.extend(self._next_tokens(search.queries, step, own))
             for sequences in search.results():
                 texts = [None if tokenizer is None else tokenizer.decode(s.tokens) for s in sequences]
                 found.append(BeamSearchOutput([replace(s, text=t) for s, t in zip(sequences, texts, strict=True)]))
@@ -236,9 +240,15 @@ class LLM:
             run.finish()
         return [self._output(text, sequences) for text, sequences in requests]
 
-    def _next_tokens(self, sequences: Sequence[Sequence[int]], params: SamplingParams) -> list[TokenLogprobs]:
-        """The likeliest next tokens of each sequence, for one step of beam search."""
-        gathered = [self._local.sequence(self._submission.adds(tokens, params)[0], 0) for tokens in sequences]
+    def _next_tokens(
+        self, sequences: Sequence[Sequence[int]], params: SamplingParams, adapters: Sequence[Adapter | None]
+    ) -> list[TokenLogprobs]:
+        """The likeliest next tokens of each sequence with its adapter, for one step of beam search."""
+        adds = [
+            self._submission.adds(tokens, params, adapter=adapter)[0]
+            for tokens, adapter in zip(sequences, adapters, strict=True)
+        ]
+        gathered = [self._local.sequence(add, 0) for add in adds]
         with OfflineRun(self._engine, stats=self._run_stats) as run:
             for sequence in gathered:
                 run.submit([sequence])

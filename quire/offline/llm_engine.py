@@ -10,7 +10,8 @@ from typing import Any
 
 from quire.config import BUILTIN_MODEL
 from quire.errors import ConfigError
-from quire.messages import Deltas
+from quire.messages import Deltas, FromEngine
+from quire.offline.adapters import LoRARequest
 from quire.offline.async_llm import EngineArgs
 from quire.offline.local_engine import LocalEngine
 from quire.offline.open_streams import OpenStreams
@@ -41,20 +42,31 @@ class LLMEngine:
         """Of these arguments."""
         return cls(engine_args.model, **engine_args.settings)
 
-    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0) -> str:
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        lora_request: LoRARequest | None = None,
+        priority: int = 0,
+    ) -> str:
         """Take a request; the next steps work on it. Returns its id.
 
         Args:
             request_id: In the outputs, and for `abort_request`; no two open requests have the same.
             prompt: See `LLM.generate`.
             params: Its parameters; `output_kind` says what each output holds.
+            lora_request: An adapter, with enable_lora=True; the first time it is read, while others run.
             priority: Lower goes first; with scheduling_policy="priority" only.
 
         Raises:
             RequestError: It cannot be served.
         """
         parsed = parse_prompt(prompt, self.get_tokenizer)
-        return self._streams.submit(request_id, parsed.text, self._local.sequences(parsed, params, priority)).name
+        adapter = self._local.adapters.load(lora_request, self._take)
+        sequences = self._local.sequences(parsed, params, priority, adapter)
+        return self._streams.submit(request_id, parsed.text, sequences).name
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """End requests; they have no further output. Unknown ids are ignored."""
@@ -72,9 +84,8 @@ class LLMEngine:
         """
         if not self._streams:
             return []
-        while not isinstance(message := self._local.client.receive(None), Deltas):
-            pass
-        self._streams.take(message)
+        while not any(stream.changed.is_set() for stream in self._streams):
+            self._take(self._local.client.receive(None))
         outputs = []
         for stream in self._streams:
             if stream.changed.is_set():
@@ -85,6 +96,11 @@ class LLMEngine:
                 if output is not None:
                     outputs.append(output)
         return outputs
+
+    def _take(self, message: FromEngine | None) -> None:
+        """What the engine says."""
+        if isinstance(message, Deltas):
+            self._streams.take(message)
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step has something to do."""

@@ -15,15 +15,13 @@ from quire.planning.kv_cache_plan import KVCachePlan, plan_kv_cache
 from quire.planning.machine import Machine
 
 
-def check_ranks(config: Config, spec: ModelSpec, device: str) -> Mesh:
+def check_ranks(config: Config, spec: ModelSpec) -> Mesh:
     """The ranks that the settings ask for.
 
     Raises:
         ConfigError: The model cannot be divided so, or not yet; the message names the flag.
     """
     parallel = config.parallel
-    if device == "cuda":
-        _check_on_gpus(parallel)
     if parallel.enable_expert_parallel:
         _check_expert_parallel(spec, parallel)
     check_tensor_parallel_size(spec, parallel.tensor_parallel_size, whole_experts=parallel.enable_expert_parallel)
@@ -35,21 +33,6 @@ def check_ranks(config: Config, spec: ModelSpec, device: str) -> Mesh:
             param="kv_cache_dtype",
         )
     return mesh_of(parallel)
-
-
-def _check_on_gpus(parallel: ParallelConfig) -> None:
-    if (size := parallel.pipeline_parallel_size) > 1:
-        raise ConfigError(
-            f"--pipeline-parallel-size {size}: more than 1 on GPUs is not served yet. Leave it out and give "
-            "--tensor-parallel-size, or give --device cpu.",
-            param="pipeline_parallel_size",
-        )
-    if parallel.enable_expert_parallel:
-        raise ConfigError(
-            "--enable-expert-parallel is not served on GPUs yet. Leave it out: --tensor-parallel-size divides each "
-            "expert; or give --device cpu.",
-            param="enable_expert_parallel",
-        )
 
 
 def _check_expert_parallel(spec: ModelSpec, parallel: ParallelConfig) -> None:

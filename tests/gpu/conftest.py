@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.planning import ranks
-
 HERE = Path(__file__).parent
 
 
@@ -27,9 +25,3 @@ def memory_is_given_back() -> Iterator[None]:
     yield
     gc.collect()
     torch.cuda.empty_cache()
-
-
-@pytest.fixture
-def not_refused_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pipeline and expert parallel are served on cards here, where users are refused until they were seen there."""
-    monkeypatch.setattr(ranks, "_check_on_gpus", lambda parallel: None)

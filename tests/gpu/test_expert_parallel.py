@@ -17,7 +17,7 @@ from tests.parity.cases import CASES
 from tests.parity.test_architectures import prompts
 from tests.worker.startup.test_compile_warmup import GPTQ
 
-pytestmark = [pytest.mark.gpu, NEEDS_TWO, pytest.mark.usefixtures("not_refused_on_gpus")]
+pytestmark = [pytest.mark.gpu, NEEDS_TWO]
 EXPERTS: dict[str, Any] = {"tensor_parallel_size": 2, "enable_expert_parallel": True, **SETTINGS}
 QWEN = "qwen3 moe"
 

@@ -24,7 +24,7 @@ from tests.gpu.test_tensor_parallel import assert_adapted
 from tests.parity.cases import CASES
 from tests.parity.test_architectures import TOKENS, prompts
 
-pytestmark = [pytest.mark.gpu, NEEDS_TWO, pytest.mark.usefixtures("not_refused_on_gpus")]
+pytestmark = [pytest.mark.gpu, NEEDS_TWO]
 STAGES: dict[str, Any] = {"pipeline_parallel_size": 2, **SETTINGS}
 OF_TWO: dict[str, Any] = {"tensor_parallel_size": 2, **STAGES}
 QWEN = "qwen3, wide heads"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire import LLM, LoRARequest, SamplingParams
+from quire import LLM, AsyncLLM, BeamSearchParams, LLMEngine, LoRARequest, SamplingParams
 from quire.errors import ConfigError, RequestError
 from quire.messages import Adapter, Add, Control, Deltas, Done, FromEngine
 from tests.adapters import ALL, Reference, make_adapter
@@ -29,7 +31,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "patterns": {"rank": 8, "rank_pattern": {"q_proj": 24}, "alpha_pattern": {"up_proj": 3}},
     "gate": {"rank": 48, "modules": ("gate_proj", "k_proj")},
 }
-GREEDY = {"temperature": 0.0, "ignore_eos": True}
+GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32", "device": "cpu", "enable_lora": True, "max_lora_rank": 64, "num_gpu_blocks_override": 400,
+    "skip_tokenizer_init": True,
+}  # fmt: skip
 
 
 class Stage:
@@ -49,9 +55,7 @@ class Stage:
         self._greedy: dict[tuple[Any, ...], list[int]] = {}
         if not start:
             return
-        defaults = {"dtype": "float32", "device": "cpu", "enable_lora": True, "max_loras": len(kinds),
-                    "max_lora_rank": 64, "num_gpu_blocks_override": 400, "skip_tokenizer_init": True}  # fmt: skip
-        self.llm = LLM(str(model), **(defaults | settings))
+        self.llm = LLM(str(model), **(SETTINGS | {"max_loras": len(kinds)} | settings))
 
     def greedy(self, prompt: list[int], name: str | None, count: int) -> list[int]:
         """PEFT's tokens, computed once."""
@@ -175,14 +179,85 @@ def replace_amid_load(stage: Stage, llm: LLM, tmp_path: Path) -> None:
         for _ in range(3):
             take()
     assert ended != set(range(1_000, 1_000 + 4 * len(contents)))
-    for _ in range(20_000):
-        if len(ended) == 4 * len(contents):
-            break
+    deadline = time.monotonic() + 120  # steps that wait for files end at once, so their number says nothing
+    while len(ended) < 4 * len(contents) and time.monotonic() < deadline:
         take()
     assert len({adapter.digest for adapter in adapters}) == len(contents)
     for own, found in tokens.items():
         name, prompt = contents[(own - 1_000) // 4], prompts[own % 4]
         assert found == stage.greedy(prompt, name, 12), name
+
+
+def test_streams_have_adapters(stage: Stage, tmp_path: Path) -> None:
+    """One that is asked for twice at once is read once; one that cannot be read fails alone, until it can."""
+    names = [*KINDS, None, "all", "mlp"]
+    prompts = random_prompts(6, [12 + number for number in range(len(names))])
+    params = SamplingParams(**GREEDY, max_tokens=16, detokenize=False)
+    late = LoRARequest("late", 1, str(tmp_path / "late"))
+
+    async def tokens(llm: AsyncLLM, prompt: list[int], adapter: LoRARequest | None) -> list[int]:
+        stream = llm.generate({"prompt_token_ids": prompt}, params, lora_request=adapter)
+        return list([output async for output in stream][-1].outputs[0].token_ids)
+
+    async def run(llm: AsyncLLM) -> None:
+        loads: list[str] = []
+        send = llm._local.client.send
+
+        def counted(message: Any) -> None:
+            loads.extend([message.value["name"]] if isinstance(message, Control) and message.value else [])
+            send(message)
+
+        llm._local.client.send = counted  # type: ignore[method-assign]
+        wanted = [tokens(llm, *each) for each in zip(prompts, map(stage.request, names), strict=True)]
+        *found, missing = await asyncio.gather(*wanted, tokens(llm, prompts[0], late), return_exceptions=True)
+        for prompt, name, own in zip(prompts, names, found, strict=True):
+            assert own == stage.greedy(prompt, name, 16), name
+        assert isinstance(missing, RequestError)
+        shutil.copytree(stage.paths["gate"], tmp_path / "late")
+        assert await tokens(llm, prompts[0], late) == stage.greedy(prompts[0], "gate", 16)
+        assert sorted(loads) == sorted([*KINDS, "late", "late"])
+        assert await llm.list_loras() == set(range(1, len(KINDS) + 1))
+        assert [await llm.remove_lora(number) for number in (4, 99)] == [True, False]
+        assert 4 not in await llm.list_loras()
+        assert await llm.add_lora(LoRARequest("again", 4, str(stage.paths["q and v"])))
+        assert 4 in await llm.list_loras()
+
+    llm = AsyncLLM(str(stage.model), **(SETTINGS | {"max_loras": len(KINDS)}))
+    try:
+        asyncio.run(run(llm))
+    finally:
+        llm.shutdown()
+
+
+def test_requests_between_steps_have_adapters(stage: Stage) -> None:
+    """The first ones go on while the adapter of the next is read, and may end then."""
+    names = ["all", "mlp", None, "down"]
+    prompts = random_prompts(10, [12, 9, 15, 20])
+    engine, last = LLMEngine(str(stage.model), **(SETTINGS | {"max_loras": 2})), {}
+    try:
+        for name, prompt in zip(names, prompts, strict=True):
+            params = SamplingParams(**GREEDY, max_tokens=6 if name == "mlp" else 24, detokenize=False)
+            wanted: Any = {"prompt_token_ids": prompt}
+            engine.add_request(str(name), wanted, params, lora_request=stage.request(name))
+            last |= {output.request_id: output for output in engine.step()}
+        while engine.has_unfinished_requests():
+            last |= {output.request_id: output for output in engine.step()}
+        for name, prompt in zip(names, prompts, strict=True):
+            found = list(last[str(name)].outputs[0].token_ids)
+            assert found == stage.greedy(prompt, name, 24)[: 6 if name == "mlp" else 24], name
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("limit", [None, 1])
+def test_a_beam_of_one_is_greedy_with_each_prompts_adapter(stage: Stage, limit: int | None) -> None:
+    names, prompts = ["all", None, "mlp"], random_prompts(11, [10, 14, 8])
+    wanted: Any = [{"prompt_token_ids": prompt} for prompt in prompts]
+    params = BeamSearchParams(beam_width=1, max_tokens=10, ignore_eos=True)
+    adapters = [stage.request(name) for name in names]
+    found = stage.llm.beam_search(wanted, params, lora_request=adapters, concurrency_limit=limit)
+    for name, prompt, output in zip(names, prompts, found, strict=True):
+        assert output.sequences[0].tokens[len(prompt) :] == stage.greedy(prompt, name, 10), name
 
 
 def test_several_sequences_and_sampling_have_the_adapter_too(stage: Stage) -> None:
