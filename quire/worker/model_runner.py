@@ -373,9 +373,9 @@ class ModelRunner:
         )
         self._apply(plan, inputs)
         if shape is not None:
-            if at_once and verification.drafts.on_device and self._adapters is None and not plan.token_rows:
-                kept = KeptStep(host, shape, self._staging.copied_columns, verification.drafts)
-                self._keep(_verified_rows(plan, verification.drafts), kept)
+            rows = _verified_rows(plan, verification.drafts)
+            if at_once and rows and self._adapters is None:
+                self._keep(rows, KeptStep(host, shape, self._staging.copied_columns, verification.drafts))
             logits = self._graphs.replay(shape, adapted=inputs.tiles is not None)
             if at_once:
                 return verifier.finish(verification, logits, shape.sampled, prompts)
@@ -539,8 +539,8 @@ def _drafting_rows(plan: Plan) -> tuple[int, ...]:
 
 
 def _verified_rows(plan: Plan, drafts: StepDrafts) -> tuple[int, ...]:
-    """By what steps with drafts are known that are alike; empty, where drafts differ that the host knows."""
-    if not drafts.on_device:
+    """By what steps with drafts are known that are alike; empty, where tokens differ that the host knows."""
+    if not drafts.on_device or plan.token_rows:
         return ()
     return (*plan.slots, -1, *plan.counts, -1, *plan.drafts, -1, *drafts.counts.tolist())
 

@@ -163,7 +163,7 @@ def test_steps_with_drafts_follow_each_other(method: str, monkeypatch: pytest.Mo
             texts.append(llm.generate("The fox and the hen walk to the river. ", params, use_tqdm=False)[0].outputs[0])
             if own:
                 assert sum(followed) > 0.9 * len(followed) > 0
-                assert shapes.count(StepKind.SHORT) > 1.8 * sum(followed)
+                assert shapes.count(StepKind.SHORT) > 0.9 * sum(followed)  # which is asked twice a step
     assert texts[0].text == texts[1].text
 
 
