@@ -98,7 +98,7 @@ class Watched:
         for each in self.synthetic:
             each.__init__(rates_of(rate, 16), vocab_size, each._random.device)  # type: ignore[misc]
         for drafter in self.drafters:
-            drafter._lengths = DraftLengths(drafter._waits)
+            drafter._lengths = DraftLengths(drafter._waits, settles=drafter.on_device)
 
     def step_ms(self, rows: int, drafts: int) -> float | None:
         """The median time from one result to the next, of steps in which each of so many rows has so many drafts."""
@@ -252,9 +252,11 @@ class Comparison:
         alone = self._watched.step_ms(rows, 0)
         correction = alone / self._predict(rows, context, 0) if alone else 1.0
         self._say_step(rows, 0, None, alone, context, correction)
-        for rate in rates:
+        for turn, rate in enumerate(rates):
             self._watched.accept(rate, self._pair.vocab_size)
             self._watched.fixed = self._options.drafts
+            if not turn:
+                self.run("on", rows)  # the engine may have been told before that some steps have none
             self.run("on", rows)
             self._watched.fixed = None
             self._say_step(rows, self._options.drafts, rate, self._watched.step_ms(rows, self._options.drafts), context,

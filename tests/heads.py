@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from quire.messages import Plan
 from quire.worker.speculation.draft_model import DraftModel
+from quire.worker.speculation.draft_steps import DraftStepsAhead
 from quire.worker.speculation.step_drafts import StepDrafts
 
 HIDDEN, HEADS, KV_HEADS, WIDTH, EPS = 64, 4, 2, 16, 1e-6
@@ -182,6 +183,21 @@ class Noted:
                     break
 
 
+def proposed(model: DraftModel, plan: Plan, drafts: StepDrafts) -> Iterator[tuple[list[int], list[int]]]:
+    """Of each row that has drafts its tokens and the drafts, read from the device where only that knows them."""
+    for place, end in enumerate(drafts.counts.cumsum().tolist()):
+        slot = plan.slots[plan.sampled_rows[place]]
+        if not (count := int(drafts.counts[place])):
+            continue
+        tokens, own = model._sequences[slot].tokens, drafts.tokens[end - count : end].tolist()
+        if isinstance(model._worker, DraftStepsAhead):
+            slots = model._worker._followed
+            gained = int(slots.length[slot]) + 1 - model._is_head - len(tokens)
+            tokens = tokens + slots.recent[slot].tolist()[slots.recent.shape[1] - gained :]
+            own = slots.drafts[slot, :count].tolist()
+        yield tokens, own
+
+
 @contextmanager
 def noting(first: int) -> Iterator[Noted]:
     """Within it what heads propose is noted, for sequences whose first token is `first`."""
@@ -193,10 +209,8 @@ def noting(first: int) -> Iterator[Noted]:
 
     def proposing(self: DraftModel, plan: Plan, most_read: int) -> StepDrafts:
         drafts = propose(self, plan, most_read)
-        for place, end in enumerate(drafts.counts.cumsum().tolist()):
-            if count := int(drafts.counts[place]):
-                tokens = self._sequences[plan.slots[plan.sampled_rows[place]]].tokens
-                found.drafts[first, *tokens] = drafts.tokens[end - count : end].tolist()
+        for tokens, own in proposed(self, plan, drafts):
+            found.drafts[first, *tokens] = own
         return drafts
 
     with pytest.MonkeyPatch.context() as patch:

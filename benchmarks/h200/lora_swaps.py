@@ -2,10 +2,10 @@
 
     python benchmarks/h200/lora_swaps.py --model DIR [--streams 16] [--slots 8] [--adapters 40] [--seconds 4]
 
-Streams decode with adapters that stay on the device. Beside them short requests come at a fixed rate, and for some
-seconds in turn all of these have adapters of the streams, or each one another that must be brought first. One JSON line
-for each kind, with milliseconds between two pieces of a stream; the last has the ratio of the 99th percentiles. The
-model's weights and the adapters' are random.
+Streams decode with adapters that stay on the device. Beside them short requests come at a fixed rate. For some seconds
+in turn these share the few adapters that there is room for beside the streams', or each has another that must be
+brought first; so steps have as many adapters either way. One JSON line for each kind, with milliseconds between two
+pieces of a stream; the last has the ratio of the 99th percentiles. The weights of model and adapters are random.
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ class Load:
     Args:
         llm: With room for all adapters on the host.
         adapters: The first few are the streams'.
+        slots: For so many the device has room.
         period_s: From guest to guest.
     """
 
-    def __init__(self, llm: AsyncLLM, adapters: Sequence[LoRARequest], period_s: float) -> None:
+    def __init__(self, llm: AsyncLLM, adapters: Sequence[LoRARequest], slots: int, period_s: float) -> None:
         self._llm = llm
         self._adapters = adapters
+        self._slots = slots
         self._period_s = period_s
         self._kind: str | None = None
         self.gaps: dict[str, list[float]] = {kind: [] for kind in KINDS}
@@ -56,11 +58,14 @@ class Load:
             await self._guest(adapter)
         running = [asyncio.create_task(self._stream(number)) for number in range(streams)]
         await asyncio.sleep(1)
+        resident = self._adapters[_RESIDENT : self._slots]
         next_adapter: dict[str, Iterator[LoRARequest]] = {
-            "resident": itertools.cycle(self._adapters[:_RESIDENT]),
-            "swapped": itertools.cycle(self._adapters[_RESIDENT:]),
+            "resident": itertools.cycle(resident),
+            "swapped": itertools.cycle(self._adapters[self._slots :]),
         }
         for kind in KINDS * _TURNS:
+            for adapter in resident:
+                await self._guest(adapter)
             self._kind = kind
             guests, began = [], time.perf_counter()
             for number in range(int(seconds / self._period_s)):
@@ -113,7 +118,7 @@ def main() -> None:
             arguments.model, load_format="dummy", skip_tokenizer_init=True, max_num_seqs=64, enable_lora=True,
             max_loras=arguments.slots, max_cpu_loras=arguments.adapters, max_lora_rank=arguments.rank,
         )  # fmt: skip
-        load = Load(llm, made, 1 / arguments.rate)
+        load = Load(llm, made, arguments.slots, 1 / arguments.rate)
         try:
             asyncio.run(load.run(arguments.streams, arguments.seconds))
         finally:

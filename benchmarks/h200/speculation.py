@@ -11,8 +11,8 @@ is lost; the same greedily. The second form answers questions of Quill's examina
 with a text that repeats itself; its engines have no drafts, the draft model, the EAGLE-3 head, or prompt lookup. The
 third form is `benchmarks/forced_speculation.py` with the shapes of Llama-3.1-8B and Llama-3.2-1B: drafts that are
 accepted at given rates, and steps beside the cost model's. The fourth is `benchmarks/copying.py` with a larger shape.
-Times of the first two include prompts. One line of JSON a figure; ratios are of medians over the repeats, after one
-that is not counted.
+Rates of the first two include prompts, but for those of decode. One line of JSON a figure; ratios are of medians over
+the repeats, after one that is not counted.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -34,36 +35,113 @@ from forced_speculation import arguments, forced_llama
 from speculation import PHRASE, questions
 
 from quire import LLM, SamplingParams
-from quire.metrics.reader import Counter
+from quire.metrics.reader import Counter, Histogram
 
 BLOCK = 16
 
 
-def drafts_of(llm: LLM) -> tuple[float, float]:
-    """Draft tokens and accepted ones since the start."""
-    found = {each.name: each.value for each in llm.get_metrics() if isinstance(each, Counter)}
-    return tuple(found.get(f"vllm:spec_decode_num_{name}_tokens", 0.0) for name in ("draft", "accepted"))  # type: ignore
+class Counted(NamedTuple):
+    """What an engine has counted since its start.
+
+    Attributes:
+        drafts, accepted: Tokens.
+        decode_s: From first tokens to the ends of requests.
+        requests: That have ended.
+    """
+
+    drafts: float
+    accepted: float
+    decode_s: float
+    requests: float
+
+    @classmethod
+    def of(cls, llm: LLM) -> Counted:
+        """Its metrics."""
+        found = {each.name: each for each in llm.get_metrics()}
+
+        def counter(name: str) -> float:
+            metric = found.get(f"vllm:spec_decode_num_{name}_tokens")
+            return metric.value if isinstance(metric, Counter) else 0.0
+
+        decode = found["vllm:request_decode_time_seconds"]
+        assert isinstance(decode, Histogram)
+        return cls(counter("draft"), counter("accepted"), decode.sum, decode.count)
+
+    def since(self, before: Counted) -> Counted:
+        """The difference."""
+        return Counted(*(now - then for now, then in zip(self, before, strict=True)))
 
 
-def compare(name: str, engines: dict[str, LLM], run: Any, repeats: int) -> None:
+class Turns:
+    """What one engine did in one case.
+
+    Attributes:
+        tokens: Of outputs, in each turn.
+        seconds, decode_s: Of each turn that counts; the second without prompts and first tokens.
+        drafts, accepted: In all turns.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self.tokens = self.decoded = 0
+        self.seconds: list[float] = []
+        self.decode_s: list[float] = []
+        self.drafts = self.accepted = 0.0
+
+    def run(self, run: Callable[[LLM], int], *, counts: bool) -> None:
+        """One turn."""
+        before, began = Counted.of(self._llm), time.perf_counter()
+        self.tokens = run(self._llm)
+        seconds, counted = time.perf_counter() - began, Counted.of(self._llm).since(before)
+        self.decoded = self.tokens - int(counted.requests)
+        self.drafts += counted.drafts
+        self.accepted += counted.accepted
+        if counts:
+            self.seconds.append(seconds)
+            self.decode_s.append(counted.decode_s)
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Tokens a second, with prompts and without, by the medians."""
+        return self.tokens / statistics.median(self.seconds), self.decoded / statistics.median(self.decode_s)
+
+
+def compare(name: str, engines: dict[str, LLM], run: Callable[[LLM], int], repeats: int) -> dict[str, Turns]:
     """Run each engine in turns and say how fast it was. `run` returns output tokens."""
-    seconds: dict[str, list[float]] = {each: [] for each in engines}
-    tokens, before = dict[str, int](), {each: drafts_of(llm) for each, llm in engines.items()}
+    turns = {each: Turns(llm) for each, llm in engines.items()}
     for turn in range(1 + repeats):
-        for each, llm in engines.items():
-            began = time.perf_counter()
-            tokens[each] = run(llm)
-            if turn:
-                seconds[each].append(time.perf_counter() - began)
-    plain = tokens["off"] / statistics.median(seconds["off"])
-    for each, llm in engines.items():
-        rate = tokens[each] / statistics.median(seconds[each])
-        drafts, accepted = (now - then for now, then in zip(drafts_of(llm), before[each], strict=True))
+        for each in turns.values():
+            each.run(run, counts=turn > 0)
+    report(name, {engine: each.rates for engine, each in turns.items()}, {
+        engine: {
+            "drafts": int(each.drafts), "accepted": round(each.accepted / each.drafts, 2) if each.drafts else None,
+            "spread": round(max(each.decode_s) / min(each.decode_s), 3),
+        }
+        for engine, each in turns.items()
+    })  # fmt: skip
+    return turns
+
+
+def report(name: str, rates: dict[str, tuple[float, float]], more: dict[str, dict[str, Any]]) -> None:
+    """A line of JSON for each engine."""
+    for engine, (rate, decode_rate) in rates.items():
         print(json.dumps({
-            "case": name, "engine": each, "tokens_per_s": round(rate, 1), "ratio": round(rate / plain, 3),
-            "drafts": int(drafts), "accepted": round(accepted / drafts, 2) if drafts else None,
-            "spread": round(max(seconds[each]) / min(seconds[each]), 3),
+            "case": name, "engine": engine, "tokens_per_s": round(rate, 1), "ratio": round(rate / rates["off"][0], 3),
+            "decode_tokens_per_s": round(decode_rate, 1), "decode_ratio": round(decode_rate / rates["off"][1], 3),
+            **more.get(engine, {}),
         }), flush=True)  # fmt: skip
+
+
+def of_all(cases: Sequence[dict[str, Turns]]) -> dict[str, tuple[float, float]]:
+    """Tokens a second over several cases, by engine: all tokens by the sum of the medians."""
+    return {
+        engine: (
+            sum(case[engine].tokens for case in cases) / sum(statistics.median(case[engine].seconds) for case in cases),
+            sum(case[engine].decoded for case in cases)
+            / sum(statistics.median(case[engine].decode_s) for case in cases),
+        )
+        for engine in cases[0]
+    }
 
 
 def of_dummy_weights(options: argparse.Namespace) -> None:
@@ -112,12 +190,15 @@ def of_quill(options: argparse.Namespace) -> None:
     def of(outputs: Any) -> int:
         return sum(len(each.outputs[0].token_ids) for each in outputs)
 
-    for task, conversations in questions(options.prompts).items():
+    cases = [
         compare(
             f"quill, {task}", engines,
             lambda llm, own=conversations: sum(of(llm.chat([each], params, use_tqdm=False)) for each in own),
             options.repeats,
-        )  # fmt: skip
+        )
+        for task, conversations in questions(options.prompts).items()
+    ]  # fmt: skip
+    report("quill, all of them", of_all(cases), {})
     going_on = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
     compare("quill, repeat", engines, lambda llm: of(llm.generate([PHRASE * 8], going_on, use_tqdm=False)), 5)
 

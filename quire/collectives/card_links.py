@@ -81,8 +81,9 @@ class CardLinks:
         return Stream(x, delta)
 
     def send(self, stream: Stream) -> None:
-        assert stream.delta is not None, "a stage without blocks"
-        self._kernels.send_stream(stream.x, stream.delta, self._windows, self._step, self._to_next)
+        x, delta = stream.tensors()
+        assert delta is not None, "a stage without blocks"
+        self._kernels.send_stream(x, delta, self._windows, self._step, self._to_next)
 
     def send_tokens(self, last: Tensor, step: int) -> None:
         self._kernels.send_tokens(last, self._windows, step, self._to_first)

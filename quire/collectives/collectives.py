@@ -5,13 +5,38 @@ Every rank calls the same operations in the same order, with tensors of the same
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from quire.kernels.dispatch import kernel
+from quire.kernels.reference.quantized_rows import QuantizedRows
+
+
+class Norms(NamedTuple):
+    """Root mean square norms of the residual stream, with the addition before them; see reference/norm.py and
+    reference/quantized_rows.py.
+    """
+
+    rms_norm: Callable[..., None]
+    rms_norm_quantized: Callable[..., QuantizedRows]
+
+
+def norms_of(device: str) -> Norms:
+    """The kernels of a type of device."""
+    return Norms(kernel("rms_norm", device), kernel("rms_norm_quantized", device))
+
 
 class Collectives(Protocol):
-    """Operations over all ranks that divide a layer. Like kernels, they are called within steps that are recorded."""
+    """Operations over all ranks that divide a layer. Like kernels, they are called within steps that are recorded.
+
+    Attributes:
+        norms: Norms that add up over ranks what they add to the stream, which they may overwrite; None: there are none.
+    """
+
+    @property
+    def norms(self) -> Norms | None: ...
 
     def all_reduce(self, x: Tensor) -> None:
         """x, contiguous, becomes the sum over all ranks, with the same bits in each of them."""
@@ -29,6 +54,8 @@ class Collectives(Protocol):
 
 class OneRank:
     """Where nothing is divided."""
+
+    norms: Norms | None = None
 
     def all_reduce(self, x: Tensor) -> None:
         """x is the sum."""

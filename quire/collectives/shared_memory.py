@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.collectives.collectives import Norms
 from quire.collectives.layout import LINE, buffer_bytes, calls_of, missing_rank
 from quire.kernels.cpu.library import Library, library
 from quire.mesh import Mesh
@@ -30,6 +31,9 @@ class Ranks(Protocol):
     def all_reduce(self, x: Tensor) -> None: ...
 
     def gather_columns(self, x: Tensor, out: Tensor) -> None: ...
+
+    @property
+    def norms(self) -> Norms | None: ...
 
     @property
     def calls(self) -> int:
@@ -69,6 +73,8 @@ class NativeRanks:
         size: Bytes of a buffer.
     """
 
+    norms: Norms | None = None
+
     def __init__(
         self, kernels: Library, memory: SharedMemory, mesh: Mesh, size: int, spins: int, patience_s: float
     ) -> None:
@@ -100,6 +106,8 @@ class NativeRanks:
 
 class PlainRanks:
     """The same by torch and with sleeps of up to a millisecond. Arguments as of NativeRanks."""
+
+    norms: Norms | None = None
 
     def __init__(self, memory: SharedMemory, mesh: Mesh, size: int, patience_s: float) -> None:
         self._words = memoryview(memory.view).cast("I")

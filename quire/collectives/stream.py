@@ -6,6 +6,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from quire.collectives.partial_sum import Delta, total_of
+
 
 class Stream(NamedTuple):
     """The residual stream between two blocks.
@@ -16,7 +18,11 @@ class Stream(NamedTuple):
     """
 
     x: Tensor
-    delta: Tensor | None
+    delta: Delta | None
+
+    def tensors(self) -> tuple[Tensor, Tensor | None]:
+        """x and delta, for a reader other than the next norm."""
+        return self.x, None if self.delta is None else total_of(self.delta)
 
 
 class StreamSource(Protocol):

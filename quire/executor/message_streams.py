@@ -18,8 +18,9 @@ class MessageSink:
         self._link = link
 
     def send(self, stream: Stream) -> None:
-        assert stream.delta is not None, "a stage without blocks"
-        self._link.write(b"".join(map(_bytes, (stream.x, stream.delta))))
+        x, delta = stream.tensors()
+        assert delta is not None, "a stage without blocks"
+        self._link.write(_bytes(x) + _bytes(delta))
 
 
 class MessageSource:

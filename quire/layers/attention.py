@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from quire.attention.backend import AttentionBackend, AttentionLayer, QKNormRope
+from quire.collectives.partial_sum import Delta
 from quire.kernels.reference.quantized_rows import Rows
 from quire.layers.linear import Projection
 from quire.layers.norm import RMSNorm
@@ -35,7 +36,7 @@ class Attention:
         layer: AttentionLayer,
         heads: Heads,
         qkv: Projection,
-        out: Callable[[Tensor], Tensor],
+        out: Callable[[Tensor], Delta],
         norm: RMSNorm | None,
     ) -> None:
         self.row_form = qkv.row_form
@@ -45,7 +46,7 @@ class Attention:
         self._out = out
         self._norm = norm
 
-    def __call__(self, x: Rows, angles: Angles | None, backend: AttentionBackend) -> Tensor:
+    def __call__(self, x: Rows, angles: Angles | None, backend: AttentionBackend) -> Delta:
         """[tokens, hidden] → [tokens, hidden]; without angles nothing is rotated."""
         n, q, kv, d = x.shape[0], self._heads.query, self._heads.kv, self._heads.width
         qkv = self._qkv(x).view(n, q + 2 * kv, d)

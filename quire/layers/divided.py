@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.collectives.collectives import Collectives
+from quire.collectives.partial_sum import PartialSum
 from quire.kernels.dispatch import kernel
 from quire.mesh import Span
 from quire.weights.checkpoint import Checkpoint, WeightSpec
@@ -26,11 +27,9 @@ class SummedOverRanks:
         self._layer = layer
         self._collectives = collectives
 
-    def __call__(self, *x: Tensor) -> Tensor:
-        """What the undivided layer returns."""
-        y = self._layer(*x)
-        self._collectives.all_reduce(y)
-        return y
+    def __call__(self, *x: Tensor) -> PartialSum:
+        """What the undivided layer returns, once it is read."""
+        return PartialSum(self._layer(*x), self._collectives)
 
 
 class VocabularyEmbedding:

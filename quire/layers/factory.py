@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.attention.backend import AttentionLayer
 from quire.collectives.collectives import Collectives, OneRank
+from quire.collectives.partial_sum import Delta
 from quire.layers.adapted_experts import AdaptedExperts
 from quire.layers.adapted_linear import AdaptedLinear
 from quire.layers.attention import Attention, Heads
@@ -116,7 +117,7 @@ class LayerFactory:
 
     def row_parallel(
         self, name: str, rows: int, columns: Outputs | int, bias: bool, transposed: bool = False
-    ) -> Callable[[Tensor], Tensor]:
+    ) -> Callable[[Tensor], Delta]:
         """A projection back into the stream: its inputs are divided, and its outputs are sums."""
         units, width = columns if isinstance(columns, Outputs) else Outputs(columns)
         whole = LinearShape((name,), (rows,), units * width, transposed)
@@ -170,17 +171,17 @@ class LayerFactory:
         layer: AttentionLayer,
         heads: Heads,
         qkv: Projection,
-        out: Callable[[Tensor], Tensor],
+        out: Callable[[Tensor], Delta],
         norm: RMSNorm | None = None,
     ) -> Attention:
         """A layer's attention between its projections: queries, keys and values side by side, and back."""
         return Attention(layer, self._own_heads(heads), qkv, out, norm)
 
-    def gated_mlp(self, gate_up: Projection, down: Callable[[Tensor], Tensor], width: int, activation: str) -> MLP:
+    def gated_mlp(self, gate_up: Projection, down: Callable[[Tensor], Delta], width: int, activation: str) -> MLP:
         """An MLP whose first projection gives the gate and, beside it, what it gates."""
         return MLP(gate_up, down, self._mesh.part(width).count, GATED[activation], self.options)
 
-    def plain_mlp(self, up: Projection, down: Callable[[Tensor], Tensor], width: int, activation: str) -> MLP:
+    def plain_mlp(self, up: Projection, down: Callable[[Tensor], Delta], width: int, activation: str) -> MLP:
         """An MLP without a gate."""
         return MLP(up, down, self._mesh.part(width).count, PLAIN[activation], self.options)
 

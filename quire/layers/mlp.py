@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from quire.collectives.partial_sum import Delta
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.quantized_rows import Rows
 from quire.layers.linear import Projection
@@ -32,7 +33,7 @@ class MLP:
     """
 
     def __init__(
-        self, up: Projection, down: Callable[[Tensor], Tensor], width: int, activation: str, options: TensorOptions
+        self, up: Projection, down: Callable[[Tensor], Delta], width: int, activation: str, options: TensorOptions
     ) -> None:
         self.row_form = up.row_form
         self._up = up
@@ -41,7 +42,7 @@ class MLP:
         self._activation = activation
         self._activate = kernel(activation, options.device.type)
 
-    def __call__(self, x: Rows) -> Tensor:
+    def __call__(self, x: Rows) -> Delta:
         """[tokens, hidden] → [tokens, hidden]."""
         if self._activation == "silu_and_mul":
             return self._down(self._up.silu_and_mul(x))  # the activation most in use may be part of the product

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from quire.collectives.partial_sum import Delta
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.quantized_rows import Rows
 from quire.layers.linear import Projection
@@ -84,7 +85,7 @@ class MixtureOfExperts:
     def __init__(
         self,
         router: Projection,
-        experts: Callable[..., Tensor],
+        experts: Callable[..., Delta],
         routing: Routing,
         options: TensorOptions,
         own: Span | None = None,
@@ -95,7 +96,7 @@ class MixtureOfExperts:
         self._own = (0, None) if own is None else (own.start, own.count)
         self._route = kernel("route", options.device.type)
 
-    def __call__(self, x: Rows) -> Tensor:
+    def __call__(self, x: Rows) -> Delta:
         """[tokens, hidden] → [tokens, hidden]."""
         assert isinstance(x, Tensor)
         chosen, renormalise = self._routing.chosen, self._routing.renormalise

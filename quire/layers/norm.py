@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.collectives.collectives import Norms, norms_of
+from quire.collectives.partial_sum import Delta, PartialSum, total_of
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.quantized_rows import Rows
 from quire.quantization.scheme import RowForm
@@ -58,8 +60,7 @@ class RMSNorm:
         self._options = options
         self.eps = kind.eps
         self._form = form
-        self._rms_norm = kernel("rms_norm", options.device.type)
-        self._rms_norm_quantized = kernel("rms_norm_quantized", options.device.type)
+        self._norms = norms_of(options.device.type)
         self.weight: Tensor
 
     def weight_specs(self) -> Iterator[WeightSpec]:
@@ -76,18 +77,24 @@ class RMSNorm:
             parts.append(weight.expand(heads, -1) if heads else weight)
         self.weight = torch.cat(parts)  # [width], or [heads, width]
 
-    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Delta, delta: Delta | None = None) -> Tensor:
         """The norm of x, after `delta` is added to x in place; both [tokens, width] or [tokens, heads, width]."""
+        x = total_of(x)
+        norms, added = self._norms_for(delta)
         out = x.new_empty(x.shape)
-        self._rms_norm(x, self.weight, self.eps, out, delta)
+        norms.rms_norm(x, self.weight, self.eps, out, added)
         return out
 
-    def rows(self, x: Tensor, delta: Tensor | None) -> Rows:
+    def rows(self, x: Tensor, delta: Delta | None) -> Rows:
         """The same of [tokens, width], in the form that the layer behind it takes."""
         if self._form is None or x.shape[0] <= self._form.dense_up_to:
             return self(x, delta)
-        rows: Rows = self._rms_norm_quantized(x, self.weight, self.eps, self._form.dtype, delta)
-        return rows
+        norms, added = self._norms_for(delta)
+        return norms.rms_norm_quantized(x, self.weight, self.eps, self._form.dtype, added)
+
+    def _norms_for(self, delta: Delta | None) -> tuple[Norms, Tensor | None]:
+        """The kernels that add delta and norm, and what they are given as delta."""
+        return delta.for_norms(self._norms) if isinstance(delta, PartialSum) else (self._norms, delta)
 
 
 class LayerNorm:
@@ -111,8 +118,8 @@ class LayerNorm:
         for spec, part in zip(self._specs, (self._weight, self._bias), strict=True):
             checkpoint.read(spec.name, part)
 
-    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, delta: Delta | None = None) -> Tensor:
         """The norm of x, after `delta` is added to x in place; both [tokens, width]."""
-        out = torch.empty_like(x)
-        self._layer_norm(x, self._weight, self._bias, self._eps, out, delta)
+        out, added = torch.empty_like(x), None if delta is None else total_of(delta)
+        self._layer_norm(x, self._weight, self._bias, self._eps, out, added)
         return out

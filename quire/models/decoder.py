@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from quire.attention.backend import AttentionBackend
+from quire.collectives.partial_sum import Delta
 from quire.collectives.stream import Stream
 from quire.layers.factory import LayerFactory
 from quire.layers.mlp import MLP
@@ -70,7 +71,7 @@ class Block:
         self._mlp = _mlp(spec, build, layer, name)
         self._mlp_norm = build.norm(f"{name}.post_attention_layernorm", spec.hidden, norm, self._mlp.row_form)
 
-    def __call__(self, x: Tensor, delta: Tensor | None, angles: Angles, attention: AttentionBackend) -> Tensor:
+    def __call__(self, x: Tensor, delta: Delta | None, angles: Angles, attention: AttentionBackend) -> Delta:
         """The stream x [tokens, hidden], changed in place, and the delta still to be added → the next delta."""
         delta = self._attention(self._attention_norm.rows(x, delta), angles, attention)
         return self._mlp(self._mlp_norm.rows(x, delta))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from quire.attention.backend import AttentionBackend
+from quire.collectives.partial_sum import Delta
 from quire.collectives.stream import Stream
 from quire.kernels.dispatch import kernel
 from quire.layers.factory import LayerFactory
@@ -72,7 +73,7 @@ class Block:
         self._before_mlp = build.norm(f"{name}.pre_feedforward_layernorm", spec.hidden, norm, self._mlp.row_form)
         self._after_mlp = build.norm(f"{name}.post_feedforward_layernorm", spec.hidden, norm)
 
-    def __call__(self, x: Tensor, delta: Tensor | None, angles: Angles, attention: AttentionBackend) -> Tensor:
+    def __call__(self, x: Tensor, delta: Delta | None, angles: Angles, attention: AttentionBackend) -> Tensor:
         """As decoder.Block."""
         delta = self._after_attention(self._attention(self._before_attention.rows(x, delta), angles, attention))
         return self._after_mlp(self._mlp(self._before_mlp.rows(x, delta)))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from quire.attention.backend import AttentionBackend
+from quire.collectives.partial_sum import Delta
 from quire.collectives.stream import Stream
 from quire.layers.attention import Heads
 from quire.layers.factory import LayerFactory, Outputs
@@ -62,7 +63,7 @@ class Block:
         down = build.row_parallel(f"{name}.mlp.c_proj", hidden, width, True, transposed=True)
         self._mlp = build.plain_mlp(up, down, width, spec.activation)
 
-    def __call__(self, x: Tensor, delta: Tensor | None, attention: AttentionBackend) -> Tensor:
+    def __call__(self, x: Tensor, delta: Delta | None, attention: AttentionBackend) -> Delta:
         """As decoder.Block."""
         delta = self._attention(self._attention_norm(x, delta), None, attention)
         return self._mlp(self._mlp_norm(x, delta))

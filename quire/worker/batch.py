@@ -5,16 +5,19 @@ Its buffers live as long as the worker. Knows nothing about models or sampling.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quire.attention.backend import Rows
 from quire.kernels.dispatch import kernel
 from quire.layers.positions import Positions
+from quire.worker.graph_shapes import MOST_SHORT_TOKENS
 from quire.worker.host_batch import HostBatch
 from quire.worker.slot_table import SlotTable
+from quire.worker.speculation.device_drafts import DeviceTokens
 from quire.worker.step_inputs import StepInputs
 
 
@@ -40,10 +43,20 @@ class BatchBuffers:
         slots: The slot table.
         max_rows, max_tokens: Limits of a step.
         by_length: Whether the model's rope depends on a sequence's length.
+        device_tokens: What stands for tokens that only the device knows, beside those that slots sampled last; None:
+            there are no others.
     """
 
-    def __init__(self, slots: SlotTable, max_rows: int, max_tokens: int, by_length: bool = False) -> None:
+    def __init__(
+        self,
+        slots: SlotTable,
+        max_rows: int,
+        max_tokens: int,
+        by_length: bool = False,
+        device_tokens: DeviceTokens | None = None,
+    ) -> None:
         self._table = slots
+        self._device_tokens = device_tokens
         self._by_length = by_length
         self._prepare_inputs = kernel("prepare_inputs", slots.device.type)
         self._sequence_lengths = kernel("sequence_lengths", slots.device.type)
@@ -52,6 +65,7 @@ class BatchBuffers:
             (3, tokens), dtype=torch.int64, device=slots.device
         ).unbind()
         self._starts = torch.zeros(max_rows, dtype=torch.int64, device=slots.device)
+        self._ones = torch.ones(MOST_SHORT_TOKENS, dtype=torch.int64, device=slots.device)
 
     def prepare(self, host: HostBatch, inputs: StepInputs) -> Batch:
         """The batch of a step whose slot updates are applied.
@@ -63,6 +77,9 @@ class BatchBuffers:
         table, rows, total = self._table, len(host.slots), len(host.token_ids)
         starts, positions = self._starts[:rows], self._positions[:total]
         slot_of_token, tokens = self._slot_of_token[:total], self._tokens[:total]
+        device_tokens = None if host.is_decode else self._device_tokens  # a row of one token goes on with its last one
+        if device_tokens is not None:
+            device_tokens.begin(inputs)
         self._prepare_inputs(
             inputs.slots,
             inputs.counts,
@@ -77,6 +94,8 @@ class BatchBuffers:
             slot_of_token,
             tokens,
         )
+        if device_tokens is not None:
+            device_tokens.look_up(inputs.token_ids, slot_of_token, tokens)
         lengths = None
         if self._by_length:
             lengths = torch.empty_like(positions)
@@ -93,4 +112,19 @@ class BatchBuffers:
             metadata=inputs.attention,
             device_counts=inputs.counts,
         )
+        if host.is_short:
+            rows_on_device = self._by_token(rows_on_device)
         return Batch(rows_on_device, Positions(positions, lengths), tokens)
+
+    def _by_token(self, rows: Rows) -> Rows:
+        """Each token as a row of its own, which reads the keys of those before it: they are written first."""
+        places = np.arange(len(rows.row_of_token))
+        return replace(
+            rows,
+            counts=np.ones_like(places),
+            row_of_token=places,
+            bounds=np.zeros_like(places),
+            starts=rows.positions,
+            slots=rows.slot_of_token,
+            device_counts=self._ones[: len(places)],
+        )

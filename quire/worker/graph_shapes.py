@@ -29,8 +29,12 @@ _MIXED_ROWS = {64: 64, 128: 128, **dict.fromkeys(_MIDDLE, 128)}
 _WIDE_MIXED_ROWS = {256: 255, 384: 255, 512: 255}
 """The same of mixed shapes for more sequences. With a token of padding they have 256 rows of one token at most, a power
 of two, as the kernel that plans KV splits works on."""
+_SHORT_TOKENS = (2, 4, 8, 16)
+"""Tokens of short shapes. As rows of their own, tokens of one sequence read its keys each for itself."""
 _FEW_SAMPLED = 64
 """Positions whose logits take no longer than reading the head's weights. With drafts, a row samples several."""
+MOST_SHORT_TOKENS = _SHORT_TOKENS[-1]
+"""Tokens of a short step, at most."""
 MOST_ROWS = max(_WIDE_MIXED_ROWS.values()) + _PADDING_ROWS
 """Rows of a captured step with prompts, at most."""
 
@@ -44,6 +48,9 @@ class StepKind(Enum):
     """Every row has several tokens."""
     MIXED = auto()
     """Some rows have one token, others several."""
+    SHORT = auto()
+    """Rows of a few tokens, as with drafts. Attention takes each token for a row, so its kernels are those of decode
+    steps, and nothing depends on what the host knows of lengths."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,11 @@ class GraphShape:
             sampled = min(max(rows, min(tokens, _FEW_SAMPLED)), max_sampled)
         return cls(kind, tokens, rows + _PADDING_ROWS, sampled, 0 if sampled == plan_rows else plan_rows)
 
+    @classmethod
+    def short(cls, tokens: int, sampled: int) -> GraphShape:
+        """Of so many tokens and sampled positions; one row of padding more than there can be rows."""
+        return cls(StepKind.SHORT, tokens, tokens + 1, sampled)
+
     @property
     def is_decode(self) -> bool:
         """Whether every row has one token. Then the number of rows decides how long each column is."""
@@ -99,7 +111,7 @@ class GraphShape:
     @property
     def limits(self) -> PaddedLimits | None:
         """What attention is padded to. In a mixed step, the row of padding may have one token as well."""
-        if self.is_decode:
+        if self.is_decode or self.kind is StepKind.SHORT:
             return None
         return PaddedLimits(self.tokens, self.rows, self.decode_rows + (self.kind is StepKind.MIXED))
 
@@ -116,16 +128,21 @@ class GraphShapes:
         most: Tokens of the largest captured step; 0: none is captured.
         rows, tokens, length: Limits of a step: its rows, its tokens, and the tokens of one of its rows.
         sampled: The same of sampled positions; None: one a row.
+        short: Tokens for each of which a position is sampled in short steps; 0: there are none.
     """
 
-    def __init__(self, most: int, rows: int, tokens: int, length: int, sampled: int | None = None) -> None:
+    def __init__(
+        self, most: int, rows: int, tokens: int, length: int, sampled: int | None = None, short: int = 0
+    ) -> None:
         self._rows = rows
+        sizes = [size for size in _SHORT_TOKENS if short and size <= min(most, tokens)]
+        self._short = [GraphShape.short(size, size // short) for size in sizes]
         self._decode = [GraphShape.decode(size) for size in _decode_sizes(min(most, rows))] if most else []
         self._with_prompts = _shapes_with_prompts(min(most, _MOST_TOKENS, tokens, length), rows, sampled)
 
     def all(self) -> list[GraphShape]:
         """The largest first."""
-        shapes = self._decode + self._with_prompts
+        shapes = self._decode + self._with_prompts + self._short
         return sorted(shapes, key=lambda shape: (shape.tokens, shape.sampled), reverse=True)
 
     def for_step(self, tokens: int, rows: int, sampled: int, decode_rows: int) -> GraphShape | None:
@@ -138,6 +155,10 @@ class GraphShapes:
         """The smallest shape for a decode step of so many rows."""
         at = bisect_left(self._decode, rows, key=lambda shape: shape.rows)
         return self._decode[at] if at < len(self._decode) else None
+
+    def for_short(self, tokens: int, rows: int, sampled: int) -> GraphShape | None:
+        """The smallest shape for a short step."""
+        return next((shape for shape in self._short if shape.holds(tokens, rows, rows, sampled)), None)
 
     def for_prompts(self, tokens: int, rows: int, decode_rows: int, sampled: int = 0) -> GraphShape | None:
         """The smallest shape for any other step; `decode_rows` of its rows have one token."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from quire.attention.metadata import IntArray
 from quire.messages import Plan
-from quire.worker.graph_shapes import GraphShape
+from quire.worker.graph_shapes import GraphShape, StepKind
 from quire.worker.speculation.step_drafts import StepDrafts
 
 LAST_SAMPLED = -1
@@ -33,6 +33,7 @@ class HostBatch:
             also those before each of them.
         sampled_slots: [sampled], the slots of these positions.
         masked: [masked], which of the sampled positions wait for their bitmasks.
+        is_short: See StepKind.SHORT.
     """
 
     slots: IntArray
@@ -45,6 +46,7 @@ class HostBatch:
     logits_indices: IntArray
     sampled_slots: IntArray
     masked: IntArray
+    is_short: bool = False
 
     @classmethod
     def of(cls, plan: Plan, max_lengths: IntArray, drafts: StepDrafts | None = None) -> HostBatch:
@@ -95,7 +97,7 @@ class HostBatch:
     @property
     def is_decode(self) -> bool:
         """Whether every row has one token and is sampled."""
-        return len(self.token_ids) == len(self.slots) == len(self.sampled_slots)
+        return not self.is_short and len(self.token_ids) == len(self.slots) == len(self.sampled_slots)
 
     @property
     def decode_rows(self) -> int:
@@ -130,6 +132,7 @@ class HostBatch:
             logits_indices=np.concatenate((self.logits_indices, of_sampled)),
             sampled_slots=np.concatenate((self.sampled_slots, of_sampled + dummy)),
             masked=self.masked,
+            is_short=shape.kind is StepKind.SHORT,
         )
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from quire.attention.backend import AttentionBackend
+from quire.attention.metadata import AttentionMetadata, IntArray
 from quire.errors import ConfigError
 from quire.kernels.cpu.recording import Sizes
 from quire.kernels.dispatch import kernel
@@ -28,9 +29,11 @@ from quire.worker.adapter_rows import AdapterRows
 from quire.worker.batch import Batch, BatchBuffers
 from quire.worker.buffer_ring import BufferRing
 from quire.worker.cuda_graphs import CudaGraphs
-from quire.worker.graph_shapes import MOST_ROWS, GraphShape, GraphShapes, StepKind
+from quire.worker.graph_shapes import MOST_ROWS, MOST_SHORT_TOKENS, GraphShape, GraphShapes, StepKind
 from quire.worker.host_batch import HostBatch
+from quire.worker.kept_step import KeptStep
 from quire.worker.kv_transfer import BlockTransfer
+from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 from quire.worker.recorded_steps import RecordedSteps, record_steps
 from quire.worker.sampling.logprobs import LogprobsMode
 from quire.worker.sampling.no_sampler import NoSampler
@@ -38,7 +41,9 @@ from quire.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS, PromptLogp
 from quire.worker.sampling.sampler import Deferred
 from quire.worker.sampling.step_sampler import StepSampler, StepSampling
 from quire.worker.slot_table import SlotTable
+from quire.worker.speculation.device_drafts import DeviceTokens, DraftsToVerify
 from quire.worker.speculation.device_verification import DeviceVerifier
+from quire.worker.speculation.draft_columns import DraftColumns, padded_columns
 from quire.worker.speculation.hidden_states import StepStates
 from quire.worker.speculation.step_drafts import StepDrafts
 from quire.worker.speculation.synthetic_acceptance import SyntheticAcceptance
@@ -55,6 +60,8 @@ block tables and moves of blocks, which are uploaded by themselves where they fi
 """
 _TILE_ENTRIES = 18
 """The same of tiles of adapters."""
+_MOST_KEPT = 256
+"""Steps of drafts that are kept: as long as the same sequences run, there are few that differ."""
 
 
 class ModelRunner:
@@ -73,6 +80,8 @@ class ModelRunner:
         states: Is told of each step before its model runs; None: nobody is.
         stages: What the other stages of a pipeline are told.
         synthetic: See Verifier.
+        device_tokens: See BatchBuffers; None: those of a model whose drafts are verified, if there are drafts.
+        in_flight: Steps that may be launched before the oldest one is done.
     """
 
     def __init__(
@@ -89,6 +98,8 @@ class ModelRunner:
         states: StepStates | None = None,
         stages: StageSteps = WHOLE_MODEL,
         synthetic: SyntheticAcceptance | None = None,
+        device_tokens: DeviceTokens | None = None,
+        in_flight: int = MAX_STEPS_IN_FLIGHT,
     ) -> None:
         if logprobs_mode not in get_args(LogprobsMode):
             modes = ", ".join(get_args(LogprobsMode))
@@ -101,27 +112,34 @@ class ModelRunner:
         self._states = states
         self._stages = stages
         self._max_logprobs = slots.vocab_size if max_logprobs < 0 else min(max_logprobs, slots.vocab_size)
-        rows, ring = max(limits.rows, MOST_ROWS), BufferRing(slots.device)
+        rows, ring = max(limits.rows, MOST_ROWS), BufferRing(slots.device, in_flight)
         self._ring = ring
         on_gpu = slots.device.type != "cpu"
         self._adapters = None if updates is None else AdapterRows(updates, on_gpu=on_gpu)
         self._kinds = (False,) if updates is None else (False, True)  # without adapters, and with some
         entries = _STAGED_ENTRIES + (0 if updates is None else _TILE_ENTRIES)
         self._staging = StagingBuffer(entries * (rows + limits.tokens), ring)
-        self._batches = BatchBuffers(slots, rows, limits.tokens, by_length)
+        if limits.drafts and ring.has_device_memory:
+            device_tokens = DraftsToVerify(slots)
+        self._device_tokens = device_tokens
+        self._batches = BatchBuffers(slots, rows, limits.tokens, by_length, device_tokens)
         self._shapes = GraphShapes(0, 0, 0, 0)
         self._graphs = CudaGraphs()
         self._recorded: RecordedSteps | None = None
         self._take_rows = kernel("take_rows", slots.device.type)
-        most = limits.sampled
+        most = max(limits.sampled, MOST_SHORT_TOKENS)
         self._sampler = _build_sampler(model, slots, limits, logprobs_mode, ring, stages)
         self._verifier = Verifier(slots, logprobs_mode, self._sampler.bitmasks, synthetic)
         self._device_verifier: DeviceVerifier | None = None
         if limits.drafts and ring.has_device_memory:
             buffers = self._sampler.bitmasks, self._sampler.outputs
             self._device_verifier = DeviceVerifier(slots, most, logprobs_mode, *buffers, synthetic)
+        self._short = 0  # see GraphShapes: a draft model's rows of several tokens sample the last one's next
+        if device_tokens is not None:
+            self._short = 2 if self._device_verifier is None else 1
+        self._kept: dict[tuple[int, ...], KeptStep] = {}
         self._prompt_logprobs = PromptLogprobs(model, slots.vocab_size)
-        self._timers = StepTimers(slots.device)
+        self._timers = StepTimers(slots.device, in_flight)
         self._masked_step: MaskedStepHandle | None = None
 
     @property
@@ -149,7 +167,7 @@ class ModelRunner:
                 largest step of each kind runs before it is captured, for what Triton and torch make at a first launch.
         """
         limits, dummy = self._limits, self._slots.dummy
-        shapes = GraphShapes(most, limits.rows, limits.tokens, limits.length, limits.sampled)
+        shapes = GraphShapes(most, limits.rows, limits.tokens, limits.length, limits.sampled, self._short)
         ran: set[tuple[StepKind, bool]] = set()
         with torch.inference_mode():
             for shape, adapted in product(shapes.all(), self._kinds):
@@ -157,7 +175,7 @@ class ModelRunner:
                 inputs = self._stage(_EMPTY_PLAN, host, shape=shape, adapted=adapted)
                 assert not self._staging.overflowed
                 step = partial(self._forward_and_sample, host, inputs)
-                if not precompiled or (shape.kind, adapted) not in ran:
+                if not precompiled or (shape.kind, adapted) not in ran or shape.kind is StepKind.SHORT:
                     step()
                 else:
                     self._staging.copy_to_device()  # every staged step copies its inputs; see BufferRing
@@ -198,6 +216,8 @@ class ModelRunner:
                 _, hidden = self._forward(host, self._stage(_EMPTY_PLAN, host, adapted=adapted))
             logits = self._model.logits(hidden[: max(rows, positions, verified)].clone())
             if sample:
+                if self._device_tokens is not None:
+                    self._device_tokens.sampled(torch.full_like(self._slots.length[:1], self._slots.dummy))
                 if self._device_verifier is not None:
                     self._device_verifier.warm_up(logits[:verified])
                 self._sampler.warm_up(logits[:rows], deferred, self._max_logprobs)
@@ -219,16 +239,38 @@ class ModelRunner:
             self._slots.admit(plan.admitted)
             if not plan.slots:
                 return self._launch_changes(plan, timer)
+            if drafts and (kept := self._kept.get(_verified_rows(plan, drafts))) is not None:
+                assert self._device_verifier is not None
+                verification = kept.verification(plan.step, timer)
+                if not (plan.masked or plan.prompt_logprobs_rows or self._device_verifier.needs_host(verification)):
+                    return self._verify_alike(plan, kept, verification, self._device_verifier)
             host = HostBatch.of(plan, self._slots.host.max_lengths, drafts)
             if drafts:
                 handle = self._run_with_drafts(plan, host, drafts, timer)
-            elif not plan.prompt_logprobs_rows and (shape := self._shape_for(host)):
-                handle = self._replay(plan, host, shape, timer)
             else:
-                handle = self._run(plan, host, timer)
+                handle = self._launch_rows(plan, host, timer)
         if isinstance(handle, MaskedStepHandle):
             self._masked_step = handle
         return handle
+
+    def launch_drafting(self, plan: Plan, times: int = 1) -> None:
+        """Launch a plan without new owners of slots so many times; from the second time on each row goes on with the
+        token that it has sampled. Nobody is told what they sample, but `device_tokens`."""
+        with torch.inference_mode():
+            rows, staged = _drafting_rows(plan), 0
+            if (kept := self._kept.get(rows)) is None:
+                host = HostBatch.of(plan, self._slots.host.max_lengths)
+                shape = self._shape_for(host)
+                if not rows or shape is None or not (shape.is_decode or shape.kind is StepKind.SHORT):
+                    for _ in range(times):
+                        self._launch_rows(plan, host, self._timers.start())
+                    return
+                self._apply(plan, self._stage(plan, host.padded_to(shape, self._slots.dummy), shape=shape))
+                kept, staged = self._keep(rows, KeptStep(host, shape, self._staging.copied_columns)), 1
+                self._graphs.replay(shape)
+            for number in range(staged, times):
+                self._stage_alike(_EMPTY_PLAN if number else plan, kept)
+                self._graphs.replay(kept.shape)
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
         """Set slots to these lengths, and to these numbers of sampled tokens."""
@@ -239,6 +281,12 @@ class ModelRunner:
         assert self._masked_step is not None, "no step waits for bitmasks"
         step, self._masked_step = self._masked_step, None
         step.submit_bitmasks(masks)
+
+    def _launch_rows(self, plan: Plan, host: HostBatch, timer: StepTimer) -> StepHandle:
+        """A plan without drafts."""
+        if not plan.prompt_logprobs_rows and (shape := self._shape_for(host)):
+            return self._replay(plan, host, shape, timer)
+        return self._run(plan, host, timer)
 
     def _launch_changes(self, plan: Plan, timer: StepTimer) -> StepHandle:
         """A plan without rows."""
@@ -254,6 +302,8 @@ class ModelRunner:
     def _shape_for(self, host: HostBatch) -> GraphShape | None:
         """The captured shape that the batch can be padded to, if there is one."""
         sizes = len(host.token_ids), len(host.slots), len(host.sampled_slots), host.decode_rows
+        if self._short == 2 and not host.is_decode and (short := self._shapes.for_short(*sizes[:3])) is not None:
+            return short
         if self._recorded is not None:
             if self._adapters is not None and not self._adapters.can_replay(self._slots.host.adapters[host.slots]):
                 return None
@@ -289,7 +339,7 @@ class ModelRunner:
             return timer.stop(lambda ms: Result(plan.step, [], [], device_ms=ms, prompt_logprobs=prompts.collect()))
         logits = self._logits(hidden, inputs)
         if not sampling.all_late:
-            self._sampler.sample(logits, inputs.sampled_slots)
+            self._sample(logits, inputs)
         if inputs.late is None:
             return self._sampler.finish(sampling, logits, prompts)
         return self._sampler.sample_late(sampling, logits, inputs.late, prompts)
@@ -313,19 +363,59 @@ class ModelRunner:
     def _run_ahead(
         self, plan: Plan, host: HostBatch, verification: Verification, verifier: DeviceVerifier
     ) -> StepHandle:
-        """The same on a device that decides by itself; a graph samples for the dummy in place of all positions."""
-        shape, prompts = None if plan.prompt_logprobs_rows else self._shape_for(host), NO_PROMPT_LOGPROBS
+        """The same on a device that decides by itself. The graph of a short step verifies, if that needs nothing of the
+        host; any other one samples for the dummy in place of all positions."""
+        shape, prompts = None if plan.prompt_logprobs_rows else self._shape_of_drafts(host), NO_PROMPT_LOGPROBS
         padded = host if shape is None else host.padded_to(shape, self._slots.dummy)
-        inputs = self._stage(plan, padded, verification, shape)
+        at_once = padded.is_short and not verifier.needs_host(verification)
+        inputs = self._stage(
+            plan, padded, None if at_once else verification, shape, drafts=verification.drafts if at_once else None
+        )
         self._apply(plan, inputs)
         if shape is not None:
-            logits = self._graphs.replay(shape, adapted=inputs.tiles is not None)[: len(verification.slots)]
+            rows = _verified_rows(plan, verification.drafts)
+            if at_once and rows and self._adapters is None:
+                self._keep(rows, KeptStep(host, shape, self._staging.copied_columns, verification.drafts))
+            logits = self._graphs.replay(shape, adapted=inputs.tiles is not None)
+            if at_once:
+                return verifier.finish(verification, logits, shape.sampled, prompts)
+            logits = logits[: len(verification.slots)]
         else:
             batch, hidden = self._forward(host, inputs)
             prompts = self._launch_prompt_logprobs(plan, host, batch, hidden)
             logits = self._logits(hidden, inputs)
         assert inputs.late is not None, "each sampled row has a position"
         return verifier.verify(verification, logits, inputs.late, prompts)
+
+    def _verify_alike(
+        self, plan: Plan, kept: KeptStep, verification: Verification, verifier: DeviceVerifier
+    ) -> StepHandle:
+        """The same of a step whose rows were verified before."""
+        self._slots.host.max_lengths[kept.host.slots] += kept.host.counts
+        self._stage_alike(plan, kept)
+        logits = self._graphs.replay(kept.shape)
+        return verifier.finish(verification, logits, kept.shape.sampled, NO_PROMPT_LOGPROBS)
+
+    def _keep(self, rows: tuple[int, ...], step: KeptStep) -> KeptStep:
+        if len(self._kept) >= _MOST_KEPT:
+            self._kept.clear()
+        self._kept[rows] = step
+        return step
+
+    def _stage_alike(self, plan: Plan, kept: KeptStep) -> None:
+        """Stage what was kept of a step, and make the plan's changes."""
+        staging = self._staging
+        staging.begin_alike(kept.columns)
+        slot_updates, block_moves = self._slots.stage(plan, staging), self._transfer.stage(plan, staging)
+        staging.finish()
+        self._slots.apply(slot_updates)
+        self._transfer.apply(plan, block_moves)
+
+    def _shape_of_drafts(self, host: HostBatch) -> GraphShape | None:
+        """The captured shape for a step with drafts."""
+        sizes = len(host.token_ids), len(host.slots), len(host.sampled_slots)
+        short = self._shapes.for_short(*sizes) if sizes[0] == sizes[2] else None
+        return self._shape_for(host) if short is None else short
 
     def _stage(
         self,
@@ -334,6 +424,7 @@ class ModelRunner:
         sampling: StepSampling | Verification | None = None,
         shape: GraphShape | None = None,
         adapted: bool = False,
+        drafts: StepDrafts | None = None,
     ) -> StepInputs:
         """Write all that the step takes from the host into the staging buffer.
 
@@ -346,16 +437,20 @@ class ModelRunner:
             sampling: What it samples late; None: nothing.
             shape: Of the captured graph, if there is one.
             adapted: Whether it is staged as if tokens of the dummy had adapters.
+            drafts: Those that the graph of a short step verifies.
         """
         staging, sampled_slots = self._staging, host.sampled_slots
-        selects = not host.is_decode or self._slots.device.type == "cpu"  # a CPU's recording is one for all steps
+        verifies = host.is_short and self._device_verifier is not None  # then all tokens are sampled
+        selects = not (host.is_decode or verifies) or self._slots.device.type == "cpu"  # whose recordings are alike
+        columns = padded_columns(drafts, shape.sampled, shape.sampled) if verifies and shape is not None else None
         late = None if sampling is None else sampling.columns()
         if sampling is not None and late is not None:
             sampled_slots = sampled_slots.copy()
             sampled_slots[sampling.late] = self._slots.dummy
-        metadata = self._attention.build_metadata(
-            host.counts, host.max_lengths, None if shape is None else shape.limits
-        )
+        metadata: AttentionMetadata[IntArray] = AttentionMetadata()
+        if not host.is_short:
+            limits = None if shape is None else shape.limits
+            metadata = self._attention.build_metadata(host.counts, host.max_lengths, limits)
         staging.begin()
         inputs = StepInputs(
             slots=staging.copied(host.slots),
@@ -366,6 +461,7 @@ class ModelRunner:
             attention=metadata.with_arrays([staging.copied(array) for array in metadata.arrays()]),
             sampled_slots=staging.copied(sampled_slots),
             logits_indices=staging.copied(host.logits_indices) if selects else None,
+            drafts=None if columns is None else DraftColumns(*map(staging.copied, columns)),
             tiles=self._stage_tiles(host, shape) if adapted or self._has_adapters(host) else None,
             stage_step=None if (step := self._stages.column(plan)) is None else staging.copied(step),
             late=None if late is None else staging.zero_copy(late),
@@ -396,8 +492,17 @@ class ModelRunner:
         """What a captured graph does; returns [sampled, vocab] logits."""
         _, hidden = self._forward(host, inputs)
         logits = self._logits(hidden, inputs)
-        self._sampler.sample(logits, inputs.sampled_slots)
+        self._sample(logits, inputs)
         return logits
+
+    def _sample(self, logits: Tensor, inputs: StepInputs) -> None:
+        if inputs.drafts is not None:
+            assert self._device_verifier is not None
+            self._device_verifier.verify_at_once(logits, inputs.sampled_slots, inputs.drafts)
+            return
+        self._sampler.sample(logits, inputs.sampled_slots)
+        if self._device_tokens is not None:
+            self._device_tokens.sampled(inputs.sampled_slots)
 
     def _forward(self, host: HostBatch, inputs: StepInputs) -> tuple[Batch, Tensor]:
         """The step's batch and its hidden states, [tokens, hidden]."""
@@ -426,14 +531,29 @@ class ModelRunner:
         return self._prompt_logprobs.launch(plan, host, batch, hidden, wanted)
 
 
+def _drafting_rows(plan: Plan) -> tuple[int, ...]:
+    """By what steps of a draft model are known that are alike; empty, where tokens differ that the host knows."""
+    if any(token >= 0 for token in plan.tokens):
+        return ()
+    return (*plan.slots, -1, *plan.counts, -1, *plan.tokens, -1, *plan.sampled_rows)
+
+
+def _verified_rows(plan: Plan, drafts: StepDrafts) -> tuple[int, ...]:
+    """By what steps with drafts are known that are alike; empty, where tokens differ that the host knows."""
+    if not drafts.on_device or plan.token_rows:
+        return ()
+    return (*plan.slots, -1, *plan.counts, -1, *plan.drafts, -1, *drafts.counts.tolist())
+
+
 def _build_sampler(
     model: Model, slots: SlotTable, limits: StepLimits, mode: LogprobsMode, ring: BufferRing, stages: StageSteps
 ) -> StepSampler | NoSampler:
     """What ends the steps of this model."""
     if not model.has_logits:
         return NoSampler(slots, mode, ring)
-    most = limits.sampled
-    return StepSampler(slots, max(limits.rows, most), mode, ring, most, partial(_send_tokens, stages, slots))
+    most = max(limits.sampled, MOST_SHORT_TOKENS)
+    verified = max(limits.rows, MOST_SHORT_TOKENS) if limits.drafts else 0
+    return StepSampler(slots, max(limits.rows, most), mode, ring, most, partial(_send_tokens, stages, slots), verified)
 
 
 def _send_tokens(stages: StageSteps, slots: SlotTable, step: int) -> None:

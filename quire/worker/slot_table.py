@@ -115,8 +115,11 @@ class SlotTable:
         vocab_size: A top_k from here on excludes nothing.
         device: Where the table lives.
         processors: Logits processors.
+        drafts: Draft tokens of a row, at most.
 
     Attributes:
+        drafts: [slots, drafts] int64, those that a device has drawn for each slot's next step; see `device_drafts.py`.
+        recent: [slots, drafts + 1] int64, what a device has sampled last, as long as it verifies drafts in each step.
         length, rope_length, last_token, seed, num_sampled, top_k: [slots] int64.
         temperature, top_p, min_p: [slots] float32.
         tables: By KV group, [slots, blocks] int64 block ids.
@@ -132,6 +135,7 @@ class SlotTable:
         vocab_size: int,
         device: torch.device,
         processors: Sequence[LogitsProcessor] = (),
+        drafts: int = 0,
     ) -> None:
         slots = sequences + 1
         self.dummy = sequences
@@ -143,6 +147,8 @@ class SlotTable:
         self.length, self.rope_length, self.last_token, self.seed, self.num_sampled, self.top_k = self._ints.unbind()
         self.temperature, self.top_p, self.min_p = self._floats.unbind()
         self.tables = self._tables.unbind()
+        self.drafts = torch.zeros((slots, drafts), dtype=torch.int64, device=device)
+        self.recent = torch.zeros((slots, drafts + 1), dtype=torch.int64, device=device)
         self._init_slots = kernel("init_slots", device.type)
         self.host = HostSlotMirror(slots)
         self.transforms = LogitsTransforms(slots, vocab_size, device, processors)

@@ -85,6 +85,18 @@ class StagingBuffer:
         if self._parts:
             np.concatenate(self._parts, out=self._arrays[self._index][: self._end])
 
+    @property
+    def copied_columns(self) -> npt.NDArray[np.int64]:
+        """Of the step that was staged last, all columns that are copied."""
+        columns: npt.NDArray[np.int64] = self._arrays[self._index][: self.num_copied].copy()
+        return columns
+
+    def begin_alike(self, copied: npt.NDArray[np.int64]) -> None:
+        """Begin a step with the `copied_columns` of another one of the same shape."""
+        self.begin()
+        self._parts = [copied]
+        self._end = self.num_copied = len(copied)
+
     def copy_to_device(self) -> None:
         """Launch the copy, once a step and before the next step begins. Captured in a graph, it copies what was staged
         before each replay.

@@ -14,6 +14,7 @@ from quire.attention.metadata import AttentionMetadata
 from quire.kernels.reference.lora import Tiles
 from quire.worker.kv_transfer import BlockMoves
 from quire.worker.slot_table import SlotUpdates
+from quire.worker.speculation.draft_columns import DraftColumns
 
 
 class StepInputs(NamedTuple):
@@ -34,6 +35,7 @@ class StepInputs(NamedTuple):
         slot_updates: Changes of the slot table.
         block_moves: Swaps and copies of blocks.
         tiles: Which tokens have which adapter; None: none has any.
+        drafts: Of a short step that is verified by its graph, which drafts it has; None: it is no such step.
         stage_step: [1], what the step's streams are known by in other stages of a pipeline; None: there are none.
     """
 
@@ -49,4 +51,5 @@ class StepInputs(NamedTuple):
     slot_updates: SlotUpdates
     block_moves: BlockMoves
     tiles: Tiles | None = None
+    drafts: DraftColumns[Tensor] | None = None
     stage_step: Tensor | None = None

@@ -42,12 +42,15 @@ from quire.planning.kv_cache_plan import MeasuredMemory, NumBlocks, plan_kv_cach
 from quire.planning.step_limits import StepLimits
 from quire.weights.hub import HubAccess
 from quire.weights.tensor_options import TensorOptions
-from quire.worker.graph_shapes import GraphShapes
+from quire.worker.graph_shapes import MOST_SHORT_TOKENS, GraphShapes
 from quire.worker.kv_tensors import DENSE, ELEMENTS, allocate_kv_cache, block_transfer, kv_view, transfer_of
 from quire.worker.kv_transfer import BlockTransfer, JoinedTransfer
 from quire.worker.model_runner import ModelRunner
+from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 from quire.worker.slot_table import SlotTable
 from quire.worker.speculation.adaptive import AdaptiveDrafter
+from quire.worker.speculation.device_drafts import FollowedTokens
+from quire.worker.speculation.draft_steps import steps_in_flight
 from quire.worker.speculation.drafters import build_drafter
 from quire.worker.speculation.drafts_ahead import DraftsAhead
 from quire.worker.speculation.hidden_states import HeadStates, Loan, ModelStates, StateRows, model_states
@@ -107,6 +110,7 @@ class Worker:
         links: To those that have the layers before and after its own.
         rehearsed: What takes the place of `collectives` in a compile warm-up.
         loan: What a draft head is lent by its model; None: the worker is of a model.
+        followed: Of a draft model on a device that runs ahead, the slots of the model that it drafts for.
         stages: What other stages of a pipeline are told, where devices run ahead.
 
     Attributes:
@@ -123,6 +127,7 @@ class Worker:
         links: StageLinks = NO_LINKS,
         rehearsed: Collectives | None = None,
         loan: Loan | None = None,
+        followed: SlotTable | None = None,
         stages: StageSteps = WHOLE_MODEL,
     ) -> None:
         self._config = config
@@ -133,6 +138,7 @@ class Worker:
         self._links = links
         self._rehearsed = rehearsed or OneRank()
         self._loan = loan
+        self._followed = followed
         self._stages = stages
         self._device = torch.device("cuda:0" if config.device.device == "cuda" else "cpu")
         self._startup: dict[str, float] = {}
@@ -166,7 +172,8 @@ class Worker:
             self.allocate(loaded, blocks)
             self.capture_graphs(loaded)
             load_draft_model = partial(self._load_draft_model, loaded)
-            self._start_drafting(build_drafter(self._config, loaded.spec, blocks.device, load_draft_model))
+            followed = loaded.slots if self._runner.runs_ahead else None
+            self._start_drafting(build_drafter(self._config, loaded.spec, blocks.device, load_draft_model, followed))
             self._finish_compilation()
         if self._transfer is not None:
             self._transfer.prepare_host_pool()
@@ -334,6 +341,15 @@ class Worker:
         """See DraftWorker."""
         self._runner.rewind(slots, lengths, num_sampled)
 
+    def launch_drafting(self, plan: Plan, times: int = 1) -> None:
+        """See ModelRunner."""
+        self._runner.launch_drafting(plan, times)
+
+    @property
+    def slots(self) -> SlotTable:
+        """What the device knows of each sequence."""
+        return self._slots
+
     def learn_tokens(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
         """What another stage has sampled for these slots, which is what their next rows read; on a CPU."""
         self._slots.last_token[list(slots)] = torch.tensor(tokens)
@@ -428,7 +444,8 @@ class Worker:
         """
         loan = loaded.states.loan() if isinstance(loaded.states, ModelStates) else None
         with self._stage("draft_model"):
-            worker = Worker(config, self._clock, loan=loan)
+            followed = self._slots if self._runner.runs_ahead else None
+            worker = Worker(config, self._clock, loan=loan, followed=followed)
             worker.load()
             if self._device.type == "cuda":
                 launch_all_kernels(worker._runner, worker._limits)  # so that each is compiled
@@ -437,7 +454,8 @@ class Worker:
     def _shapes(self) -> GraphShapes:
         """Of the steps that are captured."""
         limits, most = self._limits, self._config.device.max_cudagraph_capture_size or 0
-        return GraphShapes(most, limits.rows, limits.tokens, limits.length, limits.sampled)
+        short = 1 if limits.drafts else 0
+        return GraphShapes(most, limits.rows, limits.tokens, limits.length, limits.sampled, short)
 
     def _allocate_kv_cache(self, spec: ModelSpec, num_blocks: int) -> Tensor:
         dtype = ELEMENTS[self._config.kv_dtype]
@@ -454,7 +472,7 @@ class Worker:
         limits, size = self._limits, self._config.cache.block_size
         processors = load_processors(self._config.model.logits_processors)
         blocks, groups = -(-limits.length // size), len(spec.kv_groups())
-        return SlotTable(limits.rows, blocks, groups, spec.vocab_size, self._device, processors)
+        return SlotTable(limits.rows, blocks, groups, spec.vocab_size, self._device, processors, limits.drafts)
 
     def _updates(self) -> LowRankUpdates | None:
         """What adapters may change of a model that is about to be built."""
@@ -489,7 +507,9 @@ class Worker:
         self, loaded: LoadedModel, kv_cache: Tensor, transfer: BlockTransfer | None = None
     ) -> ModelRunner:
         """A runner on this KV cache; without `transfer`, it has no host pool."""
-        limits, spec = self._limits, loaded.spec
+        limits, spec, followed = self._limits, loaded.spec, None
+        if self._followed is not None:
+            followed = FollowedTokens(loaded.slots, self._followed, is_head=spec.head is not None)
         return ModelRunner(
             loaded.model,
             _attention(kv_view(kv_cache, spec, self._kv_scales), spec, limits, self._options.dtype),
@@ -503,6 +523,8 @@ class Worker:
             loaded.states,
             self._stages,
             self._synthetic_acceptance(spec),
+            followed,
+            MAX_STEPS_IN_FLIGHT if self._followed is None else steps_in_flight(self._followed.drafts.shape[1]),
         )
 
     def _synthetic_acceptance(self, spec: ModelSpec) -> SyntheticAcceptance | None:
@@ -530,7 +552,8 @@ def _attention(kv: KVView, spec: ModelSpec, limits: StepLimits, dtype: torch.dty
         return CpuAttention(kv)
     from quire.attention.triton import TritonAttention  # Triton is there only with a GPU's torch
 
-    return TritonAttention(kv, spec.heads, limits.rows, limits.tokens, limits.length, dtype)
+    rows = max(limits.rows, MOST_SHORT_TOKENS)  # a short step's tokens are rows to it
+    return TritonAttention(kv, spec.heads, rows, limits.tokens, limits.length, dtype)
 
 
 def _dtype(config: Config) -> torch.dtype:

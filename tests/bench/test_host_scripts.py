@@ -17,6 +17,7 @@ SWEEPS = sorted((ROOT / "tuning").glob("*/tune_*.py"))
     ("script", "arguments", "said"),
     [
         ("host_step.py", ["--sequences", "3", "--steps", "8"], ["worker_ms", "engine_ms"]),
+        ("host_drafts.py", ["--rows", "1,2", "--steps", "8", "--method", "eagle3"], ["by_plain", '"drafts": 4']),
         ("host_request.py", ["--tokens", "5,40", "--runs", "2"], ["40 tokens", "2,000 cached + 50", "after"]),
         ("host_request.py", ["--tokens", "5,40", "--runs", "2", "--cold"], ["launch"]),
         ("host_choices.py", ["--tokens", "300", "--choices", "1,3", "--runs", "2"], ["3 choices", "longest turn"]),

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from quire.collectives import cards
-from quire.collectives.cards import LIMITS, Cards, Rehearsed, Way, limits_of, way_of
+from quire.collectives.cards import Cards, Rehearsed
+from quire.collectives.rank_memory import LIMITS, RankMemory, Way, limits_of, way_of
+from quire.collectives.summing_norms import NormWay
 from quire.kernels.triton.ranks import window
 from quire.mesh import Mesh
 
@@ -22,6 +24,12 @@ class Watched:
 
     def gather_columns(self, x: Tensor, out: Tensor) -> None:
         self.asked.append("gather")
+
+    def norm_way_of(self, x: Tensor, weight: Tensor) -> NormWay:
+        return "pull"
+
+    def norm(self, *given: object) -> None:
+        self.asked.append(f"norm by {given[-1]}")
 
 
 def cards_of(memory: Watched | None, nccl: Watched, ranks: int = 2) -> Cards:
@@ -48,9 +56,11 @@ def test_no_limit_is_beyond_what_a_window_holds() -> None:
         assert limits.pushed <= 4 * window.PUSHED_WORDS
         assert limits.pushed <= limits.pulled <= window.PULLED_BYTES
         layout = window.layout_of(ranks)
-        assert layout.arrivals >= 4 * window.MOST_RANKS * window.PULLED_PROGRAMS
+        assert layout.row_flags >= 4 * window.MOST_RANKS * window.PULLED_PROGRAMS
+        assert layout.arrivals - layout.row_flags >= 4 * window.MOST_RANKS * window.PULLED_PROGRAMS
         assert layout.buffers - layout.arrivals == 2 * ranks * 8 * window.PUSHED_WORDS
-        assert layout.size - layout.buffers == 2 * window.PULLED_BYTES
+        assert layout.rings - layout.buffers == 2 * window.PULLED_BYTES
+        assert layout.size - layout.rings == window.PULLED_PROGRAMS * window.STEPS * window.STEP_BYTES
         assert not any(at % 16 for at in layout)
 
 
@@ -70,8 +80,26 @@ def test_a_rehearsal_asks_nothing_of_nccl() -> None:
     rehearsed = Rehearsed(memory, 2)  # type: ignore[arg-type]
     for size in (8, 1 << 19, 1 << 24):
         rehearsed.all_reduce(torch.empty(size, device="meta"))
-    assert memory.asked == ["push", "pull"]
-    Rehearsed(None, 2).all_reduce(torch.zeros(8))
+    assert rehearsed.norms is not None
+    x = torch.empty(2, 8)
+    rehearsed.norms.rms_norm(x, x[0], 1e-5, x.clone(), x.clone())
+    rehearsed.norms.rms_norm_quantized(x, x[0], 1e-5, torch.int8, x.clone())
+    assert memory.asked == ["push", "pull", "norm by pull", "norm by pull"]
+    without = Rehearsed(None, 2)
+    without.all_reduce(torch.zeros(8))
+    assert without.norms is None
+
+
+def test_the_way_of_a_norm_follows_from_rows_and_weight() -> None:
+    def way(rows: int, width: int, ranks: int = 2, weight: torch.dtype = torch.bfloat16) -> str:
+        memory = RankMemory([0] * ranks, Mesh(tp=ranks), torch.device("cpu"))
+        x = torch.empty(rows, width, dtype=torch.bfloat16, device="meta")
+        return memory.norm_way_of(x, torch.empty(width, dtype=weight))
+
+    assert [way(rows, 4_096) for rows in (1, 128, 129, 32_768)] == ["push", "push", "pull", "pull"]
+    assert [way(rows, 4_096, ranks=8) for rows in (8, 9, 32, 33)] == ["push", "pull", "pull", "separate"]
+    assert way(1_500, 64) == "pull", "each row takes a whole tile of arrivals"
+    assert way(1, 4_096, weight=torch.float32) == way(1, 16_384) == "separate"
 
 
 def test_too_many_ranks_have_no_windows() -> None:

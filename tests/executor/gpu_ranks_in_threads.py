@@ -18,6 +18,7 @@ from torch import Tensor
 from quire.clock import Clock
 from quire.collectives import card_links
 from quire.collectives.cards import Exchange
+from quire.collectives.collectives import Norms
 from quire.collectives.layout import LINE, memory_bytes
 from quire.collectives.shared_memory import shared_memory_collectives
 from quire.config import Config
@@ -158,6 +159,7 @@ class CardsByHost:
 
     memories: list[SharedMemory]
     vocab_size: int
+    norms: Norms | None = None
 
     @classmethod
     def share(cls, config: Config, mesh: Mesh) -> None:

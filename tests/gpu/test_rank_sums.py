@@ -21,7 +21,7 @@ def test_sums_and_columns_of_all_ranks(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.gpu.rank_sums"]
     ranks = [subprocess.Popen([*command, str(rank), str(RANKS), str(tmp_path), "check"]) for rank in range(RANKS)]
     try:
-        assert [rank.wait(timeout=180) for rank in ranks] == [0] * RANKS
+        assert [rank.wait(timeout=300) for rank in ranks] == [0] * RANKS
     finally:
         for rank in ranks:
             rank.kill()

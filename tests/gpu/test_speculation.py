@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.messages import Plan
 from quire.metrics.reader import Counter
 from quire.worker.cuda_graphs import CudaGraphs
-from quire.worker.graph_shapes import GraphShape
+from quire.worker.graph_shapes import GraphShape, StepKind
+from quire.worker.speculation.draft_model import DraftModel
 from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.heads import ReferenceHead, make_eagle3, noting
+from tests.offline.test_drafts_ahead import check_drafts, drafts_by_context
 from tests.offline.test_speculation import ASKED, NGRAM, prompts
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("always_drafting")]
@@ -59,6 +62,11 @@ def guessing(
         yield llm
 
 
+def _verifies(shape: GraphShape) -> bool:
+    """Whether it is for steps with drafts alone, or more positions than rows."""
+    return shape.kind is StepKind.SHORT or (shape.sampled > shape.most_rows and not shape.is_decode)
+
+
 def counters(llm: LLM) -> dict[str, float]:
     return {metric.name: metric.value for metric in llm.get_metrics() if isinstance(metric, Counter)}
 
@@ -90,7 +98,7 @@ def test_guessing_changes_no_output(
         assert drafts == 0
     else:
         assert 0 < drafts <= tokens
-        assert any(shape.sampled > shape.most_rows and not shape.is_decode for shape in replayed)
+        assert any(_verifies(shape) for shape in replayed)
         if "itself" in request.node.name:
             assert accepted > 0.95 * tokens
     for ours, theirs in zip(found, plain.generate(given, params, use_tqdm=False), strict=True):
@@ -121,6 +129,42 @@ def test_a_head_proposes_what_the_paper_says(checkpoint: Path, tmp_path: Path) -
         for _ in range(2):
             llm.generate(given, params, use_tqdm=False)
     noted.check(ReferenceHead(head, checkpoint))
+
+
+def test_drafts_of_the_device_are_those_that_are_made_one_by_one(checkpoint: Path, tmp_path: Path) -> None:
+    """By a model that is mostly wrong, so that rows gain now more, now fewer."""
+    other = make_llama(tmp_path / "model", layers=1, seed=9)
+    check_drafts(drafts_by_context(checkpoint, other, LIMITS), other, LIMITS)
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+def test_steps_with_drafts_follow_each_other(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sequence of Quill: nearly all of its steps are short ones, launched behind one that runs, and what they
+    bring is what there is without drafts."""
+    model = {"draft_model": "quill_draft", "eagle3": "quill_eagle3"}[method]
+    asked = {"method": method, "model": model, "num_speculative_tokens": 4}
+    followed, shapes = list[bool](), list[StepKind]()
+    follows, replay = DraftModel.follows, CudaGraphs.replay
+
+    def noting_follows(self: DraftModel, plan: Plan) -> bool:
+        followed.append(follows(self, plan))
+        return followed[-1]
+
+    def noting_replay(self: CudaGraphs, shape: GraphShape, **others: Any) -> Any:
+        shapes.append(shape.kind)
+        return replay(self, shape, **others)
+
+    monkeypatch.setattr(DraftModel, "follows", noting_follows)
+    monkeypatch.setattr(CudaGraphs, "replay", noting_replay)
+    params, texts = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True), []
+    for own in ({}, {"speculative_config": asked}):
+        with LLM("quill", dtype="float32", device="cuda", max_model_len=512, max_num_seqs=8,
+                 num_gpu_blocks_override=200, **own) as llm:  # fmt: skip
+            texts.append(llm.generate("The fox and the hen walk to the river. ", params, use_tqdm=False)[0].outputs[0])
+            if own:
+                assert sum(followed) > 0.9 * len(followed) > 0
+                assert shapes.count(StepKind.SHORT) > 0.9 * sum(followed)  # which is asked twice a step
+    assert texts[0].text == texts[1].text
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model", "eagle3"])

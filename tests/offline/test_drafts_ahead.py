@@ -4,6 +4,7 @@ replayed and verified by the same code. `tests/gpu/test_speculation.py` is the s
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,15 +12,19 @@ from typing import Any
 
 import pytest
 
-from quire import LLM
+from quire import LLM, SamplingParams
 from quire.executor import factory
 from quire.executor.gpu_executor import GpuExecutor
-from quire.messages import Plan
+from quire.messages import Plan, Result
 from quire.metrics.reader import Counter
 from quire.worker import buffer_ring
+from quire.worker.speculation.draft_model import DraftModel
+from quire.worker.speculation.drafts_ahead import DraftsAhead
+from quire.worker.speculation.step_drafts import StepDrafts
 from quire.worker.worker import LoadedModel, Worker
 from tests.checkpoints import VOCAB_SIZE
-from tests.heads import ReferenceHead, make_eagle3, noting
+from tests.heads import ReferenceHead, make_eagle3, noting, proposed
+from tests.offline import test_masked_drafts as masked_drafts
 from tests.offline.test_speculation import (
     ASKED,
     LIMITS,
@@ -32,6 +37,7 @@ from tests.offline.test_speculation import (
     plain,
     prompts,
 )
+from tests.offline.test_speculation import test_adapters_are_drafted_for_too as check_adapters
 from tests.worker.replay_by_running import ReplayByRunning
 
 __all__ = ["checkpoint", "draft", "plain"]
@@ -117,6 +123,89 @@ def test_guessing_ahead_changes_no_output(
         assert any(not shape.is_decode for shape in graphs[0].replayed)
     metrics = {each.name: each.value for each in ahead.get_metrics() if isinstance(each, Counter)}
     assert metrics["vllm:num_preemptions"] > 0
+
+
+@pytest.mark.parametrize("asked", ["greedy", "seeded", "min_p, n"])
+def test_behind_steps_that_run_drafts_are_those_of_the_model_itself(
+    asked: str, checkpoint: Path, plain: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on from what the step before has sampled, by the same random numbers: so it is always right."""
+    following, results = [], list[Result]()
+    follows, finish = DraftModel.follows, DraftsAhead.finish
+
+    def noting_follows(self: DraftModel, plan: Plan) -> bool:
+        following.append(follows(self, plan))
+        return following[-1]
+
+    def noting_results(self: DraftsAhead, result: Result) -> Result:
+        results.append(result)
+        return finish(self, result)
+
+    monkeypatch.setattr(DraftModel, "follows", noting_follows)
+    monkeypatch.setattr(DraftsAhead, "finish", noting_results)
+    with (
+        running_ahead(),
+        LLM(str(checkpoint), speculative_model=str(checkpoint), num_speculative_tokens=3, **LIMITS_AHEAD) as llm,
+    ):
+        for _ in range(2):  # then prompts are cached
+            assert answers(llm, ASKED[asked]) == answers(plain, ASKED[asked])
+    drafted = [(count, own) for each in results for count, own in zip(each.counts, each.drafted, strict=False) if own]
+    assert sum(count == 1 + own for count, own in drafted) > 0.98 * len(drafted) > 100
+    assert sum(following) > 0.3 * len(following)
+
+
+def test_drafts_of_the_device_are_those_that_are_made_one_by_one(checkpoint: Path, draft: Path) -> None:
+    """By a model that is mostly wrong, so that rows gain now more, now fewer."""
+    with running_ahead():
+        noted = drafts_by_context(checkpoint, draft, LIMITS_AHEAD)
+    check_drafts(noted, draft, LIMITS)
+
+
+def drafts_by_context(checkpoint: Path, draft: Path, limits: dict[str, Any]) -> dict[tuple[int, ...], list[int]]:
+    """What the draft model proposes behind which tokens."""
+    noted: dict[tuple[int, ...], list[int]] = {}
+    propose = DraftModel.propose
+
+    def noting_drafts(self: DraftModel, plan: Plan, most_read: int) -> StepDrafts:
+        drafts = propose(self, plan, most_read)
+        noted.update((tuple(tokens), own) for tokens, own in proposed(self, plan, drafts))
+        return drafts
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DraftModel, "propose", noting_drafts)
+        with LLM(str(checkpoint), speculative_model=str(draft), num_speculative_tokens=3, **limits) as llm:
+            answers(llm, ASKED["greedy"])
+    return noted
+
+
+def check_drafts(noted: dict[tuple[int, ...], list[int]], draft: Path, limits: dict[str, Any]) -> None:
+    """They are what the draft model itself goes on with, up to ties."""
+    assert len(noted) > 100
+    some = random.Random(0).sample(sorted(noted), 80)
+    greedy = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, detokenize=False)
+    with LLM(str(draft), **limits) as alone:
+        outputs = alone.generate([{"prompt_token_ids": list(each)} for each in some], greedy, use_tqdm=False)
+    right = [
+        noted[context] == list(output.outputs[0].token_ids[: len(noted[context])])
+        for context, output in zip(some, outputs, strict=True)
+    ]
+    assert sum(right) >= len(right) - 1
+
+
+def test_adapters_are_drafted_for_ahead_too(checkpoint: Path, draft: Path, tmp_path: Path) -> None:
+    with running_ahead():
+        check_adapters(checkpoint, draft, tmp_path)
+
+
+@pytest.mark.parametrize("asked", ["greedy", "penalties, log probabilities"])
+def test_rows_under_a_grammar_have_drafts_beside_others(asked: str) -> None:
+    """Of steps with such rows the host is told the drafts; others stay on the device."""
+    limits = {**masked_drafts.LIMITS, "max_num_batched_tokens": CAPTURED}
+    with LLM(**limits) as plain:
+        expected = masked_drafts.answers(plain, masked_drafts.ASKED[asked])
+    with running_ahead(), LLM(speculative_model="quill_draft", num_speculative_tokens=4, **limits) as llm:
+        assert masked_drafts.answers(llm, masked_drafts.ASKED[asked]) == expected
+        assert (masked_drafts.counters(llm)["vllm:spec_decode_num_drafts"] > 20) is (asked == "greedy")
 
 
 def test_a_benchmark_can_say_how_often_drafts_are_accepted(checkpoint: Path, draft: Path) -> None:

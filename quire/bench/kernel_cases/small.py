@@ -76,10 +76,45 @@ def _keep_drafts(rows: int, drafts: int) -> KernelCase:
         ends = torch.arange(1 + drafts, positions + 1, 1 + drafts)
         where = torch.randperm(rows).repeat_interleave(1 + drafts)
         given = (tokens, torch.zeros(positions, dtype=torch.int8), next_drafts, ends, where)
-        table = (torch.randint(0, 1_000, (rows + 1,)) for _ in range(3))
-        return (*(column.to(device) for column in given), drafts, *(column.to(device) for column in table)), {}
+        table = (*(torch.randint(0, 1_000, (rows + 1,)) for _ in range(3)), torch.zeros(rows + 1, 1 + drafts).long())
+        columns = (*table, torch.zeros(rows, dtype=torch.int64))
+        return (*(column.to(device) for column in given), drafts, *(column.to(device) for column in columns)), {}
 
-    return KernelCase("keep_drafts", f"{rows} × {1 + drafts}", make, rows * (3 * (1 + drafts) + 7) * _INT)
+    return KernelCase("keep_drafts", f"{rows} × {1 + drafts}", make, rows * (5 * (1 + drafts) + 8) * _INT)
+
+
+def _look_up_tokens(rows: int, drafts: int) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        ids = torch.cat((torch.tensor([-1]), -2 - torch.arange(drafts))).repeat(rows)
+        where = torch.randperm(rows).repeat_interleave(1 + drafts)
+        given = (ids, where, torch.randint(0, 1_000, (rows + 1, drafts)), torch.zeros_like(ids))
+        return tuple(column.to(device) for column in given), {}
+
+    return KernelCase("look_up_tokens", f"{rows} × {1 + drafts}", make, rows * (1 + drafts) * 4 * _INT)
+
+
+def _follow_slots(rows: int, tokens: int) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        given = (
+            torch.randperm(rows),
+            torch.arange(rows).repeat_interleave(tokens),
+            torch.arange(tokens).repeat(rows),
+            (-2 - torch.arange(tokens)).repeat(rows),
+            *(torch.randint(100, 1_000, (rows + 1,)) for _ in range(2)),
+        )
+        table = (torch.zeros(rows + 1, dtype=torch.int64, device=device) for _ in range(2))
+        return (*(column.to(device) for column in given), tokens, *table), {}
+
+    return KernelCase("follow_slots", f"{rows} × {tokens}", make, rows * (3 * tokens + 5) * _INT)
+
+
+def _note_drafts(rows: int, drafts: int) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        given = (torch.randperm(rows), *(torch.randint(0, 2, (rows + 1,)) for _ in range(3)))
+        out = torch.zeros(rows + 1, drafts, dtype=torch.int64, device=device)
+        return (*(column.to(device) for column in given), out), {}
+
+    return KernelCase("note_drafts", f"{rows} × {drafts}", make, rows * 5 * _INT)
 
 
 def _copy_inputs(entries: int) -> KernelCase:
@@ -140,7 +175,11 @@ def _move_blocks(blocks: int, storages: int, piece: Sequence[int], *, staged: bo
 CASES = (
     *(_prepare_inputs(rows, tokens) for rows, tokens in ((1, 1), (256, 1), (8, 1_024))),
     *(_init_slots(owners, 8_192) for owners in (1, 64)),
-    *(make(rows, 4) for make in (_position_columns, _keep_drafts) for rows in (1, 256)),
+    *(
+        make(rows, 4)
+        for make in (_position_columns, _keep_drafts, _look_up_tokens, _follow_slots, _note_drafts)
+        for rows in (1, 256)
+    ),
     *(_copy_inputs(entries) for entries in (256, 2_048, 65_536)),
     *(_copy_outputs(entries) for entries in (288, 1_152)),
     *(_embed(tokens, _HIDDEN, _VOCABULARY) for tokens in (1, 256, 8_192)),
@@ -152,6 +191,9 @@ SMALL_CASES = (
     _init_slots(3, 17),
     _position_columns(3, 2),
     _keep_drafts(3, 2),
+    _look_up_tokens(3, 2),
+    _follow_slots(3, 2),
+    _note_drafts(3, 2),
     _copy_inputs(17),
     _copy_outputs(5),
     _embed(3, 64, 100),

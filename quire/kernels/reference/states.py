@@ -38,13 +38,13 @@ def state_rows(token_ids: Tensor, places: Tensor, slots: Tensor, first: int, out
     that its slot sampled last.
 
     Args:
-        token_ids: [tokens] int64 as a plan names them; negative: the slot's last one.
+        token_ids: [tokens] int64 as a plan names them; -1: the slot's last one.
         places: [tokens] int64.
         slots: [tokens] int64.
         first: The row of slot 0.
         out: [tokens] int64.
     """
-    torch.where(token_ids < 0, slots + first, places, out=out)
+    torch.where(token_ids == -1, slots + first, places, out=out)
 
 
 def spread_columns(x: Tensor, columns: Tensor, out: Tensor) -> None:

@@ -96,6 +96,7 @@ class StepSampler:
         most_masked: Positions of a step that may have bitmasks; None: as many as `most`.
         sampled: Called with the number of each step once all that samples its tokens is launched, and with 0 at the
             start.
+        rows: Of a step, of which a number each is reported as well, at most.
 
     Attributes:
         bitmasks: Of the step whose masked positions are sampled.
@@ -110,11 +111,12 @@ class StepSampler:
         ring: BufferRing,
         most_masked: int | None = None,
         sampled: Callable[[int], None] = lambda step: None,
+        rows: int = 0,
     ) -> None:
         self._slots = slots
         self._mode: LogprobsMode = mode
         self._sampled = sampled
-        self.outputs = SampledOutputs(most, ring)
+        self.outputs = SampledOutputs(most + rows, ring)
         self.bitmasks = BitmaskBuffer(most_masked or most, slots.vocab_size, slots.device)
 
     def warm_up(self, logits: Tensor, deferred: Deferred, max_logprobs: int) -> None:

@@ -60,17 +60,22 @@ class AdaptiveDrafter:
         self._clock = clock
         self._waits = waits
         self._barred = barred
-        self._lengths = DraftLengths(waits)
+        self._lengths = DraftLengths(waits, settles=inner.on_device)
         self._outputs = float(EXPECTED_OUTPUT)  # tokens of a sequence, on average
         self._sampled: dict[int, int] = {}  # by slot
         self._reading_ms = 0.0  # of a token that the drafter has to catch up with; 0: not measured
         self._granted: dict[int, _Grant] = {}  # by step, until it is recorded
         self._drafting_ms = 0.0  # of the last step that has asked
+        self._reads: dict[int, int] = {}  # by step, until it is recorded: tokens that it read on the device
         self._undrafted = 0  # the engine knows that there are none up to this plan
         self._looked = 0  # at sequences without drafts
         self._hits = 0  # looks in a row that would have been right
         self._most_quiet = _QUIET_AHEAD if waits else _QUIET
         self._quiet = 0  # steps since one was learned from
+
+    @property
+    def on_device(self) -> bool:
+        return self._inner.on_device
 
     @property
     def read(self) -> int:
@@ -121,6 +126,10 @@ class AdaptiveDrafter:
         """What `grant` has decided."""
         return plan.step in self._granted
 
+    def follows(self, plan: Plan) -> bool:
+        """See Drafter; of a plan that has a grant."""
+        return self._inner.follows(replace(plan, drafts=self._granted[plan.step].drafts))
+
     def propose(self, plan: Plan, most_read: int) -> StepDrafts:
         if not self._waits:
             self.grant(plan)
@@ -133,8 +142,11 @@ class AdaptiveDrafter:
             granted = [0 if bar else most for bar, most in zip(barred.tolist(), granted, strict=True)]
         began = self._clock.now()
         found = self._inner.propose(replace(plan, drafts=granted), min(most_read, grant.worth))
-        self._drafting_ms = (self._clock.now() - began) * 1e3
-        self._learn_drafting(found, self._drafting_ms)
+        if self._inner.on_device:
+            self._reads[plan.step] = self._inner.read
+        else:
+            self._drafting_ms = (self._clock.now() - began) * 1e3
+            self._learn_drafting(found, self._drafting_ms)
         for place, count in enumerate(found.counts.tolist()):
             if granted[place]:
                 self._lengths.acceptance.learn_found(plan.slots[plan.sampled_rows[place]], count > 0)
@@ -152,23 +164,29 @@ class AdaptiveDrafter:
             weight, self._quiet = self._quiet, 0
             self._look_back(plan, result)
         self._inner.record(plan, result)
+        read = self._reads.pop(plan.step, 0) if asked else 0
         for place, (row, count) in enumerate(zip(plan.sampled_rows, result.counts, strict=True)):
             slot = plan.slots[row]
             self._sampled[slot] = self._sampled.get(slot, 0) + count * weight
             if result.drafted and result.drafted[place]:
                 self._lengths.acceptance.learn(slot, max(0, count - 1), result.drafted[place])
-        self._learn_time(plan, result, result.device_ms if ms is None else ms, asked=asked)
+        self._learn_time(plan, result, result.device_ms if ms is None else ms, read, asked=asked)
 
     def first_guess(self, slot: int) -> list[int] | None:
         """See Drafter."""
         return self._inner.first_guess(slot)
 
-    def _learn_time(self, plan: Plan, result: Result, ms: float, *, asked: bool) -> None:
+    def _learn_time(self, plan: Plan, result: Result, ms: float, read: int, *, asked: bool) -> None:
+        """`read`: tokens that were read on the device meanwhile."""
         rows = len(plan.slots)
         if rows and len(plan.sampled_rows) == rows == sum(plan.counts) - sum(plan.drafts) and ms > 0:
+            tokens = rows + sum(result.drafted)
+            if read > _LONG_READ:
+                self._learn_reading(read, ms - self._lengths.steps.of(tokens))
+                return
             if self._waits and asked:
                 ms = max(0.0, ms - self._drafting_ms)
-            self._lengths.learn_step(rows + sum(result.drafted), ms, asked=asked)
+            self._lengths.learn_step(tokens, ms, asked=asked)
 
     def _look_back(self, plan: Plan, result: Result) -> None:
         """Of some rows without drafts: whether the token that they have sampled would have been proposed."""
@@ -200,5 +218,7 @@ class AdaptiveDrafter:
         if read <= 2 * rows and passes:
             self._lengths.drafting.learn(passes, rows, ms)
         elif read > _LONG_READ:
-            left = max(0.0, ms - self._lengths.drafting.of(passes, rows)) / read
-            self._reading_ms += (_RATE if self._reading_ms else 1.0) * (left - self._reading_ms)
+            self._learn_reading(read, ms - self._lengths.drafting.of(passes, rows))
+
+    def _learn_reading(self, tokens: int, ms: float) -> None:
+        self._reading_ms += (_RATE if self._reading_ms else 1.0) * (max(0.0, ms) / tokens - self._reading_ms)

@@ -7,7 +7,8 @@ true: one without drafts where there are some, one with a few where there are no
 How often drafts are found at all counts as well: asking for them takes the host's time.
 
 A device that runs ahead of the host has to wait for a step that asks for drafts, whether any are found or not. There,
-steps that ask are timed by themselves.
+steps that ask are timed by themselves. If it drafts itself, only the first of several such steps is waited for: so a
+few are tried together, and the first does not count.
 """
 
 from __future__ import annotations
@@ -34,11 +35,17 @@ _BASELINE_RUN = 3
 """Steps without drafts that come together: the first one finds the draft model in the processor's caches."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024
 """Without drafts, steps before some are tried."""
+_LONGEST_PAUSE_AHEAD = 4096
+"""The same where several are tried, and the first of them is slower."""
 _LOOK_EVERY = 16
 """Without drafts, only one step in so many asks whether they would pay: asking takes time too."""
 _LOOK_EVERY_AHEAD = 64
 """The same where the host's time may be what a step takes."""
+_CHOSEN_FOR = 8
+"""Steps of the same rows that a choice holds for, on a device that drafts."""
 _TRIED_DRAFTS = 2
+_TRIED_RUN = 3
+"""Steps that try drafts together where the first one is slower."""
 _TRIED_MS = 0.2
 """What these are taken to save for each token, in shares of the time that it takes without."""
 
@@ -110,6 +117,7 @@ class DraftLengths:
 
     Args:
         waits: Whether a step that asks for drafts has to be waited for.
+        settles: Whether a step that asks for drafts behind one that does not is slower than those that follow.
 
     Attributes:
         alone: Times of steps by tokens that ask for none.
@@ -118,7 +126,7 @@ class DraftLengths:
         acceptance: Of drafts.
     """
 
-    def __init__(self, waits: bool = False) -> None:
+    def __init__(self, waits: bool = False, *, settles: bool = False) -> None:
         self.steps, self.drafting = StepTimes(), DraftingTimes()
         self.alone = StepTimes() if waits else self.steps
         self._look_every = _LOOK_EVERY_AHEAD if waits else _LOOK_EVERY
@@ -127,6 +135,10 @@ class DraftLengths:
         self._since_drafts = 0
         self._pause = _FIRST_PAUSE
         self._asked_before = False
+        self._settles = settles
+        self._trials_left = 0  # steps that go on trying drafts
+        self._chosen: tuple[tuple[int, ...], Choice | None] = (), None  # for which rows, and what
+        self._chosen_for = 0  # so many more steps
 
     def choose(self, tokens: int, slots: list[int], most: IntArray) -> Choice:
         """For a step of `tokens` without drafts, whose rows of these slots may have up to `most` [rows] drafts."""
@@ -134,16 +146,19 @@ class DraftLengths:
         if not self.alone:
             return Choice(none)  # a step without drafts comes first
         choice = None
+        if self._trials_left:
+            self._trials_left -= 1
+            return self._trial(tokens, most)
         if self._since_drafts % self._look_every == 0:
-            rates = np.array([self.acceptance.of(slot) for slot in slots])
-            finds = np.array([self.acceptance.found(slot) for slot in slots])
-            choice = self._best(tokens, rates, finds, most)
+            choice = self._best_for_a_while(tokens, slots, most)
         if choice is None:
             self._since_drafts += 1
             if self._since_drafts <= self._pause:
                 return Choice(none)
-            self._since_drafts, self._pause = 1, min(2 * self._pause, _LONGEST_PAUSE)
-            return Choice(np.minimum(most, _TRIED_DRAFTS), _TRIED_MS * self.alone.of(tokens) / len(slots))
+            longest = _LONGEST_PAUSE_AHEAD if self._settles else _LONGEST_PAUSE
+            self._since_drafts, self._pause = 1, min(2 * self._pause, longest)
+            self._trials_left = _TRIED_RUN - 1 if self._settles else 0
+            return self._trial(tokens, most)
         self._since_baseline += 1
         self._since_drafts, self._pause = 0, _FIRST_PAUSE
         gain = choice.saved_ms * len(slots) / self.alone.of(tokens)  # in shares of the time without
@@ -154,9 +169,10 @@ class DraftLengths:
 
     def learn_step(self, tokens: int, ms: float, *, asked: bool) -> None:
         """A step took so long, drafting left out. One without drafts right behind one with some does not count: it is
-        slower than those that follow, since the draft model has taken the model's place in the processor's caches."""
-        times = self.steps if asked else self.alone
-        if asked or not self._asked_before or not times:
+        slower than those that follow, since the draft model has taken the model's place in the processor's caches. Nor
+        does one with drafts right behind one without, where that has waited for the host."""
+        times, changed = self.steps if asked else self.alone, asked is not self._asked_before
+        if not changed or (asked and not self._settles) or (not asked and not times):
             times.learn(tokens, ms)
         self._asked_before = asked
 
@@ -173,12 +189,26 @@ class DraftLengths:
     @property
     def resting(self) -> int:
         """How many of the next steps surely have none."""
-        since = self._since_drafts
+        since = 0 if self._trials_left else self._since_drafts
         return max(0, min(-since % self._look_every, self._pause - since)) if since else 0
 
     def wake(self) -> None:
         """The next step that may have drafts asks whether they would pay."""
         self._since_drafts = 0
+
+    def _best_for_a_while(self, tokens: int, slots: list[int], most: IntArray) -> Choice | None:
+        """The best choice; where the host's time may be what a step takes, it is made anew every few steps."""
+        rows = (tokens, *slots, *most.tolist())
+        if not self._chosen_for or rows != self._chosen[0]:
+            rates = np.array([self.acceptance.of(slot) for slot in slots])
+            finds = np.array([self.acceptance.found(slot) for slot in slots])
+            self._chosen = rows, self._best(tokens, rates, finds, most)
+            self._chosen_for = _CHOSEN_FOR if self._settles else 1
+        self._chosen_for -= 1
+        return self._chosen[1]
+
+    def _trial(self, tokens: int, most: IntArray) -> Choice:
+        return Choice(np.minimum(most, _TRIED_DRAFTS), _TRIED_MS * self.alone.of(tokens) / len(most))
 
     def _best(self, tokens: int, rates: FloatArray, finds: FloatArray, most: IntArray) -> Choice | None:
         """The best number of drafts; None if that is 0."""

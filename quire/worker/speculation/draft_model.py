@@ -4,6 +4,9 @@ Its KV cache lies beside the model's and has as many blocks; a sequence's keys s
 engine plans one set of block tables for both. Only a sequence that may have drafts is computed, when it first has some,
 and then as far as it has grown since. Knows nothing about how drafts are verified.
 
+On a device that runs ahead, a sequence that has drafts in a step which still runs can have more behind it: the draft
+model reads what that step samples from the device, see `device_drafts.py`.
+
 A head differs in three ways:
 
 - At each place it reads the token behind that place, so its sequences lack their first token.
@@ -14,9 +17,10 @@ A head differs in three ways:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import groupby
+from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
@@ -24,25 +28,41 @@ from quire.config.speculation import MOST_DRAFTS
 from quire.messages import Admitted, Plan, Result
 from quire.planning.draft_model import DRAFT_TOKENS_A_STEP
 from quire.sampling import SamplingParams
-from quire.worker.speculation.step_drafts import StepDrafts
+from quire.worker.speculation.draft_steps import Tokens, last_tokens
+from quire.worker.speculation.step_drafts import StepDrafts, named_drafts
 
+_MOST_UNREAD = 256
+"""Steps that a draft model is not told of one by one."""
 _FEW = 16
 """So many tokens of a sequence are always read."""
 
 
 class DraftWorker(Protocol):
-    """A worker with the draft model."""
+    """A worker with the draft model.
+
+    Attributes:
+        follows: Whether it can go on behind a step of the model whose tokens are not known.
+    """
+
+    follows: bool
 
     def change(self, plan: Plan) -> None:
         """Make the changes of a plan without rows, without waiting for them."""
         ...
 
-    def execute_all(self, plans: Iterable[Plan]) -> list[Result]:
-        """Run steps, one launched behind another."""
+    def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int], recent: Tokens) -> None:
+        """Set slots to these lengths and counters, whatever they have computed and sampled beyond. `recent` are all
+        their tokens, or no less than a step of the model can bring, and one more."""
         ...
 
-    def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
-        """Set slots to these lengths and counters, whatever they have computed and sampled beyond."""
+    def follow(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
+        """The same where the step before still runs; these are the most tokens that each may have."""
+        ...
+
+    def draft(self, first: Plan, counts: Sequence[int], *, read: bool) -> Tokens | None:
+        """Run a step whose sampled rows have so many drafts each: the first is what they sample, and it goes on from
+        there. Returns the drafts; None: there are as many, and the device knows them. Then `read` gets them to the
+        host."""
         ...
 
 
@@ -57,7 +77,7 @@ class _Sequence:
         computed: Of how many the draft model's keys are in its blocks.
         blocks: Block ids by index.
         keys: Of its full blocks that are computed, see DraftModel.
-        proposed: Drafts in the step that runs.
+        proposed: Drafts by the number of their step, until it is recorded.
     """
 
     tokens: list[int]
@@ -66,7 +86,7 @@ class _Sequence:
     computed: int = 0
     blocks: dict[int, int] = field(default_factory=dict)
     keys: list[int] = field(default_factory=list)
-    proposed: int = 0
+    proposed: dict[int, int] = field(default_factory=dict)
 
     def put_block(self, index: int, block: int, block_size: int) -> None:
         """Of another block than before, it is not known what it holds."""
@@ -74,6 +94,33 @@ class _Sequence:
             self.computed = index * block_size
             del self.keys[index:]
         self.blocks[index] = block
+
+
+class _Row(NamedTuple):
+    """A row that gets drafts, or only reads.
+
+    Attributes:
+        slot: Its slot.
+        sequence: What that holds.
+        read: How many tokens are read.
+        drafts: How many it gets.
+        bound: Of how many tokens it may be, drafts left out.
+        place: Among the plan's sampled rows.
+        follows: Whether the step before still runs.
+    """
+
+    slot: int
+    sequence: _Sequence
+    read: int
+    drafts: int
+    bound: int
+    place: int
+    follows: bool
+
+    @property
+    def start(self) -> int:
+        """Of how many tokens the keys are computed, at most."""
+        return self.bound - self.read if self.follows else self.sequence.computed
 
 
 class DraftModel:
@@ -88,6 +135,7 @@ class DraftModel:
         block_size: Tokens of a block.
         longest: Tokens of the longest sequence that the draft model can follow.
         most_tokens: Of a step of the worker's.
+        most_drafts: Of a row.
         is_head: Whether it is a head of the model.
     """
 
@@ -98,6 +146,7 @@ class DraftModel:
         block_size: int,
         longest: int,
         most_tokens: int,
+        most_drafts: int,
         *,
         is_head: bool = False,
     ) -> None:
@@ -106,13 +155,19 @@ class DraftModel:
         self._block_size = block_size
         self._longest = longest
         self._most_tokens = min(DRAFT_TOKENS_A_STEP, most_tokens)
+        self._most_drafts = most_drafts
         self._is_head = is_head
+        self.on_device = worker.follows
         self._sequences: dict[int, _Sequence] = {}  # by slot
         self._written: dict[int, int] = {}  # by block
         self._changes = _Changes()
+        self._unread: list[tuple[Plan, Result]] = []  # steps without drafts, of which sequences have not been told
+        self._drafted: set[int] = set()  # steps with drafts that are not recorded
         self.read = 0
 
     def begin(self, plan: Plan) -> None:
+        if plan.admitted:
+            self._catch_up()
         for owner in plan.admitted:
             self._sequences.pop(owner.slot, None)
             if owner.history:
@@ -126,42 +181,84 @@ class DraftModel:
             if owner.slot in self._sequences:
                 self._find_computed(self._sequences[owner.slot])
 
+    def follows(self, plan: Plan) -> bool:
+        """All rows that get drafts have some in the step before, nobody asks what they are, and no slot is new."""
+        if not self.on_device or plan.admitted or plan.masked:
+            return False
+        slots = [plan.slots[row] for row, most in zip(plan.sampled_rows, plan.drafts, strict=True) if most]
+        return all(slot in self._sequences and self._sequences[slot].proposed for slot in slots)
+
     def propose(self, plan: Plan, most_read: int) -> StepDrafts:
+        self._catch_up()
         self.read = 0
-        proposed: list[list[int]] = [[] for _ in plan.sampled_rows]
-        rows: list[tuple[int, int, _Sequence, int]] = []  # place, slot, sequence, drafts
-        behind: list[tuple[int, _Sequence, int]] = []  # slot, sequence, tokens
+        rows: list[_Row] = []
+        behind: list[_Row] = []
         left = self._most_tokens
         moved = self._moved_blocks(plan)
         for place, most in enumerate(plan.drafts):
             slot = plan.slots[plan.sampled_rows[place]]
             sequence = self._sequences.get(slot) if most else None
-            if sequence is None or not left or len(sequence.tokens) + most > self._longest:
+            if sequence is None or not left or (moved and not moved.isdisjoint(sequence.blocks.values())):
                 continue
-            if moved and not moved.isdisjoint(sequence.blocks.values()):
+            row = self._row(slot, sequence, most, place)
+            if row.bound + most > self._longest or (row.read > max(most_read, _FEW) and not row.follows):
                 continue
-            missing = len(sequence.tokens) - sequence.computed
-            if missing > max(most_read, _FEW):
+            if row.follows and len(sequence.tokens) + 1 < row.read:
                 continue
-            if missing <= left:
-                rows.append((place, slot, sequence, most))
+            if row.read <= left:
+                rows.append(row)
             else:
-                behind.append((slot, sequence, left))
-            self.read += min(missing, left)
-            left -= min(missing, left)
-        if rows or behind:
-            self._run(rows, behind, proposed)
-        return StepDrafts.of(proposed)
+                behind.append(row._replace(read=left))
+            self.read += 0 if row.follows else min(row.read, left)
+            left -= min(row.read, left)
+        if not rows and not behind:
+            return StepDrafts.of([()] * len(plan.sampled_rows))
+        return self._run(plan, rows, behind)
 
     def record(self, plan: Plan, result: Result) -> None:
+        """Where nothing is drafted, it is not bothered with each step by itself."""
+        if plan.step in self._drafted:
+            self._drafted.remove(plan.step)
+            self._catch_up()
+            self._take(plan, result)
+        else:
+            self._unread.append((plan, result))
+            if len(self._unread) == _MOST_UNREAD:
+                self._catch_up()
+
+    def _catch_up(self) -> None:
+        """With steps without drafts; of those of the same sequences each is told once."""
+        unread, self._unread = self._unread, []
+        for slots, steps in groupby(unread, key=lambda step: [step[0].slots[row] for row in step[0].sampled_rows]):
+            results = [result for _, result in steps]
+            if any(len(result.tokens) != len(slots) for result in results):  # some rows have failed
+                for result in results:
+                    self._take_tokens(slots, result)
+                continue
+            for slot, tokens in zip(slots, zip(*(result.tokens for result in results), strict=True), strict=True):
+                if (sequence := self._sequences.get(slot)) is not None:
+                    sequence.tokens += tokens
+                    sequence.sampled += len(tokens)
+
+    def _take_tokens(self, slots: list[int], result: Result) -> None:
+        """Of a step without drafts."""
+        at = 0
+        for slot, count in zip(slots, result.counts, strict=True):
+            if (sequence := self._sequences.get(slot)) is not None:
+                sequence.tokens += result.tokens[at : at + count]
+                sequence.sampled += count
+            at += count
+
+    def _take(self, plan: Plan, result: Result) -> None:
+        """What a step with drafts has brought."""
         at = 0
         for row, count in zip(plan.sampled_rows, result.counts, strict=True):
             sequence = self._sequences.get(plan.slots[row])
             if sequence is not None:
-                if sequence.proposed:  # the last draft's keys are not computed; others' stay as far as they were right
-                    stay = 0 if self._is_head else max(0, min(count, sequence.proposed) - 1)
+                if proposed := sequence.proposed.pop(plan.step, 0):
+                    # the last draft's keys are not computed; others' stay as far as they were right
+                    stay = 0 if self._is_head else max(0, min(count, proposed) - 1)
                     sequence.computed = len(sequence.tokens) + stay
-                    sequence.proposed = 0
                 sequence.tokens += result.tokens[at : at + count]
                 sequence.sampled += count
                 self._note_written(sequence)
@@ -170,37 +267,53 @@ class DraftModel:
     def first_guess(self, slot: int) -> None:
         """It would have to compute."""
 
-    def _run(
-        self,
-        rows: list[tuple[int, int, _Sequence, int]],
-        behind: list[tuple[int, _Sequence, int]],
-        proposed: list[list[int]],
-    ) -> None:
+    def _row(self, slot: int, sequence: _Sequence, most: int, place: int) -> _Row:
+        """Behind a step that runs, tokens are read again up to the one that it began with: a head has computed its
+        drafts from states of its own. A model's keys are missing of the last one at most."""
+        known = len(sequence.tokens)
+        if not sequence.proposed:
+            return _Row(slot, sequence, known - sequence.computed, most, known, place, follows=False)
+        (proposed,) = sequence.proposed.values()
+        read = proposed + 1 if self._is_head else 2
+        return _Row(slot, sequence, read, most, known + proposed + 1, place, follows=True)
+
+    def _run(self, plan: Plan, rows: list[_Row], behind: list[_Row]) -> StepDrafts:
         """Compute what is missing, and with it the first draft of each row; then one draft of each after another."""
-        sequences = [(slot, sequence) for _, slot, sequence, _ in rows]
-        every = [*sequences, *((slot, sequence) for slot, sequence, _ in behind)]
-        slots = [slot for slot, _ in every]
-        if (changes := self._changes.take()) is not None:
+        every, inputs = [*rows, *behind], list[list[int]]()
+        changes = self._changes.take()
+        if changes is not None and changes.admitted:
             self._worker.change(changes)
-        self._worker.rewind(slots, [each.computed for _, each in every], [each.sampled for _, each in every])
-        inputs = [each.tokens[each.computed :] for _, each in sequences]
-        inputs += [each.tokens[each.computed : each.computed + count] for _, each, count in behind]
-        for (_, each), tokens in zip(every, inputs, strict=True):
-            self._forget_written(each, each.computed + len(tokens) + MOST_DRAFTS)
-            each.computed += len(tokens)
-        longest = max((most for *_, most in rows), default=0)
-        going_on = [[row for row in rows if row[3] > number] for number in range(1, longest)]
-        plans = [_first_step(slots, inputs, len(rows)), *(_next_step([row[1] for row in some]) for some in going_on)]
-        failed: set[int] = set()
-        for some, result in zip([rows, *going_on], self._worker.execute_all(plans), strict=True):
-            sampled = iter(result.tokens)
-            for (place, _, sequence, _), count in zip(some, result.counts, strict=True):
-                token = next(sampled) if count else -1
-                if not count or place in failed:
-                    failed.add(place)  # what comes behind means nothing
-                    continue
-                proposed[place].append(token)
-                sequence.proposed += 1
+            changes = None
+        known, following = ([row for row in every if row.follows is follows] for follows in (False, True))
+        if known:
+            self._worker.rewind(
+                [row.slot for row in known],
+                [row.sequence.computed for row in known],
+                [row.sequence.sampled for row in known],
+                [row.sequence.tokens for row in known],
+            )
+        if following:
+            self._worker.follow([row.slot for row in following], [row.start for row in following])
+        for row in every:
+            sequence, computed = row.sequence, row.sequence.computed
+            if row.follows:
+                inputs.append(last_tokens(row.read, self._most_drafts + 1))
+            else:
+                inputs.append(sequence.tokens[computed : computed + row.read])
+            self._forget_written(sequence, row.start + row.read + MOST_DRAFTS)
+            if not row.follows:
+                sequence.computed += row.read
+        room = min((self._longest - row.bound for row in rows), default=0)  # all rows go as far as the longest one
+        counts = [min(row.drafts, room) for row in rows]
+        first = _first_step([row.slot for row in every], inputs, len(rows), changes)
+        found = self._worker.draft(first, counts, read=bool(plan.masked))
+        if found is not None:
+            counts = list(map(len, found))
+        for row, count in zip(rows, counts, strict=True):
+            if count:
+                row.sequence.proposed[plan.step] = count
+                self._drafted.add(plan.step)
+        return _by_place(len(plan.sampled_rows), [row.place for row in rows], counts, found)
 
     def _new_sequence(self, owner: Admitted) -> _Sequence:
         """Of a slot's new owner."""
@@ -278,13 +391,28 @@ def _drafting(owner: Admitted) -> Admitted:
     )
 
 
-def _first_step(slots: list[int], inputs: list[list[int]], sampled: int) -> Plan:
-    """Tokens of all slots; the first `sampled` of them sample."""
+def _first_step(slots: list[int], inputs: list[list[int]], sampled: int, changes: Plan | None) -> Plan:
+    """Tokens of all slots, behind these changes; the first `sampled` of them sample."""
     tokens = [token for own in inputs for token in own]
     rows = list(range(len(slots)))
-    return Plan(0, [], [], [], [], [], slots, list(map(len, inputs)), rows, tokens, rows[:sampled])
+    plan = Plan(0, [], [], [], [], [], slots, list(map(len, inputs)), rows, tokens, rows[:sampled])
+    if changes is None:
+        return plan
+    return replace(
+        plan, block_slots=changes.block_slots, block_groups=changes.block_groups, block_indices=changes.block_indices,
+        block_ids=changes.block_ids,
+    )  # fmt: skip
 
 
-def _next_step(slots: list[int]) -> Plan:
-    """A token more of each."""
-    return Plan(0, [], [], [], [], [], slots, [1] * len(slots), [], [], list(range(len(slots))))
+def _by_place(number: int, places: list[int], counts: list[int], found: Tokens | None) -> StepDrafts:
+    """Drafts of a plan with so many sampled rows: those at `places` have `counts`, and these tokens, if they are known
+    to the host."""
+    if found is None:
+        all_counts = [0] * number
+        for place, count in zip(places, counts, strict=True):
+            all_counts[place] = count
+        return named_drafts(tuple(all_counts))
+    proposed: list[Sequence[int]] = [()] * number
+    for place, tokens in zip(places, found, strict=True):
+        proposed[place] = tokens
+    return StepDrafts.of(proposed)

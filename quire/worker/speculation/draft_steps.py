@@ -1,20 +1,45 @@
-"""The draft model's worker, whose steps are launched one behind another on the stream of the model's."""
+"""The draft model's worker: the steps by which it proposes drafts, one after another.
+
+Where the host computes, each step is over when the next one begins. On a device that runs ahead, all are launched one
+behind another on the stream of the model's, and their drafts stay on the device: see `device_drafts.py`.
+"""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+import numpy as np
+
+from quire.kernels.reference.drafts import FIRST_NAMED
 from quire.messages import Plan, Result
+from quire.worker.pinned_memory import upload
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
+from quire.worker.slot_table import SlotTable
 from quire.worker.step_handle import StepHandle
+
+Tokens = Sequence[Sequence[int]]
+
+
+def steps_in_flight(drafts: int) -> int:
+    """How many steps of the draft model may be launched before the oldest one is done, for so many drafts: all that go
+    with the model's steps in flight, and changes of slots before each of these."""
+    return MAX_STEPS_IN_FLIGHT * (drafts + 1)
 
 
 class LaunchesSteps(Protocol):
     """A Worker."""
 
+    @property
+    def slots(self) -> SlotTable:
+        """See Worker."""
+        ...
+
     def launch(self, plan: Plan) -> StepHandle:
+        """See Worker."""
+        ...
+
+    def launch_drafting(self, plan: Plan, times: int = 1) -> None:
         """See Worker."""
         ...
 
@@ -28,35 +53,103 @@ class LaunchesSteps(Protocol):
 
 
 class DraftSteps:
-    """A DraftWorker. A row's next token is in the slot table, so no step waits for the results of those before.
+    """A DraftWorker where the host computes.
 
     Args:
-        worker: Loaded. No more than MAX_STEPS_IN_FLIGHT of its steps are in flight.
+        worker: Loaded.
     """
+
+    follows = False
 
     def __init__(self, worker: LaunchesSteps) -> None:
         self._worker = worker
-        self._changes: deque[StepHandle] = deque()  # that may still run
 
     def change(self, plan: Plan) -> None:
-        self._make_room(0)
-        self._changes.append(self._worker.launch(plan))
+        """See DraftWorker."""
+        self._worker.launch(plan)
 
-    def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
+    def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int], recent: Tokens) -> None:
         """See DraftWorker."""
         self._worker.rewind(slots, lengths, num_sampled)
 
-    def execute_all(self, plans: Iterable[Plan]) -> list[Result]:
-        results: list[Result] = []
-        launched: deque[StepHandle] = deque()
-        for plan in plans:
-            if len(launched) == MAX_STEPS_IN_FLIGHT:
-                results.append(self._worker.finish(launched.popleft()))
-            self._make_room(len(launched))
-            launched.append(self._worker.launch(plan))
-        return results + [self._worker.finish(step) for step in launched]
+    def follow(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
+        raise AssertionError("the host knows all tokens")
 
-    def _make_room(self, others: int) -> None:
-        """For a step beside so many others."""
-        while len(self._changes) + others >= MAX_STEPS_IN_FLIGHT:
-            self._changes.popleft().wait()
+    def draft(self, first: Plan, counts: Sequence[int], *, read: bool) -> Tokens:
+        """See DraftWorker."""
+        slots = [first.slots[row] for row in first.sampled_rows]
+        drafts: list[list[int]] = [[] for _ in slots]
+        plan, going_on = first, list(range(len(slots)))
+        while True:
+            result = self._worker.finish(self._worker.launch(plan))
+            sampled = iter(result.tokens)
+            found = [place for place, count in zip(going_on, result.counts, strict=True) if count]
+            for place in found:  # behind a row that failed nothing means anything
+                drafts[place].append(next(sampled))
+            going_on = [place for place in found if len(drafts[place]) < counts[place]]
+            if not going_on:
+                return drafts
+            plan = next_step([slots[place] for place in going_on])
+
+
+class DraftStepsAhead:
+    """A DraftWorker on a device that runs ahead of the host: nothing here waits for it, unless drafts are read.
+
+    All rows have as many drafts as the one that has most. What goes beyond its own number is not verified.
+
+    Args:
+        worker: Loaded. No more than `steps_in_flight` of its steps are in flight.
+        followed: The slots of the model that drafts are for.
+    """
+
+    follows = True
+
+    def __init__(self, worker: LaunchesSteps, followed: SlotTable) -> None:
+        self._worker = worker
+        self._followed = followed
+        self._width = followed.recent.shape[1]
+
+    def change(self, plan: Plan) -> None:
+        """See DraftWorker."""
+        self._worker.launch(plan)
+
+    def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int], recent: Tokens) -> None:
+        """See DraftWorker."""
+        self._worker.rewind(slots, lengths, num_sampled)
+        lines = [_last_of(tokens, self._width) for tokens in recent]
+        columns = np.array([[slot, *line] for slot, line in zip(slots, lines, strict=True)])
+        where = upload(columns, self._followed.device)
+        self._followed.recent.index_copy_(0, where[:, 0], where[:, 1:])
+
+    def follow(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
+        """See DraftWorker; where the slots really are the device finds out."""
+        self._worker.slots.host.max_lengths[list(slots)] = lengths
+
+    def draft(self, first: Plan, counts: Sequence[int], *, read: bool) -> Tokens | None:
+        """See DraftWorker."""
+        slots = [first.slots[row] for row in first.sampled_rows]
+        self._worker.launch_drafting(first)
+        if (further := max(counts, default=0) - 1) > 0:
+            self._worker.launch_drafting(next_step(slots), further)
+        if not read:
+            return None
+        lines = self._followed.drafts[upload(np.array(slots), self._followed.device)].tolist()
+        return [line[:count] for line, count in zip(lines, counts, strict=True)]
+
+
+def _last_of(tokens: Sequence[int], width: int) -> list[int]:
+    """The last `width` tokens, or all of them and something before."""
+    last = list(tokens[-width:])
+    return [0] * (width - len(last)) + last
+
+
+def last_tokens(number: int, width: int) -> list[int]:
+    """Names of the last tokens of a sequence whose model has sampled them in steps that are not done yet; see
+    SlotTable.recent, whose lines are so wide."""
+    return [FIRST_NAMED - place for place in range(width - number, width)]
+
+
+def next_step(slots: Iterable[int]) -> Plan:
+    """A token more of each."""
+    rows = list(slots)
+    return Plan(0, [], [], [], [], [], rows, [1] * len(rows), [], [], list(range(len(rows))))

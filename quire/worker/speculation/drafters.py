@@ -8,8 +8,9 @@ from quire.config import Config
 from quire.models.spec import ModelSpec, read_spec
 from quire.planning.draft_model import DRAFT_TOKENS_A_STEP
 from quire.planning.step_limits import StepLimits
+from quire.worker.slot_table import SlotTable
 from quire.worker.speculation.draft_model import DraftModel
-from quire.worker.speculation.draft_steps import DraftSteps, LaunchesSteps
+from quire.worker.speculation.draft_steps import DraftSteps, DraftStepsAhead, LaunchesSteps
 from quire.worker.speculation.lookup_drafter import ngram_drafter, suffix_drafter
 from quire.worker.speculation.step_drafts import Drafter
 from quire.worker.speculation.whole_group import whole_group
@@ -18,7 +19,11 @@ _LOOKUP = {"ngram": ngram_drafter, "suffix": suffix_drafter}
 
 
 def build_drafter(
-    config: Config, spec: ModelSpec, blocks: int, load: Callable[[Config], LaunchesSteps]
+    config: Config,
+    spec: ModelSpec,
+    blocks: int,
+    load: Callable[[Config], LaunchesSteps],
+    followed: SlotTable | None = None,
 ) -> Drafter | None:
     """The drafter; None: there are no drafts.
 
@@ -27,6 +32,7 @@ def build_drafter(
         spec: Of that model.
         blocks: Its KV blocks.
         load: Loads a worker of other settings.
+        followed: The model's slots, on a device that runs ahead of the host; None on any other.
 
     Raises:
         SetupError: The draft model cannot be loaded.
@@ -48,4 +54,6 @@ def build_drafter(
     )  # fmt: skip
     is_head = draft.head is not None  # its RoPE goes as far as the model's, whatever it was trained on
     longest = limits.length if is_head else min(limits.length, draft.max_model_len)
-    return DraftModel(DraftSteps(load(own)), group, config.cache.block_size, longest, tokens, is_head=is_head)
+    worker = load(own)
+    steps = DraftSteps(worker) if followed is None else DraftStepsAhead(worker, followed)
+    return DraftModel(steps, group, config.cache.block_size, longest, tokens, speculation.tokens, is_head=is_head)

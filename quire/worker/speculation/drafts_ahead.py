@@ -1,9 +1,10 @@
 """Drafts for a device that runs ahead of the host: which plans have any, and what they wait for.
 
 A drafter needs all tokens, and the host knows those of a step in flight only when its result is there. So a plan that
-gets drafts is launched once all results before it are taken; the engine meanwhile plans the next one. A plan that gets
-none is launched behind those in flight, as without speculation. What a step really takes is the time from one
-result to the next, which has the wait in it, and the drafting: by these the drafter decides whether drafts pay.
+gets drafts is launched once all results before it are taken; the engine meanwhile plans the next one. Where the device
+drafts, a plan can get some behind a step that had drafts itself, and is launched behind it. A plan that gets none is
+launched behind those in flight, as without speculation. What a step really takes is the time from one result to the
+next, which has the wait in it, and the drafting: by these the drafter decides whether drafts pay.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class DraftsAhead:
         self._masked: MaskedDrafts | None = None
 
     def awaits_results(self, plan: Plan) -> bool:
-        """A plan was submitted: whether it gets drafts, and so is launched once all results before it are taken."""
+        """A plan was submitted: whether it gets drafts for which all results before it must be taken."""
         self._submitted = plan.step
-        return self._drafter.grant(plan)
+        return self._drafter.grant(plan) and not self._drafter.follows(plan)
 
     def launch(self, plan: Plan) -> StepDrafts | None:
         """A plan is about to be launched: its drafts; None where it was planned without."""
@@ -54,7 +55,7 @@ class DraftsAhead:
         if not drafting:
             drafts = StepDrafts.of([()] * len(plan.sampled_rows))
         else:
-            assert len(self._launched) == 1, "drafts of a plan whose tokens are not known"
+            assert len(self._launched) == 1 or self._drafter.follows(plan), "drafts of a plan whose tokens nobody knows"
             self._drafter.begin(plan)
             drafts = self._drafter.propose(plan, UNLIMITED)
         if (tokens := drafts.of_masked(plan)) is not None:

@@ -136,7 +136,7 @@ class ModelStates:
 
     def read(self, number: int, stream: Stream) -> None:
         for columns in self._columns.get(number, ()):
-            self._copy_stream(*stream, self._streams[:, columns])
+            self._copy_stream(*stream.tensors(), self._streams[:, columns])
 
     def finish(self) -> None:
         self._put_rows(self._fuse(self._streams), self._places, self.states.rows)

@@ -48,6 +48,8 @@ class LookupDrafter:
         new_index: Makes the index of a slot's new owner.
     """
 
+    on_device = False
+
     def __init__(self, new_index: Callable[[Admitted], Index]) -> None:
         self._new_index = new_index
         self._indices: dict[int, Index] = {}
@@ -59,6 +61,10 @@ class LookupDrafter:
                 before.close()
             if owner.history:
                 self._indices[owner.slot] = self._new_index(owner)
+
+    def follows(self, plan: Plan) -> bool:
+        """It needs all tokens."""
+        return False
 
     def propose(self, plan: Plan, most_read: int) -> StepDrafts:
         proposed: list[list[int]] = [[] for _ in plan.sampled_rows]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import numpy as np
 
 from quire.attention.metadata import IntArray
+from quire.kernels.reference.drafts import FIRST_NAMED
 from quire.messages import Plan, Result
 
 NO_DRAFT = -1
@@ -24,11 +25,14 @@ class StepDrafts:
 
     Attributes:
         counts: [sampled rows] int64, how many drafts each really has: at most as many as planned.
-        tokens: [sum of counts] int64, one row's behind another's.
+        tokens: [sum of counts] int64, one row's behind another's; or, where only the device knows them, what names
+            them: see `look_up_tokens`.
+        on_device: Whether only the device knows them.
     """
 
     counts: IntArray
     tokens: IntArray
+    on_device: bool = False
 
     @classmethod
     def of(cls, proposed: Sequence[Sequence[int]]) -> StepDrafts:
@@ -83,8 +87,21 @@ class StepDrafts:
         return drafts
 
 
+@lru_cache(256)
+def named_drafts(counts: tuple[int, ...]) -> StepDrafts:
+    """By sampled row, so many drafts that only the device knows."""
+    numbers = np.array(counts, dtype=np.int64)
+    places = np.arange(int(numbers.sum())) - (numbers.cumsum() - numbers).repeat(numbers)
+    return StepDrafts(numbers, FIRST_NAMED - places, on_device=True)
+
+
 class Drafter(Protocol):
     """Proposes draft tokens for slots. It hears of every step."""
+
+    @property
+    def on_device(self) -> bool:
+        """Whether drafting is only launched, so that its time is the step's."""
+        ...
 
     @property
     def read(self) -> int:
@@ -93,6 +110,10 @@ class Drafter(Protocol):
 
     def begin(self, plan: Plan) -> None:
         """A plan's new owners of slots, with all their tokens, and its changes of block tables."""
+        ...
+
+    def follows(self, plan: Plan) -> bool:
+        """Whether it can propose for this plan, the next one, as it is now: though the step before may still run."""
         ...
 
     def propose(self, plan: Plan, most_read: int) -> StepDrafts:

@@ -31,6 +31,7 @@ from quire.worker.sampling.prompt_logprobs import StepPromptLogprobs
 from quire.worker.sampling.sampler import columns_of, errors_of, sample
 from quire.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.worker.slot_table import SlotTable
+from quire.worker.speculation.draft_columns import draft_columns
 from quire.worker.speculation.step_drafts import StepDrafts
 from quire.worker.speculation.synthetic_acceptance import SyntheticAcceptance
 from quire.worker.step_handle import MaskedStepHandle, StepHandle, StepTimer
@@ -61,10 +62,8 @@ class Verification:
         return np.arange(len(self.slots))
 
     def columns(self) -> IntArray:
-        """What a device that decides by itself needs; see DraftColumns."""
-        drafts = self.drafts
-        ends = drafts.first_positions + drafts.counts + 1
-        return np.concatenate((self.slots, drafts.offsets, drafts.next_drafts, ends))
+        """What a device that decides by itself needs: `slots`, and DraftColumns."""
+        return np.concatenate((self.slots, *draft_columns(self.drafts)))
 
 
 @dataclass(frozen=True)
@@ -90,12 +89,18 @@ class Verified:
         stays = (self.tokens == drafts.next_drafts) & (self.faults == 0)
         stays[list(self.broken)] = False
         ends = (~stays).nonzero()[0]
-        last = ends[np.searchsorted(ends, drafts.first_positions)]
-        gained: IntArray = last - drafts.first_positions + 1
+        gained: IntArray = ends[np.searchsorted(ends, drafts.first_positions)] - drafts.first_positions + 1
+        return gained, self.failed(drafts, gained)
+
+    def failed(self, drafts: StepDrafts, gained: IntArray) -> Mapping[int, str]:
+        """By sampled row what went wrong at the last token that it gains, [sampled rows]: such a row gains none."""
         errors = errors_of(self.faults, self.broken, self.transformed)
+        if not errors:
+            return {}
+        last = drafts.first_positions + gained - 1
         failed = {row: errors[place] for row, place in enumerate(last.tolist()) if place in errors}
         gained[list(failed)] = 0
-        return gained, failed
+        return failed
 
 
 class Verifier:

@@ -23,6 +23,7 @@ from quire.models.spec import ModelSpec
 from quire.planning.step_limits import StepLimits
 from quire.weights.checkpoint import StoredTensor
 from quire.weights.tensor_options import TensorOptions
+from quire.worker.graph_shapes import MOST_SHORT_TOKENS
 from quire.worker.model_runner import ModelRunner
 from quire.worker.sampling.sampler import Deferred
 
@@ -39,7 +40,7 @@ def warmup_steps(limits: StepLimits) -> Iterator[list[int]]:
     """Tokens of each row, step by step; first those whose kernels take longest to compile."""
     for tokens in reversed(_powers_up_to(limits.tokens)):
         yield limits.fewest_rows(tokens)
-    for rows in _powers_up_to(limits.rows):
+    for rows in _powers_up_to(max(limits.rows, MOST_SHORT_TOKENS) if limits.drafts else limits.rows):
         yield [1] * rows
     for rows in _powers_up_to(min(limits.rows, limits.tokens - 1) - 1):
         yield [1] * rows + [2]

@@ -131,4 +131,5 @@ def test_what_has_not_come_is_awaited(device: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a card, every test compiles what it runs")
 def test_they_compile_for_a_card() -> None:
     said = printed_by("tests.kernels.triton.compile_ranks").split()
-    assert said == ["send_stream", "receive_stream", "send_tokens", "take_tokens", "all_reduce_pulled"]
+    assert said[:4] == ["send_stream", "receive_stream", "send_tokens", "take_tokens"]
+    assert said[4:] == ["all_reduce_pulled", "all_reduce_pushed", "rms_norm_pushed", "rms_norm_pulled"]

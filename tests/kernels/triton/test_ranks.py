@@ -42,11 +42,11 @@ class Windows:
         return packets.view(2, RANKS, PUSHED_WORDS)[call & 1]
 
     def buffer(self, rank: int, call: int, dtype: torch.dtype) -> Tensor:
-        return self.bytes[rank][LAYOUT.buffers :].view(2, PULLED_BYTES)[call & 1].view(dtype)
+        return self.bytes[rank][LAYOUT.buffers : LAYOUT.rings].view(2, PULLED_BYTES)[call & 1].view(dtype)
 
     def flags(self, rank: int) -> Tensor:
         """[programs, ranks]"""
-        return self.bytes[rank][: LAYOUT.arrivals].view(torch.int32).view(PULLED_PROGRAMS, MOST_RANKS)
+        return self.bytes[rank][: LAYOUT.row_flags].view(torch.int32).view(PULLED_PROGRAMS, MOST_RANKS)
 
 
 @pytest.fixture

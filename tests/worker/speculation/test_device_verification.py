@@ -42,7 +42,7 @@ TRANSFORMED: list[dict[str, Any]] = [
 
 def device_verifier(slots: SlotTable, mode: LogprobsMode) -> DeviceVerifier:
     bitmasks = BitmaskBuffer(MOST, VOCAB, slots.device)
-    return DeviceVerifier(slots, MOST, mode, bitmasks, SampledOutputs(MOST, BufferRing(slots.device)))
+    return DeviceVerifier(slots, MOST, mode, bitmasks, SampledOutputs(2 * MOST, BufferRing(slots.device)))
 
 
 def step_of(slots: SlotTable, proposed: list[list[int]], masked: list[int]) -> Verification:

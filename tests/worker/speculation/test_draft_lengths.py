@@ -136,6 +136,38 @@ def test_where_asking_for_drafts_takes_time_it_is_never_slower(
         assert brought / spent > 1.5 * alone
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.5, 0.8])
+@pytest.mark.parametrize(("first_ms", "draft_ms"), [(0.9, 0.04), (0.9, 0.3), (0.2, 0.04)])
+def test_what_the_first_of_several_steps_with_drafts_takes_longer_is_no_obstacle(
+    first_ms: float, draft_ms: float, rate: float
+) -> None:
+    """A device that drafts: a step behind one without drafts waits for the host, those that follow do not."""
+    rng, lengths, spent, brought = random.Random(1), DraftLengths(waits=True, settles=True), 0.0, 0
+    told, before = 0, False
+
+    def ms_of(drafts: int) -> float:
+        return 0.25 + 0.05 * bool(drafts) + draft_ms * drafts
+
+    for step in range(8_000):
+        given = 0
+        if step < told:
+            lengths.skip()
+        else:
+            given = int(lengths.choose(1, [0], np.array([MOST])).drafts[0])
+            told = step + 1 + lengths.resting
+        accepted = next((number for number in range(given) if rng.random() >= rate), given)
+        ms = (ms_of(given) + first_ms * (given > 0 and not before)) * rng.lognormvariate(0, 0.1)
+        spent, brought, before = spent + ms, brought + 1 + accepted, given > 0
+        if given:
+            lengths.acceptance.learn_found(0, True)
+            lengths.acceptance.learn(0, accepted, given)
+        lengths.learn_step(1 + given, ms, asked=given > 0)
+    fixed = [sum(rate**number for number in range(1 + drafts)) / ms_of(drafts) for drafts in range(1 + MOST)]
+    assert brought / spent >= 0.98 * fixed[0]
+    if max(fixed) > 1.3 * fixed[0]:
+        assert brought / spent >= 0.9 * max(fixed)
+
+
 def test_drafts_come_back_when_they_pay_again() -> None:
     lengths = DraftLengths()
 

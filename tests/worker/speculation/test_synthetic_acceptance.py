@@ -45,7 +45,7 @@ def test_each_position_is_accepted_as_often_as_asked(on_device: bool, owner: dic
     synthetic, masks = SyntheticAcceptance(rates, VOCAB, CPU), BitmaskBuffer(1, VOCAB, CPU)
     if on_device:
         most = len(step.slots)
-        outputs = SampledOutputs(most, BufferRing(CPU))
+        outputs = SampledOutputs(2 * most, BufferRing(CPU))
         verifier = DeviceVerifier(slots, most, "raw_logprobs", masks, outputs, synthetic)
         handle = verifier.verify(step, logits, torch.from_numpy(step.columns()), NO_PROMPT_LOGPROBS)
     else:

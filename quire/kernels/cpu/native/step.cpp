@@ -115,7 +115,7 @@ extern "C" void quire_put_rows(const char* from, const int64_t* rows, int64_t nu
 extern "C" void quire_state_rows(const int64_t* ids, const int64_t* places, const int64_t* slots, int64_t tokens,
                                  int64_t first, int64_t* out) {
     for (int64_t token = 0; token < tokens; ++token)
-        out[token] = ids[token] < 0 ? first + slots[token] : places[token];
+        out[token] = ids[token] == -1 ? first + slots[token] : places[token];
 }
 
 extern "C" void quire_local_indices(const int64_t* indices, int64_t number, int64_t first, int64_t count,

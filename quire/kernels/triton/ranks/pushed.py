@@ -70,15 +70,15 @@ def _all_reduce_pushed(
     first = (call & 1) * RANKS * MOST
     for rank in tl.static_range(RANKS):
         if rank != RANK:
-            theirs = _packets_in(windows, rank, arrivals)
+            theirs = packets_in(windows, rank, arrivals)
             tl.store(theirs + (first + RANK * MOST) + at, packets, inside)
-    mine = _packets_in(windows, RANK, arrivals)
+    mine = packets_in(windows, RANK, arrivals)
     low = tl.zeros((TILE,), tl.float32)
     high = tl.zeros((TILE,), tl.float32)
     for rank in tl.static_range(RANKS):
         values = own
         if rank != RANK:
-            values = _arrived(mine + (first + rank * MOST) + at, inside, number, POLLS)
+            values = arrived(mine + (first + rank * MOST) + at, inside, number, POLLS)
         low, high = add_words(low, high, values, WIDE)
     tl.store(x + at, joined(low, high, WIDE), inside)
     tl.debug_barrier()  # all threads have read the number
@@ -86,13 +86,13 @@ def _all_reduce_pushed(
 
 
 @triton.jit
-def _packets_in(windows, rank: tl.constexpr, arrivals):
+def packets_in(windows, rank: tl.constexpr, arrivals):
     """Where packets arrive in a rank's window."""
     return tl.multiple_of((tl.load(windows + rank) + arrivals).to(tl.pointer_type(tl.int64)), 16)
 
 
 @triton.jit
-def _arrived(packets, inside, number, POLLS: tl.constexpr):
+def arrived(packets, inside, number, POLLS: tl.constexpr):
     """The words of packets, once all of them have the call's number."""
     found = tl.load(packets, inside, other=number, volatile=True)
     polls = 0

@@ -1,16 +1,19 @@
 """The memory of a card that the other ranks of its host have mapped, its window, and where in it is what. Imports no
 Triton.
 
-A window has three parts:
+A window has five parts:
 
     flags      for each program and rank: how many calls of `pulled.py` that rank's program has come to (uint32)
+    row flags  likewise: how many steps of `pulled_norm.py` (uint32)
     arrivals   [2, ranks, PUSHED_WORDS] packets (int64), which other ranks write: of an even and of an odd call
     buffers    [2, PULLED_BYTES], which this rank writes and others read, likewise
+    rings      for each program of `pulled_norm.py` STEPS places of rows, which this rank writes and others read
 
 A tile of a tensor always belongs to the same program and to the same place of each part, whatever the tensor's size.
 So only the calls of one program follow one another there, and each counts its own. A place is written again two calls
 later: by then all ranks have come to the call between, and so, as kernels of a stream follow one another, have ended
-the first. That is why one meeting a call is enough.
+the first. That is why one meeting a call is enough. Rings belong to one program each; `pulled_norm.py` says when it
+writes a place again.
 """
 
 from __future__ import annotations
@@ -29,6 +32,10 @@ PULLED_PROGRAMS = 128
 PULLED_BYTES = 1 << 25
 """The largest tensor that is pulled."""
 FLAG_BYTES = PULLED_PROGRAMS * MOST_RANKS * 4
+STEPS = 4
+"""Places of a ring."""
+STEP_BYTES = 1 << 14
+"""Of rows in a place."""
 PUSHED_PROGRAMS = PUSHED_WORDS // PUSHED_TILE
 MOST_POLLS = 1 << 28
 """How often a rank looks for another in vain before it goes on without: some minutes. The engine has ended the ranks by
@@ -38,13 +45,16 @@ then; without an end, the process could not end either."""
 class Layout(NamedTuple):
     """Where a window's parts begin, in bytes, and where it ends."""
 
+    row_flags: int
     arrivals: int
     buffers: int
+    rings: int
     size: int
 
 
 def layout_of(ranks: int) -> Layout:
     """Of a window among so many ranks."""
-    arrivals = FLAG_BYTES
+    arrivals = 2 * FLAG_BYTES
     buffers = arrivals + 2 * ranks * PUSHED_WORDS * 8
-    return Layout(arrivals, buffers, buffers + 2 * PULLED_BYTES)
+    rings = buffers + 2 * PULLED_BYTES
+    return Layout(FLAG_BYTES, arrivals, buffers, rings, rings + PULLED_PROGRAMS * STEPS * STEP_BYTES)
