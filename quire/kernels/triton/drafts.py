@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,8 +21,7 @@ _FIRST_NAMED = tl.constexpr(FIRST_NAMED)
 
 def look_up_tokens(ids: Tensor, slots: Tensor, known: Tensor, out: Tensor) -> None:
     """Arguments as in reference/drafts.py; all are contiguous."""
-    options = {"BLOCK": _BLOCK, "OVERLAP": can_overlap(slots.device), "num_warps": _WARPS}
-    options["launch_pdl"] = options["OVERLAP"]
+    options = _options(slots.device)
     _look_up_tokens[(cdiv(len(ids), _BLOCK),)](ids, slots, known, known.shape[1], out, len(ids), **options)
 
 
@@ -35,8 +37,7 @@ def follow_slots(
     drawn: Tensor,
 ) -> None:
     """Arguments as in reference/drafts.py; all are contiguous."""
-    options = {"BLOCK": _BLOCK, "OVERLAP": can_overlap(slots.device), "num_warps": _WARPS}
-    options["launch_pdl"] = options["OVERLAP"]
+    options = _options(slots.device)
     _follow_slots[(cdiv(len(ids), _BLOCK),)](
         slots, row_of_token, offsets, ids, followed_length, followed_drawn, before, length, drawn, len(ids), **options
     )
@@ -44,8 +45,7 @@ def follow_slots(
 
 def note_drafts(slots: Tensor, last: Tensor, drawn: Tensor, drawn_before: Tensor, drafts: Tensor) -> None:
     """Arguments as in reference/drafts.py; all are contiguous."""
-    options = {"BLOCK": _BLOCK, "OVERLAP": can_overlap(slots.device), "num_warps": _WARPS}
-    options["launch_pdl"] = options["OVERLAP"]
+    options = _options(slots.device)
     _note_drafts[(cdiv(len(slots), _BLOCK),)](
         slots, last, drawn, drawn_before, drafts, drafts.shape[1], len(slots), **options
     )
@@ -53,8 +53,7 @@ def note_drafts(slots: Tensor, last: Tensor, drawn: Tensor, drawn_before: Tensor
 
 def position_columns(slots: Tensor, offsets: Tensor, asked: SamplingColumns, out: SamplingColumns) -> None:
     """Arguments as in reference/drafts.py; all are contiguous."""
-    options = {"BLOCK": _BLOCK, "OVERLAP": can_overlap(slots.device), "num_warps": _WARPS}
-    options["launch_pdl"] = options["OVERLAP"]
+    options = _options(slots.device)
     _position_columns[(cdiv(len(slots), _BLOCK),)](slots, offsets, *asked, *out, len(slots), **options)
 
 
@@ -72,12 +71,17 @@ def keep_drafts(
     counts: Tensor,
 ) -> None:
     """Arguments as in reference/drafts.py; all are contiguous."""
-    options = {"BLOCK": _BLOCK, "OVERLAP": can_overlap(slots.device), "num_warps": _WARPS}
-    options["launch_pdl"] = options["OVERLAP"]
+    options = _options(slots.device)
     _keep_drafts[(cdiv(len(ends), _BLOCK),)](
         tokens, faults, next_drafts, ends, slots, len(ends), most, length, last, drawn, recent, recent.shape[1], counts,
         **options,
     )  # fmt: skip
+
+
+def _options(device: torch.device) -> dict[str, Any]:
+    """Of every launch."""
+    overlap = can_overlap(device)
+    return {"BLOCK": _BLOCK, "OVERLAP": overlap, "num_warps": _WARPS, "launch_pdl": overlap}
 
 
 @fast_launch

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.triton.ranks import flags, handed_on
+from quire.kernels.triton.ranks import handed_on
 from quire.kernels.triton.ranks.stage_window import STREAM_PROGRAMS, TILE_WORDS, layout_of
 from tests.kernels.triton.not_interpreted import printed_by
-from tests.kernels.triton.test_ranks import loaded, stored
+from tests.kernels.triton.test_ranks import without_ptx
 
 HIDDEN, MOST_TOKENS, SLOTS, STEPS = 64, 200, 1_100, 3
 LATE = 2**31 - 2
@@ -18,10 +18,9 @@ LATE = 2**31 - 2
 
 @pytest.fixture(autouse=True)
 def interpreted(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter knows no PTX, and a program at a time takes long."""
+    """A program at a time takes long."""
     if device == "cpu":
-        monkeypatch.setattr(handed_on, "release", stored)
-        monkeypatch.setattr(flags, "acquire", loaded)
+        without_ptx(monkeypatch, handed_on)
         monkeypatch.setattr(handed_on, "STREAM_PROGRAMS", 3)
     monkeypatch.setattr(handed_on, "MOST_POLLS", 50)
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from quire.kernels.triton.norm import rms_norm
 from quire.kernels.triton.quantized_rows import rms_norm_quantized
-from quire.kernels.triton.ranks import flags, norm_rows, pulled_norm, pushed_norm
+from quire.kernels.triton.ranks import norm_rows, pulled_norm, pushed_norm
 from quire.kernels.triton.ranks.window import PULLED_PROGRAMS, PUSHED_TILE, PUSHED_WORDS, STEP_BYTES, STEPS, layout_of
-from tests.kernels.triton.test_ranks import LAYOUT, RANKS, Windows, loaded, stored, sum_of
+from tests.kernels.triton.test_ranks import LAYOUT, RANKS, Windows, sum_of, without_ptx
 
 EPS = 1e-5
 CODES = [None, torch.int8, torch.float8_e4m3fn]
@@ -151,10 +151,8 @@ def test_only_plain_rows_are_served() -> None:
 
 @pytest.fixture
 def interpreted(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter knows no PTX."""
     if device == "cpu":
-        monkeypatch.setattr(pulled_norm, "release", stored)
-        monkeypatch.setattr(flags, "acquire", loaded)
+        without_ptx(monkeypatch, pulled_norm)
 
 
 @pytest.mark.usefixtures("interpreted")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,6 +27,12 @@ def stored(address: Any, value: Any) -> None:
 @triton.jit
 def loaded(address: Any) -> Any:
     return tl.load(address.to(tl.pointer_type(tl.int32)))
+
+
+def without_ptx(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
+    """What the interpreter knows in place of PTX, for a module's kernels."""
+    monkeypatch.setattr(module, "release", stored)
+    monkeypatch.setattr(flags, "acquire", loaded)
 
 
 class Windows:
@@ -91,10 +98,8 @@ def test_what_is_pushed_is_added_up(dtype: torch.dtype, own: int, windows: Windo
 
 @pytest.fixture
 def interpreted(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter knows no PTX."""
     if device == "cpu":
-        monkeypatch.setattr(pulled, "release", stored)
-        monkeypatch.setattr(flags, "acquire", loaded)
+        without_ptx(monkeypatch, pulled)
 
 
 @pytest.mark.usefixtures("interpreted")
