@@ -142,8 +142,8 @@ def main() -> None:
         "dtype": "float32", "max_num_batched_tokens": 512,
     }  # fmt: skip
     model = {"draft_model": "quill_draft", "eagle3": "quill_eagle3"}[options.method]
-    asked = {"method": options.method, "model": model, "num_speculative_tokens": 4}
-    off, on = LLM("quill", **shared), LLM("quill", speculative_config=asked, **shared)
+    speculation = {"method": options.method, "model": model, "num_speculative_tokens": 4}
+    off, on = LLM("quill", **shared), LLM("quill", speculative_config=speculation, **shared)
     for rows in map(int, options.rows.split(",")):
         plain = min(measure(off, rows, options.steps) for _ in range(3))
         print(json.dumps({"rows": rows, "drafts": None, "ms": round(plain, 4)}), flush=True)

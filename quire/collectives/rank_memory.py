@@ -36,9 +36,9 @@ LIMITS = {
     4: Limits(1 << 17, 1 << 19, 1 << 19),
     8: Limits(1 << 16, 1 << 18, 1 << 18),
 }
-"""By ranks; for another number, those of the next larger one. The first two for two ranks were measured, on two H100
-linked by NVLink: `python -m tests.gpu.rank_sums … time`. Among more, a rank reads the tensors of all others, so limits
-are lower."""
+"""By ranks; for another number, those of the next larger one. Those of two were measured, on two H100 linked by
+NVLink: `python -m tests.gpu.rank_sums … time`. Among more, a rank reads the tensors of all others, so limits are lower.
+"""
 
 
 def limits_of(ranks: int) -> Limits:

@@ -57,7 +57,7 @@ class LLMEngine:
             request_id: In the outputs, and for `abort_request`; no two open requests have the same.
             prompt: See `LLM.generate`.
             params: Its parameters; `output_kind` says what each output holds.
-            lora_request: An adapter, with enable_lora=True; the first time it is read, while others run.
+            lora_request: An adapter, with enable_lora=True; it is read when it is first asked for, while others run.
             priority: Lower goes first; with scheduling_policy="priority" only.
 
         Raises:

@@ -172,8 +172,8 @@ class Worker:
             self.allocate(loaded, blocks)
             self.capture_graphs(loaded)
             load_draft_model = partial(self._load_draft_model, loaded)
-            followed = loaded.slots if self._runner.runs_ahead else None
-            self._start_drafting(build_drafter(self._config, loaded.spec, blocks.device, load_draft_model, followed))
+            drafter = build_drafter(self._config, loaded.spec, blocks.device, load_draft_model, self._slots_to_follow)
+            self._start_drafting(drafter)
             self._finish_compilation()
         if self._transfer is not None:
             self._transfer.prepare_host_pool()
@@ -435,6 +435,11 @@ class Worker:
             adaptive = AdaptiveDrafter(drafter, self._clock, waits=True, barred=self._slots.transforms.are_active)
             self._ahead = DraftsAhead(adaptive, self._clock)
 
+    @property
+    def _slots_to_follow(self) -> SlotTable | None:
+        """What a draft model goes on from, on a device that runs ahead of the host."""
+        return self._slots if self._runner.runs_ahead else None
+
     def _load_draft_model(self, loaded: LoadedModel, config: Config) -> Worker:
         """A worker of a draft model or head.
 
@@ -444,8 +449,7 @@ class Worker:
         """
         loan = loaded.states.loan() if isinstance(loaded.states, ModelStates) else None
         with self._stage("draft_model"):
-            followed = self._slots if self._runner.runs_ahead else None
-            worker = Worker(config, self._clock, loan=loan, followed=followed)
+            worker = Worker(config, self._clock, loan=loan, followed=self._slots_to_follow)
             worker.load()
             if self._device.type == "cuda":
                 launch_all_kernels(worker._runner, worker._limits)  # so that each is compiled

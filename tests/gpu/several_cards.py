@@ -19,11 +19,11 @@ from tests.gpu.test_parity import (
     assert_all_free,
     assert_greedy,
     assert_near,
-    wait_for_swap_space,
+    assert_preempted,
 )
 from tests.parity.cases import CASES
 from tests.parity.oracle import Oracle
-from tests.parity.test_architectures import CHUNK, prompts
+from tests.parity.test_architectures import prompts
 
 NEEDS_TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two cards")
 NEEDS_FOUR = pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four cards")
@@ -45,14 +45,7 @@ def assert_text(case: str, directory: Path, settings: dict[str, Any]) -> None:
 def assert_preempted_text(case: str, directory: Path, mode: str, settings: dict[str, Any]) -> None:
     """The same after preemptions."""
     make_tiny(directory, **CASES[case])
-    reference, batch = Oracle(directory, device="cuda"), prompts()
-    few: dict[str, Any] = {"num_gpu_blocks_override": 16, "preemption_mode": mode, "swap_space": 0.01}
-    with LLM(str(directory), dtype="float32", max_num_batched_tokens=CHUNK, **few, **settings) as llm:
-        if mode == "swap":
-            wait_for_swap_space(llm)
-        for prompt, output in zip(batch, llm.generate(batch, GREEDY), strict=True):
-            assert_greedy(reference, prompt, output)
-        assert llm._engine.counts()["preemptions"] > 0
+    assert_preempted(directory, Oracle(directory, device="cuda"), prompts(), mode, 16, settings)
 
 
 def assert_as_near(case: str, directory: Path, settings: dict[str, Any]) -> None:

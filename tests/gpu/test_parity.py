@@ -85,13 +85,20 @@ def preempted(directory: Path, reference: Oracle, batch: list[list[int]]) -> Non
     reaches = [GroupWindow(group.window) for group in read_spec(directory).kv_groups()]
     for_one = sum(reach.max_blocks(max(LENGTHS) + TOKENS, CHUNK, SETTINGS["block_size"]) for reach in reaches)
     for mode in ("recompute", "swap"):
-        few: dict[str, Any] = {"num_gpu_blocks_override": for_one + 1, "preemption_mode": mode, "swap_space": 0.01}
-        with LLM(str(directory), dtype="float32", max_num_batched_tokens=CHUNK, **few, **SETTINGS) as llm:
-            if mode == "swap":
-                wait_for_swap_space(llm)
-            for prompt, output in zip(batch, llm.generate(batch, GREEDY), strict=True):
-                assert_greedy(reference, prompt, output)
-            assert llm._engine.counts()["preemptions"] > 0
+        assert_preempted(directory, reference, batch, mode, for_one + 1, SETTINGS)
+
+
+def assert_preempted(
+    directory: Path, reference: Oracle, batch: list[list[int]], mode: str, blocks: int, settings: dict[str, Any]
+) -> None:
+    """On so many blocks sequences are preempted in this mode, and fp32 greedy text is the reference's."""
+    few: dict[str, Any] = {"num_gpu_blocks_override": blocks, "preemption_mode": mode, "swap_space": 0.01}
+    with LLM(str(directory), dtype="float32", max_num_batched_tokens=CHUNK, **few, **settings) as llm:
+        if mode == "swap":
+            wait_for_swap_space(llm)
+        for prompt, output in zip(batch, llm.generate(batch, GREEDY), strict=True):
+            assert_greedy(reference, prompt, output)
+        assert llm._engine.counts()["preemptions"] > 0
 
 
 def wait_for_swap_space(llm: LLM) -> None:

@@ -229,28 +229,19 @@ class DraftModel:
     def _catch_up(self) -> None:
         """With steps without drafts; of those of the same sequences each is told once."""
         unread, self._unread = self._unread, []
-        for slots, steps in groupby(unread, key=lambda step: [step[0].slots[row] for row in step[0].sampled_rows]):
-            results = [result for _, result in steps]
-            if any(len(result.tokens) != len(slots) for result in results):  # some rows have failed
-                for result in results:
-                    self._take_tokens(slots, result)
+        for slots, group in groupby(unread, key=lambda step: [step[0].slots[row] for row in step[0].sampled_rows]):
+            steps = list(group)
+            if any(len(result.tokens) != len(slots) for _, result in steps):  # some rows have failed
+                for plan, result in steps:
+                    self._take(plan, result)
                 continue
-            for slot, tokens in zip(slots, zip(*(result.tokens for result in results), strict=True), strict=True):
+            for slot, tokens in zip(slots, zip(*(result.tokens for _, result in steps), strict=True), strict=True):
                 if (sequence := self._sequences.get(slot)) is not None:
                     sequence.tokens += tokens
                     sequence.sampled += len(tokens)
 
-    def _take_tokens(self, slots: list[int], result: Result) -> None:
-        """Of a step without drafts."""
-        at = 0
-        for slot, count in zip(slots, result.counts, strict=True):
-            if (sequence := self._sequences.get(slot)) is not None:
-                sequence.tokens += result.tokens[at : at + count]
-                sequence.sampled += count
-            at += count
-
     def _take(self, plan: Plan, result: Result) -> None:
-        """What a step with drafts has brought."""
+        """What a step has brought."""
         at = 0
         for row, count in zip(plan.sampled_rows, result.counts, strict=True):
             sequence = self._sequences.get(plan.slots[row])

@@ -57,8 +57,8 @@ class StepDrafts:
         """The same positions, but of these sampled rows only the first `counts` drafts can stay."""
         kept = self.counts.copy()
         kept[rows] = counts
-        places = np.arange(len(self.tokens)) - (self.counts.cumsum() - self.counts).repeat(self.counts)
-        return replace(self, tokens=np.where(places < kept.repeat(self.counts), self.tokens, NO_DRAFT))
+        stays = _places(self.counts) < kept.repeat(self.counts)
+        return replace(self, tokens=np.where(stays, self.tokens, NO_DRAFT))
 
     @cached_property
     def first_positions(self) -> IntArray:
@@ -91,8 +91,13 @@ class StepDrafts:
 def named_drafts(counts: tuple[int, ...]) -> StepDrafts:
     """By sampled row, so many drafts that only the device knows."""
     numbers = np.array(counts, dtype=np.int64)
-    places = np.arange(int(numbers.sum())) - (numbers.cumsum() - numbers).repeat(numbers)
-    return StepDrafts(numbers, FIRST_NAMED - places, on_device=True)
+    return StepDrafts(numbers, FIRST_NAMED - _places(numbers), on_device=True)
+
+
+def _places(counts: IntArray) -> IntArray:
+    """[sum of counts] each draft's place among those of its row."""
+    places: IntArray = np.arange(int(counts.sum())) - (counts.cumsum() - counts).repeat(counts)
+    return places
 
 
 class Drafter(Protocol):
