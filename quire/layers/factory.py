@@ -273,8 +273,7 @@ class LayerFactory:
         base = self._linear(shape, bias, part)
         if self._updates is None:
             return base
-        device = self.options.device.type
-        return AdaptedLinear(base, self._updates.update_of(shape, part), device)
+        return AdaptedLinear(base, self._updates.update_of(shape, part))
 
     def _summed(self, layer: Callable[..., Tensor]) -> SummedOverRanks:
         return SummedOverRanks(layer, self._collectives)

@@ -61,6 +61,7 @@ class LowRankUpdate:
         self._step = step
         self._shrink = kernel("lora_shrink", device)
         self._expand = kernel("lora_expand", device)
+        self._expand_silu_and_mul = kernel("lora_expand_silu_and_mul", device)
 
     @property
     def active(self) -> bool:
@@ -81,6 +82,13 @@ class LowRankUpdate:
         """Add B A x to the product's rows, y [tokens, outputs]."""
         assert self._step.tiles is not None
         self._expand(low, self.weights, self._step.tiles, y)
+
+    def expand_silu_and_mul(self, low: Tensor, y: Tensor) -> Tensor:
+        """silu of the first half of the product's changed outputs times the second, [tokens, outputs / 2]; y is used up."""
+        assert self._step.tiles is not None
+        out = y.new_empty((y.shape[0], y.shape[1] // 2))
+        self._expand_silu_and_mul(low, self.weights, self._step.tiles, y, out)
+        return out
 
 
 class ExpertUpdate(NamedTuple):

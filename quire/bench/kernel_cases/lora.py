@@ -49,10 +49,26 @@ def _expand(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int
     return KernelCase("lora_expand", f"{tokens} × {sum(rows)}, {adapters} of rank {rank}", make, moved * _ITEM)
 
 
+def _expand_silu_and_mul(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int, ...]) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        (low, weights, tiles, y), _ = _expand(tokens, adapters, rank, columns, rows).make(device)
+        return (low, weights, tiles, y, y.new_empty((tokens, sum(rows) // 2))), {}
+
+    moved = adapters * rank * sum(rows) + tokens * (sum(rows) * 3 // 2 + len(rows) * rank)
+    return KernelCase(
+        "lora_expand_silu_and_mul", f"{tokens} × {sum(rows)}, {adapters} of rank {rank}", make, moved * _ITEM
+    )
+
+
 _SHAPES = tuple(
     (tokens, adapters, 16, *shape)
     for tokens, adapters in ((32, 1), (32, 8), (32, 32), (2_048, 1))
     for shape in (_QKV, _GATE_UP, _DOWN)
 )
-CASES = (*(_shrink(*shape) for shape in _SHAPES), *(_expand(*shape) for shape in _SHAPES))
-SMALL_CASES = (_shrink(5, 2, 16, 64, (32, 16)), _expand(5, 2, 16, 64, (32, 16)))
+_GATED = tuple(shape for shape in _SHAPES if shape[3:] == _GATE_UP)
+CASES = (*(_shrink(*shape) for shape in _SHAPES), *(_expand(*shape) for shape in _SHAPES), *(_expand_silu_and_mul(*shape) for shape in _GATED))
+SMALL_CASES = (
+    _shrink(5, 2, 16, 64, (32, 16)),
+    _expand(5, 2, 16, 64, (32, 16)),
+    _expand_silu_and_mul(5, 2, 16, 64, (32, 32)),
+)

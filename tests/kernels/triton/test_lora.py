@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.reference import activation as reference_activation
 from quire.kernels.reference import linear as reference_linear
 from quire.kernels.reference import lora as reference
 from quire.kernels.reference.lora import LowRankWeights, Scaling, Tiles
-from quire.kernels.triton import activation
 from quire.kernels.triton import lora as ours
 from quire.kernels.triton.linear import linear
 from quire.lora.step_tiles import GPU_TILE, most_tiles, tile_tokens
@@ -76,6 +75,50 @@ def test_rows_are_changed_by_their_own_adapter(
     assert not changed or (found[changed] != y[changed]).any(dim=1).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("slots", "rank", "rows", "padding"),
+    [
+        ([1] * 3, 16, (40, 40), 0),
+        ([0] * 5, 16, (140, 140), 2),
+        ([0, 1, 2, 3, 1, 0, 3, 3], 16, (280,), 5),
+        ([1] * 20 + [0] * 40 + [3] * 18 + [4, 2], 48, (140, 140), 3),
+    ],
+)
+def test_gated_rows_are_changed_by_their_own_adapter(
+    slots: list[int], rank: int, rows: tuple[int, ...], padding: int, dtype: torch.dtype, device: str
+) -> None:
+    weights = random_weights(4, rank, 64, rows, dtype, device)
+    tiles = tiles_of(slots, device, padding)
+    x = torch.randn(len(slots), 64, device=device).to(dtype)
+    y = torch.randn(len(slots), sum(rows), device=device).to(dtype)
+    found, expected = (torch.full((len(slots), sum(rows) // 2), math.nan, dtype=dtype, device=device) for _ in range(2))
+    ours.lora_expand_silu_and_mul(ours.lora_shrink(x, weights, tiles), weights, tiles, y.clone(), found)
+    reference.lora_expand_silu_and_mul(reference.lora_shrink(x, weights, tiles), weights, tiles, y.clone(), expected)
+    assert (found.float() - expected.float()).abs().max() <= NEAR[dtype] * max(1.0, float(expected.float().abs().max()))
+
+
+def test_few_programs_work_through_many_tiles(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the last tiles come back for nothing."""
+    weights = random_weights(9, 16, 64, (300,), torch.float32, device)
+    slots = [number % 10 for number in range(30)]
+    x, y = torch.randn(30, 64, device=device), torch.randn(30, 300, device=device)
+    tiles = tiles_of(slots, device, 7)
+    low = ours.lora_shrink(x, weights, tiles)
+    gated = torch.empty(30, 150, device=device)
+    pairs = []
+    for programs in (1, 6, 9, 10_000):
+        monkeypatch.setattr(ours, "_PROGRAMS", programs)
+        found, out = y.clone(), torch.empty_like(gated)
+        ours.lora_expand(low, weights, tiles, found)
+        ours.lora_expand_silu_and_mul(low, weights, tiles, y.clone(), out)
+        pairs.append((found, out))
+    for found, out in pairs[:-1]:
+        assert torch.equal(found, pairs[-1][0])
+        assert torch.equal(out, pairs[-1][1])
+    assert (pairs[-1][0] != y)[[number for number, slot in enumerate(slots) if slot not in (0, 2)]].any(dim=1).all()
+
+
 @pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("tokens", [1, 9, 70])
 def test_products_with_updates(tokens: int, gate: bool, device: str) -> None:
@@ -87,19 +130,19 @@ def test_products_with_updates(tokens: int, gate: bool, device: str) -> None:
     w = (torch.randn(sum(rows), 1_024, device=device) / 32).to(dtype)
     bias = torch.randn(sum(rows), device=device).to(dtype)
 
-    def with_updates(module: Any, multiply: Any, silu_and_mul: Any) -> Tensor:
+    def with_updates(module: Any, multiply: Any) -> Tensor:
         low = module.lora_shrink(x, weights, tiles)
         y: Tensor = multiply(x, w, bias, behind=True)
-        module.lora_expand(low, weights, tiles, y)
         if not gate:
+            module.lora_expand(low, weights, tiles, y)
             return y
         out = y.new_empty((tokens, sum(rows) // 2))
-        silu_and_mul(y, out)
+        module.lora_expand_silu_and_mul(low, weights, tiles, y, out)
         return out
 
-    expected = with_updates(reference, reference_linear.linear, reference_activation.silu_and_mul)
+    expected = with_updates(reference, reference_linear.linear)
     for _ in range(20):  # the product does not wait for A x
-        found = with_updates(ours, linear.linear, activation.silu_and_mul)
+        found = with_updates(ours, linear.linear)
         most = max(1.0, float(expected.float().abs().max()))
         assert (found.float() - expected.float()).abs().max() <= NEAR[dtype] * most
 
@@ -127,14 +170,15 @@ def test_the_reference_is_b_times_a_times_x() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 4, 16])
-def test_tiles_have_each_token_with_an_adapter_once(size: int) -> None:
+def test_tiles_have_each_token_once_and_those_without_an_adapter_last(size: int) -> None:
     luck = np.random.default_rng(7)
     for tokens in (1, 3, 40, 200):
         for adapters in (1, 3, 50):
             slots = luck.integers(0, adapters + 1, tokens)
             own, rows = tile_tokens(slots, size)
             assert len(own) == len(rows) <= most_tiles(tokens, tokens, adapters, rows.shape[1])
-            assert sorted(rows[rows >= 0].tolist()) == slots.nonzero()[0].tolist()
+            assert sorted(rows[rows >= 0].tolist()) == list(range(tokens))
+            assert (np.diff((own == 0).astype(int)) >= 0).all()
             for slot, tile in zip(own.tolist(), rows, strict=True):
                 assert set(slots[tile[tile >= 0]].tolist()) == {slot}
                 assert (np.diff((tile >= 0).astype(int)) <= 0).all()  # none behind the padding
