@@ -30,8 +30,8 @@ _FEW, _SOME = 64, 512
 """Rows up to which columns are shared out finely, or at all."""
 _MOST_SPLITS = 16
 _WARPS = 4
-_PROGRAMS = 768
-"""That a GPU runs at once, some six of four warps each a multiprocessor."""
+_PROGRAMS = 512
+"""That a GPU runs at once: some four of their size on each multiprocessor."""
 _MOST_BLOCKS = 65_536
 """Of ranks of tiles, where several programs share a row."""
 
