@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from quire.attention.backend import AttentionBackend, AttentionLayer, QKNormRope
-from quire.collectives.partial_sum import Delta
+from quire.collectives.delta import Delta
 from quire.kernels.reference.quantized_rows import Rows
 from quire.layers.linear import Projection
 from quire.layers.norm import RMSNorm

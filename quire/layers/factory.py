@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.attention.backend import AttentionLayer
 from quire.collectives.collectives import Collectives, OneRank
-from quire.collectives.partial_sum import Delta
+from quire.collectives.delta import Delta
 from quire.layers.adapted_experts import AdaptedExperts
 from quire.layers.adapted_linear import AdaptedLinear
 from quire.layers.attention import Attention, Heads
