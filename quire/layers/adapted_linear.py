@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from quire.collectives.delta import Delta, total_of
 from quire.kernels.reference.quantized_rows import Rows
 from quire.layers.linear import Linear
-from quire.lora.updates import LowRankUpdate
+from quire.lora.updates import LowRankUpdate, PendingUpdate
 from quire.quantization.scheme import RowForm
 
 
@@ -29,13 +30,15 @@ class AdaptedLinear:
 
     def __call__(self, x: Rows) -> Tensor:
         """[tokens, columns] → [tokens, outputs]."""
+        return total_of(self.into_stream(x))
+
+    def into_stream(self, x: Rows) -> Delta:
+        """The same, where the outputs are a delta of the residual stream: B A x is left to its norm."""
         if not self._update.active:
             return self._base(x)
         assert isinstance(x, Tensor)
         low = self._update.shrink(x)
-        y = self._base.behind(x)
-        self._update.expand(low, y)
-        return y
+        return PendingUpdate(self._update, low, self._base.behind(x))
 
     def silu_and_mul(self, x: Rows) -> Tensor:
         """[tokens, columns] → [tokens, half of the rows], see Linear."""

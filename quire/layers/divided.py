@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from quire.collectives.collectives import Collectives
-from quire.collectives.delta import Delta, total_of
 from quire.collectives.partial_sum import PartialSum
 from quire.kernels.dispatch import kernel
 from quire.mesh import Span
@@ -24,13 +23,13 @@ from quire.weights.tensor_options import TensorOptions
 class SummedOverRanks:
     """A layer of which each rank computes a summand."""
 
-    def __init__(self, layer: Callable[..., Delta], collectives: Collectives) -> None:
+    def __init__(self, layer: Callable[..., Tensor], collectives: Collectives) -> None:
         self._layer = layer
         self._collectives = collectives
 
     def __call__(self, *x: Tensor) -> PartialSum:
         """What the undivided layer returns, once it is read."""
-        return PartialSum(total_of(self._layer(*x)), self._collectives)
+        return PartialSum(self._layer(*x), self._collectives)
 
 
 class VocabularyEmbedding:

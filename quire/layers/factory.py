@@ -122,7 +122,8 @@ class LayerFactory:
         units, width = columns if isinstance(columns, Outputs) else Outputs(columns)
         whole = LinearShape((name,), (rows,), units * width, transposed)
         if self._mesh.tp == 1:
-            return self._adapted(whole, bias)
+            product = self._adapted(whole, bias)
+            return product.into_stream if isinstance(product, AdaptedLinear) else product
         span = _times(self._mesh.part(units), width)
         own = LinearShape((name,), (rows,), span.count, transposed)
         cuts = {name: Cut(whole.columns, (span,))}

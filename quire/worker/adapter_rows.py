@@ -61,7 +61,7 @@ class AdapterRows:
         if not self._on_gpu:
             return _staged(*order_tokens(of_tokens), staging)
         if shape is None:
-            return _staged(*tile_tokens(of_tokens, GPU_TILE), staging)
+            return _staged(*tile_tokens(of_tokens, GPU_TILE), staging, of_tokens)
         return self._staged_padded(of_tokens, shape.rows, staging)
 
     def stage_dummies(self, host: HostBatch, staging: StagingBuffer) -> Tiles:
@@ -77,8 +77,9 @@ class AdapterRows:
         slots, rows = tile_tokens(of_tokens, GPU_TILE)
         all_slots, all_rows = np.zeros(most, dtype=np.int64), np.full((most, GPU_TILE), -1, dtype=np.int64)
         all_slots[: len(slots)], all_rows[: len(rows)] = slots, rows
-        return _staged(all_slots, all_rows, staging)
+        return _staged(all_slots, all_rows, staging, of_tokens)
 
 
-def _staged(slots: IntArray, rows: IntArray, staging: StagingBuffer) -> Tiles:
-    return Tiles(staging.copied(slots), staging.copied(rows.reshape(-1)).view(rows.shape))
+def _staged(slots: IntArray, rows: IntArray, staging: StagingBuffer, of_tokens: IntArray | None = None) -> Tiles:
+    slot_of_row = None if of_tokens is None else staging.copied(of_tokens)
+    return Tiles(staging.copied(slots), staging.copied(rows.reshape(-1)).view(rows.shape), slot_of_row)

@@ -23,8 +23,9 @@ def _arguments(
     b = memory[:, a_size : a_size + outputs * rank].view(adapters, outputs, rank)
     factors, summands = memory[:, -2 * outputs : -outputs], memory[:, -outputs:]
     ranks = torch.full((adapters,), rank, dtype=torch.int64, device=device)
-    slots, tiled = tile_tokens(1 + np.arange(tokens) % adapters, GPU_TILE)
-    tiles = Tiles(torch.tensor(slots, device=device), torch.tensor(tiled, device=device))
+    of_tokens = 1 + np.arange(tokens) % adapters
+    slots, tiled = tile_tokens(of_tokens, GPU_TILE)
+    tiles = Tiles(*(torch.tensor(column, device=device) for column in (slots, tiled, of_tokens)))
     x = torch.randn(tokens, columns, dtype=torch.bfloat16, device=device)
     return x, LowRankWeights(a, b, ranks, rows, Scaling(factors, summands, torch.zeros_like(ranks))), tiles
 
@@ -60,15 +61,28 @@ def _expand_silu_and_mul(tokens: int, adapters: int, rank: int, columns: int, ro
     )
 
 
+def _rms_norm(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int, ...]) -> KernelCase:
+    (width,) = rows
+
+    def make(device: torch.device) -> Arguments:
+        (low, weights, tiles, y), _ = _expand(tokens, adapters, rank, columns, rows).make(device)
+        x, weight = torch.randn_like(y), torch.randn(width, dtype=y.dtype, device=device)
+        return (low, weights, tiles, x, weight, 1e-5, torch.empty_like(x), y), {}
+
+    moved = adapters * rank * width + tokens * (4 * width + rank)
+    return KernelCase("lora_rms_norm", f"{tokens} × {width}, {adapters} of rank {rank}", make, moved * _ITEM)
+
+
 _SHAPES = tuple(
     (tokens, adapters, 16, *shape)
     for tokens, adapters in ((32, 1), (32, 8), (32, 32), (2_048, 1))
     for shape in (_QKV, _GATE_UP, _DOWN)
 )
 _GATED = tuple(shape for shape in _SHAPES if shape[3:] == _GATE_UP)
-CASES = (*(_shrink(*shape) for shape in _SHAPES), *(_expand(*shape) for shape in _SHAPES), *(_expand_silu_and_mul(*shape) for shape in _GATED))
+CASES = (*(_shrink(*shape) for shape in _SHAPES), *(_expand(*shape) for shape in _SHAPES), *(_expand_silu_and_mul(*shape) for shape in _GATED), *(_rms_norm(*shape) for shape in _SHAPES if shape[3:] == _DOWN))
 SMALL_CASES = (
     _shrink(5, 2, 16, 64, (32, 16)),
     _expand(5, 2, 16, 64, (32, 16)),
     _expand_silu_and_mul(5, 2, 16, 64, (32, 32)),
+    _rms_norm(5, 2, 16, 64, (32,)),
 )

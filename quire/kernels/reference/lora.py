@@ -12,6 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from quire.kernels.reference.activation import silu_and_mul
+from quire.kernels.reference.norm import rms_norm
 
 
 class Scaling(NamedTuple):
@@ -54,10 +55,12 @@ class Tiles(NamedTuple):
     Attributes:
         slots: [tiles] int64, each tile's adapter, from 1; 0: its rows have none, or it is empty. These are the last.
         rows: [tiles, size] int64, its rows, and -1 behind them.
+        slot_of_row: [n] int64, each row's adapter, from 1, and 0 where it has none; None: no kernel asks for it.
     """
 
     slots: Tensor
     rows: Tensor
+    slot_of_row: Tensor | None = None
 
 
 def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
@@ -104,6 +107,27 @@ def lora_expand_silu_and_mul(low: Tensor, weights: LowRankWeights, tiles: Tiles,
     """
     lora_expand(low, weights, tiles, y)
     silu_and_mul(y, out)
+
+
+def lora_rms_norm(
+    low: Tensor,
+    weights: LowRankWeights,
+    tiles: Tiles,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    delta: Tensor,
+) -> None:
+    """The same for y = `delta` [n, width], and behind it the norm of x + y; what becomes of delta is open.
+
+    Args:
+        low, weights, tiles: As in `lora_expand`; of one module.
+        x, weight, eps, out: As in `rms_norm`.
+        delta: [n, width], contiguous.
+    """
+    lora_expand(low, weights, tiles, delta)
+    rms_norm(x, weight, eps, out, delta)
 
 
 def lies_beside(scaling: Scaling, weights: LowRankWeights) -> bool:

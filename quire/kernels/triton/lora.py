@@ -76,7 +76,7 @@ def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -
     rank, modules, overlap = weights.b.shape[2], len(weights.rows), can_overlap(y.device)
     rows, blocks = (*weights.rows, 0, 0), sum(cdiv(each, _BLOCK_N) for each in weights.rows)
     step = _tiles_at_once(len(y), number, blocks)
-    factors, summands, scaled = _scaling_of(weights)
+    factors, summands, scaled = scaling_of(weights)
     _expand[(step * blocks,)](
         low, weights.b, weights.ranks, factors, summands, scaled, tiles.slots, tiles.rows, y, number, step,
         weights.b.stride(0), weights.ranks.stride(0),
@@ -95,7 +95,7 @@ def lora_expand_silu_and_mul(low: Tensor, weights: LowRankWeights, tiles: Tiles,
     rank, overlap, width = weights.b.shape[2], can_overlap(y.device), out.shape[1]
     blocks = cdiv(width, _BLOCK_N)
     step = _tiles_at_once(len(y), number, blocks)
-    factors, summands, scaled = _scaling_of(weights)
+    factors, summands, scaled = scaling_of(weights)
     _expand_silu_and_mul[(step * blocks,)](
         low, weights.b, weights.ranks, factors, summands, scaled, tiles.slots, tiles.rows, y, out, number, step,
         weights.b.stride(0), weights.ranks.stride(0),
@@ -105,7 +105,7 @@ def lora_expand_silu_and_mul(low: Tensor, weights: LowRankWeights, tiles: Tiles,
     )  # fmt: skip
 
 
-def _scaling_of(weights: LowRankWeights) -> tuple[Tensor, Tensor, Tensor]:
+def scaling_of(weights: LowRankWeights) -> tuple[Tensor, Tensor, Tensor]:
     """Factors, summands, and which adapters have them; if none has, something that is not read."""
     assert weights.scaling is None or lies_beside(weights.scaling, weights)
     return weights.scaling or (weights.b, weights.b, weights.ranks)
@@ -272,7 +272,7 @@ def _expand(
         if used != 0:
             whole = tl.load(to, mask, 0.0).to(tl.float32)
             if SCALED:
-                whole = _scaled(whole, factors, summands, scaled, slot, output, inside, b_stride, ranks_stride)
+                whole = scaled_outputs(whole, factors, summands, scaled, slot, output, inside, b_stride, ranks_stride)
             whole += _b_low(
                 low, b, weight, slot, used, row, module, output, inside, b_stride,
                 RANK, MODULES, BLOCK_M, BLOCK_R, BLOCK_N, IEEE,
@@ -335,8 +335,8 @@ def _expand_silu_and_mul(
         up = tl.load(at + WIDTH, mask, 0.0).to(tl.float32)
         if used != 0:
             if SCALED:
-                gate = _scaled(gate, factors, summands, scaled, slot, place, inside, b_stride, ranks_stride)
-                up = _scaled(up, factors, summands, scaled, slot, WIDTH + place, inside, b_stride, ranks_stride)
+                gate = scaled_outputs(gate, factors, summands, scaled, slot, place, inside, b_stride, ranks_stride)
+                up = scaled_outputs(up, factors, summands, scaled, slot, WIDTH + place, inside, b_stride, ranks_stride)
             gate += _b_low(
                 low, b, gate_weight, slot, used, row, 0, place, inside, b_stride,
                 RANK, MODULES, BLOCK_M, BLOCK_R, BLOCK_N, IEEE,
@@ -360,7 +360,7 @@ def _rows_of_b(b, slot, output, inside, b_stride, first, RANK: tl.constexpr, BLO
 
 
 @triton.jit
-def _scaled(whole, factors, summands, scaled, slot, output, inside, b_stride, ranks_stride):
+def scaled_outputs(whole, factors, summands, scaled, slot, output, inside, b_stride, ranks_stride):
     """A product's outputs, [rows, outputs], as an adapter's magnitudes scale them, if it has any."""
     if tl.load(scaled + (slot - 1) * ranks_stride) != 0:
         at_output = (slot - 1) * b_stride + output

@@ -15,6 +15,7 @@ from quire.kernels.reference import lora as reference
 from quire.kernels.reference.lora import LowRankWeights, Scaling, Tiles
 from quire.kernels.triton import lora as ours
 from quire.kernels.triton.linear import linear
+from quire.kernels.triton.lora_norm import lora_rms_norm
 from quire.lora.step_tiles import GPU_TILE, most_tiles, tile_tokens
 
 NEAR = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -44,7 +45,8 @@ def tiles_of(slots: list[int], device: str, padding: int = 0) -> Tiles:
     own, rows = tile_tokens(np.array(slots, dtype=np.int64), GPU_TILE)
     own = np.concatenate((own, np.zeros(padding, dtype=np.int64)))
     rows = np.concatenate((rows, np.full((padding, GPU_TILE), -1, dtype=np.int64)))
-    return Tiles(torch.tensor(own, device=device), torch.tensor(rows, device=device))
+    columns = (torch.tensor(column, device=device) for column in (own, rows, slots))
+    return Tiles(*columns)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -96,6 +98,35 @@ def test_gated_rows_are_changed_by_their_own_adapter(
     ours.lora_expand_silu_and_mul(ours.lora_shrink(x, weights, tiles), weights, tiles, y.clone(), found)
     reference.lora_expand_silu_and_mul(reference.lora_shrink(x, weights, tiles), weights, tiles, y.clone(), expected)
     assert (found.float() - expected.float()).abs().max() <= NEAR[dtype] * max(1.0, float(expected.float().abs().max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("slots", "rank", "width"),
+    [
+        ([1] * 3, 16, 64),
+        ([0] * 5, 16, 64),
+        ([0, 1, 2, 3, 1, 0, 3, 3], 16, 1_100),
+        ([0, 1, 2, 3, 4], 48, 300),
+        ([1, 0, 3] * 22, 16, 64),  # too many rows
+        ([1, 0, 3], 16, 4_160),  # rows too wide
+    ],
+)
+def test_norms_of_what_is_changed(slots: list[int], rank: int, width: int, dtype: torch.dtype, device: str) -> None:
+    weights, tiles = random_weights(4, rank, 64, (width,), dtype, device), tiles_of(slots, device, 2)
+    inner, x, delta = (
+        torch.randn(len(slots), columns, device=device).to(dtype) for columns in (64, width, width)
+    )
+    weight = torch.randn(width, device=device).to(dtype)
+    found, expected = x.clone(), x.clone()
+    normed, expected_normed = torch.empty_like(x), torch.empty_like(x)
+    low = ours.lora_shrink(inner, weights, tiles)
+    lora_rms_norm(low, weights, tiles, found, weight, 1e-5, normed, delta.clone())
+    low = reference.lora_shrink(inner, weights, tiles)
+    reference.lora_rms_norm(low, weights, tiles, expected, weight, 1e-5, expected_normed, delta.clone())
+    for ours_, theirs in ((found, expected), (normed, expected_normed)):
+        most = max(1.0, float(theirs.float().abs().max()))
+        assert (ours_.float() - theirs.float()).abs().max() <= NEAR[dtype] * most
 
 
 def test_few_programs_work_through_many_tiles(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
