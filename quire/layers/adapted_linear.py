@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.collectives.delta import Delta, total_of
+from quire.collectives.delta import total_of
 from quire.kernels.reference.quantized_rows import Rows
 from quire.layers.linear import Linear
 from quire.lora.updates import LowRankUpdate, PendingUpdate
@@ -30,10 +30,10 @@ class AdaptedLinear:
 
     def __call__(self, x: Rows) -> Tensor:
         """[tokens, columns] → [tokens, outputs]."""
-        return total_of(self.into_stream(x))
+        return total_of(self.pending(x))
 
-    def into_stream(self, x: Rows) -> Delta:
-        """The same, where the outputs are a delta of the residual stream: B A x is left to its norm."""
+    def pending(self, x: Rows) -> Tensor | PendingUpdate:
+        """The same, where B A x is left to whoever reads the outputs."""
         if not self._update.active:
             return self._base(x)
         assert isinstance(x, Tensor)

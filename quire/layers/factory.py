@@ -123,7 +123,7 @@ class LayerFactory:
         whole = LinearShape((name,), (rows,), units * width, transposed)
         if self._mesh.tp == 1:
             product = self._adapted(whole, bias)
-            return product.into_stream if isinstance(product, AdaptedLinear) else product
+            return product.pending if isinstance(product, AdaptedLinear) else product
         span = _times(self._mesh.part(units), width)
         own = LinearShape((name,), (rows,), span.count, transposed)
         cuts = {name: Cut(whole.columns, (span,))}

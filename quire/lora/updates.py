@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quire.collectives.collectives import Norms
 from quire.kernels.dispatch import kernel
-from quire.kernels.reference.lora import LowRankWeights, Scaling, Tiles
+from quire.kernels.reference.lora import LowRankWeights, RowUpdate, Scaling, Tiles
 from quire.kernels.reference.quantized_rows import QuantizedRows
 from quire.lora.step_tiles import StepTiles
 from quire.lora.targets import Target, targets_of
@@ -87,6 +87,11 @@ class LowRankUpdate:
         assert self._step.tiles is not None
         self._expand(low, self.weights, self._step.tiles, y)
 
+    def of_rows(self, low: Tensor) -> RowUpdate:
+        """What is to be added to the product's rows."""
+        assert self._step.tiles is not None
+        return RowUpdate(low, self.weights, self._step.tiles)
+
     def rms_norm(self, low: Tensor, x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor) -> None:
         """See reference/norm.py, after B A x is added to delta, which is used up."""
         assert self._step.tiles is not None
@@ -101,7 +106,7 @@ class LowRankUpdate:
 
 
 class PendingUpdate:
-    """A product's outputs, to which B A x is not added yet: a delta of the residual stream.
+    """A product's outputs, to which B A x is not added yet: whoever reads them does so, once.
 
     Args:
         update: Of the product.
@@ -114,6 +119,10 @@ class PendingUpdate:
         self._low = low
         self._y = y
         self._is_added = False
+
+    def parts(self) -> tuple[Tensor, RowUpdate]:
+        """The product's outputs, and what is to be added to them."""
+        return self._y, self._update.of_rows(self._low)
 
     def total(self) -> Tensor:
         """See PendingDelta."""

@@ -7,7 +7,7 @@ import torch
 
 from quire.bench.kernel_cases import Arguments, KernelCase
 from quire.kernels.dispatch import kernel
-from quire.kernels.reference.lora import LowRankWeights, Scaling, Tiles
+from quire.kernels.reference.lora import LowRankWeights, RowUpdate, Scaling, Tiles
 from quire.lora.step_tiles import GPU_TILE, tile_tokens
 
 _ITEM = 2
@@ -73,16 +73,38 @@ def _rms_norm(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[i
     return KernelCase("lora_rms_norm", f"{tokens} × {width}, {adapters} of rank {rank}", make, moved * _ITEM)
 
 
+def _qk_norm_rope_and_cache(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int, ...]) -> KernelCase:
+    d = min(128, rows[2])
+    heads, kv_heads, _ = (each // d for each in rows)
+
+    def make(device: torch.device) -> Arguments:
+        (low, weights, tiles, y), _ = _expand(tokens, adapters, rank, columns, rows).make(device)
+        angle = torch.randn(tokens, d // 2, dtype=y.dtype, device=device)
+        keys, values = torch.randn(2, 2 * tokens, 1, kv_heads, d, dtype=y.dtype, device=device)
+        q, places = y.new_empty((tokens, heads, d)), torch.arange(tokens, device=device)
+        qkv, update = y.view(tokens, -1, d), RowUpdate(low, weights, tiles)
+        return (qkv, None, 0.0, angle, angle, update, keys, values, places, q), {}
+
+    moved = adapters * rank * sum(rows) + tokens * (2 * sum(rows) + 3 * rank)
+    name = f"{tokens} × ({heads} + 2·{kv_heads}) × {d}, {adapters} of rank {rank}"
+    return KernelCase("qk_norm_rope_and_cache", name, make, moved * _ITEM)
+
+
 _SHAPES = tuple(
     (tokens, adapters, 16, *shape)
     for tokens, adapters in ((32, 1), (32, 8), (32, 32), (2_048, 1))
     for shape in (_QKV, _GATE_UP, _DOWN)
 )
-_GATED = tuple(shape for shape in _SHAPES if shape[3:] == _GATE_UP)
-CASES = (*(_shrink(*shape) for shape in _SHAPES), *(_expand(*shape) for shape in _SHAPES), *(_expand_silu_and_mul(*shape) for shape in _GATED), *(_rms_norm(*shape) for shape in _SHAPES if shape[3:] == _DOWN))
+_BEHIND = {_QKV: _qk_norm_rope_and_cache, _GATE_UP: _expand_silu_and_mul, _DOWN: _rms_norm}
+CASES = (
+    *(_shrink(*shape) for shape in _SHAPES),
+    *(_expand(*shape) for shape in _SHAPES),
+    *(_BEHIND[shape[3:]](*shape) for shape in _SHAPES),
+)
 SMALL_CASES = (
     _shrink(5, 2, 16, 64, (32, 16)),
     _expand(5, 2, 16, 64, (32, 16)),
     _expand_silu_and_mul(5, 2, 16, 64, (32, 32)),
     _rms_norm(5, 2, 16, 64, (32,)),
+    _qk_norm_rope_and_cache(5, 2, 16, 64, (64, 32, 32)),
 )

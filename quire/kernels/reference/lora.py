@@ -63,6 +63,18 @@ class Tiles(NamedTuple):
     slot_of_row: Tensor | None = None
 
 
+class RowUpdate(NamedTuple):
+    """What is still to be added to a product's outputs: the arguments of `lora_expand`.
+
+    Attributes:
+        low, weights, tiles: See there.
+    """
+
+    low: Tensor
+    weights: LowRankWeights
+    tiles: Tiles
+
+
 def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
     """A x of the rows in tiles.
 

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from quire.kernels.reference import linear as reference_linear
 from quire.kernels.reference import lora as reference
-from quire.kernels.reference.lora import LowRankWeights, Scaling, Tiles
+from quire.kernels.reference import rowwise_attention
+from quire.kernels.reference.lora import LowRankWeights, RowUpdate, Scaling, Tiles
 from quire.kernels.triton import lora as ours
+from quire.kernels.triton.attention.qk_norm_rope import qk_norm_rope_and_cache
 from quire.kernels.triton.linear import linear
 from quire.kernels.triton.lora_norm import lora_rms_norm
 from quire.lora.step_tiles import GPU_TILE, most_tiles, tile_tokens
@@ -127,6 +129,51 @@ def test_norms_of_what_is_changed(slots: list[int], rank: int, width: int, dtype
     for ours_, theirs in ((found, expected), (normed, expected_normed)):
         most = max(1.0, float(theirs.float().abs().max()))
         assert (ours_.float() - theirs.float()).abs().max() <= NEAR[dtype] * most
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("slots", "rank", "heads", "kv_heads", "d", "width", "merged"),
+    [
+        ([1] * 3, 16, 4, 2, 16, 16, False),
+        ([0, 1, 2, 3, 1, 0, 3, 3], 16, 5, 1, 24, 8, False),
+        ([0, 1, 2, 3, 4], 48, 2, 2, 20, 0, False),
+        ([3, 0, 1], 16, 4, 2, 16, 16, True),
+        ([1, 0, 3] * 22, 16, 2, 1, 16, 16, False),  # too many tokens
+    ],
+)
+def test_heads_of_what_is_changed(
+    slots: list[int],
+    rank: int,
+    heads: int,
+    kv_heads: int,
+    d: int,
+    width: int,
+    merged: bool,
+    dtype: torch.dtype,
+    device: str,
+) -> None:
+    """`width` dimensions turn."""
+    tokens, outputs = len(slots), (heads * d, kv_heads * d, kv_heads * d)
+    weights = random_weights(4, rank, 64, (sum(outputs),) if merged else outputs, dtype, device)
+    tiles = tiles_of(slots, device)
+    x, qkv, norm, angle = (
+        torch.randn(*shape, device=device).to(dtype)
+        for shape in ((tokens, 64), (tokens, sum(outputs)), (heads + kv_heads, d), (tokens, width // 2))
+    )
+    cos, sin = (angle.cos(), angle.sin()) if width else (None, None)
+    places = torch.arange(tokens, device=device)
+    results = []
+    for module, kernel in ((ours, qk_norm_rope_and_cache), (reference, rowwise_attention.qk_norm_rope_and_cache)):
+        cache = torch.zeros(2, tokens, 1, kv_heads, d, dtype=dtype, device=device)
+        q = torch.zeros(tokens, heads, d, dtype=dtype, device=device)
+        update = RowUpdate(module.lora_shrink(x, weights, tiles), weights, tiles)
+        projected = qkv.clone().view(tokens, -1, d)
+        kernel(projected, norm, 1e-5, cos, sin, update, *cache, places, q)
+        results.append((cache, q))
+    for found, expected in zip(*results, strict=True):
+        most = max(1.0, float(expected.float().abs().max()))
+        assert (found.float() - expected.float()).abs().max() <= NEAR[dtype] * most
 
 
 def test_few_programs_work_through_many_tiles(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
