@@ -35,4 +35,3 @@ class PartialSum:
         if summing is None or self._is_made:
             return norms, self.total()
         return summing, self._own
-

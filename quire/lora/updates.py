@@ -98,7 +98,7 @@ class LowRankUpdate:
         self._rms_norm(low, self.weights, self._step.tiles, x, weight, eps, out, delta)
 
     def expand_silu_and_mul(self, low: Tensor, y: Tensor) -> Tensor:
-        """silu of the first half of the product's changed outputs times the second, [tokens, outputs / 2]; y is used up."""
+        """silu of the changed outputs' first half times the second, [tokens, outputs / 2]; y is used up."""
         assert self._step.tiles is not None
         out = y.new_empty((y.shape[0], y.shape[1] // 2))
         self._expand_silu_and_mul(low, self.weights, self._step.tiles, y, out)

@@ -116,9 +116,7 @@ def test_gated_rows_are_changed_by_their_own_adapter(
 )
 def test_norms_of_what_is_changed(slots: list[int], rank: int, width: int, dtype: torch.dtype, device: str) -> None:
     weights, tiles = random_weights(4, rank, 64, (width,), dtype, device), tiles_of(slots, device, 2)
-    inner, x, delta = (
-        torch.randn(len(slots), columns, device=device).to(dtype) for columns in (64, width, width)
-    )
+    inner, x, delta = (torch.randn(len(slots), columns, device=device).to(dtype) for columns in (64, width, width))
     weight = torch.randn(width, device=device).to(dtype)
     found, expected = x.clone(), x.clone()
     normed, expected_normed = torch.empty_like(x), torch.empty_like(x)

@@ -81,9 +81,7 @@ def _block(n: int) -> int:
 
 
 @fast_launch
-@triton.jit(
-    do_not_specialize_on_alignment=["slot_mapping", "slot_of_row", "ranks", "factors", "summands", "scaled"]
-)
+@triton.jit(do_not_specialize_on_alignment=["slot_mapping", "slot_of_row", "ranks", "factors", "summands", "scaled"])
 def _qk_norm_rope_and_cache(
     qkv,
     norm,
@@ -151,7 +149,7 @@ def _qk_norm_rope_and_cache(
     if D > 2 * HALF:
         rest = tl.load(row + 2 * HALF + resting[None, :], rests, 0.0)
     cache_slot = tl.load(slot_mapping + token)
-    if low is not None:
+    if low is not None:  # noqa: SIM102 (decided when it is compiled)
         if used != 0:
             module = (head >= HEADS).to(tl.int32) + (head >= HEADS + KV_HEADS).to(tl.int32)
             its_low = low + token * (MODULES * RANK) + (module * (MODULES // 3) * RANK)[:, None]
