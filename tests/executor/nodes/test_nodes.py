@@ -188,9 +188,7 @@ def test_a_node_with_another_key_ends_and_says_so(tiny: Path, tmp_path: Path) ->
     assert other.wait(120) == 2
     assert re.search("was not joined: it has another key. Give all nodes the same key", other.last_line), other.log
     starting.join(120)
-    assert re.search(
-        "Node 1 of 2 did not join within 5 s .*The last one that tried: .*another key", str(head._failure)
-    )
+    assert re.search("Node 1 of 2 did not join within 5 s .*The last one that tried: .*another key", str(head._failure))
     several.close()
 
 
