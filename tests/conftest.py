@@ -16,7 +16,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONG_TIMEOUT_S = 900
-BUDGET_MINUTES = {"engine": 11, "api": 9, "reliability": 20, "many cards": 10, "operations": 7}
+BUDGET_MINUTES = {"engine": 10, "api": 8, "reliability": 14, "many cards": 8, "operations": 6}
 """What `make test-long` may take at most, by the share that a test names in its marker; see CONTRIBUTING.md."""
 
 
