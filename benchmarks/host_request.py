@@ -96,8 +96,8 @@ class ReplayingModelRunner(ModelRunner):
         slots = SlotTable(ROWS, LONGEST // 16, 1, VOCABULARY, cpu)
         largest = StepLimits(ROWS, STEP, LONGEST)
         super().__init__(StubModel(), StubAttention(), CpuBlockTransfer(blocks, blocks), slots, largest)  # type: ignore[arg-type]
-        self._shapes = GraphShapes(RECORDED, ROWS, STEP, LONGEST)
-        self._graphs = StubGraphs()  # type: ignore[assignment]
+        self._captured.shapes = GraphShapes(RECORDED, ROWS, STEP, LONGEST)
+        self._captured.graphs = StubGraphs()  # type: ignore[assignment]
 
 
 class StubExecutor:
