@@ -31,7 +31,7 @@ from quire import LLM, SamplingParams
 from quire.attention import metadata_builder
 from quire.attention.metadata import AttentionMetadata, IntArray
 from quire.attention.padded_limits import PaddedLimits
-from quire.messages import DeviceLimits, Plan, Result
+from quire.messages.workers import DeviceLimits, Plan, Result
 from quire.planning.step_limits import StepLimits
 from quire.worker.graph_shapes import GraphShape, GraphShapes
 from quire.worker.kv_transfer import CpuBlockTransfer

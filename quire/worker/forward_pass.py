@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quire.attention.backend import AttentionBackend
 from quire.kernels.dispatch import kernel
-from quire.messages import Plan
+from quire.messages.workers import Plan
 from quire.models.model import Model
 from quire.worker.adapter_rows import AdapterRows
 from quire.worker.batch import Batch, BatchBuffers

@@ -23,7 +23,7 @@ from quire.attention.backend import AttentionBackend
 from quire.errors import ConfigError
 from quire.kernels.cpu.recording import Sizes
 from quire.lora.updates import LowRankUpdates
-from quire.messages import Plan, Result, TokenBitmasks
+from quire.messages.workers import Plan, Result, TokenBitmasks
 from quire.models.model import Model
 from quire.planning.step_limits import StepLimits
 from quire.worker.adapter_rows import AdapterRows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.messages import Plan, Result
+from quire.messages.workers import Plan, Result
 from quire.worker.captured_steps import CapturedSteps
 from quire.worker.forward_pass import ForwardPass
 from quire.worker.graph_shapes import GraphShape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.attention.backend import AttentionBackend
 from quire.attention.metadata import AttentionMetadata, IntArray
 from quire.kernels.reference.lora import Tiles
-from quire.messages import Plan
+from quire.messages.workers import Plan
 from quire.worker.adapter_rows import AdapterRows
 from quire.worker.graph_shapes import GraphShape
 from quire.worker.host_batch import HostBatch

@@ -16,7 +16,8 @@ from quire.executor.cpu_executor import CpuExecutor
 from quire.executor.executor import Executor
 from quire.executor.gpu_executor import GpuExecutor
 from quire.kernels.cpu.library import library
-from quire.messages import Abort, Plan, TokenBitmasks
+from quire.messages.to_engine import Abort
+from quire.messages.workers import Plan, TokenBitmasks
 from quire.worker import buffer_ring, captured_steps, model_runner, worker
 from quire.worker.recorded_steps import RecordedSteps
 from quire.worker.worker import Worker

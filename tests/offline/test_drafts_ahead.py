@@ -15,7 +15,7 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.executor import factory
 from quire.executor.gpu_executor import GpuExecutor
-from quire.messages import Plan, Result
+from quire.messages.workers import Plan, Result
 from quire.metrics.reader import Counter
 from quire.worker import buffer_ring
 from quire.worker.speculation.draft_model import DraftModel

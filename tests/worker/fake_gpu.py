@@ -32,7 +32,7 @@ from quire.kernels.triton.launching import dependent_launch, precompiler
 from quire.kernels.triton.launching.launch import Kernel
 from quire.layers.factory import LayerFactory
 from quire.mesh import Mesh
-from quire.messages import PromptLogprobsRow, TokenBitmasks
+from quire.messages.workers import PromptLogprobsRow, TokenBitmasks
 from quire.models.model import build_model
 from quire.weights.tensor_options import TensorOptions
 from tests.kernels.triton.compile_cases import NoCard

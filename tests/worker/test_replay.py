@@ -14,7 +14,7 @@ import torch
 
 from quire.attention.backend import AttentionBackend, KVView
 from quire.kernels.dispatch import KERNELS
-from quire.messages import PromptLogprobsRow, Result, TokenLogprobs
+from quire.messages.workers import PromptLogprobsRow, Result, TokenLogprobs
 from quire.models.spec import ModelSpec, read_spec
 from quire.planning.step_limits import StepLimits
 from quire.worker import buffer_ring, captured_steps, model_runner, worker

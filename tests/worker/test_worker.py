@@ -14,7 +14,7 @@ import torch
 
 from quire.clock import SystemClock
 from quire.errors import CheckpointError, ConfigError, MemoryBudgetError
-from quire.messages import Plan
+from quire.messages.workers import Plan
 from quire.models.spec import read_spec
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.worker import worker

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire.messages import Plan, PromptLogprobsRow, TokenLogprobs
+from quire.messages.workers import Plan, PromptLogprobsRow, TokenLogprobs
 from quire.models.model import Model
 from quire.worker.batch import Batch
 from quire.worker.host_batch import HostBatch

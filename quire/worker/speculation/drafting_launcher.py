@@ -4,7 +4,7 @@ and nobody but the device is told what they sample.
 
 from __future__ import annotations
 
-from quire.messages import Plan
+from quire.messages.workers import Plan
 from quire.worker.captured_steps import CapturedSteps
 from quire.worker.graph_shapes import GraphShape, StepKind
 from quire.worker.host_batch import HostBatch

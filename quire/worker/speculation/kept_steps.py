@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from quire.attention.metadata import IntArray
-from quire.messages import Plan
+from quire.messages.workers import Plan
 from quire.worker.graph_shapes import GraphShape
 from quire.worker.host_batch import HostBatch
 from quire.worker.speculation.step_drafts import StepDrafts

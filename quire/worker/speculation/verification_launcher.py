@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from quire.messages import Plan
+from quire.messages.workers import Plan
 from quire.worker.captured_steps import CapturedSteps
 from quire.worker.forward_pass import ForwardPass
 from quire.worker.host_batch import HostBatch
