@@ -12,9 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job; tests send themselves Ctrl-C
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
 LONG_TIMEOUT_S = 900
 BUDGET_MINUTES = {"engine": 10, "api": 8, "reliability": 14, "many cards": 8, "operations": 6}
 """What `make test-long` may take at most, by the share that a test names in its marker; see CONTRIBUTING.md."""
@@ -56,6 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup() -> None:
     """Each test draws the same, whatever ran before it in its process: otherwise one that fails cannot be seen again,
     and what is true of nearly all numbers fails once in a while."""
+    # Tests send themselves Ctrl-C. uvloop leaves its own handler behind, and a shell's background job has none.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
