@@ -63,7 +63,7 @@ def plan_for_all(config: Config, spec: ModelSpec, machine: Machine, mesh: Mesh) 
 
 def rank_lines(mesh: Mesh, spec: ModelSpec, sharing: int, *, on_gpu: bool = False) -> list[str]:
     """That several ranks divide the model, and so many of them a machine's memory."""
-    if mesh.size == 1:
+    if mesh.size == 1 and mesh.ep == 1:
         return []
     of_layers = f"1/{mesh.tp} of every layer"
     if mesh.pp > 1:
@@ -71,8 +71,9 @@ def rank_lines(mesh: Mesh, spec: ModelSpec, sharing: int, *, on_gpu: bool = Fals
         own = f"{' + '.join(map(str, counts))} layers, one stage behind the other"
         of_layers = own if mesh.tp == 1 else f"{of_layers}; {own}"
     if mesh.ep > 1 and spec.experts is not None:
-        counts = [replace(mesh, rank=rank).own_experts(spec.experts.count).count for rank in range(mesh.ep)]
-        of_layers += f", but {' + '.join(map(str, counts))} whole experts"
+        ranks = [replace(mesh, rank=number % mesh.tp, engine=number // mesh.tp) for number in range(mesh.ep)]
+        counts = " + ".join(str(rank.own_experts(spec.experts.count).count) for rank in ranks)
+        of_layers += f", but {counts} whole experts{' over all engines' if mesh.engines > 1 else ''}"
     memory = f"1/{sharing} of the memory" if sharing > 1 else "a machine's memory"
     memory = "a GPU" if on_gpu else memory
     return [f"ranks       {mesh.size} processes, each with {of_layers}, and {memory}; sizes are of one"]
