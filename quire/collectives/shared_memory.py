@@ -8,6 +8,7 @@ there are none (`kernels/cpu/native/ranks.cpp` has the protocol).
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +32,27 @@ class Ranks(Protocol):
     def all_reduce(self, x: Tensor) -> None: ...
 
     def gather_columns(self, x: Tensor, out: Tensor) -> None: ...
+
+    def gather_rows(self, x: Tensor, rows: Sequence[int], out: Tensor) -> None:
+        """The rows of several groups of ranks, one group's behind the other's, in all ranks. Groups are neighbours, of
+        which there are equally many; the ranks of one have the same rows.
+
+        Args:
+            x: [rows of this group, width], contiguous.
+            rows: How many rows each group has.
+            out: [rows of all, width], contiguous, of the same dtype.
+        """
+        ...
+
+    def reduce_rows(self, x: Tensor, rows: Sequence[int], out: Tensor) -> None:
+        """The sum over all ranks of this group's rows: what `all_reduce` gives of them.
+
+        Args:
+            x: [rows of all, width], contiguous, in the order of `gather_rows`.
+            rows: How many rows each group has.
+            out: [rows of this group, width], contiguous, of the same dtype.
+        """
+        ...
 
     @property
     def norms(self) -> Norms | None: ...
@@ -103,6 +125,18 @@ class NativeRanks:
         state, stride = self._state.ctypes.data, x.stride(0)
         self._kernels("gather_columns", x.dtype, state, x.data_ptr(), rows, stride, out.data_ptr(), width)
 
+    def gather_rows(self, x: Tensor, rows: Sequence[int], out: Tensor) -> None:
+        assert x.is_contiguous() and out.is_contiguous() and x.dtype == out.dtype
+        sizes = np.array(rows, dtype=np.int64) * out[:1].nbytes
+        state = self._state.ctypes.data
+        self._kernels("gather_parts", None, state, x.data_ptr(), len(sizes), sizes.ctypes.data, out.data_ptr())
+
+    def reduce_rows(self, x: Tensor, rows: Sequence[int], out: Tensor) -> None:
+        assert x.is_contiguous() and out.is_contiguous() and x.dtype == out.dtype
+        sizes = np.array(rows, dtype=np.int64) * x.shape[1]
+        state = self._state.ctypes.data
+        self._kernels("reduce_parts", x.dtype, state, x.data_ptr(), len(sizes), sizes.ctypes.data, out.data_ptr())
+
 
 class PlainRanks:
     """The same by torch and with sleeps of up to a millisecond. Arguments as of NativeRanks."""
@@ -139,6 +173,30 @@ class PlainRanks:
                 return
             for part, theirs in zip(parts, buffers, strict=True):
                 rows[:, part.start : part.start + part.count] = theirs[:, : part.count]
+
+    def gather_rows(self, x: Tensor, rows: Sequence[int], out: Tensor) -> None:
+        each, most = self._mesh.tp // len(rows), self._size // out[:1].nbytes
+        for at in range(0, max(rows), most):
+            buffers = self._buffers(out[:most])
+            piece = x[at : at + most]
+            buffers[self._mesh.tp_rank][: len(piece)] = piece
+            if not self._meet():
+                return
+            for part, theirs in zip(out.split(list(rows)), buffers[::each], strict=True):
+                piece = part[at : at + most]
+                piece.copy_(theirs[: len(piece)])
+
+    def reduce_rows(self, x: Tensor, rows: Sequence[int], out: Tensor) -> None:
+        own, most = self._mesh.tp_rank * len(rows) // self._mesh.tp, self._size // (len(rows) * x[:1].nbytes)
+        for at in range(0, max(rows), most):
+            pieces = [part[at : at + most] for part in x.split(list(rows))]
+            buffers = self._buffers(x.new_empty((len(rows), max(map(len, pieces)), x.shape[1])))
+            for piece, place in zip(pieces, buffers[self._mesh.tp_rank], strict=True):
+                place[: len(piece)] = piece
+            if not self._meet():
+                return
+            summands = [theirs[own, : len(pieces[own])].float() for theirs in buffers]
+            out[at : at + most] = sum(summands[1:], start=summands[0])
 
     def _buffers(self, like: Tensor) -> list[Tensor]:
         """All ranks', of the call that comes, as tensors like this."""
