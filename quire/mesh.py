@@ -120,6 +120,6 @@ class Mesh:
 
 def mesh_of(parallel: ParallelConfig, rank: int = 0, engine: int = 0) -> Mesh:
     """A rank's place among those that the settings ask for; `engine` counts where engines divide experts."""
-    tp, engines = parallel.tensor_parallel_size, parallel.data_parallel_size
-    ep = tp * engines if parallel.enable_expert_parallel else 1
-    return Mesh(rank, tp, parallel.pipeline_parallel_size, ep, engine if ep > tp else 0)
+    tp, is_shared = parallel.tensor_parallel_size, parallel.engines_share_experts
+    ep = tp * (parallel.data_parallel_size if is_shared else 1) if parallel.enable_expert_parallel else 1
+    return Mesh(rank, tp, parallel.pipeline_parallel_size, ep, engine if is_shared else 0)

@@ -53,6 +53,11 @@ class ParallelConfig:
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
+    def engines_share_experts(self) -> bool:
+        """Whether experts are divided among the ranks of several engines."""
+        return self.enable_expert_parallel and self.data_parallel_size > 1
+
+    @property
     def nodes(self) -> int:
         """How many machines they are on."""
         return 1 if self.nnodes is None else self.nnodes
