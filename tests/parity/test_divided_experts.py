@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,45 +22,33 @@ from quire.supervisor.engine_group import EngineGroup
 from tests.checkpoints import make_tiny
 from tests.executor.thread_ranks import ThreadRanks
 from tests.models.divisible import DIVISIBLE
-from tests.parity.test_divided import GREEDY, SETTINGS, WITH_EXPERTS, answers, check_same, prompts, tokens_and_logprobs
-
-ENGINES = 2
-
+from tests.parity.test_divided import GREEDY, MODES, SETTINGS, WITH_EXPERTS, answers, check_same, tokens_and_logprobs
 
 @contextmanager
-def engines(directory: Path, monkeypatch: pytest.MonkeyPatch, tp: int = 1, **settings: Any) -> Iterator[list[LLM]]:
-    """Of a model whose experts they divide."""
-    with ExitStack() as opened:
-        yield start(directory, monkeypatch, opened, tp, [SETTINGS | settings] * ENGINES)
-
-
-def start(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, opened: ExitStack, tp: int, settings: list[dict[str, Any]]
-) -> list[LLM]:
-    """Each with settings of its own. All have to start, and to end, at the same time."""
-    numbers, lock = iter(range(ENGINES)), threading.Lock()
-    shared: list[EngineGroup] = []
+def engines(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, tp: int = 1, **settings: Any
+) -> Iterator[tuple[LLM, LLM]]:
+    """Two of a model, whose experts they divide. They start together, and end together."""
+    lock, shared, started = threading.Lock(), list[EngineGroup](), iter(range(2))
 
     def executor_of(config: Config, clock: Clock) -> ThreadRanks:
-        own = config.with_values(data_parallel_size=ENGINES)
+        own = config.with_values(data_parallel_size=2)
         with lock:
             if not shared:
                 shared.append(EngineGroup(own.parallel))
-            return ThreadRanks(own, clock, shared[0].ends_of(next(numbers)))
+            return ThreadRanks(own, clock, shared[0].ends_of(next(started)))
 
     monkeypatch.setattr(local_engine, "build_executor", executor_of)
-    pool = opened.enter_context(ThreadPoolExecutor(ENGINES))
-    ranks = {"tensor_parallel_size": tp, "enable_expert_parallel": True}
-    futures = [pool.submit(LLM, str(directory), **each | ranks) for each in settings]
-    found = [future.result() for future in futures]
+    settings |= {"tensor_parallel_size": tp, "enable_expert_parallel": True}
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: LLM(str(directory), **settings), range(2))
+        yield first, second
+        list(pool.map(LLM.close, (first, second)))
+    shared[0].close()
 
-    def close() -> None:
-        for done in [pool.submit(llm.close) for llm in found]:
-            done.result()
-        shared[0].close()
 
-    opened.callback(close)
-    return found
+def some_prompts(rng: random.Random, count: int, longest: int = 90) -> list[list[int]]:
+    return [[rng.randrange(3, 320) for _ in range(rng.randrange(2, longest))] for _ in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +67,10 @@ def test_each_engine_says_what_one_rank_says(
 ) -> None:
     """Of uneven loads that begin and end at different times."""
     directory, rng = undivided(case), random.Random(1)
-    batches = [[[rng.randrange(3, 320) for _ in range(rng.randrange(2, 90))] for _ in range(n)] for n in (1, 5, 2)]
+    batches = [some_prompts(rng, count) for count in (1, 5, 2)]
     with LLM(str(directory), **SETTINGS) as one:
         expected = [tokens_and_logprobs(one.generate(batch, GREEDY)) for batch in batches]
-    with engines(directory, monkeypatch, tp, max_num_batched_tokens=48) as both:
+    with engines(directory, monkeypatch, tp, max_num_batched_tokens=48, **SETTINGS) as both:
 
         def serve(engine: int) -> list[Any]:
             time.sleep(0.1 * engine)
@@ -90,11 +78,48 @@ def test_each_engine_says_what_one_rank_says(
             found = [tokens_and_logprobs(both[engine].generate(batch, GREEDY)) for batch in order]
             return found if engine else found[::-1]
 
-        with ThreadPoolExecutor(ENGINES) as pool:
-            several = list(pool.map(serve, range(ENGINES)))
+        with ThreadPoolExecutor(2) as pool:
+            several = list(pool.map(serve, range(2)))
         alone = tokens_and_logprobs(both[1].generate(batches[2], GREEDY))
     for found in (*several, [expected[0], expected[1], alone]):
         for batch, wanted in zip(found, expected, strict=True):
             assert [tokens for tokens, _ in batch] == [tokens for tokens, _ in wanted]
             for (_, logprobs), (_, exact) in zip(batch, wanted, strict=True):
                 assert logprobs == pytest.approx(exact, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("case", "tp", "modes"),
+    [
+        ("qwen3 moe", 1, MODES),
+        pytest.param("mixtral", 1, MODES[:1], marks=pytest.mark.long("many cards")),
+        pytest.param("qwen3 moe", 2, MODES[1:], marks=pytest.mark.long("many cards")),
+    ],
+)
+def test_whatever_an_engine_does_beside_a_busy_one_it_says_what_one_rank_says(
+    case: str, tp: int, modes: tuple[str, ...], undivided: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks, on cached blocks, for several sequences of a prompt, with prompt log probabilities, preempted."""
+    directory = undivided(case)
+    one = answers(directory, {}, modes)
+    others: list[int] = []
+
+    @contextmanager
+    def beside_a_busy_one(model: str, **settings: Any) -> Iterator[LLM]:
+        with engines(Path(model), monkeypatch, tp, **settings) as (first, second), ThreadPoolExecutor(1) as pool:
+            ended = threading.Event()
+
+            def keep_busy() -> None:
+                rng = random.Random(2)
+                while not ended.is_set():
+                    few = second.generate(some_prompts(rng, rng.randrange(1, 4), 40), GREEDY)
+                    others.append(len(few))
+                    time.sleep(rng.random() / 20)
+
+            busy = pool.submit(keep_busy)
+            yield first
+            ended.set()
+            busy.result()
+
+    check_same(answers(directory, {}, modes, beside_a_busy_one), one)
+    assert len(others) > 2
