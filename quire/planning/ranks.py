@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.config import Config
-from quire.config.kv_cache_dtype import QUANTIZED
+from quire.config.kv_cache_dtype import is_quantized
 from quire.config.parallel import ParallelConfig
 from quire.errors import ConfigError
 from quire.mesh import Mesh, mesh_of
@@ -28,7 +28,7 @@ def check_ranks(config: Config, spec: ModelSpec, *, on_gpu: bool = False) -> Mes
         _check_engines_with_experts(config, spec, on_gpu=on_gpu)
     check_tensor_parallel_size(spec, parallel.tensor_parallel_size, whole_experts=parallel.enable_expert_parallel)
     check_pipeline_parallel_size(spec, parallel.pipeline_parallel_size)
-    if parallel.pipeline_parallel_size > 1 and config.cache.kv_cache_dtype in QUANTIZED:
+    if parallel.pipeline_parallel_size > 1 and is_quantized(config.cache.kv_cache_dtype):
         raise ConfigError(
             f"--kv-cache-dtype {config.cache.kv_cache_dtype} is not served with --pipeline-parallel-size yet: its "
             "scales are measured on a whole model. Leave one of them out.",
@@ -59,7 +59,7 @@ def _check_engines_with_experts(config: Config, spec: ModelSpec, *, on_gpu: bool
         )
     refused = {
         "pipeline_parallel_size": parallel.pipeline_parallel_size > 1,
-        "kv_cache_dtype": config.cache.kv_cache_dtype in QUANTIZED,
+        "kv_cache_dtype": is_quantized(config.cache.kv_cache_dtype),
         "enable_lora": config.lora.enable_lora,
         "speculative_config": config.speculation.speculation is not None,
     }
