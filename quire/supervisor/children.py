@@ -106,9 +106,9 @@ class Children:
         return [child for model in self._models.values() for child in model.children]
 
     def place_of(self, child: Child) -> Place | None:
-        """Which of the present engines it is; None: none of them."""
+        """Which of the present engines it is; None: none of them, or one that is replaced already."""
         for generation, model in self._models.items():
-            if (number := model.number_of(child)) is not None:
+            if (number := model.number_of(child)) is not None and child.name not in self._due:
                 return generation, number
         return None
 

@@ -221,8 +221,8 @@ class Supervisor:
             self._end_group([place, *partners])
             self._children.replace_engine(place, cause, in_flight, turn)
             for partner in partners:  # whose requests have done nothing
-                turn = self._searches.engine_died(partner, ())
-                self._children.replace_engine(partner, f"{engine.name} process died: {cause}", [], turn)
+                why, turn = f"{engine.name} process died: {cause}", self._searches.turn_at(partner)
+                self._children.replace_engine(partner, why, [], turn)
             return
         self._children.give_up_engine(place, cause)
         self._wait_for_apis()
