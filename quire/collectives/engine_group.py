@@ -39,8 +39,8 @@ class ExpertLayers(Protocol):
         """The first layer of a step has so many rows."""
         ...
 
-    def gather(self, x: Tensor) -> Tensor:
-        """[rows, width] → [rows of all engines, width], one engine's behind the other's."""
+    def gather(self, *x: Tensor) -> list[Tensor]:
+        """Each [rows, width] → [rows of all engines, width], one engine's behind the other's."""
         ...
 
     def reduce(self, x: Tensor) -> Tensor:
@@ -59,9 +59,7 @@ class EngineGroup:
         patience_s: How long `ranks` wait for one another.
     """
 
-    def __init__(
-        self, memory: SharedMemory, mesh: Mesh, ranks: Ranks, bells: Sequence[int], patience_s: float
-    ) -> None:
+    def __init__(self, memory: SharedMemory, mesh: Mesh, ranks: Ranks, bells: Sequence[int], patience_s: float) -> None:
         self._words = memoryview(memory.view).cast("I")
         self._mesh = mesh
         self._ranks = ranks
@@ -91,12 +89,14 @@ class EngineGroup:
         begin_step(self._words, self._mesh.ep_rank)
         self._ring_bells()
         self._rows = [1] * self._mesh.engines
-        self._rows = self.gather(torch.tensor([[rows]]))[:, 0].tolist()
+        (all_rows,) = self.gather(torch.tensor([[rows]]))
         self.check()
+        self._rows = all_rows[:, 0].tolist()
 
-    def gather(self, x: Tensor) -> Tensor:
-        out = x.new_empty((sum(self._rows), x.shape[1]))
-        self._ranks.gather_rows(x.contiguous(), self._rows, out)
+    def gather(self, *x: Tensor) -> list[Tensor]:
+        total = sum(self._rows)
+        out = [each.new_empty((total, each.shape[1])) for each in x]
+        self._ranks.gather_rows([each.contiguous() for each in x], self._rows, out)
         return out
 
     def reduce(self, x: Tensor) -> Tensor:

@@ -54,7 +54,9 @@ class StepDeadline:
             if seconds is not None
         )
         bound, seconds = max(smaller, default=(1, 0.0))
-        return max(UNKNOWN_S, self._shortest_s, _UNKNOWN_FACTOR * seconds * tokens / bound)  # time grows no faster than the tokens
+        return max(
+            UNKNOWN_S, self._shortest_s, _UNKNOWN_FACTOR * seconds * tokens / bound
+        )  # time grows no faster than the tokens
 
 
 def shortest_limit_s(parallel: ParallelConfig) -> float:

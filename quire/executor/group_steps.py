@@ -15,7 +15,7 @@ from quire.collectives.engine_group import EngineGroup
 from quire.collectives.layout import group_bytes
 from quire.collectives.shared_memory import Ranks, shared_memory_collectives
 from quire.errors import EngineDeadError
-from quire.executor.rank_messages import Stop, ToRanks
+from quire.executor.rank_messages import ToRanks
 from quire.mesh import Mesh
 from quire.messages import Plan
 from quire.processes.launch import GroupEnds
@@ -95,7 +95,9 @@ class GroupSteps:
         have = torch.tensor([0.0 if message is None else 1.0])
         self._ranks.all_reduce(have)
         if (missing := self._ranks.missing) is not None:
-            raise EngineDeadError(f"Rank {missing} of {self._number} was stuck: the others waited for it before a step.")
+            raise EngineDeadError(
+                f"Rank {missing} of {self._number} was stuck: before a step the others waited for it."
+            )
         return bool(have == self._number)
 
     def _sleep(self) -> None:

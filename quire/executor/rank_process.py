@@ -68,8 +68,9 @@ class EngineChannel:
 
     def wait_beside(self, bell: int) -> None:
         """Until there may be a message, or this descriptor is readable."""
-        readable, _, _ = select.select([self._socket, bell], [], [])
-        if self._socket in readable:
+        socket_fd = self._socket.fileno()
+        readable, _, _ = select.select([socket_fd, bell], [], [])
+        if socket_fd in readable:
             self._wait()
 
     def exchange(self, data: bytes) -> list[bytes]:

@@ -70,7 +70,7 @@ class ExpertsOfEngines:
         """
         if self._is_first:
             self._engines.begin(len(x))
-        x, numbers, weights = map(self._engines.gather, (x, numbers, weights))
+        x, numbers, weights = self._engines.gather(x, numbers, weights)
         self._local_indices(numbers.view(-1), self._own.start, self._own.count, numbers.view(-1))
         return self._engines.reduce(self._experts(x, numbers, weights))
 

@@ -203,9 +203,7 @@ class LayerFactory:
         if self._mesh.tp == 1:
             return MixtureOfExperts(router, self._adapted_experts(whole, scheme), routing, self.options)
         if self._mesh.ep == 1:
-            return MixtureOfExperts(
-                router, self._summed(self._part_of_experts(whole, scheme)), routing, self.options
-            )
+            return MixtureOfExperts(router, self._summed(self._part_of_experts(whole, scheme)), routing, self.options)
         own = self._mesh.own_experts(whole.count)
         summed = self._summed(self._own_experts(whole, own, scheme))
         return MixtureOfExperts(router, summed, routing, self.options, own)

@@ -67,8 +67,8 @@ def _with_own_experts(share: ModelSpec, spec: ModelSpec, experts: ExpertsSpec, m
     if held is not None and ways >= 1.0:
         held = HeldWeights(math.ceil(held.dense * ways), math.ceil(held.fixed * ways))
     elif held is not None:
-        of_experts = len(share.experts.layers) * experts.count * 3 * share.hidden * share.experts.width
-        left = 1.0 - (1.0 - ways) * of_experts / share.linear_weights
+        weights = len(share.experts.layers) * experts.count * 3 * share.hidden * share.experts.width
+        left = 1.0 - (1.0 - ways) * weights / share.linear_weights
         held = HeldWeights(held.dense, math.ceil(held.fixed * left))
     of_experts = replace(share.experts, width=experts.width, of_others=experts.count - own, engines=mesh.engines)
     return replace(share, experts=of_experts, held=held)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from quire.config import Config
 from quire.config.kv_cache_dtype import is_quantized
-from quire.config.parallel import ParallelConfig
 from quire.errors import ConfigError
 from quire.mesh import Mesh, mesh_of
 from quire.models.rank_share import check_pipeline_parallel_size, check_tensor_parallel_size, rank_share
@@ -95,8 +94,8 @@ def rank_lines(mesh: Mesh, spec: ModelSpec, sharing: int, *, on_gpu: bool = Fals
         of_layers = own if mesh.tp == 1 else f"{of_layers}; {own}"
     if mesh.ep > 1 and spec.experts is not None:
         ranks = [replace(mesh, rank=number % mesh.tp, engine=number // mesh.tp) for number in range(mesh.ep)]
-        counts = " + ".join(str(rank.own_experts(spec.experts.count).count) for rank in ranks)
-        of_layers += f", but {counts} whole experts{' over all engines' if mesh.engines > 1 else ''}"
+        owned = " + ".join(str(rank.own_experts(spec.experts.count).count) for rank in ranks)
+        of_layers += f", but {owned} whole experts{' over all engines' if mesh.engines > 1 else ''}"
     memory = f"1/{sharing} of the memory" if sharing > 1 else "a machine's memory"
     memory = "a GPU" if on_gpu else memory
     processes = "1 process" if mesh.size == 1 else f"{mesh.size} processes, each"

@@ -36,12 +36,14 @@ class Group:
             everyone = Mesh(mesh.ep_rank, tp=mesh.ep)
             ranks = shared_memory_collectives(memory, everyone, 0, spins=0, patience_s=patience_s)
             self.ranks.append(EngineGroup(memory, mesh, ranks, bells, patience_s))
-        self.firsts = [group.add(lambda rank=rank: self.layer(rank, torch.empty(0, 3))) for rank, group in enumerate(self.ranks)]
+        self.firsts = [
+            group.add(lambda rank=rank: self.layer(rank, torch.empty(0, 3))) for rank, group in enumerate(self.ranks)
+        ]
 
     def layer(self, rank: int, x: torch.Tensor) -> torch.Tensor:
         group = self.ranks[rank]
         group.begin(len(x))
-        gathered = group.gather(x)
+        (gathered,) = group.gather(x)
         self.rows[rank].append(len(gathered))
         return group.reduce(gathered + 1)
 
@@ -115,4 +117,5 @@ def test_starts_and_ends_wait_for_all() -> None:
     first.leave()
     assert not second.all_leave
     second.leave()
-    assert first.all_leave and second.all_leave
+    assert first.all_leave
+    assert second.all_leave

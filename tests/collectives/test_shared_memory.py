@@ -103,8 +103,8 @@ def test_groups_gather_their_rows_and_reduce_them(
     def body(mesh: Mesh, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
         group = mesh.rank // each
         numbers, gathered = torch.empty((total, 1), dtype=torch.int64), torch.empty((total, width), dtype=dtype)
-        ranks.gather_rows(torch.full((rows[group], 1), group), rows, numbers)
-        ranks.gather_rows(own_rows(group), rows, gathered)
+        own = [torch.full((rows[group], 1), group), own_rows(group)]
+        ranks.gather_rows(own, rows, [numbers, gathered])
         reduced = torch.empty((rows[group], width), dtype=dtype)
         ranks.reduce_rows(summand(mesh.rank), rows, reduced)
         return numbers, gathered, reduced

@@ -91,7 +91,8 @@ def test_when_one_is_lost_all_are_replaced_and_no_request_is(
     assert len(said) == 1 and " of 2)" in said[0], said
     assert max(result.pause for result in results) < PATIENCE_S, "it is seen at once"
     after = server.all_children()["engine"]
-    assert len(after) == 2 and not {*after} & {*engines}
+    assert len(after) == 2
+    assert not {*after} & {*engines}
     assert all(process_state(pid) in ("", "Z", "X") for pid in (*engines, *ranks))
     assert_same(run(server.url, bodies(CLIENTS)), one_engine)
 
@@ -101,4 +102,5 @@ def test_it_ends_in_order(model: Path) -> None:
         assert server.post("/v1/completions", {"prompt": "Once", "max_tokens": 4}).status_code == 200
         server.signal()
         assert server.wait() == 0
-        assert "did not end cleanly" not in server.log and server.last_line == "stopped"
+        assert "did not end cleanly" not in server.log
+        assert server.last_line == "stopped"

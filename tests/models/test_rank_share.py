@@ -64,7 +64,8 @@ def test_whole_experts_are_divided_by_their_number_alone(tmp_path: Path) -> None
     assert owned == [[0, 1], [2], [3], [4]]
     assert [Mesh(rank, 2, 2, 2).own_experts(5).count for rank in range(4)] == [3, 2, 3, 2]
     of_engines = [Mesh(rank, tp=2, ep=4, engine=engine).own_experts(5) for engine in range(2) for rank in range(2)]
-    assert [own.start for own in of_engines] == [0, 2, 3, 4] and of_engines[0].count == 2
+    assert [own.start for own in of_engines] == [0, 2, 3, 4]
+    assert of_engines[0].count == 2
 
 
 @pytest.mark.parametrize("case", ["mixtral", "qwen3 moe"])

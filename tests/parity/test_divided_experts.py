@@ -1,4 +1,4 @@
-"""Engines that divide experts among all their ranks: each answers what one rank does, whatever the others do meanwhile."""
+"""Engines that divide experts among all their ranks: each says what one rank does, whatever the others do meanwhile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire import LLM, SamplingParams
+from quire import LLM
 from quire.clock import Clock
 from quire.config import Config
 from quire.offline import local_engine
@@ -23,6 +23,7 @@ from tests.checkpoints import make_tiny
 from tests.executor.thread_ranks import ThreadRanks
 from tests.models.divisible import DIVISIBLE
 from tests.parity.test_divided import GREEDY, MODES, SETTINGS, WITH_EXPERTS, answers, check_same, tokens_and_logprobs
+
 
 @contextmanager
 def engines(

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <climits>
 #include <cstring>
+#include <numeric>
 
 #include "calls.h"
 #include "pool.h"
@@ -138,24 +139,32 @@ void gather_columns(Ranks& ranks, const T* x, int64_t rows, int64_t stride, T* o
     }
 }
 
-// Parts of several groups of ranks, one behind the other in all ranks. Groups are neighbours of equal number, and the
-// ranks of one have the same part, of so many bytes. Out has them all.
-void gather_parts(Ranks& ranks, const char* x, int64_t groups, const int64_t* sizes, char* out) {
-    int64_t each = ranks.count / groups, longest = *std::max_element(sizes, sizes + groups);
-    for (int64_t at = 0; at < longest; at += ranks.bytes) {
+// Rows of several groups of ranks, one group's behind the other's in all ranks. Groups are neighbours of equal number,
+// and the ranks of one have the same rows. They are those of several tensors at once, each of so many bytes a row.
+void gather_rows(Ranks& ranks, int64_t tensors, const char* const* x, const int64_t* widths, int64_t groups,
+                 const int64_t* rows, char* const* out) {
+    int64_t each = ranks.count / groups, longest = *std::max_element(rows, rows + groups);
+    int64_t most = ranks.bytes / std::accumulate(widths, widths + tensors, int64_t(0));
+    for (int64_t at = 0; at < longest; at += most) {
         int64_t call = ranks.calls + 1;
-        auto length = [&](int64_t group) { return std::clamp<int64_t>(sizes[group] - at, 0, ranks.bytes); };
-        if (ranks.rank % each == 0) std::memcpy(ranks.buffer(call, ranks.rank), x + at, length(ranks.rank / each));
+        auto length = [&](int64_t group) { return std::clamp<int64_t>(rows[group] - at, 0, most); };
+        char* own = ranks.buffer(call, ranks.rank);
+        int64_t given = ranks.rank % each ? 0 : length(ranks.rank / each);
+        for (int64_t t = 0; given && t < tensors; own += most * widths[t++])
+            std::memcpy(own, x[t] + at * widths[t], given * widths[t]);
         if (!meet(ranks)) return;
-        char* part = out;
-        for (int64_t group = 0; group < groups; part += sizes[group++])
-            if (length(group)) std::memcpy(part + at, ranks.buffer(call, group * each), length(group));
+        for (int64_t group = 0, first = 0; group < groups; first += rows[group++]) {
+            const char* theirs = ranks.buffer(call, group * each);
+            for (int64_t t = 0; length(group) && t < tensors; theirs += most * widths[t++])
+                std::memcpy(out[t] + (first + at) * widths[t], theirs, length(group) * widths[t]);
+        }
     }
 }
 
-// x has a part for each group, one behind the other, of so many elements; out the sum of all ranks' of the own group's.
+// x has the rows of each group, one behind the other, of so many elements in all; out the sum of all ranks' of the own
+// group's.
 template <class T>
-void reduce_parts(Ranks& ranks, const T* x, int64_t groups, const int64_t* sizes, T* out) {
+void reduce_rows(Ranks& ranks, const T* x, int64_t groups, const int64_t* sizes, T* out) {
     int64_t own = ranks.rank / (ranks.count / groups), longest = *std::max_element(sizes, sizes + groups);
     int64_t most = ranks.bytes / (groups * int64_t(sizeof(T)));
     for (int64_t at = 0; at < longest; at += most) {
@@ -185,15 +194,16 @@ using namespace quire;
         gather_columns<T>(*static_cast<Ranks*>(ranks), x, rows, stride, out, width);                                   \
     }                                                                                                                  \
     QUIRE_ENTRY(gather_columns_##name)                                                                                 \
-    extern "C" void quire_reduce_parts_##name(void* ranks, const T* x, int64_t groups, const int64_t* sizes, T* out) { \
-        reduce_parts<T>(*static_cast<Ranks*>(ranks), x, groups, sizes, out);                                           \
+    extern "C" void quire_reduce_rows_##name(void* ranks, const T* x, int64_t groups, const int64_t* sizes, T* out) {  \
+        reduce_rows<T>(*static_cast<Ranks*>(ranks), x, groups, sizes, out);                                            \
     }                                                                                                                  \
-    QUIRE_ENTRY(reduce_parts_##name)
+    QUIRE_ENTRY(reduce_rows_##name)
 
 QUIRE_RANKS(bf16, bf16)
 QUIRE_RANKS(fp32, float)
 
-extern "C" void quire_gather_parts(void* ranks, const char* x, int64_t groups, const int64_t* sizes, char* out) {
-    gather_parts(*static_cast<Ranks*>(ranks), x, groups, sizes, out);
+extern "C" void quire_gather_rows(void* ranks, int64_t tensors, const char* const* x, const int64_t* widths,
+                                  int64_t groups, const int64_t* rows, char* const* out) {
+    gather_rows(*static_cast<Ranks*>(ranks), tensors, x, widths, groups, rows, out);
 }
-QUIRE_ENTRY(gather_parts)
+QUIRE_ENTRY(gather_rows)
