@@ -35,8 +35,8 @@ class ExpertLayers(Protocol):
         """
         ...
 
-    def begin(self, rows: int) -> None:
-        """The first layer of a step has so many rows."""
+    def count_rows(self, rows: int) -> None:
+        """The first layer of a step has so many rows; all others of the step have as many."""
         ...
 
     def gather(self, *x: Tensor) -> list[Tensor]:
@@ -85,9 +85,7 @@ class EngineGroup:
         self._dummies.append(dummy)
         return len(self._dummies) == 1
 
-    def begin(self, rows: int) -> None:
-        begin_step(self._words, self._mesh.ep_rank)
-        self._ring_bells()
+    def count_rows(self, rows: int) -> None:
         self._rows = [1] * self._mesh.engines
         (all_rows,) = self.gather(torch.tensor([[rows]]))
         self.check()
@@ -121,8 +119,14 @@ class EngineGroup:
         """Whether no engine has any."""
         return self._all_in(RankState.LEAVING)
 
+    def begin_step(self) -> None:
+        """A step of this engine begins: those who have none wake up while it comes to its first layer with experts."""
+        begin_step(self._words, self._mesh.ep_rank)
+        self._ring_bells()
+
     def run_dummy_step(self) -> None:
         """Take part in a step of other engines."""
+        begin_step(self._words, self._mesh.ep_rank)
         with torch.inference_mode():
             for dummy in self._dummies:
                 dummy()

@@ -1,8 +1,8 @@
-"""What a rank does next that shares experts with other engines: its own engine's steps, or dummy steps for the others'.
+"""What a rank does next that divides experts with other engines: its own engine's steps, or dummy steps for theirs.
 
-All ranks of an engine do the same, for they meet within its steps, and those of all engines meet in layers with experts.
-So before each step the ranks of an engine agree: only if all of them have the plan, they run it; else some of them have
-come because another engine waits, and they run a dummy step first.
+All ranks of an engine do the same, for they meet within its steps, and those of all engines meet in layers with
+experts. So before each step the ranks of an engine agree: only if all of them have the plan, they run it; else some
+have come because another engine waits, and they run a dummy step first.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class GroupSteps:
         self._next: ToRanks | None = None
 
     def receive(self) -> ToRanks:
-        """The engine's next message. Until it comes, and before its step is due, takes part in those of other engines.
+        """The engine's next message; if it is a step, the others know that it begins. Until it comes, and before its
+        step is due, takes part in those of other engines.
 
         Raises:
             EngineDeadError: A rank of another engine did not come.
@@ -69,6 +70,7 @@ class GroupSteps:
                 return message
             elif self._all_have(message):
                 assert message is not None
+                self._group.begin_step()
                 return message
             else:
                 self._next = message

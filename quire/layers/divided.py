@@ -1,5 +1,5 @@
-"""Layers whose work is divided over ranks: partial sums become sums, each rank has a part of the vocabulary, and engines
-beside one another divide experts.
+"""Layers whose work is divided over ranks: partial sums become sums, each rank has a part of the vocabulary, and
+several engines divide experts.
 
 Vocabulary-parallel embedding and logits, and sums behind products whose input is divided, are Megatron-LM's (Shoeybi et
 al. 2019, section 3).
@@ -69,7 +69,7 @@ class ExpertsOfEngines:
         [tokens, hidden].
         """
         if self._is_first:
-            self._engines.begin(len(x))
+            self._engines.count_rows(len(x))
         x, numbers, weights = self._engines.gather(x, numbers, weights)
         self._local_indices(numbers.view(-1), self._own.start, self._own.count, numbers.view(-1))
         return self._engines.reduce(self._experts(x, numbers, weights))

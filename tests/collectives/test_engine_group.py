@@ -40,9 +40,13 @@ class Group:
             group.add(lambda rank=rank: self.layer(rank, torch.empty(0, 3))) for rank, group in enumerate(self.ranks)
         ]
 
+    def step(self, rank: int, x: torch.Tensor) -> torch.Tensor:
+        self.ranks[rank].begin_step()
+        return self.layer(rank, x)
+
     def layer(self, rank: int, x: torch.Tensor) -> torch.Tensor:
         group = self.ranks[rank]
-        group.begin(len(x))
+        group.count_rows(len(x))
         (gathered,) = group.gather(x)
         self.rows[rank].append(len(gathered))
         return group.reduce(gathered + 1)
@@ -64,7 +68,7 @@ def test_an_engine_without_a_step_takes_part_and_each_gets_its_own_rows(tp: int)
     assert not any(rank.is_awaited or is_rung(rank) for rank in group.ranks)
 
     def first_engine(rank: int) -> torch.Tensor:
-        return group.layer(rank, x)
+        return group.step(rank, x)
 
     def second_engine(rank: int) -> torch.Tensor | None:
         group.ranks[rank].wait()
@@ -79,7 +83,7 @@ def test_an_engine_without_a_step_takes_part_and_each_gets_its_own_rows(tp: int)
         torch.testing.assert_close(each, 2 * tp * (x + 1))
     assert group.rows == [[4]] * 2 * tp
     assert not any(rank.is_awaited for rank in group.ranks)
-    both = group.run(*[lambda rank=rank: group.layer(rank, y if rank >= tp else x) for rank in range(2 * tp)])
+    both = group.run(*[lambda rank=rank: group.step(rank, y if rank >= tp else x) for rank in range(2 * tp)])
     for rank, each in enumerate(both):
         torch.testing.assert_close(each, 2 * tp * ((y if rank >= tp else x) + 1))
     assert group.rows == [[4, 6]] * 2 * tp
@@ -95,7 +99,7 @@ def test_a_rank_that_does_not_come_is_named_by_all() -> None:
     group = Group(2, 2, patience_s=0.2)
     for _ in range(2):
         with ThreadPoolExecutor(3) as pool:
-            futures = [pool.submit(group.layer, rank, torch.ones(2, 3)) for rank in (0, 1, 3)]
+            futures = [pool.submit(group.step, rank, torch.ones(2, 3)) for rank in (0, 1, 3)]
         for future in futures:
             with pytest.raises(EngineDeadError, match=r"Rank 0 of 2 of engine 1 was stuck: .* waited 0.2 s"):
                 future.result()

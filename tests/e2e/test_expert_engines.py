@@ -88,7 +88,8 @@ def test_when_one_is_lost_all_are_replaced_and_no_request_is(
     results = run(server.url, bodies(CLIENTS), lambda: os.kill(victim, number))
     said = [line for line in server.log.splitlines()[began:] if "process died" in line]
     assert_same(results, one_engine)
-    assert len(said) == 1 and " of 2)" in said[0], said
+    assert len(said) == 1, said
+    assert " of 2)" in said[0]
     assert max(result.pause for result in results) < PATIENCE_S, "it is seen at once"
     after = server.all_children()["engine"]
     assert len(after) == 2

@@ -1,4 +1,4 @@
-"""Engines that divide experts among all their ranks: each says what one rank does, whatever the others do meanwhile."""
+"""Engines that divide experts among all their ranks: each says what one rank does, whatever the others do."""
 
 from __future__ import annotations
 
