@@ -17,7 +17,7 @@ from quire.collectives.shared_memory import Ranks, shared_memory_collectives
 from quire.errors import EngineDeadError
 from quire.executor.rank_messages import ToRanks
 from quire.mesh import Mesh
-from quire.messages import Plan
+from quire.messages.workers import Plan
 from quire.processes.launch import GroupEnds
 from quire.processes.shared_memory import SharedMemory
 

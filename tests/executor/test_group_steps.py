@@ -14,7 +14,7 @@ from quire.collectives.shared_memory import Ranks, shared_memory_collectives
 from quire.executor.group_steps import GroupSteps
 from quire.executor.rank_messages import Stop
 from quire.mesh import Mesh
-from quire.messages import Plan
+from quire.messages.workers import Plan
 from quire.processes.shared_memory import SharedMemory
 from tests.collectives.test_engine_group import Group
 from tests.executor.thread_ranks import Messages

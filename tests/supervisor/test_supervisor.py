@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from quire.collectives.layout import LINE, group_bytes
 from quire.mesh import Mesh
-from quire.messages import Dead, EngineId
+from quire.messages.from_engine import Dead, EngineId
 from quire.processes.launch import EXIT_CRASHED, STOP_ENGINE, Pulse, Recovery, StatusReport
 from quire.processes.shared_memory import SharedMemory
 from quire.supervisor.supervisor import STOP_TIMEOUT_S

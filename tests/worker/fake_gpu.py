@@ -32,7 +32,7 @@ from quire.kernels.triton.launching import dependent_launch, precompiler
 from quire.kernels.triton.launching.launch import Kernel
 from quire.layers.factory import LayerFactory
 from quire.mesh import Mesh
-from quire.messages import PromptLogprobsRow, TokenBitmasks
+from quire.messages.workers import PromptLogprobsRow, TokenBitmasks
 from quire.models.model import build_model
 from quire.weights.tensor_options import TensorOptions
 from tests.kernels.triton.compile_cases import NoCard
@@ -140,7 +140,7 @@ class FakeGpu:
         load_weights(self.config, self.spec, self.whole, factory, SystemClock())
         loaded = LoadedModel(self.spec, model, slots, kernels_known=True, gemm_warmup=None, updates=None)
         runner = worker._build_runner(loaded, storage)
-        runner._graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
+        runner._captured.graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
         launches = Kernel.__getitem__
         with self.precompiler.warmup():
             Kernel.__getitem__ = launches  # type: ignore[method-assign]
