@@ -14,7 +14,7 @@ import msgspec
 from quire.messages.from_engine import EngineId
 from quire.processes.child import Child
 from quire.processes.launch import LaunchConfig
-from quire.supervisor.engine_group import EngineGroup
+from quire.supervisor.group_memory import GroupMemory
 from quire.supervisor.process_host import ProcessHost
 
 
@@ -41,7 +41,7 @@ class ModelEngines:
         self.notices = host.notices(Path(launch.directory))
         parallel = launch.config.parallel
         count = parallel.data_parallel_size
-        self.group = EngineGroup(parallel) if parallel.engines_share_experts else None
+        self.group = GroupMemory(parallel) if parallel.engines_share_experts else None
         self.ids = [EngineId(number) for number in range(count)]
         self.children: list[Child] = []
         self.died_at = [0.0] * count
@@ -61,7 +61,7 @@ class ModelEngines:
         """All engines are replaced."""
         if self.group is not None:
             self.group.close()
-            self.group = EngineGroup(self.launch.config.parallel)
+            self.group = GroupMemory(self.launch.config.parallel)
 
     def launch_of_api(self, listen_fd: int = -1, hold_s: float = 0.0) -> LaunchConfig:
         """What every API process is told that serves this model, see ApiProcesses."""

@@ -216,8 +216,8 @@ class Supervisor:
         searching = bool(in_flight) and self._searches.unproven(place)
         if self._limit.allow(searching=searching, failed_starts=self._children.failed_starts(engine)):
             turn = self._searches.engine_died(place, in_flight)
-            self._say_replaced(engine.name, cause, searching=searching)
             partners = self._children.partners(place)
+            self._say_replaced(engine.name, cause, searching=searching, shared=bool(partners))
             self._end_group([place, *partners])
             self._children.replace_engine(place, cause, in_flight, turn)
             for partner in partners:  # whose requests have done nothing
@@ -256,9 +256,10 @@ class Supervisor:
             return
         self._end(EXIT_CRASHED, f"{api.name} process died: {cause}. Open connections were cut; {self._gave_up()}")
 
-    def _say_replaced(self, name: str, cause: str, *, searching: bool = False) -> None:
+    def _say_replaced(self, name: str, cause: str, *, searching: bool = False, shared: bool = False) -> None:
+        again = "all that divide experts with it are started again" if shared else "it is started again"
         why = "looking for the request that does it" if searching else f"{self._limit.used} of {self._limit.most}"
-        print_log(f"{name} process died: {cause}; it is started again ({why})")
+        print_log(f"{name} process died: {cause}; {again} ({why})")
 
     def _gave_up(self) -> str:
         if not self._limit.most:

@@ -18,7 +18,7 @@ from quire import LLM
 from quire.clock import Clock
 from quire.config import Config
 from quire.offline import local_engine
-from quire.supervisor.engine_group import EngineGroup
+from quire.supervisor.group_memory import GroupMemory
 from tests.checkpoints import make_tiny
 from tests.executor.thread_ranks import ThreadRanks
 from tests.models.divisible import DIVISIBLE
@@ -30,13 +30,13 @@ def engines(
     directory: Path, monkeypatch: pytest.MonkeyPatch, tp: int = 1, **settings: Any
 ) -> Iterator[tuple[LLM, LLM]]:
     """Two of a model, whose experts they divide. They start together, and end together."""
-    lock, shared, started = threading.Lock(), list[EngineGroup](), iter(range(2))
+    lock, shared, started = threading.Lock(), list[GroupMemory](), iter(range(2))
 
     def executor_of(config: Config, clock: Clock) -> ThreadRanks:
         own = config.with_values(data_parallel_size=2)
         with lock:
             if not shared:
-                shared.append(EngineGroup(own.parallel))
+                shared.append(GroupMemory(own.parallel))
             return ThreadRanks(own, clock, shared[0].ends_of(next(started)))
 
     monkeypatch.setattr(local_engine, "build_executor", executor_of)

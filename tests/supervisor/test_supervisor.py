@@ -431,7 +431,7 @@ def test_engines_that_divide_experts_are_replaced_together_which_counts_once(
         assert (first.engine, second.engine) == (0, 1)  # type: ignore[attr-defined]
         assert (first.memory_fd, first.bells) == (second.memory_fd, second.bells)  # type: ignore[attr-defined]
     lines = capsys.readouterr().err
-    assert "(1 of 2)" in lines
+    assert "all that divide experts with it are started again (1 of 2)" in lines
     assert "(2 of 2)" in lines
 
 

@@ -15,8 +15,8 @@ from quire.processes.launch import GroupEnds
 from quire.processes.shared_memory import SharedMemory
 
 
-class EngineGroup:
-    """The group of one life of the engines.
+class GroupMemory:
+    """What one life of the engines shares.
 
     Args:
         parallel: How many engines and ranks there are.
