@@ -9,7 +9,6 @@ that has none takes part by a dummy step, which has no rows, and consists of the
 from __future__ import annotations
 
 import os
-import select
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -21,6 +20,7 @@ from quire.collectives.layout import RankState, begin_step, set_state, state_of,
 from quire.collectives.shared_memory import Ranks
 from quire.errors import EngineDeadError
 from quire.mesh import Mesh
+from quire.processes.readable import wait_readable
 from quire.processes.shared_memory import SharedMemory
 
 
@@ -146,7 +146,7 @@ class EngineGroup:
 
     def wait(self) -> None:
         """Until the bell rings."""
-        select.select([self.bell], [], [])
+        wait_readable(self.bell)
         self.silence()
 
     def silence(self) -> None:

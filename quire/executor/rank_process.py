@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import select
 import signal
 import socket
 import sys
@@ -31,6 +30,7 @@ from quire.models.spec import read_spec
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.processes.child_main import run_child
 from quire.processes.launch import LaunchConfig, RankLaunch, SendReport
+from quire.processes.readable import wait_readable
 from quire.processes.shared_memory import SharedMemory
 
 _MANY = 4096
@@ -68,9 +68,7 @@ class EngineChannel:
 
     def wait_beside(self, bell: int) -> None:
         """Until there may be a message, or this descriptor is readable."""
-        socket_fd = self._socket.fileno()
-        readable, _, _ = select.select([socket_fd, bell], [], [])
-        if socket_fd in readable:
+        if self._socket.fileno() in wait_readable(self._socket.fileno(), bell):
             self._wait()
 
     def exchange(self, data: bytes) -> list[bytes]:

@@ -137,6 +137,7 @@ class Worker:
         self._clock = clock
         self._precompiler = precompiler
         self._mesh = mesh or Mesh()
+        assert (engines is None) == (self._mesh.engines == 1), "they divide experts together"
         self._collectives = collectives or OneRank()
         self._links = links
         self._rehearsed = rehearsed or OneRank()

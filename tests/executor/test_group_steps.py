@@ -69,9 +69,10 @@ class Engine:
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_engines_with_steps_at_any_time_do_not_wait_for_ever(tp: int) -> None:
-    """Also where the ranks of an engine hear of a step at different times, before and after those of the others."""
-    group = Group(2, tp)
-    first, second = (Engine(group, number, tp) for number in range(2))
+    """Also where the ranks of an engine hear of a step at different times, before and after those of the others. A third
+    one has none."""
+    group = Group(3, tp)
+    first, second, third = (Engine(group, number, tp) for number in range(3))
     for step in range(1, 40):
         first.tell(plan(step, 0), late_s=1e-3 * (step % 3))
         if step % 4 == 0:
@@ -82,12 +83,14 @@ def test_engines_with_steps_at_any_time_do_not_wait_for_ever(tp: int) -> None:
     for step in range(40, 45):
         first.tell(plan(step, 0), late_s=1e-3)
     first.tell(Stop())
-    for engine in (first, second):
+    third.tell(Stop())
+    for engine in (first, second, third):
         engine.join()
     assert first.steps == [list(range(1, 45))] * tp
     assert second.steps == [[step for step in range(1, 40) for _ in range((step % 4 == 0) + (step % 5 == 0))]] * tp
     rows = group.rows[0]
-    assert group.rows == [rows] * 2 * tp, "all see the same steps"
+    assert group.rows == [rows] * 3 * tp, "all see the same steps"
+    assert third.steps == [[]] * tp
     assert sum(rows) == ROWS * (44 + 9)
 
 

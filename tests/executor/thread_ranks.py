@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import select
 import threading
 from functools import partial
 from typing import Any
@@ -26,6 +25,7 @@ from quire.messages.workers import DeviceLimits, Plan, Result, TokenBitmasks
 from quire.models.spec import read_spec
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.processes.launch import GroupEnds
+from quire.processes.readable import wait_readable
 from quire.processes.shared_memory import SharedMemory
 from quire.worker.worker import Worker
 
@@ -51,7 +51,7 @@ class Messages:
             return None
 
     def wait_beside(self, bell: int) -> None:
-        if self._bell in select.select([self._bell, bell], [], [])[0]:
+        if self._bell in wait_readable(self._bell, bell):
             os.eventfd_read(self._bell)
 
     def close(self) -> None:
