@@ -69,8 +69,8 @@ class Engine:
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_engines_with_steps_at_any_time_do_not_wait_for_ever(tp: int) -> None:
-    """Also where the ranks of an engine hear of a step at different times, before and after those of the others. A third
-    one has none."""
+    """Also where the ranks of an engine hear of a step at different times, before and after those of the others; a
+    third one has none."""
     group = Group(3, tp)
     first, second, third = (Engine(group, number, tp) for number in range(3))
     for step in range(1, 40):
