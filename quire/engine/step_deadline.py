@@ -54,9 +54,8 @@ class StepDeadline:
             if seconds is not None
         )
         bound, seconds = max(smaller, default=(1, 0.0))
-        return max(
-            UNKNOWN_S, self._shortest_s, _UNKNOWN_FACTOR * seconds * tokens / bound
-        )  # time grows no faster than the tokens
+        longest = _UNKNOWN_FACTOR * seconds * tokens / bound  # time grows no faster than the tokens
+        return max(UNKNOWN_S, self._shortest_s, longest)
 
 
 def shortest_limit_s(parallel: ParallelConfig) -> float:
