@@ -116,7 +116,7 @@ class Library:
             self._kernels[name, None] = Kernel(loaded, name, types)
         self._recorders: dict[int, Callable[[Kernel, Arguments], None]] = {}
         self.replay = loaded.quire_replay
-        self.replay.argtypes, self.replay.restype = (_P, _I, _P), None
+        self.replay.argtypes, self.replay.restype = (_P, _P, _I, _I), None
         self.set_threads = loaded.quire_set_threads
         self.set_threads.argtypes, self.set_threads.restype = (_N,), None
         self.set_threads(threads)
