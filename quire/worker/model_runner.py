@@ -21,6 +21,7 @@ from quire.errors import ConfigError
 from quire.kernels.cpu.recording import Sizes
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.lora import Tiles
+from quire.lora.step_tiles import Adapted
 from quire.lora.updates import LowRankUpdates
 from quire.messages import Plan, Result, TokenBitmasks
 from quire.models.model import Model
@@ -58,8 +59,8 @@ _STAGED_ENTRIES = 10
 """Entries of the staging buffer for each row and each token: what a step's columns take at most, apart from changes of
 block tables and moves of blocks, which are uploaded by themselves where they find no room.
 """
-_TILE_ENTRIES = 18
-"""The same of tiles of adapters."""
+_TILE_ENTRIES = 19
+"""The same of tiles of adapters, and of those that change experts."""
 _MOST_KEPT = 256
 """Steps of drafts that are kept: as long as the same sequences run, there are few that differ."""
 
@@ -116,7 +117,7 @@ class ModelRunner:
         self._ring = ring
         on_gpu = slots.device.type != "cpu"
         self._adapters = None if updates is None else AdapterRows(updates, on_gpu=on_gpu)
-        self._kinds = (False,) if updates is None else (False, True)  # without adapters, and with some
+        self._kinds = (Adapted.NOTHING,) if self._adapters is None else self._adapters.recorded
         entries = _STAGED_ENTRIES + (0 if updates is None else _TILE_ENTRIES)
         self._staging = StagingBuffer(entries * (rows + limits.tokens), ring)
         if limits.drafts and ring.has_device_memory:
@@ -168,7 +169,7 @@ class ModelRunner:
         """
         limits, dummy = self._limits, self._slots.dummy
         shapes = GraphShapes(most, limits.rows, limits.tokens, limits.length, limits.sampled, self._short)
-        ran: set[tuple[StepKind, bool]] = set()
+        ran: set[tuple[StepKind, Adapted]] = set()
         with torch.inference_mode():
             for shape, adapted in product(shapes.all(), self._kinds):
                 host = HostBatch.of_dummy(dummy, [1 if shape.is_decode else 2]).padded_to(shape, dummy)
@@ -189,7 +190,7 @@ class ModelRunner:
         if self._ring.has_device_memory:
             return
 
-        def step(adapted: bool, sizes: Sizes) -> Callable[[], Tensor]:
+        def step(adapted: Adapted, sizes: Sizes) -> Callable[[], Tensor]:
             counts = [sizes.tokens - sizes.rows + 1, *[1] * (sizes.rows - 1)]
             host = HostBatch.of_dummy(self._slots.dummy, counts, sizes.sampled)
             return partial(self._forward_and_sample, host, self._stage(_EMPTY_PLAN, host, adapted=adapted))
@@ -305,9 +306,7 @@ class ModelRunner:
         if self._short == 2 and not host.is_decode and (short := self._shapes.for_short(*sizes[:3])) is not None:
             return short
         if self._recorded is not None:
-            if self._adapters is not None and not self._adapters.can_replay(self._slots.host.adapters[host.slots]):
-                return None
-            return self._recorded.for_step(*sizes, adapted=self._has_adapters(host))
+            return self._recorded.for_step(*sizes, adapted=self._adapted(host))
         return self._shapes.for_step(*sizes)
 
     def _replay(self, plan: Plan, host: HostBatch, shape: GraphShape, timer: StepTimer) -> StepHandle:
@@ -318,12 +317,12 @@ class ModelRunner:
         if self._recorded is not None and self._sampler.needs_bitmasks_only(sampling):
             inputs = self._stage(plan, host, None, shape)
             self._apply(plan, inputs)
-            logits = self._recorded.replay_logits(shape, adapted=inputs.tiles is not None)
+            logits = self._recorded.replay_logits(shape, adapted=inputs.adapted)
             return self._sampler.sample_masked(sampling, logits, self._recorded.sample)
         inputs = self._stage(plan, host.padded_to(shape, self._slots.dummy), sampling, shape)
         self._apply(plan, inputs)
         graphs = self._recorded or self._graphs
-        logits = graphs.replay(shape, adapted=inputs.tiles is not None)
+        logits = graphs.replay(shape, adapted=inputs.adapted)
         if inputs.late is None:
             return self._sampler.finish(sampling, logits, NO_PROMPT_LOGPROBS)
         return self._sampler.sample_late(sampling, logits[: len(sampling.slots)], inputs.late, NO_PROMPT_LOGPROBS)
@@ -353,7 +352,7 @@ class ModelRunner:
         inputs, prompts = self._stage(plan, host), NO_PROMPT_LOGPROBS
         self._apply(plan, inputs)
         if shape is not None and self._recorded is not None:
-            logits = self._recorded.replay_logits(shape, adapted=inputs.tiles is not None)
+            logits = self._recorded.replay_logits(shape, adapted=inputs.adapted)
         else:
             batch, hidden = self._forward(host, inputs)
             prompts = self._launch_prompt_logprobs(plan, host, batch, hidden)
@@ -376,7 +375,7 @@ class ModelRunner:
             rows = _verified_rows(plan, verification.drafts)
             if at_once and rows and self._adapters is None:
                 self._keep(rows, KeptStep(host, shape, self._staging.copied_columns, verification.drafts))
-            logits = self._graphs.replay(shape, adapted=inputs.tiles is not None)
+            logits = self._graphs.replay(shape, adapted=inputs.adapted)
             if at_once:
                 return verifier.finish(verification, logits, shape.sampled, prompts)
             logits = logits[: len(verification.slots)]
@@ -423,7 +422,7 @@ class ModelRunner:
         host: HostBatch,
         sampling: StepSampling | Verification | None = None,
         shape: GraphShape | None = None,
-        adapted: bool = False,
+        adapted: Adapted = Adapted.NOTHING,
         drafts: StepDrafts | None = None,
     ) -> StepInputs:
         """Write all that the step takes from the host into the staging buffer.
@@ -436,7 +435,7 @@ class ModelRunner:
             host: Its rows.
             sampling: What it samples late; None: nothing.
             shape: Of the captured graph, if there is one.
-            adapted: Whether it is staged as if tokens of the dummy had adapters.
+            adapted: What of the model it is staged for as if adapters of tokens of the dummy changed it.
             drafts: Those that the graph of a short step verifies.
         """
         staging, sampled_slots = self._staging, host.sampled_slots
@@ -451,6 +450,7 @@ class ModelRunner:
         if not host.is_short:
             limits = None if shape is None else shape.limits
             metadata = self._attention.build_metadata(host.counts, host.max_lengths, limits)
+        adapted = self._adapted(host) if adapted is Adapted.NOTHING else adapted
         staging.begin()
         inputs = StepInputs(
             slots=staging.copied(host.slots),
@@ -462,7 +462,8 @@ class ModelRunner:
             sampled_slots=staging.copied(sampled_slots),
             logits_indices=staging.copied(host.logits_indices) if selects else None,
             drafts=None if columns is None else DraftColumns(*map(staging.copied, columns)),
-            tiles=self._stage_tiles(host, shape) if adapted or self._has_adapters(host) else None,
+            tiles=None if adapted is Adapted.NOTHING else self._stage_tiles(host, shape),
+            expert_slots=self._stage_expert_slots(host) if adapted is Adapted.EXPERTS else None,
             stage_step=None if (step := self._stages.column(plan)) is None else staging.copied(step),
             late=None if late is None else staging.zero_copy(late),
             slot_updates=self._slots.stage(plan, staging),
@@ -471,9 +472,11 @@ class ModelRunner:
         staging.finish()
         return inputs
 
-    def _has_adapters(self, host: HostBatch) -> bool:
-        """Whether tokens of the step have adapters."""
-        return self._adapters is not None and bool(self._slots.host.adapters[host.slots].any())
+    def _adapted(self, host: HostBatch) -> Adapted:
+        """What adapters change in the step."""
+        if self._adapters is None:
+            return Adapted.NOTHING
+        return self._adapters.kind_of(self._slots.host.adapters[host.slots])
 
     def _stage_tiles(self, host: HostBatch, shape: GraphShape | None) -> Tiles:
         assert self._adapters is not None
@@ -481,6 +484,10 @@ class ModelRunner:
         if shape is None and not adapters.any():
             return self._adapters.stage_dummies(host, self._staging)
         return self._adapters.stage(host, adapters, self._staging, shape)
+
+    def _stage_expert_slots(self, host: HostBatch) -> Tensor:
+        assert self._adapters is not None
+        return self._adapters.stage_expert_slots(host, self._slots.host.adapters[host.slots], self._staging)
 
     def _apply(self, plan: Plan, inputs: StepInputs) -> None:
         """Make the plan's changes, and wait for tokens that its rows read."""
@@ -510,7 +517,7 @@ class ModelRunner:
         batch = self._batches.prepare(host, inputs)
         self._attention.prepare(batch.rows)
         if self._adapters is not None:
-            self._adapters.begin(inputs.tiles)
+            self._adapters.begin(inputs.tiles, inputs.expert_slots)
         if self._states is not None:
             self._states.begin(batch, inputs)
         self._stages.begin(inputs.stage_step)

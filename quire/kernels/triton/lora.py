@@ -43,7 +43,7 @@ def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
     (number, size), columns = tiles.rows.shape, x.shape[1]
     rank, modules, overlap = weights.b.shape[2], len(weights.rows), can_overlap(x.device)
     block_rank = min(rank & -rank, WIDEST_RANK)
-    blocks, splits = number * modules * (rank // block_rank), splits_of(len(x), columns)
+    blocks, splits = number * modules * (rank // block_rank), _splits(len(x), columns)
     low = x.new_empty((len(x), modules * rank))
     if not number:
         return low
@@ -79,12 +79,6 @@ def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -
     )  # fmt: skip
 
 
-def splits_of(rows: int, columns: int) -> int:
-    """How many programs share a row."""
-    each = 512 if rows <= _FEW else 2_048 if rows <= _SOME else columns
-    return max(1, min(_MOST_SPLITS, columns // each))
-
-
 def scratch_of_splits(low: Tensor, blocks: int, splits: int, size: int) -> tuple[Tensor, Tensor]:
     """What `store_split_sum` needs for so many blocks of so many sums; where programs share none, it touches
     neither."""
@@ -99,6 +93,12 @@ def _counters(device: torch.device) -> Tensor:
     """[_MOST_BLOCKS] int32: how many programs of each block are done. Zeros whenever no kernel is under way: the last
     program of a block puts them back."""
     return torch.zeros(_MOST_BLOCKS, dtype=torch.int32, device=device)
+
+
+def _splits(rows: int, columns: int) -> int:
+    """How many programs share a row."""
+    each = 512 if rows <= _FEW else 2_048 if rows <= _SOME else columns
+    return max(1, min(_MOST_SPLITS, columns // each))
 
 
 @fast_launch
@@ -160,9 +160,7 @@ def _shrink(
             sums = tl.dot(own, tl.trans(weight), sums)
     to = low + row[:, None] * (MODULES * RANK) + rank[None, :]
     block = tl.program_id(0) // SPLITS
-    store_split_sum(
-        sums, to, used[:, None], partial, arrived, block, split, SPLITS, SPLITS_UP, BLOCK_M, BLOCK_R
-    )
+    store_split_sum(sums, to, used[:, None], partial, arrived, block, split, SPLITS, SPLITS_UP, BLOCK_M, BLOCK_R)
 
 
 @triton.jit

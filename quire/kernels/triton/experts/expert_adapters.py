@@ -6,8 +6,8 @@ with the rows of B of some outputs. Each A and B that a pair needs is read from 
 find it in the cache. Tiles have places for the most there can be, so launches follow from the number of tokens alone;
 a program whose place is empty ends at once.
 
-Few tokens leave few programs, and wait for memory: then several share the columns of a tile, as in the updates of
-other products (`triton/lora.py`).
+Few tokens make few programs, each of which waits for memory: then several share the columns of a tile, as in the
+updates of other products (`triton/lora.py`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ from quire.kernels.triton.experts.routing import group_by_adapter
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
 from quire.kernels.triton.linear.inner_loops import gemm_loop
-from quire.kernels.triton.lora import WIDEST_RANK, scratch_of_splits, splits_of, store_split_sum
+from quire.kernels.triton.lora import WIDEST_RANK, scratch_of_splits, store_split_sum
 
 _TILE, _LARGE_TILE = 16, 64
 """Pairs of a tile: as few as a tensor core multiplies, and where groups may have many."""
 _FEW = 64
 """Pairs of an expert on average, up to which tiles are small."""
+_PROGRAMS = 264
+"""As many as keep an H100 busy: two for each multiprocessor."""
+_LEAST_COLUMNS, _MOST_SPLITS = 512, 16
+"""Of programs that share the columns of a tile."""
 _BLOCK_N = 128
 _WARPS = 4
 
@@ -72,7 +76,7 @@ class AddedRows:
 def group_adapted_pairs(numbers: Tensor, slots: Tensor, weights: StackedLowRank) -> AdaptedTiles:
     """Arguments as in reference/expert_adapters.py; numbers are int32."""
     adapters, experts = weights.ranks.shape
-    size = _TILE if numbers.numel() <= _FEW * experts else _LARGE_TILE
+    size = _TILE if next_power_of_2(numbers.numel()) <= _FEW * experts else _LARGE_TILE
     return AdaptedTiles(*group_by_adapter(numbers, slots, experts, adapters, size), size)
 
 
@@ -87,7 +91,9 @@ def lora_of_pairs(x: Tensor, weights: StackedLowRank, pairs: AdaptedTiles, shari
         return added
     block_rank, in_fp32 = min(rank & -rank, WIDEST_RANK), x.dtype == torch.float32
     block_k = 64 if in_fp32 else 256 if pairs.size == _TILE else 128
-    blocks, splits = places * modules * (rank // block_rank), splits_of(number, columns)
+    of_place = modules * (rank // block_rank)
+    splits = _splits(number, pairs.size, weights.ranks.numel(), of_place, columns)
+    blocks = places * of_place
     partial, arrived = scratch_of_splits(low, blocks, splits, pairs.size * block_rank)
     _shrink_pairs[(blocks * splits,)](
         x, weights.a, weights.ranks, pairs.order, pairs.tiles, partial, arrived, low, places,
@@ -103,6 +109,14 @@ def lora_of_pairs(x: Tensor, weights: StackedLowRank, pairs: AdaptedTiles, shari
         BLOCK_N=_BLOCK_N, OVERLAP=overlap, num_warps=_WARPS, launch_pdl=overlap,
     )  # fmt: skip
     return added
+
+
+def _splits(pairs: int, size: int, groups: int, of_place: int, columns: int) -> int:
+    """How many programs share the columns of a tile: as few as keep the GPU busy. The same for all numbers of pairs up
+    to a power of two, so that compile warm-up finds each kernel."""
+    most = next_power_of_2(pairs)
+    blocks = min(most, most // size + groups) * of_place
+    return max(1, min(_PROGRAMS // blocks, columns // _LEAST_COLUMNS, _MOST_SPLITS))
 
 
 @fast_launch

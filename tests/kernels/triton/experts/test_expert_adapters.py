@@ -133,7 +133,7 @@ def test_every_adapted_pair_stands_once_in_its_group(
     [
         (1, 2, 16, 80, 96),
         (7, 1, 32, 1_100, 150),  # several programs share a row
-        (90, 2, 48, 64, 64),
+        (70, 2, 48, 64, 64),
         (4, 2, 128, 72, 320),
         (200, 1, 16, 64, 48),  # large tiles
     ],
