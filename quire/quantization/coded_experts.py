@@ -50,6 +50,7 @@ class StackedExperts:
 
     def __init__(self, scheme: CodedScheme, shape: ExpertsShape, options: TensorOptions) -> None:
         self._shape = shape
+        self._device = options.device.type
         names = shape.names
         self._gate_up = [
             self._weight(scheme, options, number, (names.gate, names.up), shape.width, shape.hidden)
@@ -86,7 +87,7 @@ class StackedExperts:
 
     @cached_property
     def _adapted_experts(self) -> Callable[..., None]:
-        return kernel("adapted_coded_experts", self._options.device.type)
+        return kernel("adapted_coded_experts", self._device)
 
     def _stacked(self, weights: list[CodedLinearWeight], checkpoint: Checkpoint) -> Coded:
         def weight_of(number: int) -> Coded:

@@ -58,6 +58,16 @@ def test_no_step_launches_a_kernel_that_warm_up_missed(served: list[dict[str, An
         assert one["found"].count("_gated_gemm_kernel") <= 1  # for all numbers of rows
 
 
+def test_no_step_with_adapters_launches_a_kernel_that_warm_up_missed(directories: list[Path]) -> None:
+    """Of none, of some that leave experts alone, and of some that do not; also over codes."""
+    few = [str(directories[MODELS.index(case)]) for case in ("qwen3 moe", QUANTIZED)]
+    served = [json.loads(line) for line in printed_by("tests.worker.fake_gpu", "--lora", "32", *few).splitlines()]
+    assert len(served) == 4
+    for one in served:
+        assert one["missed"] == [], one
+        assert {"_shrink", "_expand", "_shrink_pairs", "_expand_pairs"} <= {*one["found"]}
+
+
 def test_no_step_of_a_stage_launches_a_kernel_that_its_warm_up_missed(directories: list[Path]) -> None:
     """Of stages whose layers are all alike too, and with streams and tokens between them."""
     few = [str(directories[MODELS.index(case)]) for case in ("qwen3 moe", "gemma3")]
