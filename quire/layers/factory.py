@@ -215,9 +215,7 @@ class LayerFactory:
         if self._updates.device == "cpu":
             if base.separate is None:
                 return used
-            return SeparatelyAdaptedExperts(
-                used, base.separate, self._updates.updates_of_experts(shape, whole, cut)
-            )
+            return SeparatelyAdaptedExperts(used, base.separate, self._updates.updates_of_experts(shape, whole, cut))
         if not EXPERTS_ON_GPUS or base.adaptable is None:
             return used
         return AdaptedExperts(used, base.adaptable, self._updates.updates_of_experts(shape, whole, cut))

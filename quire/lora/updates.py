@@ -197,6 +197,13 @@ class LowRankUpdates:
         known = renamed in self.targets or renamed.removesuffix(".base_layer") in self.experts
         return renamed if known else module
 
+    def takes_magnitudes(self, module: str) -> bool:
+        """Whether adapters may scale a module's outputs: not those of all experts, which have no norms of their own,
+        and of one expert on a CPU alone."""
+        of_all = module in self.experts or module.removesuffix(".base_layer") in self.experts
+        of_one = any(module.startswith(f"{name}.") for name in self.experts)
+        return not of_all and (self.device == "cpu" or not of_one)
+
     @property
     def has_experts(self) -> bool:
         """Whether adapters may change experts of this rank."""

@@ -149,6 +149,4 @@ def test_ranks_that_serve_experts_as_gpus_do_say_what_peft_says(
     for op, module in REFERENCES.items():
         for device in ("cpu", "cuda"):
             monkeypatch.setitem(KERNELS, (op, device), f"quire.kernels.reference.{module}:{op}")
-    check(
-        stage_of(case), tensor_parallel_size=tp, pipeline_parallel_size=pp, enable_expert_parallel=whole_experts
-    )
+    check(stage_of(case), tensor_parallel_size=tp, pipeline_parallel_size=pp, enable_expert_parallel=whole_experts)

@@ -57,6 +57,7 @@ def fake_gpu() -> None:
             module.can_overlap = lambda device: True  # type: ignore[attr-defined]
     dependent_launch.can_overlap = lambda device: True  # type: ignore[assignment]
     prefill_split_kv.multiprocessors = lambda device: 132  # type: ignore[assignment]
+    from quire.kernels.triton.experts import expert_adapters
     from quire.kernels.triton.linear import linear
     from quire.quantization import coded_experts
     from quire.worker import buffer_ring
@@ -66,6 +67,7 @@ def fake_gpu() -> None:
 
     linear.is_sm_90 = lambda device: True  # type: ignore[assignment]
     linear.LARGE_WEIGHT = (16, 16)
+    expert_adapters._LEAST_COLUMNS = 8  # so that programs share even these
     dispatch.KERNELS.update(
         {(op, "cpu"): where for (op, device), where in dispatch.KERNELS.items() if device == "cuda"}
     )

@@ -97,7 +97,7 @@ def _lora_of_pairs(tokens: int, mixture: _Mixture, adapters: int, first: bool) -
     hidden, width, pairs = mixture.hidden, mixture.width, tokens * mixture.chosen
     of_expert = 2 * (hidden + width) if first else hidden + width
     moved = round(adapters * _touched(tokens / adapters, mixture) * _RANK * of_expert)
-    moved += (tokens * hidden + pairs * 2 * width if first else pairs * (width + hidden)) * mixture.here // mixture.experts
+    moved += tokens * hidden + pairs * 2 * width if first else pairs * (width + hidden)
     name = f"{'gate and up' if first else 'down'}, {tokens} tokens, {mixture.name}, {adapters} of rank {_RANK}"
     return KernelCase("lora_of_pairs", name, make, moved * _ITEM)
 

@@ -72,7 +72,7 @@ def coded_experts_with_config(
     others: int = 0,
     adapters: ExpertAdapters | None = None,
 ) -> None:
-    """`adapted_coded_experts`, or without adapters `coded_experts`, with this config, and `overlap` as in dependent_launch."""
+    """`adapted_coded_experts`, or without adapters `coded_experts`, with this config; `overlap`: see dependent_launch."""
     assert all(tensor.is_contiguous() for tensor in (x, numbers, weights, out))
     first, second = coded_arguments(gate_up), coded_arguments(down)
     pairs, chosen = numbers.numel(), numbers.shape[1]
@@ -104,7 +104,8 @@ def _launch_tiles(
     _coded_tile_kernel[(across * places,)](
         x, w.codes, w.scales, w.zeros, w.factors, w.table, order, tiles, weights, added, slots, y, places, made,
         w.columns, CHOSEN=chosen, BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, FIRST=first,
-        ADAPTED=adapters is not None, OVERLAP=overlap, **w.facts, num_warps=config.warps, num_stages=config.stages, launch_pdl=overlap,
+        ADAPTED=adapters is not None, OVERLAP=overlap, **w.facts,
+        num_warps=config.warps, num_stages=config.stages, launch_pdl=overlap,
     )  # fmt: skip
 
 

@@ -352,8 +352,8 @@ def _tile_kernel(
     """y [pairs, made]: x's row of each pair by its expert's weight.
 
     FIRST, a token's pairs have one row of x, and the weight is a gate and an up; else each has its own, and the result
-    is scaled by the router's weight. ADAPTED, rows of tokens with adapters have something added. An expert's last tile may
-    have few pairs; where tiles are large, and operations the limit, it goes as one of half the size if it can.
+    is scaled by the router's weight. ADAPTED, rows of tokens with adapters have something added. An expert's last tile
+    may have few pairs; where tiles are large, and operations the limit, it goes as one of half the size if it can.
     """
     MADE: tl.constexpr = BLOCK_N // 2 if FIRST else BLOCK_N
     across = tl.cdiv(made, MADE)

@@ -79,7 +79,7 @@ def experts_with_configs(
     others: int = 0,
     adapters: ExpertAdapters | None = None,
 ) -> None:
-    """`adapted_experts`, or without adapters `experts`, with these configs of both products, and `overlap` as in dependent_launch."""
+    """`adapted_experts`, or without adapters `experts`, with these configs; `overlap`: see dependent_launch."""
     if isinstance(configs[0], GemvConfig):
         gemv_by_pair(x, gate_up, down, numbers, weights, out, configs, overlap, others > 0, adapters)
     else:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.dispatch import kernel
 from quire.kernels.reference import coded_experts as reference_coded
 from quire.kernels.reference import expert_adapters as reference
 from quire.kernels.reference import experts as reference_experts
@@ -20,7 +22,7 @@ from quire.kernels.triton.experts.experts import ExpertConfigs, adapted_experts,
 from quire.kernels.triton.experts.routing import group_by_adapter
 from quire.kernels.triton.linear.gemm import GemmConfig
 from tests.kernels.triton.experts.test_coded_experts import dense
-from tests.kernels.triton.experts.test_experts import NEAR, WAYS, close, mixture
+from tests.kernels.triton.experts.test_experts import ALL, NEAR, WAYS, close, mixture
 from tests.kernels.triton.linear.coded_weights import CODED
 
 SLOTS, EXPERTS = 3, 5
@@ -226,3 +228,72 @@ def test_op_in_fp32(device: str) -> None:
         adapted_experts(*arguments, out, 0, adapters)
         if tokens:
             close(out, exact(*arguments, adapters))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("tokens", [1, 5, 33, 130])
+@pytest.mark.parametrize(("measured", "configs"), ALL)
+def test_every_choice_on_a_card_with_adapters(
+    measured: tuple[int, int, int, int], configs: ExpertConfigs, tokens: int, overlap: bool
+) -> None:
+    count, chosen, hidden, width = measured
+    hidden, width = min(hidden, 1024), min(width, 512)
+    arguments = mixture(tokens, count, chosen, hidden, width, torch.bfloat16, "cuda")
+    adapters = adapters_of(tokens, 32, hidden, width, torch.bfloat16, "cuda", count)
+    adapters = adapters._replace(slots=(adapters.slots + 1) % (SLOTS + 1))
+    results = []
+    for _ in range(5):
+        out = torch.full_like(arguments[0], float("nan"))
+        experts_with_configs(*arguments, out, configs, overlap=overlap, adapters=adapters)
+        results.append(out)
+    close(results[0], exact(*arguments, adapters))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("coded", [False, True])
+@pytest.mark.parametrize("tokens", [1, 5, 40, 300])
+def test_layers_with_adapters_in_a_graph(tokens: int, coded: bool) -> None:
+    """Each reads what the one before wrote; every replay goes to other experts, and its tokens have other adapters."""
+    count, hidden, width, dtype = 3 if coded else 16, 128, 128, torch.bfloat16
+    chosen, make = 2, CODED["fp8, blocks"]
+    layers: list[tuple[Any, Any]] = [mixture(1, count, chosen, hidden, width, dtype, "cuda")[1:3] for _ in range(4)]
+    if coded:
+        layers = [
+            (
+                stack_weights(count, lambda number: make(2 * width, hidden, number, "cuda")),
+                stack_weights(count, lambda number: make(hidden, width, 10 + number, "cuda")),
+            )
+            for _ in layers
+        ]
+    op = kernel("adapted_coded_experts" if coded else "adapted_experts", "cuda")
+    updates = [adapters_of(tokens, 16, hidden, width, dtype, "cuda", count) for _ in layers]
+    routers = [torch.randn(count, hidden, dtype=dtype, device="cuda") / 8 for _ in layers]
+    x, weight = torch.empty(tokens, hidden, dtype=dtype, device="cuda"), torch.ones(hidden, dtype=dtype, device="cuda")
+    slots = torch.zeros(tokens, dtype=torch.int64, device="cuda")
+    seen: list[tuple[Any, ...]] = []
+
+    def run() -> None:
+        y = x
+        for router, (gate_up, down), update in zip(routers, layers, updates, strict=True):
+            normed, out = torch.empty_like(y), torch.empty_like(y)
+            kernel("rms_norm", "cuda")(y, weight, 1e-6, normed)
+            weights, numbers = kernel("route", "cuda")(F.linear(normed, router), chosen, True)
+            adapters = update._replace(slots=slots)
+            op(normed, gate_up, down, numbers, weights, out, 0, adapters)
+            seen.append((normed, gate_up, down, numbers, weights, adapters, out))
+            y = out
+
+    run()
+    seen.clear()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    for number in range(6):
+        x.normal_()
+        slots.copy_(torch.randint(0, SLOTS + 1, (tokens,)) * (number > 0))
+        graph.replay()
+        for normed, gate_up, down, numbers, weights, adapters, out in seen:
+            dense_weights = (dense(gate_up), dense(down)) if coded else (gate_up, down)
+            close(out, exact(normed, *dense_weights, numbers, weights, adapters))
