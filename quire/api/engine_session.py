@@ -31,7 +31,8 @@ from quire.config import Config
 from quire.engine.client import EngineClient
 from quire.engine.submission import Submission
 from quire.errors import EngineDeadError, QuireError, RequestError, UnavailableError
-from quire.messages import Abort, Add, Done, EndReason, Ready, ThinkingBudget
+from quire.messages.from_engine import Done, EndReason, Ready
+from quire.messages.to_engine import Abort, Add, ThinkingBudget
 from quire.metrics.server_stats import ServerStats
 from quire.metrics.stats import SequenceStats, Stats
 from quire.processes.launch import SendReport

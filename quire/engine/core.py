@@ -27,22 +27,9 @@ from quire.engine.step_stats import StepStats
 from quire.engine.throughput import Throughput
 from quire.engine.token_bitmasks import TokenBitmaskSender, TokenBitmaskSource
 from quire.executor.executor import Executor
-from quire.messages import (
-    CLIENT_SHIFT,
-    Abort,
-    Adapter,
-    Add,
-    ClientGone,
-    ClientHeartbeat,
-    Control,
-    DeviceLimits,
-    Done,
-    End,
-    Heartbeat,
-    Load,
-    MaskedDrafts,
-    ToEngine,
-)
+from quire.messages.from_engine import Done, End, Heartbeat, Load
+from quire.messages.to_engine import CLIENT_SHIFT, Abort, Adapter, Add, ClientGone, ClientHeartbeat, Control, ToEngine
+from quire.messages.workers import DeviceLimits, MaskedDrafts
 from quire.processes.launch import Pulse
 from quire.scheduler.request import Request
 

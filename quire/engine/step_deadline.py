@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from quire.messages import STEP_TOKEN_BOUNDS
+from quire.messages.from_engine import STEP_TOKEN_BOUNDS
 
 FACTOR = 10.0
 """A step may take so many times as long as the slowest of its size."""

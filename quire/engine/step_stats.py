@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from quire.engine.step_deadline import StepDeadline
-from quire.messages import STEP_TOKEN_BOUNDS, WORK_BOUNDS_S, Heartbeat, Load, Result
+from quire.messages.from_engine import STEP_TOKEN_BOUNDS, WORK_BOUNDS_S, Heartbeat, Load
+from quire.messages.workers import Result
 
 LONGEST_TURN_S = 2.0
 """A turn of the loop waits up to a second."""

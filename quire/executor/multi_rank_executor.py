@@ -34,7 +34,7 @@ from quire.executor.rank_messages import (
 )
 from quire.executor.stage_progress import StageProgress
 from quire.mesh import Mesh, mesh_of
-from quire.messages import AdapterLoaded, DeviceLimits, Plan, Result, TokenBitmasks
+from quire.messages.workers import AdapterLoaded, DeviceLimits, Plan, Result, TokenBitmasks
 from quire.worker.pipeline_depth import most_in_flight
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from quire.executor.rank_messages import FRAME, Bitmasks, Blocks, FromRank, Load
 from quire.executor.rank_steps import RankSteps
 from quire.executor.torch_library import begin_loading
 from quire.mesh import Mesh, mesh_of
-from quire.messages import Plan, TokenBitmasks
+from quire.messages.workers import Plan, TokenBitmasks
 from quire.models.spec import read_spec
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.processes.child_main import run_child

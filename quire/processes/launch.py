@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from quire.config import Config
-from quire.messages import EngineId
+from quire.messages.from_engine import EngineId
 from quire.processes.swap_reports import ModelReport, SwapRequest
 
 EXIT_CRASHED = 70

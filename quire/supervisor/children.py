@@ -14,7 +14,7 @@ from pathlib import Path
 
 from quire.clock import Clock
 from quire.config import Config
-from quire.messages import Dead, EngineId
+from quire.messages.from_engine import Dead, EngineId
 from quire.processes.child import Child
 from quire.processes.launch import LaunchConfig, Pulse
 from quire.processes.orders import OpenModel, Order

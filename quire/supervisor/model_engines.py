@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from quire.messages import EngineId
+from quire.messages.from_engine import EngineId
 from quire.processes.child import Child
 from quire.processes.launch import LaunchConfig
 from quire.supervisor.process_host import ProcessHost

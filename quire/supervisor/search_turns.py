@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 
-from quire.messages import CLIENT_SHIFT
+from quire.messages.to_engine import CLIENT_SHIFT
 from quire.processes.child import Child
 from quire.processes.launch import Recovery
 from quire.processes.orders import TakeTurn

@@ -33,7 +33,7 @@ from quire.lora.loader import AdapterLoader
 from quire.lora.sources import AdapterSources
 from quire.lora.updates import AdapterMemory, HostAdapter, LowRankUpdates
 from quire.mesh import Mesh
-from quire.messages import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
+from quire.messages.workers import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
 from quire.models.model import Model, build_model
 from quire.models.rank_share import rank_share
 from quire.models.spec import ModelSpec, read_spec

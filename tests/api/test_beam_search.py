@@ -16,7 +16,7 @@ from quire.api import beam_search_request
 from quire.clock import SystemClock
 from quire.engine.inprocess import InProcessClient
 from quire.executor.cpu_executor import CpuExecutor
-from quire.messages import Heartbeat, Load
+from quire.messages.from_engine import Heartbeat, Load
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import Server, resolved, running
 from tests.api.test_lifetimes import eventually, in_background

@@ -16,7 +16,8 @@ import openai
 import pytest
 
 from quire.engine.client import Lost
-from quire.messages import CLIENT_SHIFT, Dead, Deltas, End, EngineId, Heartbeat, Load
+from quire.messages.from_engine import Dead, Deltas, End, EngineId, Heartbeat, Load
+from quire.messages.to_engine import CLIENT_SHIFT
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import Server, resolved, running
 

@@ -12,7 +12,9 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from quire.messages import Add, Dead, Deltas, EngineId, Load, TokenLogprobs
+from quire.messages.from_engine import Dead, Deltas, EngineId, Load
+from quire.messages.to_engine import Add
+from quire.messages.workers import TokenLogprobs
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import Server, resolved
 from tests.api.test_lifetimes import LONG, eventually, in_background

@@ -19,7 +19,7 @@ from quire.executor.rank_messages import LoadAdapter, StepDone, fingerprint
 from quire.executor.rank_steps import RankSteps
 from quire.executor.stage_rings import StageRings
 from quire.mesh import mesh_of
-from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
+from quire.messages.workers import DeviceLimits, Plan, Result, TokenBitmasks
 from quire.models.spec import read_spec
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.processes.shared_memory import SharedMemory

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.messages import Dead, EngineId
+from quire.messages.from_engine import Dead, EngineId
 from quire.processes.launch import EXIT_CRASHED, STOP_ENGINE, Pulse, Recovery, StatusReport
 from quire.supervisor.supervisor import STOP_TIMEOUT_S
 from tests.supervisor.machine import Machine

@@ -33,7 +33,7 @@ from quire.kernels.triton.launching.launch import Kernel
 from quire.layers.factory import LayerFactory
 from quire.lora.updates import AdapterMemory
 from quire.mesh import Mesh
-from quire.messages import PromptLogprobsRow, TokenBitmasks
+from quire.messages.workers import PromptLogprobsRow, TokenBitmasks
 from quire.models.model import build_model
 from quire.weights.tensor_options import TensorOptions
 from tests.adapters_as_on_a_gpu import serve_as_a_gpu
@@ -151,7 +151,7 @@ class FakeGpu:
             updates.changes_experts[1] = updates.has_experts
         loaded = LoadedModel(self.spec, model, slots, kernels_known=True, gemm_warmup=None, updates=updates)
         runner = worker._build_runner(loaded, storage)
-        runner._graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
+        runner._captured.graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
         launches = Kernel.__getitem__
         with self.precompiler.warmup():
             Kernel.__getitem__ = launches  # type: ignore[method-assign]

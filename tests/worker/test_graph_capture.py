@@ -31,7 +31,7 @@ def test_of_precompiled_shapes_the_largest_of_each_kind_runs_before_capture(
     too_large: list[list[int]] = []
     monkeypatch.setattr(ModelRunner, "run_dummies", lambda self, counts, **_: too_large.append(list(counts)))
     runner = Driver(config_for(make_llama(tmp_path, tokenizer=False), enforce_eager=True)).worker._runner
-    runner._graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
+    runner._captured.graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
     runner.capture_graphs(MOST, precompiled=precompiled)
     limits = runner._limits
     shapes = GraphShapes(MOST, limits.rows, limits.tokens, limits.length).all()
@@ -51,7 +51,7 @@ def test_steps_with_adapters_are_captured_beside_those_without(tmp_path: Path, m
     monkeypatch.setattr(ModelRunner, "run_dummies", lambda self, counts, **_: None)
     config = config_for(make_llama(tmp_path, tokenizer=False), enforce_eager=True, enable_lora=True)
     runner = Driver(config).worker._runner
-    runner._graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
+    runner._captured.graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
     runner.capture_graphs(MOST)
     limits = runner._limits
     shapes = GraphShapes(MOST, limits.rows, limits.tokens, limits.length).all()

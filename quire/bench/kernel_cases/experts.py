@@ -151,7 +151,7 @@ def _here(mixture: _Mixture) -> tuple[int, ...]:
 
 def _touched(tokens: float, mixture: _Mixture) -> float:
     """Experts here that tokens go to, as may be expected."""
-    return mixture.here * (1 - (1 - mixture.chosen / mixture.experts) ** tokens)
+    return mixture.here * (1 - float((1 - mixture.chosen / mixture.experts) ** tokens))
 
 
 def _flops(tokens: int, mixture: _Mixture) -> int:

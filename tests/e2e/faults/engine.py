@@ -11,7 +11,7 @@ from quire.config import Config
 from quire.engine.process import main as engine_main
 from quire.executor.executor import AdapterLoader, Executor
 from quire.executor.factory import build_executor
-from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
+from quire.messages.workers import DeviceLimits, Plan, Result, TokenBitmasks
 from quire.processes.child_main import run_child
 from quire.processes.launch import LaunchConfig, SendReport
 

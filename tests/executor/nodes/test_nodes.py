@@ -21,7 +21,8 @@ from quire.executor.cpu_executor import CpuExecutor
 from quire.executor.executor import Executor
 from quire.executor.multi_rank_executor import MultiRankExecutor
 from quire.executor.nodes.head_ranks import HeadRanks
-from quire.messages import Adapter, AdapterLoaded
+from quire.messages.to_engine import Adapter
+from quire.messages.workers import AdapterLoaded
 from quire.processes.launch import EXIT_CRASHED
 from tests.checkpoints import make_llama
 from tests.executor.nodes.follower import KEY, Follower, free_port

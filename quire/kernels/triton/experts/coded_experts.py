@@ -72,7 +72,7 @@ def coded_experts_with_config(
     others: int = 0,
     adapters: ExpertAdapters | None = None,
 ) -> None:
-    """`adapted_coded_experts`, or without adapters `coded_experts`, with this config; `overlap`: see dependent_launch."""
+    """`adapted_coded_experts` (without adapters `coded_experts`), with this config; `overlap`: see dependent_launch."""
     assert all(tensor.is_contiguous() for tensor in (x, numbers, weights, out))
     first, second = coded_arguments(gate_up), coded_arguments(down)
     pairs, chosen = numbers.numel(), numbers.shape[1]
