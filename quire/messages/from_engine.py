@@ -81,7 +81,7 @@ class End(Message, frozen=True):
 
 
 class Load(Message, frozen=True):
-    """How busy the engine is: API processes answer metrics (and later 429) from it without asking."""
+    """How busy the engine is: from it API processes answer metrics, and turn requests away, without asking."""
 
     running: int = 0
     waiting: int = 0
