@@ -23,6 +23,7 @@ from quire.engine.frames import EngineFrames
 from quire.engine.outbox import Outbox
 from quire.engine.port import Port, Undecodable
 from quire.engine.request_checks import ended_before, refusal, to_int64
+from quire.engine.step_deadline import shortest_limit_s
 from quire.engine.step_stats import StepStats
 from quire.engine.throughput import Throughput
 from quire.engine.token_bitmasks import TokenBitmaskSender, TokenBitmaskSource
@@ -84,7 +85,7 @@ class EngineCore:
         self._outbox = Outbox(port)
         self._flight = flight
         self._clients = ClientLiveness(clock)
-        self._steps = StepStats(clock.now())
+        self._steps = StepStats(clock.now(), shortest_limit_s(config.parallel))
         self._frames: dict[int, EngineFrames] = {}  # by client: each puts together the parts that it was told
         self._commands = Commands(self._scheduler, port, self._abort, executor.adapters, adapters, self._frame)
         self._adapter_slots = None

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from quire.attention.backend import AttentionLayer
 from quire.collectives.collectives import Collectives, OneRank
+from quire.collectives.engine_group import ExpertLayers
 from quire.collectives.partial_sum import Delta
 from quire.config.lora import EXPERTS_ON_GPUS
 from quire.layers.adapted_experts import AdaptedExperts, SeparatelyAdaptedExperts
 from quire.layers.adapted_linear import AdaptedLinear
 from quire.layers.attention import Attention, Heads
-from quire.layers.divided import GatheredLogits, SummedOverRanks, VocabularyEmbedding
+from quire.layers.divided import ExpertsOfEngines, GatheredLogits, SummedOverRanks, VocabularyEmbedding
 from quire.layers.embedding import Embedding, TiedHead
 from quire.layers.layer import Layer
 from quire.layers.linear import Linear, Projection
@@ -62,6 +63,7 @@ class LayerFactory:
         collectives: Of these ranks.
         updates: Those of products that adapters change; None: there are no adapters.
         stand_in: Returns what a model uses in place of a layer: something with the same methods.
+        engines: Those that divide experts among all their ranks, if the mesh has several.
 
     Sizes are those of the undivided layers. A `transposed` projection is stored as [in, out].
     """
@@ -74,6 +76,7 @@ class LayerFactory:
         collectives: Collectives | None = None,
         updates: LowRankUpdates | None = None,
         stand_in: Callable[[Layer], Any] | None = None,
+        engines: ExpertLayers | None = None,
     ) -> None:
         self.options = options
         self._quantization = quantization
@@ -81,6 +84,7 @@ class LayerFactory:
         self._collectives = collectives or OneRank()
         self._updates = updates
         self._stand_in = stand_in
+        self._engines = engines
         self.layers: list[Layer] = []
 
     def own_layers(self, layers: int) -> range:
@@ -192,11 +196,18 @@ class LayerFactory:
         router = self._adapted(routed, bias=False)  # small, so every rank has all of it
         whole = ExpertsShape(f"{name}.experts", names, routing.count, hidden, width)
         scheme = self._scheme(*whole.modules)
+        if self._engines is not None:
+            own = self._mesh.own_experts(whole.count)
+            part = self._own_experts(whole, own, scheme)
+            divided = ExpertsOfEngines(part, own, whole, routing.chosen, self.options, self._engines)
+            return MixtureOfExperts(router, divided, routing, self.options)
         if self._mesh.tp == 1:
             return MixtureOfExperts(router, self._adapted_experts(whole, scheme), routing, self.options)
-        own = self._mesh.own_experts(whole.count) if self._mesh.ep > 1 else None
-        summand = self._part_of_experts(whole, scheme) if own is None else self._own_experts(whole, own, scheme)
-        return MixtureOfExperts(router, self._summed(summand), routing, self.options, own)
+        if self._mesh.ep == 1:
+            return MixtureOfExperts(router, self._summed(self._part_of_experts(whole, scheme)), routing, self.options)
+        own = self._mesh.own_experts(whole.count)
+        summed = self._summed(self._own_experts(whole, own, scheme))
+        return MixtureOfExperts(router, summed, routing, self.options, own)
 
     def remember(self, layer: L) -> L:
         """A layer that something else has built, as the model is to use it."""

@@ -32,6 +32,10 @@ class Searches:
         """Whether requests of the engine's last plans have not all moved on since it died."""
         return self._turns[engine].unproven
 
+    def turn_at(self, engine: Place) -> int | None:
+        """Whose turn it is at an engine, see `Dead`."""
+        return self._turns[engine].turn
+
     def engine_died(self, engine: Place, in_flight: Collection[int]) -> int | None:
         """It was working on these sequences. Returns whose turn it is, see `Dead`."""
         turns = self._turns[engine]

@@ -17,6 +17,7 @@ from quire.executor.fake_adapters import FakeAdapters
 from quire.messages.from_engine import Ready
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import KEY, Server, resolved
+from tests.api.test_lifetimes import eventually
 from tests.checkpoints import VOCAB_SIZE
 
 COUNT = 4
@@ -219,10 +220,7 @@ def test_an_engine_that_takes_anothers_place_is_told_what_was_loaded(tmp_path: P
         import msgspec
 
         client.say(msgspec.structs.replace(ready, source=successor))
-        for _ in range(400):
-            if len(client.controls) >= 2:
-                break
-            __import__("time").sleep(0.01)
+        eventually(lambda: len(client.controls) >= 2)
         assert sorted(action for action, _ in client.controls) == ["load_adapter", "unload_adapter"]
         assert names(running)[-1] == "other"
         assert json.dumps(names(running))
