@@ -16,7 +16,8 @@ from quire.attention.backend import AttentionLayer
 from quire.collectives.collectives import Collectives, OneRank
 from quire.collectives.engine_group import ExpertLayers
 from quire.collectives.partial_sum import Delta
-from quire.layers.adapted_experts import AdaptedExperts
+from quire.config.lora import EXPERTS_ON_GPUS
+from quire.layers.adapted_experts import AdaptedExperts, SeparatelyAdaptedExperts
 from quire.layers.adapted_linear import AdaptedLinear
 from quire.layers.attention import Attention, Heads
 from quire.layers.divided import ExpertsOfEngines, GatheredLogits, SummedOverRanks, VocabularyEmbedding
@@ -217,13 +218,18 @@ class LayerFactory:
     def _adapted_experts(
         self, shape: ExpertsShape, scheme: WeightScheme, whole: ExpertsShape | None = None, cut: Cut | None = None
     ) -> Callable[..., Tensor]:
-        """Experts that adapters may change, where a processor has each one's weights apart."""
+        """Experts that adapters may change, if their weights are in a form that takes it on this device."""
         base = Experts(shape, scheme, self.options, whole, cut)
-        used, separate = self.remember(base), base.separate
-        if self._updates is None or separate is None or self.options.device.type != "cpu":
+        used = self.remember(base)
+        if self._updates is None:
             return used
-        updates = self._updates.updates_of_experts(shape, whole, cut)
-        return AdaptedExperts(used, separate, updates, self._updates.step)
+        if self._updates.device == "cpu":
+            if base.separate is None:
+                return used
+            return SeparatelyAdaptedExperts(used, base.separate, self._updates.updates_of_experts(shape, whole, cut))
+        if not EXPERTS_ON_GPUS or base.adaptable is None:
+            return used
+        return AdaptedExperts(used, base.adaptable, self._updates.updates_of_experts(shape, whole, cut))
 
     def _own_experts(self, whole: ExpertsShape, own: Span, scheme: WeightScheme) -> Callable[..., Tensor]:
         shape = replace(whole, first=own.start, count=own.count, others=whole.count - own.count)

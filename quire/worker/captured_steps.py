@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from quire.lora.step_tiles import Adapted
 from quire.worker.adapter_rows import AdapterRows
 from quire.worker.cuda_graphs import CudaGraphs
 from quire.worker.graph_shapes import GraphShape, GraphShapes
@@ -46,10 +47,7 @@ class CapturedSteps:
             return self.shapes.for_step(*sizes)
         if self._adapters is None:
             return self.recorded.for_step(*sizes)
-        adapters = self._slots.host.adapters[host.slots]
-        if not self._adapters.can_replay(adapters):
-            return None
-        return self.recorded.for_step(*sizes, adapted=bool(adapters.any()))
+        return self.recorded.for_step(*sizes, adapted=self._adapters.kind_of(self._slots.host.adapters[host.slots]))
 
     def shape_of_drafts(self, host: HostBatch) -> GraphShape | None:
         """The same for a batch with drafts, on a GPU."""
@@ -57,11 +55,11 @@ class CapturedSteps:
         short = self.shapes.for_short(*sizes) if sizes[0] == sizes[2] else None
         return self.shape_for(host) if short is None else short
 
-    def replay(self, shape: GraphShape, *, adapted: bool) -> Tensor:
+    def replay(self, shape: GraphShape, *, adapted: Adapted) -> Tensor:
         """Run the staged step, which has this shape; [sampled, vocab] logits, valid until the next replay.
 
         Args:
             shape: See above.
-            adapted: Whether tokens have adapters.
+            adapted: What adapters change.
         """
         return (self.recorded or self.graphs).replay(shape, adapted=adapted)

@@ -62,7 +62,7 @@ class ForwardPass:
         batch = self._batches.prepare(host, inputs)
         self._attention.prepare(batch.rows)
         if self._adapters is not None:
-            self._adapters.begin(inputs.tiles)
+            self._adapters.begin(inputs.tiles, inputs.expert_slots)
         if self._states is not None:
             self._states.begin(batch, inputs)
         self._stages.begin(inputs.stage_step)

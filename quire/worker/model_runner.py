@@ -22,6 +22,7 @@ from torch import Tensor
 from quire.attention.backend import AttentionBackend
 from quire.errors import ConfigError
 from quire.kernels.cpu.recording import Sizes
+from quire.lora.step_tiles import Adapted
 from quire.lora.updates import LowRankUpdates
 from quire.messages.workers import Plan, Result, TokenBitmasks
 from quire.models.model import Model
@@ -66,8 +67,8 @@ _STAGED_ENTRIES = 10
 """Entries of the staging buffer for each row and each token: what a step's columns take at most, apart from changes of
 block tables and moves of blocks, which are uploaded by themselves where they find no room.
 """
-_TILE_ENTRIES = 18
-"""The same of tiles of adapters."""
+_TILE_ENTRIES = 19
+"""The same of tiles of adapters, and of those that change experts."""
 
 
 class ModelRunner:
@@ -132,7 +133,7 @@ class ModelRunner:
         self._stages = stages
         self._device_tokens = device_tokens
         self._max_logprobs = slots.vocab_size if max_logprobs < 0 else min(max_logprobs, slots.vocab_size)
-        self._kinds = (False,) if updates is None else (False, True)  # without adapters, and with some
+        self._kinds = (Adapted.NOTHING,) if adapters is None else adapters.recorded
         self._staging = StagingBuffer(entries * (rows + limits.tokens), ring)
         self._stager = StepStager(self._staging, slots, transfer, attention, adapters, stages, verifies=verifies)
         self._captured = CapturedSteps(slots, adapters, short)
@@ -178,7 +179,7 @@ class ModelRunner:
         """
         limits, dummy = self._limits, self._slots.dummy
         shapes = GraphShapes(most, limits.rows, limits.tokens, limits.length, limits.sampled, self._captured.short)
-        ran: set[tuple[StepKind, bool]] = set()
+        ran: set[tuple[StepKind, Adapted]] = set()
         with torch.inference_mode():
             for shape, adapted in product(shapes.all(), self._kinds):
                 host = HostBatch.of_dummy(dummy, [1 if shape.is_decode else 2]).padded_to(shape, dummy)
@@ -199,7 +200,7 @@ class ModelRunner:
         if self.runs_ahead:
             return
 
-        def step(adapted: bool, sizes: Sizes) -> Callable[[], Tensor]:
+        def step(adapted: Adapted, sizes: Sizes) -> Callable[[], Tensor]:
             counts = [sizes.tokens - sizes.rows + 1, *[1] * (sizes.rows - 1)]
             host = HostBatch.of_dummy(self._slots.dummy, counts, sizes.sampled)
             return partial(self._forward_and_sample, host, self._stager.stage(_EMPTY_PLAN, host, adapted=adapted))

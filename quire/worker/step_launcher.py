@@ -67,11 +67,11 @@ class StepLauncher:
         if recorded is not None and self._sampler.needs_bitmasks_only(sampling):
             inputs = self._stager.stage(plan, host, None, shape)
             self._stager.apply(plan, inputs)
-            logits = recorded.replay_logits(shape, adapted=inputs.tiles is not None)
+            logits = recorded.replay_logits(shape, adapted=inputs.adapted)
             return self._sampler.sample_masked(sampling, logits, recorded.sample)
         inputs = self._stager.stage(plan, host.padded_to(shape, self._dummy), sampling, shape)
         self._stager.apply(plan, inputs)
-        logits = self._captured.replay(shape, adapted=inputs.tiles is not None)
+        logits = self._captured.replay(shape, adapted=inputs.adapted)
         if inputs.late is None:
             return self._sampler.finish(sampling, logits, NO_PROMPT_LOGPROBS)
         return self._sampler.sample_late(sampling, logits[: len(sampling.slots)], inputs.late, NO_PROMPT_LOGPROBS)

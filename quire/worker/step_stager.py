@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from quire.attention.backend import AttentionBackend
 from quire.attention.metadata import AttentionMetadata, IntArray
 from quire.kernels.reference.lora import Tiles
+from quire.lora.step_tiles import Adapted
 from quire.messages.workers import Plan
 from quire.worker.adapter_rows import AdapterRows
 from quire.worker.graph_shapes import GraphShape
@@ -59,7 +62,7 @@ class StepStager:
         host: HostBatch,
         sampling: StepSampling | Verification | None = None,
         shape: GraphShape | None = None,
-        adapted: bool = False,
+        adapted: Adapted = Adapted.NOTHING,
         drafts: StepDrafts | None = None,
     ) -> StepInputs:
         """Write all that the step takes from the host into the staging buffer.
@@ -72,7 +75,7 @@ class StepStager:
             host: Its rows.
             sampling: What it samples late; None: nothing.
             shape: Of the captured graph, if there is one.
-            adapted: Whether it is staged as if tokens of the dummy had adapters.
+            adapted: What adapters of tokens of the dummy change: it is staged as if they had some.
             drafts: Those that the graph of a short step verifies.
         """
         staging, sampled_slots = self._staging, host.sampled_slots
@@ -87,6 +90,8 @@ class StepStager:
         if not host.is_short:
             limits = None if shape is None else shape.limits
             metadata = self._attention.build_metadata(host.counts, host.max_lengths, limits)
+        if self._adapters is not None and adapted is Adapted.NOTHING:
+            adapted = self._adapters.kind_of(self._slots.host.adapters[host.slots])
         staging.begin()
         inputs = StepInputs(
             slots=staging.copied(host.slots),
@@ -99,6 +104,7 @@ class StepStager:
             logits_indices=staging.copied(host.logits_indices) if selects else None,
             drafts=None if columns is None else DraftColumns(*map(staging.copied, columns)),
             tiles=self._stage_tiles(host, shape, adapted),
+            expert_slots=self._stage_expert_slots(host, adapted),
             stage_step=None if (step := self._stages.column(plan)) is None else staging.copied(step),
             late=None if late is None else staging.zero_copy(late),
             slot_updates=self._slots.stage(plan, staging),
@@ -137,14 +143,17 @@ class StepStager:
         self._slots.apply(slot_updates)
         self._transfer.apply(plan, block_moves)
 
-    def _stage_tiles(self, host: HostBatch, shape: GraphShape | None, adapted: bool) -> Tiles | None:
-        """None where no token has an adapter, unless the step is staged as if some had."""
-        if self._adapters is None:
+    def _stage_tiles(self, host: HostBatch, shape: GraphShape | None, adapted: Adapted) -> Tiles | None:
+        """None where adapters change nothing."""
+        if self._adapters is None or adapted is Adapted.NOTHING:
             return None
         adapters = self._slots.host.adapters[host.slots]
-        if not adapters.any():
-            if not adapted:
-                return None
-            if shape is None:
-                return self._adapters.stage_dummies(host, self._staging)
+        if shape is None and not adapters.any():
+            return self._adapters.stage_dummies(host, self._staging)
         return self._adapters.stage(host, adapters, self._staging, shape)
+
+    def _stage_expert_slots(self, host: HostBatch, adapted: Adapted) -> Tensor | None:
+        """None where they change no experts."""
+        if self._adapters is None or adapted is not Adapted.EXPERTS:
+            return None
+        return self._adapters.stage_expert_slots(host, self._slots.host.adapters[host.slots], self._staging)

@@ -57,7 +57,7 @@ class VerificationLauncher:
         inputs, prompts = self._stager.stage(plan, host), NO_PROMPT_LOGPROBS
         self._stager.apply(plan, inputs)
         if shape is not None and recorded is not None:
-            logits = recorded.replay_logits(shape, adapted=inputs.tiles is not None)
+            logits = recorded.replay_logits(shape, adapted=inputs.adapted)
         else:
             hidden, prompts = self._forward.run(plan, host, inputs)
             logits = self._forward.logits(hidden, inputs)
@@ -114,7 +114,7 @@ class DeviceVerificationLauncher:
         if shape is not None:
             if at_once and self._keeps and (rows := verified_rows(plan, drafts)):
                 self._kept.keep(rows, KeptStep(host, shape, self._stager.copied_columns))
-            logits = self._captured.graphs.replay(shape, adapted=inputs.tiles is not None)
+            logits = self._captured.graphs.replay(shape, adapted=inputs.adapted)
             if at_once:
                 return verifier.finish(verification, logits, shape.sampled, prompts)
             logits = logits[: len(verification.slots)]
