@@ -40,7 +40,7 @@ from quire.costmodel.speculative_step import CPU_HOST, GPU_HOST, SpeculativeStep
 from quire.costmodel.step_time import StepTime
 from quire.executor.cpu_executor import CpuExecutor
 from quire.executor.gpu_executor import GpuExecutor
-from quire.messages import MaskedDrafts, Result
+from quire.messages.workers import MaskedDrafts, Result
 from quire.models.spec import read_spec
 from quire.worker.speculation import adaptive
 from quire.worker.speculation.draft_lengths import Choice, DraftLengths

@@ -39,7 +39,8 @@ from quire.api.measured_loop import MeasuredLoop
 from quire.clock import Clock
 from quire.config import Config
 from quire.engine.client import EngineClient, Lost
-from quire.messages import Add, Deltas, End, EngineId, FromEngine, Load, Ready, ToEngine
+from quire.messages.from_engine import Deltas, End, EngineId, FromEngine, Load, Ready
+from quire.messages.to_engine import Add, ToEngine
 from quire.text.model_text import load_model_text
 
 MODEL = Path(__file__).resolve().parents[1] / "quire" / "builtin" / "quill"

@@ -22,7 +22,9 @@ from quire.config import Config
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
 from quire.engine.submission import Submission
-from quire.messages import Add, Deltas, DeviceLimits, FromEngine, Plan, Result, ToEngine
+from quire.messages.from_engine import Deltas, FromEngine
+from quire.messages.to_engine import Add, ToEngine
+from quire.messages.workers import DeviceLimits, Plan, Result
 from quire.sampling import SamplingParams
 
 VOCABULARY = 32_000

@@ -60,7 +60,7 @@ def take_the_place_of_a_gpu() -> None:
     """All engines that are made from now on."""
 
     def capture(self: Worker, loaded: LoadedModel) -> None:
-        self._runner._graphs = NoGraphs()  # type: ignore[assignment]
+        self._runner._captured.graphs = NoGraphs()  # type: ignore[assignment]
         self._runner.capture_graphs(CAPTURED)
         verifier = self._runner._device_verifier
         for name in ("_look_up_tokens", "_position_columns", "_sample", "_keep_drafts") if verifier else ():

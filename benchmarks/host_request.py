@@ -31,7 +31,7 @@ from quire import LLM, SamplingParams
 from quire.attention import metadata_builder
 from quire.attention.metadata import AttentionMetadata, IntArray
 from quire.attention.padded_limits import PaddedLimits
-from quire.messages import DeviceLimits, Plan, Result
+from quire.messages.workers import DeviceLimits, Plan, Result
 from quire.planning.step_limits import StepLimits
 from quire.worker.graph_shapes import GraphShape, GraphShapes
 from quire.worker.kv_transfer import CpuBlockTransfer
@@ -96,8 +96,8 @@ class ReplayingModelRunner(ModelRunner):
         slots = SlotTable(ROWS, LONGEST // 16, 1, VOCABULARY, cpu)
         largest = StepLimits(ROWS, STEP, LONGEST)
         super().__init__(StubModel(), StubAttention(), CpuBlockTransfer(blocks, blocks), slots, largest)  # type: ignore[arg-type]
-        self._shapes = GraphShapes(RECORDED, ROWS, STEP, LONGEST)
-        self._graphs = StubGraphs()  # type: ignore[assignment]
+        self._captured.shapes = GraphShapes(RECORDED, ROWS, STEP, LONGEST)
+        self._captured.graphs = StubGraphs()  # type: ignore[assignment]
 
 
 class StubExecutor:

@@ -25,7 +25,9 @@ from quire.clock import SystemClock
 from quire.config import Config
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
-from quire.messages import Add, DeviceLimits, FromEngine, Plan, Result, ToEngine
+from quire.messages.from_engine import FromEngine
+from quire.messages.to_engine import Add, ToEngine
+from quire.messages.workers import DeviceLimits, Plan, Result
 from quire.sampling import SamplingParams
 from quire.worker.batch import BatchBuffers
 from quire.worker.buffer_ring import BufferRing

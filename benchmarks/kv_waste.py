@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass
 from quire.config import Config
 from quire.engine.inprocess import InProcessClient
 from quire.executor.fake import FakeExecutor
-from quire.messages import Add, Deltas
+from quire.messages.from_engine import Deltas
+from quire.messages.to_engine import Add
 from quire.sampling import SamplingParams
 
 BLOCK_SIZE, SHORTEST, LONGEST = 16, 32, 1_024

@@ -22,7 +22,8 @@ from quire.config import Config
 from quire.engine import frames
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
-from quire.messages import Add, Control, Done, FromEngine
+from quire.messages.from_engine import Done, FromEngine
+from quire.messages.to_engine import Add, Control
 from quire.sampling import SamplingParams
 
 

@@ -28,7 +28,9 @@ from quire.config import Config
 from quire.config.router import RouterConfig
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
-from quire.messages import Add, Deltas, DeviceLimits, FromEngine, Heartbeat, Load, Plan, Result, ToEngine
+from quire.messages.from_engine import Deltas, FromEngine, Heartbeat, Load
+from quire.messages.to_engine import Add, ToEngine
+from quire.messages.workers import DeviceLimits, Plan, Result
 from quire.router.backend import ScrapedLoad
 from quire.router.backend_list import BackendAddress
 from quire.router.fleet import Fleet

@@ -20,7 +20,8 @@ from quire.api.caller import Caller
 from quire.api.output_collector import OutputCollector
 from quire.api.request_record import RequestRecord
 from quire.api.request_traces import RequestTraces
-from quire.messages import Add, End
+from quire.messages.from_engine import End
+from quire.messages.to_engine import Add
 from quire.metrics.stats import Stats
 from quire.processes.logs import JsonFormatter
 from quire.sampling import SamplingParams

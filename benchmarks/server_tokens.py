@@ -34,7 +34,8 @@ import uvloop
 from quire.config import Config
 from quire.engine.outbox import Outbox
 from quire.engine.transport import ZmqPort
-from quire.messages import Add, ClientHeartbeat, End, EngineId, Load, Ready
+from quire.messages.from_engine import End, EngineId, Load, Ready
+from quire.messages.to_engine import Add, ClientHeartbeat
 from quire.processes.child_process import ChildProcess
 from quire.processes.launch import LaunchConfig, StatusReport
 from quire.text.tokenizer import load_tokenizer

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "recipes" / "quill"))
 from quill.examination import examination
 
 from quire import LLM, SamplingParams
-from quire.messages import Plan, Result
+from quire.messages.workers import Plan, Result
 from quire.worker.worker import Worker
 
 TASKS = ("stories", "functions", "extraction")

@@ -16,7 +16,7 @@ from itertools import islice
 
 import msgspec
 
-from quire.messages import TokenLogprobs
+from quire.messages.workers import TokenLogprobs
 from quire.outputs import BeamSearchSequence, FinishReason
 from quire.sampling import SamplingParams
 from quire.validation import integer, number_between

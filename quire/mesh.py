@@ -23,18 +23,21 @@ class Mesh:
         rank: From 0 on; ranks that divide the same layers are neighbours.
         tp: Ranks that divide each layer (tensor parallel).
         pp: Groups of layers, one behind the other (pipeline parallel).
-        ep: Ranks that divide the experts of a layer, whole ones each (expert parallel): those of `tp`, or 1, where
-            every expert is divided like any MLP.
+        ep: Ranks that divide the experts of a layer, whole ones each (expert parallel): those of `tp`, or of several
+            engines beside one another; or 1, where every expert is divided like any MLP.
+        engine: Which of the engines that divide their experts this rank is of.
     """
 
     rank: int = 0
     tp: int = 1
     pp: int = 1
     ep: int = 1
+    engine: int = 0
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.tp * self.pp, f"rank {self.rank} of {self.tp} × {self.pp}"
-        assert self.ep in (1, self.tp), f"experts over {self.ep} of {self.tp} ranks"
+        assert self.ep == 1 or self.ep % self.tp == 0, f"experts over {self.ep} ranks, {self.tp} an engine"
+        assert 0 <= self.engine < self.engines, f"engine {self.engine} of {self.engines}"
 
     @property
     def size(self) -> int:
@@ -45,6 +48,16 @@ class Mesh:
     def tp_rank(self) -> int:
         """This rank's number among those that divide the same layers."""
         return self.rank % self.tp
+
+    @property
+    def engines(self) -> int:
+        """How many engines divide their experts among all their ranks."""
+        return max(1, self.ep // self.tp)
+
+    @property
+    def ep_rank(self) -> int:
+        """This rank's number among those that divide experts."""
+        return self.engine * self.tp + self.tp_rank
 
     @property
     def stage(self) -> int:
@@ -97,13 +110,16 @@ class Mesh:
 
         >>> [Mesh(rank, tp=4, ep=4).own_experts(6).count for rank in range(4)]
         [2, 2, 1, 1]
+        >>> [Mesh(rank, tp=2, ep=4, engine=1).own_experts(8).start for rank in range(2)]
+        [4, 6]
         """
         each, rest = divmod(count, self.ep)
-        number = self.rank % self.ep
+        number = self.ep_rank
         return Span(number * each + min(number, rest), each + (number < rest))
 
 
-def mesh_of(parallel: ParallelConfig, rank: int = 0) -> Mesh:
-    """A rank's place among those that the settings ask for."""
-    tp = parallel.tensor_parallel_size
-    return Mesh(rank, tp, parallel.pipeline_parallel_size, tp if parallel.enable_expert_parallel else 1)
+def mesh_of(parallel: ParallelConfig, rank: int = 0, engine: int = 0) -> Mesh:
+    """A rank's place among those that the settings ask for; `engine` counts where engines divide experts."""
+    tp, is_shared = parallel.tensor_parallel_size, parallel.engines_share_experts
+    ep = tp * (parallel.data_parallel_size if is_shared else 1) if parallel.enable_expert_parallel else 1
+    return Mesh(rank, tp, parallel.pipeline_parallel_size, ep, engine if is_shared else 0)

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from quire.messages import Plan
+from quire.messages.workers import Plan
 from quire.worker.speculation.draft_model import DraftModel
 from quire.worker.speculation.draft_steps import DraftStepsAhead
 from quire.worker.speculation.step_drafts import StepDrafts

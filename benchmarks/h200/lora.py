@@ -1,4 +1,5 @@
-"""What LoRA adapters cost a decode step: Llama-3.1-8B's shape, all seven projections, random weights.
+"""What LoRA adapters cost a decode step: Llama-3.1-8B's shape, all seven projections, random weights. Of a mixture of
+experts whose layers are all alike (Qwen3-30B-A3B), projections of attention and all experts.
 
     python benchmarks/h200/lora.py --model DIR [--rank 16] [--batch 32] [--adapters 0,1,8,32] [--profile]
 
@@ -53,19 +54,24 @@ class Engine:
 
 
 def make_adapters(directory: Path, model: Path, rank: int, number: int) -> list[LoRARequest]:
-    """Adapters of all seven projections."""
+    """Adapters of all seven projections, or of attention's and of experts."""
     config = json.loads((model / "config.json").read_text())
     hidden, width, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     shapes = {
-        "self_attn.q_proj": (q, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
-        "self_attn.o_proj": (hidden, q), "mlp.gate_proj": (width, hidden), "mlp.up_proj": (width, hidden),
-        "mlp.down_proj": (hidden, width),
+        "self_attn.q_proj": (q, hidden, 1), "self_attn.k_proj": (kv, hidden, 1), "self_attn.v_proj": (kv, hidden, 1),
+        "self_attn.o_proj": (hidden, q, 1),
     }  # fmt: skip
+    if (experts := config.get("num_experts", config.get("num_local_experts"))) is None:
+        shapes |= {f"mlp.{name}_proj": (width, hidden, 1) for name in ("gate", "up")}
+        shapes["mlp.down_proj"] = (hidden, width, 1)
+    else:  # as PEFT stacks them
+        width = config.get("moe_intermediate_size", width)
+        shapes |= {"mlp.experts.base_layer": (2 * width, hidden, experts), "mlp.experts": (hidden, width, experts)}
     tensors = {}
     for layer in range(config["num_hidden_layers"]):
-        for module, (rows, columns) in shapes.items():
-            for half, shape in (("A", (rank, columns)), ("B", (rows, rank))):
+        for module, (rows, columns, count) in shapes.items():
+            for half, shape in (("A", (count * rank, columns)), ("B", (rows, rank * count))):
                 values = torch.empty(shape).uniform_(-_SPREAD, _SPREAD).bfloat16()
                 tensors[f"base_model.model.model.layers.{layer}.{module}.lora_{half}.weight"] = values
     save_file(tensors, directory / "weights.safetensors")

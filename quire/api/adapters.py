@@ -15,7 +15,8 @@ from typing import Protocol
 from quire.api.peers import AdapterLoaded, AdapterUnloaded, Answer, Peers
 from quire.config.lora import LoraConfig
 from quire.errors import RequestError, UnknownModelError
-from quire.messages import Adapter, Done, EngineId, Ready
+from quire.messages.from_engine import Done, EngineId, Ready
+from quire.messages.to_engine import Adapter
 
 _CONFIG = "adapter_config.json"
 _LONGEST_NAME = 256

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from quire.api.engine_queue import EngineQueue
 from quire.config import SchedulerConfig
 from quire.errors import OverloadedError
-from quire.messages import Add
+from quire.messages.to_engine import Add
 from quire.metrics.stats import Limit
 
 OVERFLOW = 2
@@ -125,7 +125,7 @@ class AdmissionLimit:
 
     @property
     def tokens(self) -> int:
-        """Tokens that are to be computed for them, see `quire.messages.queued_tokens`."""
+        """Tokens that are to be computed for them, see `messages.to_engine.queued_tokens`."""
         return sum(queue.tokens for queue in self._queues)
 
     @property

@@ -15,7 +15,7 @@ from quire.api.request_choices import RequestChoices
 from quire.api.shared_turn import SharedTurn
 from quire.api.stream_writer import StreamFormat
 from quire.beam_search import BatchedBeamSearch, BeamSearchParams
-from quire.messages import TokenLogprobs
+from quire.messages.workers import TokenLogprobs
 from quire.outputs import BeamSearchSequence
 from quire.sampling import SamplingParams
 from quire.text.deltas import ChoiceDelta

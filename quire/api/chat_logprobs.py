@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.api.sliced_json import encode_in_slices
 from quire.api.token_names import TokenNames, finite
-from quire.messages import TokenLogprobs
+from quire.messages.workers import TokenLogprobs
 from quire.text.deltas import ChoiceDelta
 
 

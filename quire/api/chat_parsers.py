@@ -15,7 +15,7 @@ from quire.api.choice_parsing import OutputParsing
 from quire.api.schemas.tools import ToolUse
 from quire.config import ServerConfig
 from quire.errors import RequestError
-from quire.messages import ThinkingBudget
+from quire.messages.to_engine import ThinkingBudget
 from quire.output_parsers.call_grammar import call_grammar
 from quire.output_parsers.detection import Detection, detect_reasoning_parser, detect_tool_parser
 from quire.output_parsers.formats import Turn

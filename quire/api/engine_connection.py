@@ -17,19 +17,8 @@ from quire.api.engine_receiver import EngineReceiver, MakeReceiver
 from quire.clock import Clock
 from quire.engine.client import EngineClient, Lost
 from quire.errors import EngineDeadError, GenerationError, UnavailableError
-from quire.messages import (
-    ClientHeartbeat,
-    Dead,
-    Deltas,
-    Done,
-    EngineId,
-    FromEngine,
-    Heartbeat,
-    Load,
-    PauseMode,
-    Ready,
-    ToEngine,
-)
+from quire.messages.from_engine import Dead, Deltas, Done, EngineId, FromEngine, Heartbeat, Load, Ready
+from quire.messages.to_engine import ClientHeartbeat, PauseMode, ToEngine
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 from quire.engine.client import EngineClient
 from quire.errors import QuireError
-from quire.messages import CLIENT_SHIFT, Control, Done
+from quire.messages.from_engine import Done
+from quire.messages.to_engine import CLIENT_SHIFT, Control
 
 
 class EngineControls:

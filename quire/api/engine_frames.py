@@ -15,7 +15,7 @@ import msgspec
 
 from quire.api.engine_session import EngineSession
 from quire.errors import OverloadedError, QuireError
-from quire.messages import CLIENT_SHIFT
+from quire.messages.to_engine import CLIENT_SHIFT
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import msgspec
 
 from quire.api.engine_connection import EngineState
 from quire.api.engine_replica import EngineReplica
-from quire.messages import Done, Ready
+from quire.messages.from_engine import Done, Ready
 
 
 class EngineGroup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.clock import Clock
-from quire.messages import Heartbeat
+from quire.messages.from_engine import Heartbeat
 
 SILENT_S = 5.0
 """An engine that is not heard for so long, in seconds, is not well: it has a heartbeat every second."""

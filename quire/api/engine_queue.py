@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 
-from quire.messages import Add, Load, queued_tokens
+from quire.messages.from_engine import Load
+from quire.messages.to_engine import Add, queued_tokens
 
 
 class EngineQueue:
@@ -87,7 +88,7 @@ class EngineQueue:
 
     @property
     def tokens(self) -> int:
-        """Tokens that are to be computed for them, see `quire.messages.queued_tokens`."""
+        """Tokens that are to be computed for them, see `messages.to_engine.queued_tokens`."""
         unseen = 0 if self._unseen_run_at_once else self._unseen_tokens
         return self.load.queued_tokens + unseen + self._held_tokens
 

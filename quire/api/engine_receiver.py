@@ -11,7 +11,7 @@ from typing import Protocol
 
 from quire.clock import Clock
 from quire.engine.client import EngineClient, Lost
-from quire.messages import Dead, Deltas, FromEngine
+from quire.messages.from_engine import Dead, Deltas, FromEngine
 from quire.text.deltas import in_pieces
 
 logger = logging.getLogger(__name__)

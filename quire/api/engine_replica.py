@@ -19,7 +19,7 @@ from quire.api.recovery import EngineRecovery
 from quire.clock import Clock
 from quire.engine.client import EngineClient, Lost
 from quire.errors import GenerationError, QuireError, RequestTimeoutError
-from quire.messages import Deltas, EndReason, Heartbeat, Ready
+from quire.messages.from_engine import Deltas, EndReason, Heartbeat, Ready
 from quire.metrics.stats import Stats
 from quire.processes.launch import SendReport
 from quire.text.deltas import SequenceDelta, deltas_by_sequence

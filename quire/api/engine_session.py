@@ -1,7 +1,6 @@
 """The API process's side of the engines: requests go in, output goes to who waits for it.
 
-Owns which requests are open, and the server's state. Every accepted sequence gets exactly one end. Knows nothing about
-HTTP or text.
+Owns which requests are open. Every accepted sequence gets exactly one end. Knows nothing about HTTP or text.
 """
 
 from __future__ import annotations
@@ -14,24 +13,27 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from quire.api.adapters import ServedAdapters
-from quire.api.admission_limit import AdmissionLimit, QueueShares, queue_limits
-from quire.api.engine_connection import DEAD, LOADING, RECOVERING, changes_pause
+from quire.api.admission_limit import AdmissionLimit, queue_limits
+from quire.api.engine_connection import DEAD, changes_pause
 from quire.api.engine_group import EngineGroup
 from quire.api.engine_receiver import EngineReceiver, MakeReceiver
 from quire.api.engine_replica import EngineReplica
 from quire.api.grammar_checks import GrammarChecks
 from quire.api.open_requests import OpenRequests
 from quire.api.output_collector import OutputCollector
-from quire.api.peers import Answer, CountOpen, EnginesPaused, Peers, QueueShared
+from quire.api.peers import Answer, CountOpen, EnginesPaused, Peers
 from quire.api.placement import Placement
+from quire.api.queue_sharing import QueueSharing
 from quire.api.replay import replay_adds
+from quire.api.session_state import SessionState, State, refusal
 from quire.api.shared_turn import SharedTurn
 from quire.clock import Clock, SystemClock
 from quire.config import Config
 from quire.engine.client import EngineClient
 from quire.engine.submission import Submission
 from quire.errors import EngineDeadError, QuireError, RequestError, UnavailableError
-from quire.messages import Abort, Add, Done, EndReason, Ready, ThinkingBudget
+from quire.messages.from_engine import Done, EndReason, Ready
+from quire.messages.to_engine import Abort, Add, ThinkingBudget
 from quire.metrics.server_stats import ServerStats
 from quire.metrics.stats import SequenceStats, Stats
 from quire.processes.launch import SendReport
@@ -40,20 +42,6 @@ from quire.sampling import SamplingParams
 
 MAX_SEQUENCES = 1_024
 """Of one request: prompts times n."""
-SHARE_S = 0.5
-"""How often API processes tell each other what they have sent to the queue."""
-NEW_WORK_WAIT_S = 20.0
-"""How long after an engine's death new requests are taken, in seconds; then they are refused until there is another."""
-State = Literal["starting", "ready", "recovering", "swapping", "draining", "dead"]
-_SWAPPING = "another model is being loaded"
-
-_REFUSALS: dict[State, str] = {
-    "starting": LOADING,
-    "recovering": RECOVERING,
-    "swapping": "Another model is being loaded. Send the request again in a few seconds.",
-    "draining": "The server is shutting down. Send the request to another one, or again later.",
-    "dead": DEAD,
-}
 
 
 def check_num_sequences(num_prompts: int, n: int, param: str = "n") -> None:
@@ -105,6 +93,7 @@ class EngineSession:
             EngineReplica(client, limits.slots, self._requests, self, self._clock, report, make_receiver)
             for client in clients
         )
+        self._state = SessionState(self._engines)
         self.stats = ServerStats([engine.stats for engine in self._engines])
         queues = [engine.queue for engine in self._engines]
         self.admission_limit = AdmissionLimit(limits, queues, self.stats.rejections)
@@ -114,14 +103,11 @@ class EngineSession:
         self._peers = peers or Peers()
         self._peers.on(CountOpen, lambda question: self.counts())
         self._peers.on(EnginesPaused, self._paused_by_peer)
-        self._peers.on(QueueShared, self._shared_by_peer)
+        self._queue_sharing = QueueSharing(self.admission_limit, self._peers)
         self.adapters = ServedAdapters(config.lora, self._engines, self._peers)
         self._submission: Submission | None = None
         self._grammars = GrammarChecks(special_tokens, has_tokenizer=not config.model.skip_tokenizer_init)
-        self._leaving = ""  # why requests should go elsewhere, though they are taken
-        self._draining = self._retired = self._closing = False
         self._adding = asyncio.Lock()
-        self._sharing: asyncio.Task[None] | None = None
         self._dead = asyncio.Event()
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -130,8 +116,7 @@ class EngineSession:
         """Begin to receive; called in the event loop. More calls do nothing."""
         self._peers.open()  # before engines say what there is: what is new later is said by the others
         self._engines.start()
-        if self._sharing is None and not self._peers.alone:
-            self._sharing = asyncio.get_running_loop().create_task(self._share_queue())
+        self._queue_sharing.start()
 
     async def wait_ready(self) -> Ready:
         """What all engines can do, once each has been ready.
@@ -147,17 +132,16 @@ class EngineSession:
 
     def begin_drain(self) -> None:
         """Take no new work; open requests go on, also those that a pause has stopped."""
-        self._draining = True
-        self._leaving = self._leaving or "the server is shutting down"
-        if not self._closing:
+        self._state.drain()
+        if not self._state.closed:
             self._engines.end_pause()
 
     async def drain(self, timeout: float) -> bool:
         """Wait until open requests have ended; after `timeout` seconds fail those that have not. Returns whether all
         ended by themselves. First, for --shutdown-delay, `/ready` says no and work that comes nevertheless is taken."""
-        if self._closing:
+        if self._state.closed:
             return True
-        self._leaving = "the server is shutting down"
+        self._state.announce_shutdown()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.wait_dead(), self._config.server.shutdown_delay)
         self.begin_drain()
@@ -175,52 +159,36 @@ class EngineSession:
 
     def begin_swap(self) -> None:
         """Another model takes this one's place; open requests are waited for, also those that a pause has stopped."""
-        self._leaving = _SWAPPING
+        self._state.announce_swap()
         self._engines.end_pause()
 
     def retire(self) -> None:
         """Another model takes the place of this one, for good: take no new work, and end what is open."""
-        self._leaving, self._retired = _SWAPPING, True
+        self._state.retire()
         self.begin_drain()
         self._fail_all()
 
     async def close(self) -> None:
         """Stop receiving and disconnect from the engines. More calls do nothing."""
-        if self._closing:
+        if self._state.closed:
             return
-        self._closing = True
-        if self._sharing is not None:
-            self._sharing.cancel()
+        self._state.closed = True
+        self._queue_sharing.close()
         self._fail_all()
         await self._engines.close()
         self._peers.close()
         self._grammars.close()
 
-    async def _share_queue(self) -> None:
-        """Tell the other API processes whose requests in the queue are from here."""
-        told: QueueShares | None = None  # also that there is nothing any more of a process before this one
-        while True:
-            if (shares := self.admission_limit.shares) != told:
-                told = shares
-                await self._peers.ask(QueueShared(self._peers.place, dict(shares.sequences), dict(shares.tokens)))
-            await asyncio.sleep(SHARE_S)
-
-    def _shared_by_peer(self, news: QueueShared) -> Answer:
-        self.admission_limit.share(news.place, QueueShares(news.sequences, news.tokens))
-        return {}
-
     def _fail_all(self) -> None:
-        why = _REFUSALS["swapping" if self._retired else "draining"]
-        self.fail_requests(self._requests.collectors(), UnavailableError(why), "abort")
+        why = UnavailableError(refusal(self._state.ending))
+        self.fail_requests(self._requests.collectors(), why, "abort")
 
     # --- state ------------------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> State:
-        """starting → ready ⇄ recovering → draining → dead; swapping once another model takes its place."""
-        if not self._draining or self._engines.state == "dead":
-            return self._engines.state
-        return "swapping" if self._retired else "draining"
+        """See SessionState."""
+        return self._state.current
 
     @property
     def ready(self) -> Ready | None:
@@ -229,14 +197,13 @@ class EngineSession:
 
     @property
     def health_complaint(self) -> str:
-        """Why the server is not alive or makes no progress; empty if some engine is and does, or another model is
-        loaded."""
-        return "" if self._retired else self._engines.complaint
+        """See SessionState."""
+        return self._state.health_complaint
 
     @property
     def readiness_complaint(self) -> str:
-        """Why a request would not be accepted and finished now; empty if it would."""
-        return self._leaving or self._engines.complaint
+        """See SessionState."""
+        return self._state.readiness_complaint
 
     @property
     def engine_states(self) -> list[dict[str, str | int]]:
@@ -269,8 +236,8 @@ class EngineSession:
         Raises:
             UnavailableError: There is no engine that could answer, or open requests are waited for.
         """
-        if self._draining and action.startswith("pause:"):
-            raise UnavailableError(_REFUSALS["draining"])
+        if self._state.draining and action.startswith("pause:"):
+            raise UnavailableError(refusal("draining"))
         if changes_pause(action) and self._engines.state == "ready":
             self._peers.tell(EnginesPaused(action))
         return await self._engines.control(action)
@@ -300,9 +267,8 @@ class EngineSession:
         Raises:
             UnavailableError: No work is taken now.
         """
-        waits = self.state == "recovering" and self._engines.recovering_s < NEW_WORK_WAIT_S
-        if self._submission is None or not (self.state == "ready" or waits):
-            raise UnavailableError(_REFUSALS["starting" if self.state == "ready" else self.state])
+        if self._submission is None or not self._state.takes_requests:
+            raise UnavailableError(self._state.refusal)
         return self._submission
 
     def refuse_if_full(self, tenant: str) -> None:
@@ -363,7 +329,7 @@ class EngineSession:
             RequestError: No engine could run it; nothing was started.
         """
         check_num_sequences(len(prompts), params.n)
-        let_in = continuing and self._draining and self._engines.state != "dead" and not self._closing
+        let_in = continuing and self._state.drains_on
         submission = self._submission if let_in and self._submission is not None else self.submission
         adapter = None if model is None else await self.adapters.find(model)
         options: dict[str, Any] = {

@@ -10,7 +10,7 @@ from typing import Protocol
 from quire.api.engine_receiver import PIECE, OnMessage
 from quire.clock import Clock
 from quire.engine.client import EngineClient, Lost
-from quire.messages import Dead, Deltas, FromEngine
+from quire.messages.from_engine import Dead, Deltas, FromEngine
 from quire.text.deltas import in_pieces
 
 logger = logging.getLogger(__name__)

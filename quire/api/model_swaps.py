@@ -18,7 +18,7 @@ from quire.api.schemas.model_change import HOLD_TIMEOUT_S, ModelChange, check_re
 from quire.api.served_model import MakeApp, ServedModel, make_served_model
 from quire.config import Config
 from quire.errors import QuireError, RequestError, SetupError, SwapInProgressError, UnavailableError
-from quire.messages import Ready
+from quire.messages.from_engine import Ready
 from quire.metrics.server_stats import ServerStats
 from quire.planning.swap_plan import plan_swap
 from quire.processes import garbage

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.api.request_gate import RequestGate
 from quire.api.served_model import ServedModel
-from quire.messages import Ready
+from quire.messages.from_engine import Ready
 
 ADMIN_PATH = "/admin/model"
 """Belongs to the process: whoever waits here for the end of a swap is no open request of a model."""

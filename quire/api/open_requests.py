@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from quire.api.output_collector import OutputCollector
-from quire.messages import Add
+from quire.messages.to_engine import Add
 from quire.text.deltas import SequenceDelta
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from quire.messages import Add
+from quire.messages.to_engine import Add
 from quire.metrics.stats import SequenceStats
 from quire.text.deltas import SequenceDelta
 

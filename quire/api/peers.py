@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from quire.messages import Adapter
+from quire.messages.to_engine import Adapter
 
 logger = logging.getLogger(__name__)
 

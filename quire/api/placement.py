@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from quire.api.engine_queue import EngineQueue
 from quire.clock import Clock
 from quire.kvcache.block_hashes import BlockHashes
-from quire.messages import Add
+from quire.messages.to_engine import Add
 from quire.routing.replica_chooser import MAX_BLOCKS, ReplicaChooser, ReplicaLoad
 
 _UNKNOWN_BLOCKS = 2**20

@@ -13,7 +13,7 @@ import socket
 from typing import Protocol
 
 from quire.errors import EngineDeadError
-from quire.messages import Ready
+from quire.messages.from_engine import Ready
 from quire.processes.launch import PULSE_S, Pulse, SendReport, StatusReport
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ import msgspec
 
 from quire.api.json_pieces import JsonPieces
 from quire.api.sliced_json import encode_in_slices
-from quire.messages import TokenLogprobs
+from quire.messages.workers import TokenLogprobs
 from quire.text.deltas import ChoiceDelta
 from quire.text.logprobs import logprobs_dict
 from quire.text.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ from quire.api.open_requests import OpenRequests, OpenSequence
 from quire.api.output_collector import OutputCollector
 from quire.api.poison_search import PoisonSearch
 from quire.api.replay import replay_adds
-from quire.messages import CLIENT_SHIFT, Add
+from quire.messages.to_engine import CLIENT_SHIFT, Add
 from quire.metrics.stats import Stats
 from quire.processes.launch import Recovery, SendReport
 from quire.processes.orders import TakeTurn

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from quire.api.open_requests import OpenSequence
-from quire.messages import Add, Fork
+from quire.messages.to_engine import Add, Fork
 
 
 def replay_adds(sequences: Iterable[OpenSequence]) -> list[Add]:

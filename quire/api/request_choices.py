@@ -8,7 +8,7 @@ from typing import Any
 from quire.api.choice_parsing import ChoiceParser, OutputParsing
 from quire.api.engine_session import EngineSession
 from quire.api.output_collector import OnDelta, OutputCollector
-from quire.messages import EndReason
+from quire.messages.from_engine import EndReason
 from quire.text.choice_state import ChoiceState
 from quire.text.deltas import ChoiceDelta, SequenceDelta
 from quire.text.tokenizer import Tokenizer

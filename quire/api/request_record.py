@@ -16,7 +16,7 @@ from quire.api.disconnect import CLIENT_CLOSED_REQUEST
 from quire.api.http_metrics import UNCOUNTED
 from quire.api.output_collector import OutputCollector
 from quire.clock import Clock
-from quire.messages import Add
+from quire.messages.to_engine import Add
 from quire.metrics.stats import SequenceStats
 
 RECORD = "record"

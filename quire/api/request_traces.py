@@ -18,7 +18,7 @@ from starlette.types import Scope
 from quire.api.request_record import RequestCost, RequestRecord
 from quire.config import Config, environment
 from quire.errors import ConfigError
-from quire.messages import Add
+from quire.messages.to_engine import Add
 from quire.metrics.stats import SequenceStats
 from quire.version import __version__
 

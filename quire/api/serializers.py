@@ -13,7 +13,7 @@ from quire.api.chat_logprobs import chat_logprobs, encode_chat_logprobs, entries
 from quire.api.prompt_fields import PromptFields
 from quire.api.sliced_json import encode_in_slices
 from quire.api.token_names import TokenNames, finite
-from quire.messages import TokenLogprobs
+from quire.messages.workers import TokenLogprobs
 from quire.text.deltas import ChoiceDelta
 
 

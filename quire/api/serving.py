@@ -29,7 +29,7 @@ from quire.api.stream_writer import StreamFormat, StreamWriter
 from quire.beam_search import BeamSearchParams
 from quire.config import Config
 from quire.errors import RequestError, UnknownModelError
-from quire.messages import Add
+from quire.messages.to_engine import Add
 from quire.sampling import SamplingParams
 from quire.store.store import Store
 from quire.text.deltas import ChoiceDelta

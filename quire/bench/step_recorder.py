@@ -11,7 +11,7 @@ from collections import deque
 from quire.clock import Clock
 from quire.costmodel.measured_step_times import TimedStep
 from quire.executor.executor import AdapterLoader, Executor
-from quire.messages import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
+from quire.messages.workers import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
 
 
 class StepRecorder:

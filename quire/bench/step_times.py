@@ -31,7 +31,8 @@ from quire.engine.inprocess import InProcessClient
 from quire.errors import QuireError
 from quire.executor.executor import Executor
 from quire.executor.factory import build_executor
-from quire.messages import Add, Deltas
+from quire.messages.from_engine import Deltas
+from quire.messages.to_engine import Add
 from quire.models.spec import ModelSpec
 from quire.planning.auto_config import ResolvedConfig
 from quire.sampling import SamplingParams

@@ -1,12 +1,14 @@
 """Where ranks that share memory write: a line each, one more, then two sets of a buffer each. Imports no torch.
 
 A line begins with the number of collectives that its rank has come to (uint32); the last one has 1 + the rank that
-another has waited for in vain. `kernels/cpu/native/ranks.cpp` has the protocol.
+another has waited for in vain. `kernels/cpu/native/ranks.cpp` has the protocol. Of ranks of several engines a line also
+has how many steps its rank has begun, and how far its life has got.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 
 from quire.mesh import Mesh
 
@@ -15,6 +17,16 @@ LINE = 64
 BUFFER_BYTES = 1 << 20
 """Of a buffer at least. Larger tensors go piece by piece, so that what others read is still in a cache."""
 _WORD = 4
+_BEGUN, _STATE = 2, 3
+"""Words of a line, behind what kernels use."""
+
+
+class RankState(IntEnum):
+    """How far a rank has got that shares experts with other engines."""
+
+    LOADING = 0
+    SERVING = 1
+    LEAVING = 2
 
 
 def memory_bytes(mesh: Mesh, vocab_size: int) -> int:
@@ -36,3 +48,28 @@ def missing_rank(words: Sequence[int], ranks: int) -> int | None:
     """The rank that another has waited for in vain."""
     number = int(words[ranks * LINE // _WORD])
     return number - 1 if number else None
+
+
+def group_bytes(mesh: Mesh) -> int:
+    """Bytes that all ranks share which divide experts, of all engines."""
+    return memory_bytes(Mesh(tp=mesh.ep), 0)
+
+
+def steps_begun(words: Sequence[int], rank: int) -> int:
+    """Steps that a rank has begun together with other engines, modulo 2³²."""
+    return int(words[rank * LINE // _WORD + _BEGUN])
+
+
+def begin_step(words: memoryview, rank: int) -> None:
+    """It has begun one more."""
+    words[rank * LINE // _WORD + _BEGUN] = (steps_begun(words, rank) + 1) & 0xFFFFFFFF
+
+
+def state_of(words: Sequence[int], rank: int) -> RankState:
+    """How far a rank has got."""
+    return RankState(words[rank * LINE // _WORD + _STATE])
+
+
+def set_state(words: memoryview, rank: int, state: RankState) -> None:
+    """It has got so far."""
+    words[rank * LINE // _WORD + _STATE] = state

@@ -8,6 +8,7 @@ there are none (`kernels/cpu/native/ranks.cpp` has the protocol).
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +32,27 @@ class Ranks(Protocol):
     def all_reduce(self, x: Tensor) -> None: ...
 
     def gather_columns(self, x: Tensor, out: Tensor) -> None: ...
+
+    def gather_rows(self, x: Sequence[Tensor], rows: Sequence[int], out: Sequence[Tensor]) -> None:
+        """The rows of several groups of ranks, one group's behind the other's, in all ranks. Groups are neighbours, of
+        which there are equally many; the ranks of one have the same rows.
+
+        Args:
+            x: [rows of this group, width] of each tensor, contiguous.
+            rows: How many rows each group has.
+            out: [rows of all, width] of each, contiguous, of the same dtype.
+        """
+        ...
+
+    def reduce_rows(self, x: Tensor, rows: Sequence[int], out: Tensor) -> None:
+        """The sum over all ranks of this group's rows: what `all_reduce` gives of them.
+
+        Args:
+            x: [rows of all, width], contiguous, in the order of `gather_rows`.
+            rows: How many rows each group has.
+            out: [rows of this group, width], contiguous, of the same dtype.
+        """
+        ...
 
     @property
     def norms(self) -> Norms | None: ...
@@ -103,6 +125,21 @@ class NativeRanks:
         state, stride = self._state.ctypes.data, x.stride(0)
         self._kernels("gather_columns", x.dtype, state, x.data_ptr(), rows, stride, out.data_ptr(), width)
 
+    def gather_rows(self, x: Sequence[Tensor], rows: Sequence[int], out: Sequence[Tensor]) -> None:
+        for given, whole in zip(x, out, strict=True):
+            assert given.is_contiguous() and whole.is_contiguous() and given.dtype == whole.dtype
+        of_tensors = [[each.data_ptr() for each in x], [_row_bytes(each) for each in x], [o.data_ptr() for o in out]]
+        (given, widths, whole), counts = np.array(of_tensors, dtype=np.int64), np.array(rows, dtype=np.int64)
+        addresses = given.ctypes.data, widths.ctypes.data
+        state, groups = self._state.ctypes.data, (len(counts), counts.ctypes.data)
+        self._kernels("gather_rows", None, state, len(x), *addresses, *groups, whole.ctypes.data)
+
+    def reduce_rows(self, x: Tensor, rows: Sequence[int], out: Tensor) -> None:
+        assert x.is_contiguous() and out.is_contiguous() and x.dtype == out.dtype
+        sizes = np.array(rows, dtype=np.int64) * x.shape[1]
+        state = self._state.ctypes.data
+        self._kernels("reduce_rows", x.dtype, state, x.data_ptr(), len(sizes), sizes.ctypes.data, out.data_ptr())
+
 
 class PlainRanks:
     """The same by torch and with sleeps of up to a millisecond. Arguments as of NativeRanks."""
@@ -140,6 +177,34 @@ class PlainRanks:
             for part, theirs in zip(parts, buffers, strict=True):
                 rows[:, part.start : part.start + part.count] = theirs[:, : part.count]
 
+    def gather_rows(self, x: Sequence[Tensor], rows: Sequence[int], out: Sequence[Tensor]) -> None:
+        for given, whole in zip(x, out, strict=True):
+            self._gather_rows(given, rows, whole)
+
+    def _gather_rows(self, x: Tensor, rows: Sequence[int], out: Tensor) -> None:
+        each, most = self._mesh.tp // len(rows), self._size // _row_bytes(x)
+        for at in range(0, max(rows), most):
+            buffers = self._buffers(out[:most])
+            piece = x[at : at + most]
+            buffers[self._mesh.tp_rank][: len(piece)] = piece
+            if not self._meet():
+                return
+            for part, theirs in zip(torch.split(out, list(rows)), buffers[::each], strict=True):
+                piece = part[at : at + most]
+                piece.copy_(theirs[: len(piece)])
+
+    def reduce_rows(self, x: Tensor, rows: Sequence[int], out: Tensor) -> None:
+        own, most = self._mesh.tp_rank * len(rows) // self._mesh.tp, self._size // (len(rows) * _row_bytes(x))
+        for at in range(0, max(rows), most):
+            pieces = [part[at : at + most] for part in torch.split(x, list(rows))]
+            buffers = self._buffers(x.new_empty((len(rows), max(map(len, pieces)), x.shape[1])))
+            for piece, place in zip(pieces, buffers[self._mesh.tp_rank], strict=True):
+                place[: len(piece)] = piece
+            if not self._meet():
+                return
+            summands = [theirs[own, : len(pieces[own])].float() for theirs in buffers]
+            out[at : at + most] = sum(summands[1:], start=summands[0])
+
     def _buffers(self, like: Tensor) -> list[Tensor]:
         """All ranks', of the call that comes, as tensors like this."""
         size, first = like.numel() * like.element_size(), LINE * (self._mesh.tp + 1)
@@ -161,3 +226,7 @@ class PlainRanks:
                 time.sleep(nap)
                 waited, nap = waited + nap, min(2 * nap, _LONGEST_NAP_S)
         return True
+
+
+def _row_bytes(x: Tensor) -> int:
+    return x.shape[1] * x.element_size()

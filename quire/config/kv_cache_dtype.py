@@ -25,6 +25,11 @@ def check_kv_cache_dtype(name: str) -> None:
         raise ConfigError(f"--kv-cache-dtype {name} is not one of {', '.join(served)}.", param="kv_cache_dtype")
 
 
+def is_quantized(kv_cache_dtype: KVCacheDtype) -> bool:
+    """Whether elements have 8 bits, whatever the model's are."""
+    return element_dtype(kv_cache_dtype, "") in QUANTIZED
+
+
 def element_dtype(kv_cache_dtype: KVCacheDtype, dtype: str) -> str:
     """The name of an element's type.
 

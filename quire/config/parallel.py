@@ -16,15 +16,15 @@ class ParallelConfig:
     """Ranks that divide every layer: each has a part of the weights and of the KV cache. On GPUs of one host each takes
     a card; on a CPU they share its cores. Short: -tp."""
     pipeline_parallel_size: int = 1
-    """Ranks that divide the model's layers, each with some behind one another; times --tensor-parallel-size. Served on
-    a CPU only. Short: -pp."""
+    """Ranks that divide the model's layers, each with some behind one another; times --tensor-parallel-size. Short:
+    -pp."""
     data_parallel_size: int = 1
     """Engines that serve the model behind one address, each a process with the whole model; a request goes to the one
     that has its prefix and is not busier than the others. On a CPU they share cores and memory, on GPUs each takes the
     next card, or as many as it has ranks. Only `quire serve` has more than 1. Short: -dp."""
     enable_expert_parallel: bool = False
-    """Give each rank of --tensor-parallel-size whole experts of a mixture, in place of a part of every expert. All else
-    stays divided as it is. Served on a CPU only. Short: -ep."""
+    """Give each rank of --tensor-parallel-size whole experts of a mixture, in place of a part of every expert; on a CPU
+    also over the ranks of all engines of --data-parallel-size. All else stays divided as it is. Short: -ep."""
     distributed_timeout_seconds: int | None = None
     """Seconds that ranks wait for the last one of them, after which the engine ends and says which. Default: at
     the start 300 after the first one, and 20 within a step."""
@@ -51,6 +51,11 @@ class ParallelConfig:
     def ranks(self) -> int:
         """How many there are."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def engines_share_experts(self) -> bool:
+        """Whether experts are divided among the ranks of several engines."""
+        return self.enable_expert_parallel and self.data_parallel_size > 1
 
     @property
     def nodes(self) -> int:

@@ -15,7 +15,8 @@ import msgspec
 from quire.config.lora import LoraConfig
 from quire.errors import CheckpointError, ConfigError
 from quire.executor.executor import AdapterLoader
-from quire.messages import Adapter, AdapterLoaded, Control
+from quire.messages.to_engine import Adapter, Control
+from quire.messages.workers import AdapterLoaded
 
 _POLL_S = 0.001
 

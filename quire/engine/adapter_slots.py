@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from quire.executor.executor import AdapterLoader
-from quire.messages import Adapter, AdapterLoaded, Add
+from quire.messages.to_engine import Adapter, Add
+from quire.messages.workers import AdapterLoaded
 from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
 

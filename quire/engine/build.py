@@ -18,7 +18,9 @@ from quire.kvcache.host_pool import HostPool
 from quire.kvcache.rope_length_mode import RopeLengthMode
 from quire.logits_processors import load_processors, takes
 from quire.mesh import mesh_of
-from quire.messages import Add, DeviceLimits, Ready
+from quire.messages.from_engine import Ready
+from quire.messages.to_engine import Add
+from quire.messages.workers import DeviceLimits
 from quire.models.rank_share import rank_share
 from quire.models.spec import ModelSpec
 from quire.planning.kv_demand import group_windows

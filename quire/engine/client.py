@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.messages import EngineId, FromEngine, ToEngine
+from quire.messages.from_engine import EngineId, FromEngine
+from quire.messages.to_engine import ToEngine
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from quire.engine.adapter_registry import AdapterRegistry
 from quire.engine.pausing import PAUSE_MODES, Pausing
 from quire.engine.port import Port
 from quire.executor.executor import AdapterLoader
-from quire.messages import CLIENT_SHIFT, Adapter, Control, Done
+from quire.messages.from_engine import Done
+from quire.messages.to_engine import CLIENT_SHIFT, Adapter, Control
 from quire.scheduler.scheduler import Scheduler
 
 

@@ -23,26 +23,14 @@ from quire.engine.frames import EngineFrames
 from quire.engine.outbox import Outbox
 from quire.engine.port import Port, Undecodable
 from quire.engine.request_checks import ended_before, refusal, to_int64
+from quire.engine.step_deadline import shortest_limit_s
 from quire.engine.step_stats import StepStats
 from quire.engine.throughput import Throughput
 from quire.engine.token_bitmasks import TokenBitmaskSender, TokenBitmaskSource
 from quire.executor.executor import Executor
-from quire.messages import (
-    CLIENT_SHIFT,
-    Abort,
-    Adapter,
-    Add,
-    ClientGone,
-    ClientHeartbeat,
-    Control,
-    DeviceLimits,
-    Done,
-    End,
-    Heartbeat,
-    Load,
-    MaskedDrafts,
-    ToEngine,
-)
+from quire.messages.from_engine import Done, End, Heartbeat, Load
+from quire.messages.to_engine import CLIENT_SHIFT, Abort, Adapter, Add, ClientGone, ClientHeartbeat, Control, ToEngine
+from quire.messages.workers import DeviceLimits, MaskedDrafts
 from quire.processes.launch import Pulse
 from quire.scheduler.request import Request
 
@@ -97,7 +85,7 @@ class EngineCore:
         self._outbox = Outbox(port)
         self._flight = flight
         self._clients = ClientLiveness(clock)
-        self._steps = StepStats(clock.now())
+        self._steps = StepStats(clock.now(), shortest_limit_s(config.parallel))
         self._frames: dict[int, EngineFrames] = {}  # by client: each puts together the parts that it was told
         self._commands = Commands(self._scheduler, port, self._abort, executor.adapters, adapters, self._frame)
         self._adapter_slots = None

@@ -19,7 +19,8 @@ from quire.engine.port import Undecodable
 from quire.engine.token_bitmasks import TokenBitmaskSource
 from quire.errors import EngineDeadError
 from quire.executor.executor import Executor
-from quire.messages import EngineId, FromEngine, Heartbeat, ToEngine
+from quire.messages.from_engine import EngineId, FromEngine, Heartbeat
+from quire.messages.to_engine import ToEngine
 
 
 class _QueuePort:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from quire.engine.port import Port
-from quire.messages import CLIENT_SHIFT, Deltas, End, Load, TokenLogprobs
+from quire.messages.from_engine import Deltas, End, Load
+from quire.messages.to_engine import CLIENT_SHIFT
+from quire.messages.workers import TokenLogprobs
 
 
 @dataclass

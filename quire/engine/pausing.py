@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from quire.messages import PauseMode
+from quire.messages.to_engine import PauseMode
 from quire.scheduler.scheduler import Scheduler
 
 PAUSE_MODES: tuple[PauseMode, ...] = get_args(PauseMode)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.messages import FromEngine, ToEngine
+from quire.messages.from_engine import FromEngine
+from quire.messages.to_engine import ToEngine
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,13 @@ from quire.executor.executor import Executor
 from quire.executor.factory import build_executor
 from quire.models.spec import read_spec
 from quire.processes import garbage
-from quire.processes.launch import STOP_ENGINE, LaunchConfig, SendReport, StatusReport
+from quire.processes.launch import STOP_ENGINE, GroupEnds, LaunchConfig, SendReport, StatusReport
 
 
 def main(
-    launch: LaunchConfig, report: SendReport, make_executor: Callable[[Config, Clock], Executor] = build_executor
+    launch: LaunchConfig,
+    report: SendReport,
+    make_executor: Callable[[Config, Clock, GroupEnds | None], Executor] = build_executor,
 ) -> None:
     """Load the model, then turn the loop until STOP_ENGINE. What fails is not closed: the process ends at once."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the supervisor says when it is time to end
@@ -36,7 +38,7 @@ def main(
 
     clock, config, directory = SystemClock(), launch.config, Path(launch.directory)
     port = ZmqPort(directory, launch.engine)
-    executor = make_executor(config, clock)
+    executor = make_executor(config, clock, launch.group)
     device_limits = executor.start()
     runtime_info = build_model_runtime_info(config, read_spec(config.model.model, config.model.quantization))
     masker = bitmask_source(config, device_limits.vocab_size)

@@ -7,8 +7,9 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 
-from quire.engine.step_deadline import StepDeadline
-from quire.messages import STEP_TOKEN_BOUNDS, WORK_BOUNDS_S, Heartbeat, Load, Result
+from quire.engine.step_deadline import SHORTEST_S, StepDeadline
+from quire.messages.from_engine import STEP_TOKEN_BOUNDS, WORK_BOUNDS_S, Heartbeat, Load
+from quire.messages.workers import Result
 
 LONGEST_TURN_S = 2.0
 """A turn of the loop waits up to a second."""
@@ -23,6 +24,7 @@ class StepStats:
 
     Args:
         now: Monotonic seconds.
+        shortest_limit_s: What any step may take.
 
     Attributes:
         token_counts: Steps by the tokens they compute: a bucket for each of STEP_TOKEN_BOUNDS, and one more above.
@@ -34,7 +36,7 @@ class StepStats:
             when the whole machine stood still, no step is to blame.
     """
 
-    def __init__(self, now: float = 0.0) -> None:
+    def __init__(self, now: float = 0.0, shortest_limit_s: float = SHORTEST_S) -> None:
         self.token_counts = [0] * (len(STEP_TOKEN_BOUNDS) + 1)
         self.token_sum = 0
         self.last_step, self.last_step_ms = 0, 0.0
@@ -43,7 +45,7 @@ class StepStats:
         self.stalled_s = 0.0
         self._last_turn = now
         self._in_flight: deque[int] = deque()  # tokens of each step
-        self._deadline = StepDeadline()
+        self._deadline = StepDeadline(shortest_limit_s)
 
     @property
     def limit_s(self) -> float:

@@ -14,7 +14,8 @@ import msgspec
 from quire.clock import Clock
 from quire.config.scheduler import Policy
 from quire.errors import ContextLengthError, RequestError
-from quire.messages import CLIENT_SHIFT, Adapter, Add, Fork, Ready, ThinkingBudget
+from quire.messages.from_engine import Ready
+from quire.messages.to_engine import CLIENT_SHIFT, Adapter, Add, Fork, ThinkingBudget
 from quire.sampling import WHOLE_VOCABULARY, SamplingParams
 
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -13,7 +13,8 @@ from typing import Any
 from quire.config import Config
 from quire.engine.token_bitmasks import Drafts, Masks, TokenBitmaskSource
 from quire.errors import GenerationError
-from quire.messages import Add, Bits
+from quire.messages.to_engine import Add
+from quire.messages.workers import Bits
 from quire.scheduler.request import Request
 from quire.structured_output.bitmask_sources import grammar_bitmasks
 

@@ -13,7 +13,8 @@ from typing import Protocol
 
 from quire.errors import GenerationError
 from quire.executor.executor import Executor
-from quire.messages import Add, Bits, MaskedDrafts, TokenBitmasks
+from quire.messages.to_engine import Add
+from quire.messages.workers import Bits, MaskedDrafts, TokenBitmasks
 from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
 

@@ -16,7 +16,8 @@ import zmq
 
 from quire.engine.client import Lost
 from quire.engine.port import Undecodable
-from quire.messages import Abort, Add, ClientGone, Dead, EngineId, FromEngine, ToEngine
+from quire.messages.from_engine import Dead, EngineId, FromEngine
+from quire.messages.to_engine import Abort, Add, ClientGone, ToEngine
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from quire.clock import Clock
 from quire.config import Config, environment
 from quire.errors import EngineDeadError
 from quire.executor.executor import AdapterLoader, FaultHook, no_faults
-from quire.messages import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
+from quire.messages.workers import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
 from quire.processes.garbage import no_collection
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from quire.messages import Adapter, AdapterLoaded, DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
+from quire.messages.to_engine import Adapter
+from quire.messages.workers import AdapterLoaded, DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
 
 FaultHook = Callable[[str, int], None]
 """Called with the name of a point (`submit`, `execute`, `collect`) and the step; a test makes it raise or wait."""

@@ -8,10 +8,17 @@ from quire.executor.cpu_executor import CpuExecutor
 from quire.executor.executor import Executor
 from quire.executor.gpu_executor import GpuExecutor
 from quire.executor.multi_rank_executor import MultiRankExecutor
+from quire.processes.launch import GroupEnds
 
 
-def build_executor(config: Config, clock: Clock) -> Executor:
-    """The executor for the device of resolved settings; not started."""
-    if config.parallel.ranks > 1:
-        return MultiRankExecutor(config, clock)
+def build_executor(config: Config, clock: Clock, group: GroupEnds | None = None) -> Executor:
+    """The executor for the device of resolved settings; not started.
+
+    Args:
+        config: The settings.
+        clock: For all times.
+        group: What the engine shares with others that divide experts with it; then its ranks are processes.
+    """
+    if config.parallel.ranks > 1 or group is not None:
+        return MultiRankExecutor(config, clock, group=group)
     return GpuExecutor(config, clock) if config.device.device == "cuda" else CpuExecutor(config, clock)

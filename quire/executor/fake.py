@@ -21,7 +21,7 @@ import msgspec
 from quire.executor.executor import FaultHook, no_faults
 from quire.executor.fake_adapters import FakeAdapters
 from quire.kvcache.group_windows import FULL_ATTENTION, GroupWindow
-from quire.messages import Admitted, Bits, DeviceLimits, Plan, Result, TokenBitmasks, TokenLogprobs
+from quire.messages.workers import Admitted, Bits, DeviceLimits, Plan, Result, TokenBitmasks, TokenLogprobs
 
 
 def allowed(token: int, bits: Bits, vocab_size: int) -> int:

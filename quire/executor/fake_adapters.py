@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from quire.messages import Adapter, AdapterLoaded
+from quire.messages.to_engine import Adapter
+from quire.messages.workers import AdapterLoaded
 
 
 class FakeAdapters:

@@ -27,7 +27,7 @@ from quire.executor.executor import FaultHook, no_faults
 from quire.kernels.triton.launching.compile_marker import is_written, marker_path, write
 from quire.kernels.triton.launching.compiler_processes import start_compiler_processes
 from quire.mesh import Mesh
-from quire.messages import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
+from quire.messages.workers import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 from quire.worker.startup.threads import cpu_quota

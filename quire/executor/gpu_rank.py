@@ -26,7 +26,7 @@ from quire.executor.rank_messages import (
 )
 from quire.executor.rank_steps import for_earlier_stage
 from quire.mesh import Mesh
-from quire.messages import Plan, Result, TokenBitmasks
+from quire.messages.workers import Plan, Result, TokenBitmasks
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.processes.shared_memory import SharedMemory
 

@@ -34,7 +34,8 @@ from quire.executor.rank_messages import (
 )
 from quire.executor.stage_progress import StageProgress
 from quire.mesh import Mesh, mesh_of
-from quire.messages import AdapterLoaded, DeviceLimits, Plan, Result, TokenBitmasks
+from quire.messages.workers import AdapterLoaded, DeviceLimits, Plan, Result, TokenBitmasks
+from quire.processes.launch import GroupEnds
 from quire.worker.pipeline_depth import most_in_flight
 
 T = TypeVar("T")
@@ -60,15 +61,19 @@ class MultiRankExecutor:
         config: Resolved settings; see Worker.
         clock: For the seconds of the start-up, and who is late.
         fault: See FaultHook; a rank's `execute` is out of its reach.
+        group: What its ranks share with those of other engines; None: nothing.
 
     Attributes:
         adapters: See Executor.
     """
 
-    def __init__(self, config: Config, clock: Clock, fault: FaultHook = no_faults) -> None:
+    def __init__(
+        self, config: Config, clock: Clock, fault: FaultHook = no_faults, group: GroupEnds | None = None
+    ) -> None:
         self._config = config
         self._clock = clock
         self._fault = fault
+        self._group = group
         self._ranks: Ranks | None = None
         self._failure: BaseException | None = None
         self._results: deque[Result] = deque()
@@ -96,7 +101,7 @@ class MultiRankExecutor:
             EngineDeadError: A rank died, or came too late; the message says which.
         """
         try:
-            self._ranks = start_ranks(self._config, self._clock)
+            self._ranks = start_ranks(self._config, self._clock, self._group)
             for _ in range(exchanges_of(self._mesh) if self._on_gpus else 0):
                 self._ranks.broadcast(Offers([offer.data for offer in self._from_all(Offer, "reach its GPU")]))
             blocks = self._from_all(Blocks, "read its weights")

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from quire.executor.rank_messages import LoadAdapter
-from quire.messages import Adapter, AdapterLoaded
+from quire.messages.to_engine import Adapter
+from quire.messages.workers import AdapterLoaded
 
 
 class RankAdapters:

@@ -7,7 +7,8 @@ import zlib
 
 import msgspec
 
-from quire.messages import Adapter, AdapterLoaded, DeviceLimits, Plan, Result
+from quire.messages.to_engine import Adapter
+from quire.messages.workers import AdapterLoaded, DeviceLimits, Plan, Result
 
 FRAME = struct.Struct("<Q")
 """Before each message of a rank to the engine: its length."""

@@ -25,11 +25,12 @@ from quire.executor.rank_messages import FRAME, Bitmasks, Blocks, FromRank, Load
 from quire.executor.rank_steps import RankSteps
 from quire.executor.torch_library import begin_loading
 from quire.mesh import Mesh, mesh_of
-from quire.messages import Plan, TokenBitmasks
+from quire.messages.workers import Plan, TokenBitmasks
 from quire.models.spec import read_spec
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.processes.child_main import run_child
 from quire.processes.launch import LaunchConfig, RankLaunch, SendReport
+from quire.processes.readable import wait_readable
 from quire.processes.shared_memory import SharedMemory
 
 _MANY = 4096
@@ -64,6 +65,11 @@ class EngineChannel:
     def poll(self) -> ToRanks | None:
         """The next message, if there is one."""
         return self.receive() if self._waiting or self._ring.has_more else None
+
+    def wait_beside(self, bell: int) -> None:
+        """Until there may be a message, or this descriptor is readable."""
+        if self._socket.fileno() in wait_readable(self._socket.fileno(), bell):
+            self._wait()
 
     def exchange(self, data: bytes) -> list[bytes]:
         """What all ranks offer, by rank, from what this one does."""
@@ -103,7 +109,8 @@ def main(launch: LaunchConfig, report: SendReport) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the engine says when it is time to end
     if own.ends_with_parent and sys.platform == "linux":  # also when it is stopped, and cannot see the end by itself
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    config, mesh = launch.config, mesh_of(launch.config.parallel, own.rank)
+    config, engine = launch.config, 0 if own.group is None else own.group.engine
+    mesh = mesh_of(config.parallel, own.rank, engine)
     on_gpu = config.device.device == "cuda"
     if on_gpu:
         environment.show_gpu_of_rank_first(own.rank, mesh.size)
@@ -127,6 +134,7 @@ def _run_on_cpu(config: Config, mesh: Mesh, own: RankLaunch, channel: EngineChan
     began = clock.now()
     environment.limit_openmp_spinning()
     from quire.collectives.shared_memory import shared_memory_collectives  # torch
+    from quire.executor.group_steps import GroupSteps, engine_group
     from quire.executor.message_streams import stage_links
     from quire.worker.kv_tensors import DENSE
     from quire.worker.worker import Worker
@@ -136,13 +144,18 @@ def _run_on_cpu(config: Config, mesh: Mesh, own: RankLaunch, channel: EngineChan
     memory = SharedMemory(memory_bytes(mesh, spec.vocab_size), own.memory_fd)
     ranks = shared_memory_collectives(memory, mesh, spec.vocab_size, spins=own.spins, patience_s=own.patience_s)
     links = stage_links(own.stage, spec.hidden, DENSE[config.model.dtype])
-    worker = Worker(config, clock, None, mesh, ranks, links)
+    group = None if own.group is None else engine_group(own.group, mesh, own.spins, own.patience_s)
+    worker = Worker(config, clock, None, mesh, ranks, links, engines=group)
     limits = worker.load(channel.agree)
+    inbox: EngineChannel | GroupSteps = channel
+    if group is not None:
+        group.wait_until_all_serve()
+        inbox = GroupSteps(channel, ranks, mesh.tp, group)
     steps = RankSteps(worker, mesh, own.stage)
     if (adapters := worker.adapters) is not None:
         adapters.report_to(channel.send)
     channel.send(msgspec.structs.replace(limits, startup={"import": imported, **limits.startup}))
-    while not isinstance(message := channel.receive(), Stop):
+    while not isinstance(message := inbox.receive(), Stop):
         if isinstance(message, Bitmasks):
             continue  # those who sample have asked for it
         if isinstance(message, LoadAdapter):
@@ -153,7 +166,11 @@ def _run_on_cpu(config: Config, mesh: Mesh, own: RankLaunch, channel: EngineChan
         said = steps.execute(message, channel.bitmasks)
         if (missing := ranks.missing) is not None:
             raise EngineDeadError(late(mesh.stage * mesh.tp + missing, mesh.size, message.step, own.patience_s))
+        if group is not None:
+            group.check()
         channel.send(said)
+    if isinstance(inbox, GroupSteps):
+        inbox.leave()
     worker.close()
 
 

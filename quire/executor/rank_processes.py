@@ -30,7 +30,7 @@ from quire.mesh import mesh_of
 from quire.models.spec import read_spec
 from quire.processes.child_main import raise_reported_failure
 from quire.processes.child_process import ChildProcess
-from quire.processes.launch import LaunchConfig, RankLaunch
+from quire.processes.launch import GroupEnds, LaunchConfig, RankLaunch
 from quire.processes.process_state import process_state
 from quire.processes.shared_memory import SharedMemory
 from quire.worker.startup.threads import usable_cores
@@ -58,17 +58,27 @@ class RankProcesses:
         clock: For who is late.
         crossings: Of this machine, if ranks are on several; None: all are here.
         where: What is said of a rank beside its process, in messages.
+        group: What ranks share with those of other engines; None: nothing.
 
     Attributes:
         number: How many ranks the engine has, on all machines.
     """
 
-    def __init__(self, config: Config, clock: Clock, crossings: Crossings | None = None, where: str = "") -> None:
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock,
+        crossings: Crossings | None = None,
+        where: str = "",
+        group: GroupEnds | None = None,
+    ) -> None:
         self._clock = clock
         self._where = where
+        self._group = group
         self._mesh = mesh_of(config.parallel)
         self.number = self._mesh.size
         self._here = range(self.number) if crossings is None else crossings.ranks
+        self._sharing = len(self._here) * config.parallel.data_parallel_size  # ranks of all engines, on one machine
         self._patience_s = float(config.parallel.distributed_timeout_seconds or PATIENCE_S)
         spec = read_spec(config.model.model, config.model.quantization)
         size = memory_bytes(self._mesh, spec.vocab_size)
@@ -162,10 +172,11 @@ class RankProcesses:
             socket_fd=theirs.fileno(),
             ring_fd=ring.descriptor,
             memory_fd=self._memories[self._index(rank) // self._mesh.tp].descriptor,
-            spins=SPINS if len(self._here) < usable_cores() else 0,
+            spins=SPINS if self._sharing < usable_cores() else 0,
             patience_s=self._patience_s,
             ends_with_parent=threading.current_thread() is threading.main_thread(),
             stage=rings.ends_of(rank),
+            group=self._group,
         )
         self._children.append(
             ChildProcess(f"rank {rank}", "quire.executor.rank_process", LaunchConfig(config, "", rank=launch))

@@ -16,7 +16,7 @@ from quire.executor.message_link import MessageReader, MessageWriter
 from quire.executor.rank_messages import StepDone, fingerprint
 from quire.executor.stage_rings import most_unread, open_reader, open_writer
 from quire.mesh import Mesh
-from quire.messages import Plan, Result, TokenBitmasks
+from quire.messages.workers import Plan, Result, TokenBitmasks
 from quire.processes.launch import StageEnds
 from quire.worker.sampled_steps import SampledSteps
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.executor.executor import AdapterLoader
-from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
+from quire.messages.workers import DeviceLimits, Plan, Result, TokenBitmasks
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 
 IntArray = npt.NDArray[np.int64]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from quire.clock import Clock
 from quire.mesh import Mesh
-from quire.messages import Plan
+from quire.messages.workers import Plan
 
 PATIENCE_S = 60.0
 """How long a stage may take for a step: others cannot know how much it computes."""

@@ -1,49 +1,67 @@
-"""Experts that adapters change: tokens of such adapters take each expert's products one by one, on a CPU."""
+"""Experts that adapters change: on a GPU all together, on a CPU one by one for tokens of such adapters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.lora import Tiles
-from quire.lora.step_tiles import StepTiles, order_tokens
-from quire.lora.updates import ExpertUpdate
-from quire.quantization.scheme import SeparateExperts
+from quire.lora.step_tiles import order_tokens
+from quire.lora.updates import ExpertUpdates
+from quire.quantization.scheme import AdaptableExperts, SeparateExperts
 
 
 class AdaptedExperts:
     """Σ weight · down(silu(gate(x)) · up(x)) over each token's experts, where all three may have low-rank updates.
 
     Args:
-        base: As `Experts.__call__`, for all tokens whose adapters leave experts alone.
-        separate: Each expert's products; numbers from their count on are other ranks' experts, and are left out.
-        updates: Of these, by expert.
-        step: Says which adapters tokens have.
+        base: As `Experts.__call__`, for steps without such updates.
+        weights: The same with them.
+        updates: Of these.
     """
 
-    def __init__(
-        self, base: Callable[..., Tensor], separate: SeparateExperts, updates: Sequence[ExpertUpdate], step: StepTiles
-    ) -> None:
+    def __init__(self, base: Callable[..., Tensor], weights: AdaptableExperts, updates: ExpertUpdates) -> None:
         self._base = base
-        self._separate = separate
+        self._weights = weights
         self._updates = updates
-        self._step = step
-        self._silu_and_mul = kernel("silu_and_mul", "cpu")
 
     def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
         """x [tokens, hidden], each token's experts and their weights [tokens, chosen] → [tokens, hidden]."""
-        slots = self._step.expert_slots
-        if slots is None:
+        adapters = self._updates.of_step
+        if adapters is None:
             return self._base(x, numbers, weights)
-        out = torch.zeros_like(x)
+        return self._weights.multiply_adapted(x, numbers, weights, adapters)
+
+
+class SeparatelyAdaptedExperts:
+    """The same on a CPU.
+
+    Args:
+        base: As `Experts.__call__`, for all tokens whose adapters leave experts alone.
+        separate: Each expert's products; numbers from their count on are other ranks' experts, and are left out.
+        updates: Of these.
+    """
+
+    def __init__(self, base: Callable[..., Tensor], separate: SeparateExperts, updates: ExpertUpdates) -> None:
+        self._base = base
+        self._separate = separate
+        self._updates = updates
+        self._silu_and_mul = kernel("silu_and_mul", "cpu")
+
+    def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+        """See AdaptedExperts."""
+        adapters = self._updates.of_step
+        if adapters is None:
+            return self._base(x, numbers, weights)
+        slots, out = adapters.slots, torch.zeros_like(x)
         alone, changed = (slots == 0).nonzero()[:, 0], slots.nonzero()[:, 0]
         if len(alone):
             out[alone] = self._base(x[alone], numbers[alone], weights[alone])
         experts = numbers[changed]
-        for number in sorted(set(experts[experts < len(self._updates)].tolist())):
+        for number in sorted(set(experts[experts < len(self._updates.each)].tolist())):
             row, choice = (experts == number).nonzero(as_tuple=True)
             tokens = changed[row]
             y = self._expert(number, x[tokens], slots[tokens])
@@ -52,7 +70,7 @@ class AdaptedExperts:
 
     def _expert(self, number: int, x: Tensor, slots: Tensor) -> Tensor:
         """One expert's output for its tokens, [tokens, hidden] → [tokens, hidden]."""
-        update, tiles = self._updates[number], Tiles(*map(torch.from_numpy, order_tokens(slots.numpy())))
+        update, tiles = self._updates.each[number], Tiles(*map(torch.from_numpy, order_tokens(slots.numpy())))
         gate_up = self._separate.gate_up(number, x)
         update.gate_up.add(x, gate_up, tiles)
         hidden = gate_up.new_empty((len(x), gate_up.shape[1] // 2))

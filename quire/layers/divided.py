@@ -1,4 +1,5 @@
-"""Layers whose work is divided over ranks: partial sums become sums, and each rank has a part of the vocabulary.
+"""Layers whose work is divided over ranks: partial sums become sums, each rank has a part of the vocabulary, and
+several engines divide experts.
 
 Vocabulary-parallel embedding and logits, and sums behind products whose input is divided, are Megatron-LM's (Shoeybi et
 al. 2019, section 3).
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor
 
 from quire.collectives.collectives import Collectives
+from quire.collectives.engine_group import ExpertLayers
 from quire.collectives.partial_sum import PartialSum
 from quire.kernels.dispatch import kernel
 from quire.mesh import Span
+from quire.quantization.scheme import ExpertsShape
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.tensor_options import TensorOptions
 
@@ -30,6 +33,46 @@ class SummedOverRanks:
     def __call__(self, *x: Tensor) -> PartialSum:
         """What the undivided layer returns, once it is read."""
         return PartialSum(self._layer(*x), self._collectives)
+
+
+class ExpertsOfEngines:
+    """Experts that are divided among all ranks of several engines; see engine_group.py.
+
+    Args:
+        experts: Those of this rank, as `Experts.__call__` takes rows.
+        own: Which they are.
+        shape: Of all.
+        chosen: How many serve a token.
+        options: The device and dtype of all.
+        engines: The group.
+    """
+
+    def __init__(
+        self,
+        experts: Callable[..., Tensor],
+        own: Span,
+        shape: ExpertsShape,
+        chosen: int,
+        options: TensorOptions,
+        engines: ExpertLayers,
+    ) -> None:
+        self._experts = experts
+        self._own = own
+        self._engines = engines
+        self._local_indices = kernel("local_indices", options.device.type)
+        rows = torch.empty((0, shape.hidden), dtype=options.dtype, device=options.device)
+        choices = rows.new_empty((0, chosen))
+        self._is_first = engines.add(lambda: self(rows, choices.long(), choices))
+
+    def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+        """x [tokens, hidden], each token's experts, by their numbers among all, and their weights [tokens, chosen] →
+        [tokens, hidden].
+        """
+        if self._is_first:
+            self._engines.count_rows(len(x))
+        x, numbers, weights = self._engines.gather(x, numbers, weights)
+        self._local_indices(numbers.view(-1), self._own.start, self._own.count, numbers.view(-1))
+        return self._engines.reduce(self._experts(x, numbers, weights))
 
 
 class VocabularyEmbedding:

@@ -15,10 +15,12 @@ from torch import Tensor
 from quire.attention.backend import AttentionLayer
 from quire.collectives.collectives import Collectives, OneRank
 from quire.collectives.delta import Delta
-from quire.layers.adapted_experts import AdaptedExperts
+from quire.collectives.engine_group import ExpertLayers
+from quire.config.lora import EXPERTS_ON_GPUS
+from quire.layers.adapted_experts import AdaptedExperts, SeparatelyAdaptedExperts
 from quire.layers.adapted_linear import AdaptedLinear
 from quire.layers.attention import Attention, Heads
-from quire.layers.divided import GatheredLogits, SummedOverRanks, VocabularyEmbedding
+from quire.layers.divided import ExpertsOfEngines, GatheredLogits, SummedOverRanks, VocabularyEmbedding
 from quire.layers.embedding import Embedding, TiedHead
 from quire.layers.layer import Layer
 from quire.layers.linear import Linear, Projection
@@ -61,6 +63,7 @@ class LayerFactory:
         collectives: Of these ranks.
         updates: Those of products that adapters change; None: there are no adapters.
         stand_in: Returns what a model uses in place of a layer: something with the same methods.
+        engines: Those that divide experts among all their ranks, if the mesh has several.
 
     Sizes are those of the undivided layers. A `transposed` projection is stored as [in, out].
     """
@@ -73,6 +76,7 @@ class LayerFactory:
         collectives: Collectives | None = None,
         updates: LowRankUpdates | None = None,
         stand_in: Callable[[Layer], Any] | None = None,
+        engines: ExpertLayers | None = None,
     ) -> None:
         self.options = options
         self._quantization = quantization
@@ -80,6 +84,7 @@ class LayerFactory:
         self._collectives = collectives or OneRank()
         self._updates = updates
         self._stand_in = stand_in
+        self._engines = engines
         self.layers: list[Layer] = []
 
     def own_layers(self, layers: int) -> range:
@@ -192,11 +197,18 @@ class LayerFactory:
         router = self._adapted(routed, bias=False)  # small, so every rank has all of it
         whole = ExpertsShape(f"{name}.experts", names, routing.count, hidden, width)
         scheme = self._scheme(*whole.modules)
+        if self._engines is not None:
+            own = self._mesh.own_experts(whole.count)
+            part = self._own_experts(whole, own, scheme)
+            divided = ExpertsOfEngines(part, own, whole, routing.chosen, self.options, self._engines)
+            return MixtureOfExperts(router, divided, routing, self.options)
         if self._mesh.tp == 1:
             return MixtureOfExperts(router, self._adapted_experts(whole, scheme), routing, self.options)
-        own = self._mesh.own_experts(whole.count) if self._mesh.ep > 1 else None
-        summand = self._part_of_experts(whole, scheme) if own is None else self._own_experts(whole, own, scheme)
-        return MixtureOfExperts(router, self._summed(summand), routing, self.options, own)
+        if self._mesh.ep == 1:
+            return MixtureOfExperts(router, self._summed(self._part_of_experts(whole, scheme)), routing, self.options)
+        own = self._mesh.own_experts(whole.count)
+        summed = self._summed(self._own_experts(whole, own, scheme))
+        return MixtureOfExperts(router, summed, routing, self.options, own)
 
     def remember(self, layer: L) -> L:
         """A layer that something else has built, as the model is to use it."""
@@ -207,13 +219,18 @@ class LayerFactory:
     def _adapted_experts(
         self, shape: ExpertsShape, scheme: WeightScheme, whole: ExpertsShape | None = None, cut: Cut | None = None
     ) -> Callable[..., Tensor]:
-        """Experts that adapters may change, where a processor has each one's weights apart."""
+        """Experts that adapters may change, if their weights are in a form that takes it on this device."""
         base = Experts(shape, scheme, self.options, whole, cut)
-        used, separate = self.remember(base), base.separate
-        if self._updates is None or separate is None or self.options.device.type != "cpu":
+        used = self.remember(base)
+        if self._updates is None:
             return used
-        updates = self._updates.updates_of_experts(shape, whole, cut)
-        return AdaptedExperts(used, separate, updates, self._updates.step)
+        if self._updates.device == "cpu":
+            if base.separate is None:
+                return used
+            return SeparatelyAdaptedExperts(used, base.separate, self._updates.updates_of_experts(shape, whole, cut))
+        if not EXPERTS_ON_GPUS or base.adaptable is None:
+            return used
+        return AdaptedExperts(used, base.adaptable, self._updates.updates_of_experts(shape, whole, cut))
 
     def _own_experts(self, whole: ExpertsShape, own: Span, scheme: WeightScheme) -> Callable[..., Tensor]:
         shape = replace(whole, first=own.start, count=own.count, others=whole.count - own.count)

@@ -12,7 +12,7 @@ from quire.kernels.dispatch import kernel
 from quire.kernels.reference.quantized_rows import Rows
 from quire.layers.linear import Projection
 from quire.mesh import Span
-from quire.quantization.scheme import ExpertsShape, RowForm, SeparateExperts, WeightScheme
+from quire.quantization.scheme import AdaptableExperts, ExpertsShape, RowForm, SeparateExperts, WeightScheme
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.shards import Cut, Shards
 from quire.weights.tensor_options import TensorOptions
@@ -54,6 +54,11 @@ class Experts:
     def separate(self) -> SeparateExperts | None:
         """Each expert's products, where its weights lie apart."""
         return self._weights if isinstance(self._weights, SeparateExperts) else None
+
+    @property
+    def adaptable(self) -> AdaptableExperts | None:
+        """All experts' products with what adapters add, where their weights take it."""
+        return self._weights if isinstance(self._weights, AdaptableExperts) else None
 
     def weight_specs(self) -> Iterator[WeightSpec]:
         yield from self._shards.specs

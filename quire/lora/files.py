@@ -177,6 +177,11 @@ def _check(modules: dict[str, _Module], settings: AdapterSettings, updates: LowR
         if settings.has_magnitudes != (_MAGNITUDES in each.names):
             differs = "use_dora is set, and it has no magnitudes" if settings.has_magnitudes else "use_dora is not set"
             raise CheckpointError(f"{path}: {each.names.get(_MAGNITUDES, first)}: {differs}: write the adapter again.")
+        if settings.has_magnitudes and not updates.takes_magnitudes(module):
+            raise CheckpointError(
+                f"{path}: {each.names[_MAGNITUDES]}: DoRA of experts is served on CPUs alone, and with tensors of each "
+                "expert: merge the adapter into the model."
+            )
         for half, expected in _expected(module, each, settings, updates):
             if each.shapes[half] != expected:
                 raise CheckpointError(

@@ -14,7 +14,8 @@ import torch
 
 from quire.errors import CheckpointError, QuireError
 from quire.lora.updates import AdapterMemory, HostAdapter
-from quire.messages import Adapter, AdapterLoaded
+from quire.messages.to_engine import Adapter
+from quire.messages.workers import AdapterLoaded
 
 Read = Callable[[str], HostAdapter]
 """Reads the files of an adapter's path."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum, auto
+
 import numpy as np
 from torch import Tensor
 
@@ -12,12 +14,26 @@ GPU_TILE = 16
 """Rows that a tensor core multiplies at least."""
 
 
+class Adapted(Enum):
+    """What of a model the adapters of a step change. Steps of each kind are captured or recorded apart, so that none
+    launches what it does not need.
+    """
+
+    NOTHING = auto()
+    """No token has an adapter."""
+    PROJECTIONS = auto()
+    """All but experts."""
+    EXPERTS = auto()
+    """Experts, and maybe all else."""
+
+
 class StepTiles:
     """Of the step that is being launched.
 
     Attributes:
         tiles: None: no token of it has an adapter.
-        expert_slots: [tokens] int64, where each one's adapter is, if that changes experts, and else 0; None: none does.
+        expert_slots: [tokens] int64, where each one's adapter is, if that changes experts, and else 0; None: it is no
+            step of Adapted.EXPERTS.
     """
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ one copy. Modules that it leaves alone have rank 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from quire.collectives.collectives import Norms
 from quire.kernels.dispatch import kernel
+from quire.kernels.reference.expert_adapters import ExpertAdapters, StackedLowRank
 from quire.kernels.reference.lora import LowRankWeights, RowUpdate, Scaling, Tiles
 from quire.kernels.reference.quantized_rows import QuantizedRows
 from quire.lora.step_tiles import StepTiles
@@ -151,6 +152,32 @@ class ExpertUpdate(NamedTuple):
     down: LowRankUpdate
 
 
+class ExpertUpdates:
+    """Of the products of one layer's experts, one by one and all together.
+
+    Args:
+        each: By expert.
+        step: What of a step is changed.
+    """
+
+    def __init__(self, each: Sequence[ExpertUpdate], step: StepTiles) -> None:
+        self.each = each
+        self._step = step
+        self._gate_up: StackedLowRank
+        self._down: StackedLowRank
+
+    @property
+    def of_step(self) -> ExpertAdapters | None:
+        """For products of all experts together; None: no token's adapter changes experts."""
+        slots = self._step.expert_slots
+        return None if slots is None else ExpertAdapters(slots, self._gate_up, self._down)
+
+    def stack(self) -> None:
+        """There is memory for all of them."""
+        self._gate_up = _stacked([each.gate_up.weights for each in self.each])
+        self._down = _stacked([each.down.weights for each in self.each])
+
+
 class LowRankUpdates:
     """Of all products of a model.
 
@@ -160,6 +187,7 @@ class LowRankUpdates:
         device: The type of the device that computes.
 
     Attributes:
+        device: As given.
         step: What of the present step is changed.
         targets: By module, also those that only other ranks have.
         experts: The shapes of all experts of a layer, undivided, by the module that has them.
@@ -177,7 +205,8 @@ class LowRankUpdates:
         self.experts: dict[str, ExpertsShape] = {}
         self.changes_experts = np.zeros(slots + 1, dtype=np.bool_)
         self._of_experts: list[int] = []  # products
-        self._device = device
+        self._layers_of_experts: list[ExpertUpdates] = []
+        self.device = device
         self._updates: list[LowRankUpdate] = []
 
     def update_of(self, shape: LinearShape, part: LinearPart | None = None) -> LowRankUpdate:
@@ -188,13 +217,13 @@ class LowRankUpdates:
             part: Of what it is a part; None: it is whole.
         """
         self.targets.update(targets_of(len(self._updates), shape, part))
-        update = LowRankUpdate(shape, self.step, self._device)
+        update = LowRankUpdate(shape, self.step, self.device)
         self._updates.append(update)
         return update
 
     def updates_of_experts(
         self, shape: ExpertsShape, whole: ExpertsShape | None = None, cut: Cut | None = None
-    ) -> list[ExpertUpdate]:
+    ) -> ExpertUpdates:
         """Those of one layer's experts.
 
         Args:
@@ -213,7 +242,8 @@ class LowRankUpdates:
             )
             updates.append(ExpertUpdate(gate_up, down))
         self._of_experts += range(first, len(self._updates))
-        return updates
+        self._layers_of_experts.append(ExpertUpdates(updates, self.step))
+        return self._layers_of_experts[-1]
 
     def note_others(self, whole: LowRankUpdates) -> None:
         """Learn which modules the undivided model has, of which other ranks have some alone."""
@@ -227,6 +257,18 @@ class LowRankUpdates:
         renamed = module.replace(theirs, ours)
         known = renamed in self.targets or renamed.removesuffix(".base_layer") in self.experts
         return renamed if known else module
+
+    def takes_magnitudes(self, module: str) -> bool:
+        """Whether adapters may scale a module's outputs: not those of all experts, which have no norms of their own,
+        and of one expert on a CPU alone."""
+        of_all = module in self.experts or module.removesuffix(".base_layer") in self.experts
+        of_one = any(module.startswith(f"{name}.") for name in self.experts)
+        return not of_all and (self.device == "cpu" or not of_one)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether adapters may change experts of this rank."""
+        return bool(self._of_experts)
 
     def note_experts(self, slot: int, adapter: HostAdapter) -> None:
         """An adapter lies in a slot from now on."""
@@ -253,7 +295,7 @@ class LowRankUpdates:
             a = memory[:, at : at + a_rows * shape.columns].view(-1, a_rows, shape.columns)
             at += a_rows * shape.columns
             b = memory[:, at : at + shape.outputs * rank]
-            if self._device == "cpu":
+            if self.device == "cpu":
                 b = b.view(-1, rank, shape.outputs).transpose(1, 2)  # outputs side by side: [slots, outputs, rank]
             else:
                 b = b.view(-1, shape.outputs, rank)
@@ -268,6 +310,8 @@ class LowRankUpdates:
         for number, (each, views) in enumerate(zip(self._updates, self.views(memory), strict=True)):
             scaling = Scaling(views.factors, views.summands, ranks[:, 1, number])
             each.weights = LowRankWeights(views.a, views.b, ranks[:, 0, number], each.shape.rows, scaling)
+        for layer in self._layers_of_experts:
+            layer.stack()
 
     @property
     def _outputs(self) -> int:
@@ -280,6 +324,19 @@ class LowRankUpdates:
         return sum(
             self.rank * (len(each.shape.names) * each.shape.columns + each.shape.outputs) for each in self._updates
         )
+
+
+def _stacked(each: Sequence[LowRankWeights]) -> StackedLowRank:
+    """Weights of a product of each expert, which lie equally far apart, as one."""
+
+    def stack(tensors: Sequence[Tensor]) -> Tensor:
+        first, at = tensors[0], [tensor.storage_offset() for tensor in tensors]
+        apart = at[1] - at[0] if len(at) > 1 else 0
+        assert at == [at[0] + number * apart for number in range(len(at))]
+        shape = (len(first), len(tensors), *first.shape[1:])
+        return first.as_strided(shape, (first.stride(0), apart, *first.stride()[1:]))
+
+    return StackedLowRank(*(stack([getattr(one, field) for one in each]) for field in StackedLowRank._fields))
 
 
 def _expert_products(shape: ExpertsShape, number: int) -> tuple[LinearShape, LinearShape]:

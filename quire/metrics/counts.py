@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from quire.messages import EndReason, Load
+from quire.messages.from_engine import EndReason, Load
 from quire.metrics.histogram import Histogram, HistogramCounts
 from quire.metrics.http_counts import Answered
 from quire.metrics.server_stats import ServerStats

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from quire.messages import Load
+from quire.messages.from_engine import Load
 from quire.metrics.stats import Stats
 
 

@@ -13,7 +13,8 @@ from typing import Any, Literal, get_args
 
 from msgspec.structs import replace
 
-from quire.messages import STEP_TOKEN_BOUNDS, Add, End, EndReason, Heartbeat, Load
+from quire.messages.from_engine import STEP_TOKEN_BOUNDS, End, EndReason, Heartbeat, Load
+from quire.messages.to_engine import Add
 from quire.metrics.histogram import Histogram, HistogramCounts, steps_of_1_2_5
 from quire.metrics.work_times import WorkTimes
 

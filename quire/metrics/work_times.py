@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.messages import WORK_BOUNDS_S
+from quire.messages.from_engine import WORK_BOUNDS_S
 from quire.metrics.histogram import Histogram
 
 

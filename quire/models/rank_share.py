@@ -59,14 +59,18 @@ def _part(spec: ModelSpec, tp: int) -> ModelSpec:
 
 
 def _with_own_experts(share: ModelSpec, spec: ModelSpec, experts: ExpertsSpec, mesh: Mesh) -> ModelSpec:
-    """A part of every layer, but whole experts. Of quantized weights it is not known which are those of experts: they
-    count as if all were."""
+    """A part of every layer, but whole experts. Of quantized weights it is not known which are those of experts: where
+    a rank has more than its part of them, they count as if all were; where it has less, by how many weights are."""
     assert share.experts is not None
     own, held = mesh.own_experts(experts.count).count, share.held
-    if held is not None:
-        ways = mesh.tp * own / experts.count
+    ways = mesh.tp * own / experts.count
+    if held is not None and ways >= 1.0:
         held = HeldWeights(math.ceil(held.dense * ways), math.ceil(held.fixed * ways))
-    of_experts = replace(share.experts, width=experts.width, of_others=experts.count - own)
+    elif held is not None:
+        weights = len(share.experts.layers) * experts.count * 3 * share.hidden * share.experts.width
+        left = 1.0 - (1.0 - ways) * weights / share.linear_weights
+        held = HeldWeights(held.dense, math.ceil(held.fixed * left))
+    of_experts = replace(share.experts, width=experts.width, of_others=experts.count - own, engines=mesh.engines)
     return replace(share, experts=of_experts, held=held)
 
 

@@ -1,6 +1,6 @@
 """Rotary position embedding as config.json describes it, of either generation of transformers. Imports no torch.
 
-What each kind of scaling computes stands in `frequencies.py`.
+What each kind of scaling computes stands in `rope.py`.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ class ExpertsSpec:
         renormalise: Whether the weights of the chosen ones are scaled to the sum 1.
         layers: Which layers have experts; the others have the usual MLP.
         of_others: Of a rank's share of the model: how many of a layer's experts other ranks have.
+        engines: Whose tokens come to the experts of a rank: its own engine, or several that divide experts.
     """
 
     count: int
@@ -44,6 +45,7 @@ class ExpertsSpec:
     renormalise: bool
     layers: frozenset[int]
     of_others: int = 0
+    engines: int = 1
 
     @property
     def own(self) -> int:
@@ -151,11 +153,11 @@ class ModelSpec:
         held = self.held
         if held is None:
             form = self.quantization.rules[0].format if self.quantization else None
-            held = expected_weights(self.num_parameters, self._linear_weights, self.hidden, form)
+            held = expected_weights(self.num_parameters, self.linear_weights, self.hidden, form)
         return held.dense * DTYPE_BYTES[dtype] + held.fixed
 
     @property
-    def _linear_weights(self) -> int:
+    def linear_weights(self) -> int:
         """Those of projections, without biases, head and routers."""
         q, kv, h = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden
         with_experts = len(self.experts.layers) if self.experts else 0

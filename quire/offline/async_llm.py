@@ -14,7 +14,8 @@ from typing import Any
 
 from quire.config import BUILTIN_MODEL
 from quire.errors import ConfigError, EngineDeadError, GenerationError
-from quire.messages import Adapter, Control, Deltas, Done, FromEngine, PauseMode
+from quire.messages.from_engine import Deltas, Done, FromEngine
+from quire.messages.to_engine import Adapter, Control, PauseMode
 from quire.offline.adapters import LoRARequest, adapter_of, load_command
 from quire.offline.conversations import ConversationRenderer, Message
 from quire.offline.engine_thread import CLOSED, EngineThread

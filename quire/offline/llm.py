@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from quire.beam_search import BatchedBeamSearch, BeamSearchParams
 from quire.config import BUILTIN_MODEL
 from quire.errors import ConfigError, RequestError
-from quire.messages import Adapter, Control, Done, TokenLogprobs
+from quire.messages.from_engine import Done
+from quire.messages.to_engine import Adapter, Control
+from quire.messages.workers import TokenLogprobs
 from quire.offline.adapters import LoRARequest, for_each
 from quire.offline.conversations import ConversationRenderer, Message
 from quire.offline.local_engine import LocalEngine

@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.config import BUILTIN_MODEL
 from quire.errors import ConfigError
-from quire.messages import Deltas, FromEngine
+from quire.messages.from_engine import Deltas, FromEngine
 from quire.offline.adapters import LoRARequest
 from quire.offline.async_llm import EngineArgs
 from quire.offline.local_engine import LocalEngine

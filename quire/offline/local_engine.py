@@ -21,7 +21,8 @@ from quire.engine.submission import Submission
 from quire.engine.thinking_budgets import bitmask_source
 from quire.executor.factory import build_executor
 from quire.logits_processors import import_path
-from quire.messages import Adapter, Add, Ready
+from quire.messages.from_engine import Ready
+from quire.messages.to_engine import Adapter, Add
 from quire.offline.adapters import LocalAdapters
 from quire.offline.prompts import ParsedPrompt
 from quire.output_parsers.detection import detect_reasoning_parser

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire.clock import SystemClock
-from quire.messages import Control, Done
+from quire.messages.from_engine import Done
+from quire.messages.to_engine import Control
 from quire.metrics.stats import Stats
 from quire.offline.local_engine import LocalEngine
 from quire.offline.run_stats import RunStats

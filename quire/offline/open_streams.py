@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from quire.errors import GenerationError, RequestError
-from quire.messages import Abort, Deltas, ToEngine
+from quire.messages.from_engine import Deltas
+from quire.messages.to_engine import Abort, ToEngine
 from quire.offline.local_engine import LocalEngine
 from quire.outputs import RequestOutput
 from quire.sampling import RequestOutputKind

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from quire.engine.inprocess import InProcessClient
 from quire.errors import GenerationError
-from quire.messages import Abort, Deltas, FromEngine
+from quire.messages.from_engine import Deltas, FromEngine
+from quire.messages.to_engine import Abort
 from quire.text.sequence_accumulator import SequenceAccumulator, dispatch_deltas
 
 if TYPE_CHECKING:

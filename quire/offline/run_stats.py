@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from quire.clock import Clock
-from quire.messages import Add, Deltas, EndReason
+from quire.messages.from_engine import Deltas, EndReason
+from quire.messages.to_engine import Add
 from quire.metrics.stats import SequenceStats, Stats
 from quire.text.deltas import deltas_by_sequence
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.config import Config
+from quire.config.lora import EXPERTS_ON_GPUS
 from quire.models.spec import DTYPE_BYTES, ModelSpec
 
 _RANKS = 16
@@ -17,7 +18,7 @@ def adapter_bytes(config: Config, spec: ModelSpec) -> int:
     on_cpu = config.device.device == "cpu"
     number = lora.max_loras + (lora.host_adapters if on_cpu else 0)
     rank = -(-lora.max_lora_rank // _RANKS) * _RANKS
-    return number * _elements(spec, rank, with_experts=on_cpu) * DTYPE_BYTES[config.model.dtype]
+    return number * _elements(spec, rank, with_experts=on_cpu or EXPERTS_ON_GPUS) * DTYPE_BYTES[config.model.dtype]
 
 
 def _elements(spec: ModelSpec, rank: int, *, with_experts: bool) -> int:

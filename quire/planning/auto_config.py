@@ -89,7 +89,7 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
     check_kv_cache_dtype(config.cache.kv_cache_dtype)
     check_nodes(config, device.device)
     check_backend(config.parallel, is_server=replicas)
-    mesh = check_ranks(config, spec)
+    mesh = check_ranks(config, spec, on_gpu=gpu is not None)
     engines = config.parallel.data_parallel_size
     _check_engines(engines, mesh, gpu, replicas=replicas)
     config.lora.check()

@@ -84,7 +84,9 @@ def cpu_activation_bytes(
     mlp = [limits.tokens * each * width for each in (0 if is_fused else 2 * spec.intermediate, spec.intermediate)]
     if spec.experts is not None:
         buffers = expert_buffers if own_kernels else torch_expert_buffers
-        own = buffers(spec.experts, spec.hidden, width, limits.tokens)
+        own = buffers(spec.experts, spec.hidden, width, limits.tokens * spec.experts.engines)
+        if spec.experts.engines > 1:
+            own += gathered_row_buffers(spec.experts, spec.hidden, width, limits.tokens)
         mlp = own if len(spec.experts.layers) == spec.layers else max(mlp, own, key=sum)
     logit = width + (CPU_LOGIT_BYTES if own_kernels else TORCH_LOGIT_BYTES)
     logits = min(limits.rows, limits.tokens) * (spec.hidden * width + spec.vocab_size * logit)
@@ -106,6 +108,12 @@ def expert_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -
     local = experts.chosen * INDEX_BYTES if experts.of_others else 0
     routing = experts.count * width + experts.chosen * (INDEX_BYTES + width) + local
     return [tokens * own, tokens * routing]
+
+
+def gathered_row_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -> list[int]:
+    """Bytes of the rows of all engines, and of an engine's own sums: see layers/divided.py."""
+    row = hidden * width + experts.chosen * (2 * INDEX_BYTES + width)
+    return [tokens * experts.engines * row, tokens * hidden * width]
 
 
 def torch_expert_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -> list[int]:

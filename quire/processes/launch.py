@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from quire.config import Config
-from quire.messages import EngineId
+from quire.messages.from_engine import EngineId
 from quire.processes.swap_reports import ModelReport, SwapRequest
 
 EXIT_CRASHED = 70
@@ -90,6 +90,25 @@ class StageEnds(msgspec.Struct, frozen=True):
         return [fd for end in ends if end is not None for fd in end.fds]
 
 
+class GroupEnds(msgspec.Struct, frozen=True):
+    """An engine's ends of what it shares with others that divide experts with it. Numbers are of inherited descriptors.
+
+    Attributes:
+        engine: Which of them it is.
+        memory_fd: Shared memory of all ranks of all engines.
+        bells: Eventfds by which ranks wake one another, engine by engine.
+    """
+
+    engine: int
+    memory_fd: int
+    bells: list[int]
+
+    @property
+    def fds(self) -> list[int]:
+        """All descriptors."""
+        return [self.memory_fd, *self.bells]
+
+
 class RankLaunch(msgspec.Struct, frozen=True):
     """What a rank of an engine is told beside the engine's settings. Numbers `…_fd` are of inherited descriptors.
 
@@ -104,6 +123,7 @@ class RankLaunch(msgspec.Struct, frozen=True):
         patience_s: How long ranks wait for one another in a step.
         ends_with_parent: Whether the kernel is to end it when the thread that started it ends.
         stage: Its ends of what leads to other stages.
+        group: What its engine shares with others; None: nothing.
     """
 
     rank: int
@@ -116,6 +136,13 @@ class RankLaunch(msgspec.Struct, frozen=True):
     patience_s: float
     ends_with_parent: bool
     stage: StageEnds = StageEnds()
+    group: GroupEnds | None = None
+
+    @property
+    def fds(self) -> list[int]:
+        """All descriptors."""
+        own = [self.socket_fd, self.ring_fd, self.memory_fd, *self.stage.fds]
+        return own if self.group is None else own + self.group.fds
 
 
 def api_name(place: int, count: int) -> str:
@@ -138,6 +165,7 @@ class LaunchConfig(msgspec.Struct, frozen=True):
         engine: Which engine this is.
         engines: Those that an API process talks to, by their numbers.
         rank: For a rank of an engine.
+        group: For an engine: what it shares with others; None: nothing.
         generation: Which model of the server this is about: 0 the first, 1 what took its place.
         asked: For an API process: settings as they were asked for, before choices were made.
         takes_orders: Whether the parent says more while it runs; then `orders_fd` is where.
@@ -155,6 +183,7 @@ class LaunchConfig(msgspec.Struct, frozen=True):
     engine: EngineId = EngineId()
     engines: tuple[EngineId, ...] = (EngineId(),)
     rank: RankLaunch | None = None
+    group: GroupEnds | None = None
     generation: int = 0
     asked: Config | None = None
     takes_orders: bool = False
@@ -169,9 +198,8 @@ class LaunchConfig(msgspec.Struct, frozen=True):
     @property
     def inherited_fds(self) -> list[int]:
         """Descriptors that the child has by the same numbers."""
-        rank = self.rank
-        own = [] if rank is None else [rank.socket_fd, rank.ring_fd, rank.memory_fd, *rank.stage.fds]
-        return own + [fd for fd in (self.listen_fd, self.orders_fd) if fd >= 0]
+        of_ends = [fd for ends in (self.rank, self.group) if ends is not None for fd in ends.fds]
+        return of_ends + [fd for fd in (self.listen_fd, self.orders_fd) if fd >= 0]
 
 
 class StatusReport(msgspec.Struct, frozen=True, tag=True):

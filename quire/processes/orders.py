@@ -8,7 +8,7 @@ import os
 import msgspec
 
 from quire.config import Config
-from quire.messages import EngineId
+from quire.messages.from_engine import EngineId
 from quire.processes.launch import LaunchConfig
 from quire.processes.swap_reports import SwapStatus
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.attention.backend import AttentionBackend
 from quire.clock import Clock
 from quire.layers.positions import Positions
-from quire.messages import Admitted, Plan
+from quire.messages.workers import Admitted, Plan
 from quire.models.model import Model
 from quire.planning.auto_config import ResolvedConfig
 from quire.planning.kv_cache_plan import NumBlocks

@@ -5,7 +5,8 @@ The stack takes as much memory as the codes and scales of all experts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from quire.errors import CheckpointError
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.coded_experts import Coded, stack_weights
+from quire.kernels.reference.expert_adapters import ExpertAdapters
 from quire.kernels.reference.grouped_linear import GroupedWeight
 from quire.quantization.expert_loop import ExpertLoop
 from quire.quantization.scheme import ExpertsShape, ExpertWeights, LinearShape, LinearWeight
@@ -48,6 +50,7 @@ class StackedExperts:
 
     def __init__(self, scheme: CodedScheme, shape: ExpertsShape, options: TensorOptions) -> None:
         self._shape = shape
+        self._device = options.device.type
         names = shape.names
         self._gate_up = [
             self._weight(scheme, options, number, (names.gate, names.up), shape.width, shape.hidden)
@@ -76,6 +79,15 @@ class StackedExperts:
         out = torch.empty_like(x)
         self._experts(x, *self._stacks, numbers, weights, out, self._shape.others)
         return out
+
+    def multiply_adapted(self, x: Tensor, numbers: Tensor, weights: Tensor, adapters: ExpertAdapters) -> Tensor:
+        out = torch.empty_like(x)
+        self._adapted_experts(x, *self._stacks, numbers, weights, out, self._shape.others, adapters)
+        return out
+
+    @cached_property
+    def _adapted_experts(self) -> Callable[..., None]:
+        return kernel("adapted_coded_experts", self._device)
 
     def _stacked(self, weights: list[CodedLinearWeight], checkpoint: Checkpoint) -> Coded:
         def weight_of(number: int) -> Coded:

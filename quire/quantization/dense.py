@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
+from quire.kernels.reference.expert_adapters import ExpertAdapters
 from quire.kernels.reference.quantized_rows import Rows
 from quire.quantization.scheme import EmbeddingShape, ExpertsShape, LinearShape, RowForm
 from quire.weights.checkpoint import Checkpoint, WeightSpec
@@ -154,11 +156,20 @@ class DenseExperts:
         self._experts(x, self._gate_up, self._down, numbers, weights, out, self._shape.others)
         return out
 
+    def multiply_adapted(self, x: Tensor, numbers: Tensor, weights: Tensor, adapters: ExpertAdapters) -> Tensor:
+        out = torch.empty_like(x)
+        self._adapted_experts(x, self._gate_up, self._down, numbers, weights, out, self._shape.others, adapters)
+        return out
+
     def gate_up(self, number: int, x: Tensor) -> Tensor:
         return self._multiply_one(x, self._gate_up, number)
 
     def down(self, number: int, x: Tensor) -> Tensor:
         return self._multiply_one(x, self._down, number)
+
+    @cached_property
+    def _adapted_experts(self) -> Callable[..., None]:
+        return kernel("adapted_experts", self._options.device.type)
 
     def _multiply_one(self, x: Tensor, weights: Sequence[Tensor] | Tensor, number: int) -> Tensor:
         y: Tensor = kernel("expert_linear", self._options.device.type)(x, weights, number)

@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from quire.kernels.reference.expert_adapters import ExpertAdapters
 from quire.kernels.reference.quantized_rows import Rows
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.shards import Cut
@@ -189,8 +190,17 @@ class ExpertWeights(Protocol):
 
 
 @runtime_checkable
+class AdaptableExperts(Protocol):
+    """Weights of experts to whose products a GPU may add what adapters change."""
+
+    def multiply_adapted(self, x: Tensor, numbers: Tensor, weights: Tensor, adapters: ExpertAdapters) -> Tensor:
+        """`multiply`; see the op `adapted_experts`."""
+        ...
+
+
+@runtime_checkable
 class SeparateExperts(Protocol):
-    """Weights of experts whose products can be had one by one, as adapters of experts need them."""
+    """Weights of experts whose products can be had one by one, as adapters of experts need them on a CPU."""
 
     def gate_up(self, number: int, x: Tensor) -> Tensor:
         """The gate and, beside it, what it gates, of one expert: [tokens, hidden] → [tokens, 2 · width]."""

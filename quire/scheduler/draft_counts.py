@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.messages import Result
+from quire.messages.workers import Result
 
 
 @dataclass

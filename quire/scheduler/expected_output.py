@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.messages import EXPECTED_OUTPUT
+from quire.messages.from_engine import EXPECTED_OUTPUT
 
 _MIN_LEARNING_RATE = 1 / 64
 

@@ -12,7 +12,8 @@ from itertools import chain, islice, repeat
 import numpy as np
 import numpy.typing as npt
 
-from quire.messages import EndReason, Result, TokenLogprobs
+from quire.messages.from_engine import EndReason
+from quire.messages.workers import Result, TokenLogprobs
 from quire.scheduler.lengths import IntArray, Lengths
 from quire.scheduler.request import Request
 from quire.scheduler.request_table import RequestTable

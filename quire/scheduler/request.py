@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from quire.kvcache.block_hashes import BlockHashes
 from quire.kvcache.block_table import BlockTable
-from quire.messages import Add, End, EndReason
+from quire.messages.from_engine import End, EndReason
+from quire.messages.to_engine import Add
 from quire.scheduler.lengths import Lengths
 from quire.scheduler.repetition import RepetitionDetector
 

@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 
 from quire.config.scheduler import Policy
-from quire.messages import EndReason
+from quire.messages.from_engine import EndReason
 from quire.scheduler.expected_output import ExpectedOutput
 from quire.scheduler.request import Request
 from quire.scheduler.running_queue import RunningQueue

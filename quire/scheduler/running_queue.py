@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from quire.config.scheduler import Policy
-from quire.messages import Add
+from quire.messages.to_engine import Add
 from quire.scheduler.lengths import IntArray
 from quire.scheduler.request import Request
 

@@ -20,7 +20,9 @@ from quire.kvcache.block_pool import BlockPool
 from quire.kvcache.block_table import BlockTable
 from quire.kvcache.group_windows import FULL_ATTENTION, GroupWindow
 from quire.kvcache.rope_length_mode import RopeLengthMode
-from quire.messages import Add, EndReason, Plan, Result
+from quire.messages.from_engine import EndReason
+from quire.messages.to_engine import Add
+from quire.messages.workers import Plan, Result
 from quire.sampling import SamplingParams
 from quire.scheduler.admission import Admission
 from quire.scheduler.deadlines import Deadlines
@@ -167,7 +169,7 @@ class Scheduler:
 
     @property
     def queued_tokens(self) -> int:
-        """What the waiting requests add to the queue, see `quire.messages.queued_tokens`."""
+        """What the waiting requests add to the queue, see `messages.to_engine.queued_tokens`."""
         return self._waiting.queued_tokens
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.kvcache.block_table import Reservation, TableEntries
-from quire.messages import Admitted, Plan, PromptLogprobsRow
+from quire.messages.workers import Admitted, Plan, PromptLogprobsRow
 from quire.scheduler.lengths import IntArray, Lengths
 from quire.scheduler.request import Request
 

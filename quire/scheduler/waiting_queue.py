@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from quire.config.scheduler import Policy
-from quire.messages import queued_tokens
+from quire.messages.to_engine import queued_tokens
 from quire.scheduler.expected_output import ExpectedOutput
 from quire.scheduler.fair_order import FairOrder
 from quire.scheduler.queue_order import KeyOrder, QueueOrder
@@ -36,7 +36,7 @@ class WaitingQueue:
     Attributes:
         num_tokens: Known tokens of all requests.
         num_uncomputed: Tokens of these that are still to be computed, if the prefix cache holds nothing of theirs.
-        queued_tokens: What all requests add to the queue, see `quire.messages.queued_tokens`.
+        queued_tokens: What all requests add to the queue, see `messages.to_engine.queued_tokens`.
         num_deferred: Requests that wait for a token in flight, the prompt they fork from, or what they await, not for
             room.
         num_awaiting: Requests that await something, see Request. They hold nobody: `first` passes over them.

@@ -17,7 +17,7 @@ from quire.costmodel.roofline import Roofline
 from quire.costmodel.step_time import Shares, StepTime
 from quire.errors import ConfigError
 from quire.mesh import Mesh
-from quire.messages import DeviceLimits
+from quire.messages.workers import DeviceLimits
 from quire.models.rank_share import check_tensor_parallel_size, rank_share
 from quire.models.spec import ModelSpec
 from quire.planning.auto_config import batch_limits

@@ -15,7 +15,9 @@ from quire.engine.core import EngineCore
 from quire.engine.port import Undecodable
 from quire.errors import ConfigError
 from quire.executor.simulated import IntArray, SimulatedExecutor, StepMilliseconds, VirtualClock
-from quire.messages import Add, Deltas, DeviceLimits, FromEngine, ToEngine
+from quire.messages.from_engine import Deltas, FromEngine
+from quire.messages.to_engine import Add, ToEngine
+from quire.messages.workers import DeviceLimits
 from quire.models.spec import ModelSpec
 from quire.planning.kv_demand import group_windows
 from quire.processes.garbage import no_collection

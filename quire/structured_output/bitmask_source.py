@@ -12,7 +12,8 @@ import os
 from collections.abc import Mapping, Sequence
 
 from quire.errors import GenerationError
-from quire.messages import Add, Bits
+from quire.messages.to_engine import Add
+from quire.messages.workers import Bits
 from quire.processes.helper_process import ChannelClosed, HelperProcess
 from quire.scheduler.request import Request
 from quire.structured_output.matcher_messages import (

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from quire.config import Config
 from quire.errors import GenerationError
-from quire.messages import Add, Bits
+from quire.messages.to_engine import Add
+from quire.messages.workers import Bits
 from quire.planning.step_limits import StepLimits
 from quire.scheduler.request import Request
 from quire.structured_output.bitmask_source import GrammarBitmasks, prepare_of

@@ -87,6 +87,7 @@ class _Vocabulary:
         special = tokenizer.special_ids.union(eos_ids)
         self.special_token_ids = sorted(token for token in special if token < len(self.tokens))
         self.eos_token_id = eos_ids[0] if eos_ids else len(self.tokens) - 1
+        self.tokens += [b""] * (vocab_size - len(self.tokens))  # padding of logits, which is never allowed
         self._remembered = functools.lru_cache(MAX_REMEMBERED)(self._encode)
 
     def __call__(self, text: str | bytes) -> list[int]:

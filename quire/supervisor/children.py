@@ -14,7 +14,7 @@ from pathlib import Path
 
 from quire.clock import Clock
 from quire.config import Config
-from quire.messages import Dead, EngineId
+from quire.messages.from_engine import Dead, EngineId
 from quire.processes.child import Child
 from quire.processes.launch import LaunchConfig, Pulse
 from quire.processes.orders import OpenModel, Order
@@ -106,9 +106,9 @@ class Children:
         return [child for model in self._models.values() for child in model.children]
 
     def place_of(self, child: Child) -> Place | None:
-        """Which of the present engines it is; None: none of them."""
+        """Which of the present engines it is; None: none of them, or one that is replaced already."""
         for generation, model in self._models.items():
-            if (number := model.number_of(child)) is not None:
+            if (number := model.number_of(child)) is not None and child.name not in self._due:
                 return generation, number
         return None
 
@@ -161,6 +161,25 @@ class Children:
         """The sequences that this engine, which is dead, was working on."""
         return self._models[engine[0]].in_flight(engine[1])
 
+    def at_fault(self, engine: Place) -> Place:
+        """Of engines that live and die together: the one for which the others have waited in vain when this one died;
+        else this one."""
+        group = self._models[engine[0]].group
+        missing = None if group is None else group.missing_engine
+        return engine if missing is None else (engine[0], missing)
+
+    def partners(self, engine: Place) -> list[Place]:
+        """The engines that live and die with this one, but for those that are to be started first."""
+        model = self._models[engine[0]]
+        if model.group is None:
+            return []
+        others = [number for number in range(len(model.ids)) if number != engine[1]]
+        return [(engine[0], number) for number in others if model.children[number].name not in self._due]
+
+    def engine_at(self, engine: Place) -> Child:
+        """The present process."""
+        return self._models[engine[0]].children[engine[1]]
+
     def died_at(self, engine: Place) -> float | None:
         """When this engine died last; None: its model is gone."""
         model = self._models.get(engine[0])
@@ -188,6 +207,10 @@ class Children:
         model.ids[number] = successor = dead._replace(epoch=dead.epoch + 1)
         self._tell_clients(model, Dead(cause, successor, in_flight, turn, source=dead))
         self._replace(model.children[number])
+
+    def renew_group(self, engine: Place) -> None:
+        """This engine and its partners are dead, and are replaced next."""
+        self._models[engine[0]].renew_group()
 
     def give_up_engine(self, engine: Place, cause: str) -> None:
         """An engine is dead and is not replaced: clients are told."""

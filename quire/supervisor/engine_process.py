@@ -11,7 +11,7 @@ from types import TracebackType
 
 from quire.config import Config
 from quire.engine.transport import DeathNotices, ZmqClient
-from quire.messages import Dead, EngineId
+from quire.messages.from_engine import Dead, EngineId
 from quire.processes.child_main import raise_reported_failure
 from quire.processes.child_process import ChildProcess
 from quire.processes.launch import LaunchConfig

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from quire.messages import EngineId
+from quire.messages.from_engine import EngineId
 from quire.processes.child import Child
 from quire.processes.launch import LaunchConfig
+from quire.supervisor.group_memory import GroupMemory
 from quire.supervisor.process_host import ProcessHost
 
 
@@ -29,6 +30,7 @@ class ModelEngines:
         ids: The present life of each engine.
         children: The present processes; one that is to be replaced may be dead.
         died_at: When each died last.
+        group: What they share, if they divide experts; None: nothing, each lives for itself.
         notices: Tells the other side of a death.
     """
 
@@ -37,7 +39,9 @@ class ModelEngines:
         self.generation = launch.generation
         Path(launch.directory).mkdir(mode=0o700, exist_ok=True)
         self.notices = host.notices(Path(launch.directory))
-        count = launch.config.parallel.data_parallel_size
+        parallel = launch.config.parallel
+        count = parallel.data_parallel_size
+        self.group = GroupMemory(parallel) if parallel.engines_share_experts else None
         self.ids = [EngineId(number) for number in range(count)]
         self.children: list[Child] = []
         self.died_at = [0.0] * count
@@ -50,7 +54,14 @@ class ModelEngines:
 
     def launch_of_engine(self, number: int) -> LaunchConfig:
         """What an engine is told."""
-        return msgspec.structs.replace(self.launch, engine=self.ids[number])
+        group = None if self.group is None else self.group.ends_of(number)
+        return msgspec.structs.replace(self.launch, engine=self.ids[number], group=group)
+
+    def renew_group(self) -> None:
+        """All engines are replaced."""
+        if self.group is not None:
+            self.group.close()
+            self.group = GroupMemory(self.launch.config.parallel)
 
     def launch_of_api(self, listen_fd: int = -1, hold_s: float = 0.0) -> LaunchConfig:
         """What every API process is told that serves this model, see ApiProcesses."""
@@ -67,4 +78,6 @@ class ModelEngines:
     def close(self) -> None:
         """Its processes are gone, and so is what they left."""
         self.notices.close()
+        if self.group is not None:
+            self.group.close()
         shutil.rmtree(self.launch.directory, ignore_errors=True)

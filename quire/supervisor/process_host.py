@@ -9,7 +9,7 @@ from typing import Protocol
 
 from quire.engine.flight_record import requests_in_flight
 from quire.engine.transport import DeathNotices
-from quire.messages import Dead, EngineId
+from quire.messages.from_engine import Dead, EngineId
 from quire.processes.child import Child
 from quire.processes.child_process import ChildProcess
 from quire.processes.launch import LaunchConfig

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 
-from quire.messages import CLIENT_SHIFT
+from quire.messages.to_engine import CLIENT_SHIFT
 from quire.processes.child import Child
 from quire.processes.launch import Recovery
 from quire.processes.orders import TakeTurn
@@ -31,6 +31,10 @@ class Searches:
     def unproven(self, engine: Place) -> bool:
         """Whether requests of the engine's last plans have not all moved on since it died."""
         return self._turns[engine].unproven
+
+    def turn_at(self, engine: Place) -> int | None:
+        """Whose turn it is at an engine, see `Dead`."""
+        return self._turns[engine].turn
 
     def engine_died(self, engine: Place, in_flight: Collection[int]) -> int | None:
         """It was working on these sequences. Returns whose turn it is, see `Dead`."""

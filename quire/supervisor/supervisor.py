@@ -11,7 +11,7 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 
@@ -211,18 +211,32 @@ class Supervisor:
                 self._told_to_stop()
             self._start_failed(engine)
             return
+        place = self._children.at_fault(place)
         in_flight = self._children.in_flight(place)
         searching = bool(in_flight) and self._searches.unproven(place)
         if self._limit.allow(searching=searching, failed_starts=self._children.failed_starts(engine)):
             turn = self._searches.engine_died(place, in_flight)
-            self._say_replaced(engine.name, cause, searching=searching)
+            partners = self._children.partners(place)
+            self._say_replaced(engine.name, cause, searching=searching, shared=bool(partners))
+            self._end_group([place, *partners])
             self._children.replace_engine(place, cause, in_flight, turn)
+            for partner in partners:  # whose requests have done nothing
+                why, turn = f"{engine.name} process died: {cause}", self._searches.turn_at(partner)
+                self._children.replace_engine(partner, why, [], turn)
             return
         self._children.give_up_engine(place, cause)
         self._wait_for_apis()
         self._end(
             EXIT_CRASHED, f"{engine.name} process died: {cause}. Requests in flight got an error; {self._gave_up()}"
         )
+
+    def _end_group(self, places: Sequence[Place]) -> None:
+        """One of these engines is dead, and the others cannot go on without it."""
+        for engine in map(self._children.engine_at, places):
+            self._events.forget(engine)
+            engine.kill()
+            engine.cause_of_death()
+        self._children.renew_group(places[0])
 
     def _api_died(self, api: Child, place: int) -> None:
         if self._state is State.DRAINING:
@@ -242,9 +256,10 @@ class Supervisor:
             return
         self._end(EXIT_CRASHED, f"{api.name} process died: {cause}. Open connections were cut; {self._gave_up()}")
 
-    def _say_replaced(self, name: str, cause: str, *, searching: bool = False) -> None:
+    def _say_replaced(self, name: str, cause: str, *, searching: bool = False, shared: bool = False) -> None:
+        again = "all that divide experts with it are started again" if shared else "it is started again"
         why = "looking for the request that does it" if searching else f"{self._limit.used} of {self._limit.most}"
-        print_log(f"{name} process died: {cause}; it is started again ({why})")
+        print_log(f"{name} process died: {cause}; {again} ({why})")
 
     def _gave_up(self) -> str:
         if not self._limit.most:

@@ -11,7 +11,8 @@ from typing import Literal
 
 from msgspec import structs
 
-from quire.messages import Deltas, End, TokenLogprobs
+from quire.messages.from_engine import Deltas, End
+from quire.messages.workers import TokenLogprobs
 from quire.output_parsers.events import ContentDelta, OutputEvent
 
 FinishReason = Literal["stop", "length", "abort", "error", "repetition", "tool_calls"]

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
-from quire.messages import Add, Deltas, End
+from quire.messages.from_engine import Deltas, End
+from quire.messages.to_engine import Add
 from quire.outputs import CompletionOutput, Logprob
 from quire.text.choice_state import ChoiceState
 from quire.text.deltas import ChoiceDelta, SequenceDelta, deltas_by_sequence

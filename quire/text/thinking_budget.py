@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.errors import RequestError
-from quire.messages import ThinkingBudget
+from quire.messages.to_engine import ThinkingBudget
 from quire.output_parsers.formats import Turn
 from quire.output_parsers.registry import reasoning_format
 from quire.text.tokenizer import Tokenizer

@@ -6,11 +6,11 @@ Knows nothing about what adapters hold.
 from __future__ import annotations
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from quire.attention.metadata import IntArray
 from quire.kernels.reference.lora import Tiles
-from quire.lora.step_tiles import GPU_TILE, StepTiles, most_tiles, order_tokens, tile_tokens
+from quire.lora.step_tiles import GPU_TILE, Adapted, StepTiles, most_tiles, order_tokens, tile_tokens
 from quire.lora.updates import LowRankUpdates
 from quire.worker.graph_shapes import GraphShape
 from quire.worker.host_batch import HostBatch
@@ -31,20 +31,27 @@ class AdapterRows:
         self._slots = updates.slots
         self._on_gpu = on_gpu
 
-    def begin(self, tiles: Tiles | None) -> None:
+    @property
+    def recorded(self) -> tuple[Adapted, ...]:
+        """The kinds of steps that are captured or recorded: on a CPU products of experts are without adapters."""
+        with_experts = (Adapted.EXPERTS,) if self._on_gpu and self._updates.has_experts else ()
+        return (Adapted.NOTHING, Adapted.PROJECTIONS, *with_experts)
+
+    def kind_of(self, adapters: IntArray) -> Adapted:
+        """What the adapters of rows of these slots change."""
+        if not adapters.any():
+            return Adapted.NOTHING
+        return Adapted.EXPERTS if self._updates.changes_experts[adapters].any() else Adapted.PROJECTIONS
+
+    def begin(self, tiles: Tiles | None, expert_slots: Tensor | None) -> None:
         """The step that is launched next."""
         self._step.tiles = tiles
-        self._step.expert_slots = None
-        if tiles is not None and self._updates.changes_experts.any():
-            slots = torch.zeros(len(tiles.slots), dtype=torch.int64)
-            for slot, token in zip(tiles.slots.tolist(), tiles.rows[:, 0].tolist(), strict=True):
-                if self._updates.changes_experts[slot]:
-                    slots[token] = slot
-            self._step.expert_slots = slots if slots.any() else None
+        self._step.expert_slots = expert_slots
 
-    def can_replay(self, adapters: IntArray) -> bool:
-        """Whether a recorded step serves rows of these slots: products of experts are recorded without adapters."""
-        return not self._updates.changes_experts[adapters].any()
+    def stage_expert_slots(self, host: HostBatch, adapters: IntArray, staging: StagingBuffer) -> Tensor:
+        """See StepTiles; arguments as of `stage`."""
+        of_tokens = adapters[host.row_of_token]
+        return staging.copied(np.where(self._updates.changes_experts[of_tokens], of_tokens, 0))
 
     def stage(
         self, host: HostBatch, adapters: IntArray, staging: StagingBuffer, shape: GraphShape | None = None

@@ -11,18 +11,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from quire.lora.step_tiles import Adapted
 from quire.worker.graph_shapes import GraphShape
 from quire.worker.pinned_memory import unowned_view
 
 
 class CudaGraphs:
-    """Graphs by the shape of their step, and whether it has tokens with adapters."""
+    """Graphs by the shape of their step, and what adapters change in it."""
 
     def __init__(self) -> None:
-        self._graphs: dict[tuple[GraphShape, bool], torch.cuda.CUDAGraph] = {}
-        self._logits: dict[tuple[GraphShape, bool], Tensor] = {}
+        self._graphs: dict[tuple[GraphShape, Adapted], torch.cuda.CUDAGraph] = {}
+        self._logits: dict[tuple[GraphShape, Adapted], Tensor] = {}
 
-    def capture(self, shape: GraphShape, step: Callable[[], Tensor], *, adapted: bool = False) -> None:
+    def capture(self, shape: GraphShape, step: Callable[[], Tensor], *, adapted: Adapted = Adapted.NOTHING) -> None:
         """Capture what `step` launches; it returns logits. This thread must compile or load no kernel meanwhile.
 
         All graphs share their memory, also that of their logits, because one replay ends before the next begins. The
@@ -35,7 +36,7 @@ class CudaGraphs:
         self._graphs[shape, adapted] = graph
         self._logits[shape, adapted] = unowned_view(logits, logits.device)  # its memory is the next graph's too
 
-    def replay(self, shape: GraphShape, *, adapted: bool = False) -> Tensor:
+    def replay(self, shape: GraphShape, *, adapted: Adapted = Adapted.NOTHING) -> Tensor:
         """[sampled, vocab] logits, valid until the next replay."""
         self._graphs[shape, adapted].replay()
         return self._logits[shape, adapted]

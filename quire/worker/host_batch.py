@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.attention.metadata import IntArray
-from quire.messages import Plan
+from quire.messages.workers import Plan
 from quire.worker.graph_shapes import GraphShape, StepKind
 from quire.worker.speculation.step_drafts import StepDrafts
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
-from quire.messages import Plan
+from quire.messages.workers import Plan
 from quire.worker.pinned_host_pool import PinnedHostPool
 from quire.worker.pinned_memory import pin_host_memory, unpin_host_memory
 from quire.worker.staging_buffer import StagingBuffer, to_device_memory

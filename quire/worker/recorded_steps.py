@@ -1,7 +1,7 @@
 """Steps on a CPU that are recorded once and replayed: what CUDA graphs are on a GPU.
 
 One recording serves steps of any sizes up to a limit, so nothing is padded. Steps with adapters have another one, so
-that those without are what they would be in an engine that serves none.
+that those without are what they would be in an engine that serves none. Where adapters change experts, they have none.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.kernels.cpu.library import library
 from quire.kernels.cpu.recording import NotRecordable, Recording, Sizes, record
+from quire.lora.step_tiles import Adapted
 from quire.worker.graph_shapes import GraphShape, StepKind
 
 MOST_TOKENS = 256
@@ -27,30 +28,30 @@ class RecordedSteps:
     """Replays steps of up to `most` tokens.
 
     Args:
-        recordings: Of such a step, without adapters and with them.
+        recordings: Of such a step, by what adapters change in it.
         most: The largest sizes.
     """
 
-    def __init__(self, recordings: dict[bool, Recording], most: Sizes) -> None:
+    def __init__(self, recordings: dict[Adapted, Recording], most: Sizes) -> None:
         self._recordings = recordings
         self._last = next(iter(recordings.values()))
         self._most = most
 
     def for_step(
-        self, tokens: int, rows: int, sampled: int, decode_rows: int, *, adapted: bool = False
+        self, tokens: int, rows: int, sampled: int, decode_rows: int, *, adapted: Adapted = Adapted.NOTHING
     ) -> GraphShape | None:
-        """See GraphShapes; `adapted`, whether tokens have adapters."""
+        """See GraphShapes; `adapted`, what adapters change."""
         if adapted not in self._recordings:
             return None
         if not sampled or any(own > most for own, most in zip((tokens, rows, sampled), self._most, strict=True)):
             return None
         return GraphShape(StepKind.DECODE if tokens == rows == sampled else StepKind.MIXED, tokens, rows, sampled)
 
-    def replay(self, shape: GraphShape, *, adapted: bool = False) -> Tensor:
+    def replay(self, shape: GraphShape, *, adapted: Adapted = Adapted.NOTHING) -> Tensor:
         """[sampled, vocab] logits, valid until the next replay."""
         return self._recordings[adapted].replay(_sizes(shape))
 
-    def replay_logits(self, shape: GraphShape, *, adapted: bool = False) -> Tensor:
+    def replay_logits(self, shape: GraphShape, *, adapted: Adapted = Adapted.NOTHING) -> Tensor:
         """The same, but nothing is sampled from them before `sample`."""
         self._last = self._recordings[adapted]
         return self._last.replay(_sizes(shape), held_back=1)
@@ -61,12 +62,12 @@ class RecordedSteps:
 
 
 def record_steps(
-    step: Callable[[bool, Sizes], Callable[[], Tensor]], kinds: Sequence[bool], rows: int, sampled: int
+    step: Callable[[Adapted, Sizes], Callable[[], Tensor]], kinds: Sequence[Adapted], rows: int, sampled: int
 ) -> RecordedSteps | None:
     """Record a step for up to `rows` rows and `sampled` positions; see `recording.record`.
 
     Args:
-        step: Prepares a step, given whether its tokens have adapters.
+        step: Prepares a step, given what adapters change in it.
         kinds: Those that there are, of which each is recorded.
         rows, sampled: See above.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.messages import Plan
+from quire.messages.workers import Plan
 
 
 class SampledSteps:

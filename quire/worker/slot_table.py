@@ -17,7 +17,7 @@ from torch import Tensor
 from quire.attention.metadata import IntArray
 from quire.kernels.dispatch import kernel
 from quire.logits_processors import LogitsProcessor
-from quire.messages import Admitted, Plan
+from quire.messages.workers import Admitted, Plan
 from quire.sampling import LARGEST_EFFECT
 from quire.worker.pinned_memory import upload
 from quire.worker.sampling.logits_transforms import LogitsTransforms

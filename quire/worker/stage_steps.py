@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.attention.metadata import IntArray
 from quire.mesh import Mesh
-from quire.messages import Plan
+from quire.messages.workers import Plan
 from quire.worker.sampled_steps import SampledSteps
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from quire.messages import Result, TokenBitmasks
+from quire.messages.workers import Result, TokenBitmasks
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.attention.metadata import AttentionMetadata
 from quire.kernels.reference.lora import Tiles
+from quire.lora.step_tiles import Adapted
 from quire.worker.kv_transfer import BlockMoves
 from quire.worker.slot_table import SlotUpdates
 from quire.worker.speculation.draft_columns import DraftColumns
@@ -35,6 +36,8 @@ class StepInputs(NamedTuple):
         slot_updates: Changes of the slot table.
         block_moves: Swaps and copies of blocks.
         tiles: Which tokens have which adapter; None: none has any.
+        expert_slots: [tokens], the slot of the adapter of each whose adapter changes experts, and else 0; None: none's
+            does.
         drafts: Of a short step that is verified by its graph, which drafts it has; None: it is no such step.
         stage_step: [1], what the step's streams are known by in other stages of a pipeline; None: there are none.
     """
@@ -51,5 +54,13 @@ class StepInputs(NamedTuple):
     slot_updates: SlotUpdates
     block_moves: BlockMoves
     tiles: Tiles | None = None
+    expert_slots: Tensor | None = None
     drafts: DraftColumns[Tensor] | None = None
     stage_step: Tensor | None = None
+
+    @property
+    def adapted(self) -> Adapted:
+        """What adapters change in the step."""
+        if self.tiles is None:
+            return Adapted.NOTHING
+        return Adapted.PROJECTIONS if self.expert_slots is None else Adapted.EXPERTS

@@ -21,6 +21,7 @@ from torch import Tensor
 from quire.attention.backend import AttentionBackend, KVView
 from quire.clock import Clock
 from quire.collectives.collectives import Collectives, OneRank
+from quire.collectives.engine_group import ExpertLayers
 from quire.collectives.stream import NO_LINKS, StageLinks
 from quire.config import Config
 from quire.errors import ConfigError, MemoryBudgetError
@@ -33,7 +34,7 @@ from quire.lora.loader import AdapterLoader
 from quire.lora.sources import AdapterSources
 from quire.lora.updates import AdapterMemory, HostAdapter, LowRankUpdates
 from quire.mesh import Mesh
-from quire.messages import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
+from quire.messages.workers import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
 from quire.models.model import Model, build_model
 from quire.models.rank_share import rank_share
 from quire.models.spec import ModelSpec, read_spec
@@ -112,6 +113,7 @@ class Worker:
         loan: What a draft head is lent by its model; None: the worker is of a model.
         followed: Of a draft model on a device that runs ahead, the slots of the model that it drafts for.
         stages: What other stages of a pipeline are told, where devices run ahead.
+        engines: Those with which its engine divides experts, if there are any.
 
     Attributes:
         adapters: Loads them, once the model is loaded; None: none are served.
@@ -129,17 +131,20 @@ class Worker:
         loan: Loan | None = None,
         followed: SlotTable | None = None,
         stages: StageSteps = WHOLE_MODEL,
+        engines: ExpertLayers | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
         self._precompiler = precompiler
         self._mesh = mesh or Mesh()
+        assert (engines is None) == (self._mesh.engines == 1), "they divide experts together"
         self._collectives = collectives or OneRank()
         self._links = links
         self._rehearsed = rehearsed or OneRank()
         self._loan = loan
         self._followed = followed
         self._stages = stages
+        self._engines = engines
         self._device = torch.device("cuda:0" if config.device.device == "cuda" else "cpu")
         self._startup: dict[str, float] = {}
         self._kv_scales: Tensor | None = None
@@ -200,7 +205,12 @@ class Worker:
         packed_weights = packed_weights_for(self._config, spec, self._device, self._mesh)
         updates = self._updates()
         factory = LayerFactory(
-            replace(options, packed_weights=packed_weights), spec.quantization, self._mesh, self._collectives, updates
+            replace(options, packed_weights=packed_weights),
+            spec.quantization,
+            self._mesh,
+            self._collectives,
+            updates,
+            engines=self._engines,
         )
         loan, share = self._loan, rank_share(spec, self._mesh)
         model = build_model(spec, factory, *self._links, None if loan is None else loan.to_model)
@@ -261,8 +271,8 @@ class Worker:
     def capture_graphs(self, loaded: LoadedModel) -> None:
         """Capture small steps as CUDA graphs; on a CPU, record them."""
         if not (most := self._config.device.max_cudagraph_capture_size):
-            one_stage = self._mesh.pp == 1  # what comes from another stage is no kernel's doing
-            if self._device.type == "cpu" and one_stage and not self._config.device.enforce_eager:
+            is_alone = self._mesh.pp == 1 and self._engines is None  # what comes from elsewhere is no kernel's doing
+            if self._device.type == "cpu" and is_alone and not self._config.device.enforce_eager:
                 with self._stage("graphs"):
                     self._runner.record_steps()
             return

@@ -24,7 +24,8 @@ from quill.decoding import answer_all
 from quill.examination import MAX_ANSWER_TOKENS, QUESTIONS, Report, examination, grade
 from quill.model import DRAFT, QUILL, Llama
 from quill.tokenizer import train_tokenizer
-from quill.training import Rates, Trained, train
+from quill.training import train
+from quill.training_loop import Rates, Trained
 from tokenizers import Tokenizer
 
 TOKENIZER_CONVERSATIONS = 30_000

@@ -18,7 +18,7 @@ from quill.checkpoint import load_model, save_head
 from quill.corpus import batches
 from quill.eagle3 import DRAFTS, QUILL_EAGLE3, Head, frequent_tokens
 from quill.eagle3_training import agreement, train_head
-from quill.training import Rates
+from quill.training_loop import Rates
 
 COUNTED_BATCHES = 32
 """By which the tokens are chosen that the head can propose."""

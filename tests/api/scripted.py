@@ -6,20 +6,8 @@ import queue
 import time
 
 from quire.engine.client import Lost
-from quire.messages import (
-    Abort,
-    Add,
-    ClientHeartbeat,
-    Control,
-    Deltas,
-    End,
-    EndReason,
-    EngineId,
-    FromEngine,
-    Heartbeat,
-    Ready,
-    ToEngine,
-)
+from quire.messages.from_engine import Deltas, End, EndReason, EngineId, FromEngine, Heartbeat, Ready
+from quire.messages.to_engine import Abort, Add, ClientHeartbeat, Control, ToEngine
 from tests.api.server import MAX_MODEL_LEN
 from tests.checkpoints import VOCAB_SIZE
 
@@ -97,8 +85,8 @@ class ScriptedClient:
 
     def wait_for_adds(self, count: int) -> list[Add]:
         """Return once the server has sent that many."""
-        for _ in range(400):
-            if len(self.adds) >= count:
-                return self.adds
+        deadline = time.monotonic() + 60
+        while len(self.adds) < count:
+            assert time.monotonic() < deadline, f"{len(self.adds)} requests came, not {count}"
             time.sleep(0.01)
-        raise AssertionError(f"{len(self.adds)} requests came, not {count}")
+        return self.adds

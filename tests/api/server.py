@@ -173,7 +173,7 @@ class Server:
 
     def assert_all_free(self) -> None:
         """Nothing is held, here or in the engine, as soon as what is in flight is over."""
-        for _ in range(100):
+        for _ in range(1_200):
             counts = self.get("/debug/counts").json()
             api, engine = counts["api"], counts["engine"]
             free = engine["free_blocks"] == engine["blocks"] and engine["free_slots"] == engine["slots"]

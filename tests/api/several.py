@@ -24,7 +24,7 @@ from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
 from quire.engine.transport import ZmqPort
 from quire.executor.fake import FakeExecutor
-from quire.messages import EngineId
+from quire.messages.from_engine import EngineId
 from quire.processes.launch import LaunchConfig
 from tests.api.server import NoSwaps, resolved
 

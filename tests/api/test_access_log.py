@@ -14,7 +14,7 @@ import pytest
 
 from quire.api.output_collector import OutputCollector
 from quire.api.request_record import RequestCost, RequestRecord
-from quire.messages import Add
+from quire.messages.to_engine import Add
 from quire.metrics.stats import Stats
 from quire.processes.logs import FIELDS, JsonFormatter
 from quire.sampling import SamplingParams

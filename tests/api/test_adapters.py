@@ -14,9 +14,10 @@ import pytest
 from quire.engine.inprocess import InProcessClient
 from quire.executor.fake import FakeExecutor
 from quire.executor.fake_adapters import FakeAdapters
-from quire.messages import Ready
+from quire.messages.from_engine import Ready
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import KEY, Server, resolved
+from tests.api.test_lifetimes import eventually
 from tests.checkpoints import VOCAB_SIZE
 
 COUNT = 4
@@ -200,7 +201,8 @@ def test_loading_needs_a_key_or_the_operators_word(
 
 def test_an_engine_that_takes_anothers_place_is_told_what_was_loaded(tmp_path: Path) -> None:
     """And a new API process hears it from the engine."""
-    from quire.messages import Adapter, Dead, EngineId
+    from quire.messages.from_engine import Dead, EngineId
+    from quire.messages.to_engine import Adapter
 
     config = resolved(tmp_path, enable_lora=True)
     client = ScriptedClient()
@@ -218,10 +220,7 @@ def test_an_engine_that_takes_anothers_place_is_told_what_was_loaded(tmp_path: P
         import msgspec
 
         client.say(msgspec.structs.replace(ready, source=successor))
-        for _ in range(400):
-            if len(client.controls) >= 2:
-                break
-            __import__("time").sleep(0.01)
+        eventually(lambda: len(client.controls) >= 2)
         assert sorted(action for action, _ in client.controls) == ["load_adapter", "unload_adapter"]
         assert names(running)[-1] == "other"
         assert json.dumps(names(running))

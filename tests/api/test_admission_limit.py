@@ -9,7 +9,8 @@ import pytest
 from quire.api.admission_limit import OVERFLOW, AdmissionLimit, QueueLimits
 from quire.api.engine_queue import EngineQueue
 from quire.errors import OverloadedError
-from quire.messages import Add, Load
+from quire.messages.from_engine import Load
+from quire.messages.to_engine import Add
 from quire.metrics.stats import Limit
 from tests.engine.harness import add
 

@@ -112,7 +112,7 @@ def test_a_pause_is_for_all_and_whoever_is_asked_ends_it(two: Two) -> None:
         assert waiting.result(20).choices[0].text == "bcde"
     assert first.http.get("/is_paused").json() == {"is_paused": False}
     connections = [server.model.session._engines[0].connection for server in two]
-    eventually(lambda: [connection._pause for connection in connections] == ["", ""], 5)
+    eventually(lambda: [connection._pause for connection in connections] == ["", ""])
 
 
 def test_metrics_and_counts_are_those_of_all_whoever_is_asked(two: Two) -> None:
@@ -132,8 +132,8 @@ def test_metrics_and_counts_are_those_of_all_whoever_is_asked(two: Two) -> None:
         assert server.http.get("/debug/counts").json()["api"]["sequences"] == 2
     for stream in streams:
         stream.close()
-    eventually(lambda: all(server.http.get("/load").json() == {"server_load": 0} for server in two), 10)
-    eventually(lambda: two[0].http.get("/debug/counts").json()["engine"]["requests"] == 0, 10)
+    eventually(lambda: all(server.http.get("/load").json() == {"server_load": 0} for server in two))
+    eventually(lambda: two[0].http.get("/debug/counts").json()["engine"]["requests"] == 0)
 
 
 def test_no_counter_goes_back_while_scrapes_are_answered_in_turn(two: Two) -> None:
@@ -165,17 +165,17 @@ def test_a_queue_that_one_has_filled_is_full_for_the_other_and_each_tenant_has_a
     assert first.http.post("/pause", params={"mode": "keep"}).status_code == 200
     with ThreadPoolExecutor(5) as pool:
         waiting = [pool.submit(complete, first, **flood) for _ in range(4)]
-        eventually(lambda: metric(second, "vllm:num_requests_waiting") == 4, 10)
+        eventually(lambda: metric(second, "vllm:num_requests_waiting") == 4)
         heard = second.model.session.admission_limit._others
-        eventually(lambda: 0 in heard and sum(heard[0].sequences.values()) == 4, 10)
+        eventually(lambda: 0 in heard and sum(heard[0].sequences.values()) == 4)
         with pytest.raises(openai.RateLimitError):
             complete(second, **flood)
         assert metric(first, "vllm:admission_rejections_total", reason="requests") == 1
         waiting.append(pool.submit(complete, second, **guest))
-        eventually(lambda: metric(first, "vllm:num_requests_waiting") == 5, 10)
+        eventually(lambda: metric(first, "vllm:num_requests_waiting") == 5)
         first.http.post("/resume")
         assert [answer.result(20).choices[0].text for answer in waiting] == ["bcde"] * 5
-    eventually(lambda: not heard[0].sequences, 10)
+    eventually(lambda: not heard[0].sequences)
 
 
 def test_an_answer_that_one_has_stored_the_other_continues(two: Two) -> None:

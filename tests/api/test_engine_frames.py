@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from quire.api import engine_frames
-from quire.messages import CLIENT_SHIFT
+from quire.messages.to_engine import CLIENT_SHIFT
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import KEY, Server, resolved, running
 

@@ -13,7 +13,8 @@ from quire.api.engine_receiver import PIECE
 from quire.api.event_loop_receiver import EventLoopReceiver
 from quire.clock import SystemClock
 from quire.engine.client import Lost
-from quire.messages import Dead, Deltas, EngineId, FromEngine, Heartbeat, ToEngine
+from quire.messages.from_engine import Dead, Deltas, EngineId, FromEngine, Heartbeat
+from quire.messages.to_engine import ToEngine
 
 
 class PipeClient:

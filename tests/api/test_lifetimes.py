@@ -16,7 +16,8 @@ import openai
 import pytest
 
 from quire.engine.client import Lost
-from quire.messages import CLIENT_SHIFT, Dead, Deltas, End, EngineId, Heartbeat, Load
+from quire.messages.from_engine import Dead, Deltas, End, EngineId, Heartbeat, Load
+from quire.messages.to_engine import CLIENT_SHIFT
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import Server, resolved, running
 
@@ -98,9 +99,10 @@ def test_a_client_that_leaves_while_waiting_is_aborted(scripted: tuple[Server, S
     server.wait_ready()
     for stream in (False, True):
         client.adds.clear()
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(server.url + "/v1/completions", json=LONG | {"stream": stream}, timeout=0.2)
-        (add,) = client.wait_for_adds(1)
+        body = json.dumps(LONG | {"stream": stream}).encode()
+        with connect(server) as connection:
+            connection.sendall(head(body) + body)
+            (add,) = client.wait_for_adds(1)
         eventually(lambda add=add: add.id in client.aborted)  # type: ignore[misc]
     assert server.session.num_sequences == 0
 

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from quire.messages import Deltas, End, TokenLogprobs
+from quire.messages.from_engine import Deltas, End
+from quire.messages.workers import TokenLogprobs
 from quire.text.sequence_accumulator import SequenceAccumulator
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import Server, running

@@ -96,7 +96,7 @@ def test_steps_are_counted_by_their_tokens(tmp_path: Path) -> None:
         for _ in range(3):
             server.post("/v1/completions", {"prompt": list(range(40)), "max_tokens": 5, "cache_salt": str(_)})
         server.assert_all_free()
-        for _ in range(100):  # comes with the engine's next heartbeat
+        for _ in range(1_200):  # comes with the engine's next heartbeat
             values = scrape(server)
             if values["vllm:iteration_tokens_total_sum"] == 3 * (40 + 4):
                 break

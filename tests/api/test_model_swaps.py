@@ -31,7 +31,7 @@ from quire.engine.loop import turn_until
 from quire.engine.transport import ZmqPort
 from quire.errors import ConfigError
 from quire.executor.fake import FakeExecutor
-from quire.messages import EngineId
+from quire.messages.from_engine import EngineId
 from quire.planning.auto_config import resolve
 from quire.processes.launch import LaunchConfig, Report
 from quire.processes.orders import DropModel, HoldRequests, OpenModel, Order, Reload, TellSwap, send_order

@@ -6,7 +6,8 @@ import asyncio
 
 from quire.api.open_requests import OpenRequests
 from quire.api.output_collector import OutputCollector
-from quire.messages import End, TokenLogprobs
+from quire.messages.from_engine import End
+from quire.messages.workers import TokenLogprobs
 from quire.text.deltas import SequenceDelta
 from tests.engine.harness import add
 

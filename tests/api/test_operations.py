@@ -64,7 +64,7 @@ def paused(server: Server) -> float:
 
 def is_open(server: Server, sequences: int) -> bool:
     """Whether so many sequences are open, soon."""
-    for _ in range(200):
+    for _ in range(3_000):
         if server.get("/load").json()["server_load"] == sequences:
             return True
         threading.Event().wait(0.02)
@@ -103,7 +103,7 @@ def test_a_paused_server_takes_requests_and_answers_them_after_the_resume(
 def test_the_metrics_tell_of_a_pause(server: Server) -> None:
     assert paused(server) == 0
     server.post("/pause", None)
-    for _ in range(100):
+    for _ in range(1_200):
         if paused(server):
             break
         threading.Event().wait(0.05)

@@ -8,7 +8,7 @@ import pytest
 
 from quire.api.output_collector import OutputCollector
 from quire.errors import GenerationError
-from quire.messages import Add
+from quire.messages.to_engine import Add
 from quire.sampling import SamplingParams
 from quire.text.deltas import SequenceDelta
 

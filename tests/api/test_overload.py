@@ -11,7 +11,8 @@ from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
 from quire.errors import OverloadedError
 from quire.executor.fake import FakeExecutor
-from quire.messages import Deltas, Heartbeat, Result
+from quire.messages.from_engine import Deltas, Heartbeat
+from quire.messages.workers import Result
 from tests.engine.harness import add, config
 from tests.engine.test_client_liveness import ListPort, ManualClock
 

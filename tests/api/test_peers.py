@@ -10,7 +10,7 @@ import pytest
 
 from quire.api import peers as peers_module
 from quire.api.peers import AdapterLoaded, CountOpen, Peers
-from quire.messages import Adapter
+from quire.messages.to_engine import Adapter
 
 
 def three(directory: Path) -> list[Peers]:

@@ -11,7 +11,7 @@ import pytest
 from quire.clock import SystemClock
 from quire.engine.inprocess import InProcessClient
 from quire.executor.cpu_executor import CpuExecutor
-from quire.messages import Add, ToEngine
+from quire.messages.to_engine import Add, ToEngine
 from tests.api.server import Server, resolved, running
 from tests.checkpoints import VOCAB_SIZE, make_llama
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from quire.messages import CLIENT_SHIFT, Add, Dead, Deltas, EngineId
+from quire.messages.from_engine import Dead, Deltas, EngineId
+from quire.messages.to_engine import CLIENT_SHIFT, Add
 from quire.processes.orders import TakeTurn
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import Server

@@ -12,7 +12,7 @@ from quire.api.chat_serializer import ChatSerializer
 from quire.api.prompt_fields import PromptFields
 from quire.api.serializers import CompletionSerializer
 from quire.api.token_names import LOWEST_LOGPROB, TokenNames
-from quire.messages import TokenLogprobs
+from quire.messages.workers import TokenLogprobs
 from quire.output_parsers.events import ToolCallDelta, ToolCallStart
 from quire.text.deltas import ChoiceDelta
 from quire.text.tokenizer import Tokenizer, load_tokenizer

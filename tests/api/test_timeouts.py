@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from quire.messages import Deltas, End, Ready
+from quire.messages.from_engine import Deltas, End, Ready
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import KEY, Server, resolved, running
 

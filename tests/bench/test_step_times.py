@@ -15,7 +15,8 @@ from quire.costmodel.step_time import StepTime
 from quire.engine.build import build_model_runtime_info
 from quire.engine.inprocess import InProcessClient
 from quire.executor.simulated import SimulatedExecutor, VirtualClock
-from quire.messages import Add, DeviceLimits
+from quire.messages.to_engine import Add
+from quire.messages.workers import DeviceLimits
 from quire.models.spec import read_spec
 from quire.sampling import SamplingParams
 from quire.sizing.measured_rows import DIRECTORY

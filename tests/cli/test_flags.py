@@ -274,6 +274,7 @@ def test_no_foreign_setting_is_a_real_one() -> None:
         (["--async-scheduling"], "always planned ahead"),
         (["--decode_context_parallel_size=1"], "--decode-context-parallel-size has no effect"),
         (["--lora-dtype", "auto"], "--lora-dtype has no effect"),
+        (["--all2all-backend", "allgather_reducescatter"], "ranks gather the rows of all engines"),
     ],
 )
 def test_a_neutral_value_is_accepted_with_one_warning(

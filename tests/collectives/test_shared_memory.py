@@ -82,3 +82,37 @@ def test_a_rank_that_does_not_come_is_named_and_nobody_waits_again(plain: bool) 
     found = run_ranks(3, body, plain=plain, patience_s=0.2)
     assert found[0][0] == found[2][0] == 1
     assert 0.1 < found[0][1] < 15
+
+
+@by_kernels_and_torch
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [(3, 5), (0, 1), (4, 0), (700, 1_500), (2, 0, 9, 1)])
+@pytest.mark.parametrize("each", [1, 2])
+def test_groups_gather_their_rows_and_reduce_them(
+    each: int, rows: tuple[int, ...], dtype: torch.dtype, plain: bool
+) -> None:
+    """Also of more rows than a buffer has room for."""
+    ranks, width, total = each * len(rows), 300, sum(rows)
+
+    def own_rows(group: int) -> Tensor:
+        return given(group, rows[group] * width, dtype).view(rows[group], width)
+
+    def summand(rank: int) -> Tensor:
+        return given(10 + rank, total * width, dtype).view(total, width)
+
+    def body(mesh: Mesh, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
+        group = mesh.rank // each
+        numbers, gathered = torch.empty((total, 1), dtype=torch.int64), torch.empty((total, width), dtype=dtype)
+        own = [torch.full((rows[group], 1), group), own_rows(group)]
+        ranks.gather_rows(own, rows, [numbers, gathered])
+        reduced = torch.empty((rows[group], width), dtype=dtype)
+        ranks.reduce_rows(summand(mesh.rank), rows, reduced)
+        return numbers, gathered, reduced
+
+    whole = torch.cat([own_rows(group) for group in range(len(rows))])
+    sums = sum(summand(rank).float() for rank in range(ranks))
+    assert isinstance(sums, Tensor)
+    for rank, (numbers, gathered, reduced) in enumerate(run_ranks(ranks, body, plain=plain)):
+        assert numbers[:, 0].tolist() == [group for group, count in enumerate(rows) for _ in range(count)]
+        assert torch.equal(gathered, whole)
+        assert torch.equal(reduced, sums.to(dtype).split(list(rows))[rank // each])

@@ -96,7 +96,7 @@ class QuireServe:
                 found.setdefault(kind, []).append(int(entry.name))
         return {kind: sorted(pids) for kind, pids in found.items()}
 
-    def wait(self, timeout: float = 30) -> int:
+    def wait(self, timeout: float = 120) -> int:
         """Its exit code."""
         return self.process.wait(timeout)
 

@@ -22,6 +22,7 @@ from tests.e2e.process_usage import descendants
 from tests.e2e.serve import QuireServe, stream_lines
 
 LONG = {"prompt": "the quick", "max_tokens": 450, "ignore_eos": True, "temperature": 0}
+SEVERAL = LONG | {"n": 24, "temperature": 1.0, "seed": 5}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ class Reader(threading.Thread):
         self.error: Exception | None = None
         self.started = threading.Event()
         self.start()
-        assert self.started.wait(20)
+        assert self.started.wait(60)
 
     def run(self) -> None:
         try:
@@ -58,8 +59,15 @@ class Reader(threading.Thread):
             self.error = error
             self.started.set()
 
-    def text(self) -> str:
-        return "".join(json.loads(line)["choices"][0]["text"] for line in self.lines if line != "[DONE]")
+
+def texts_of(lines: Sequence[str]) -> list[str]:
+    """By choice."""
+    texts = [""] * 24
+    for line in lines:
+        if line != "[DONE]":
+            (choice,) = json.loads(line)["choices"]
+            texts[choice["index"]] += choice["text"]
+    return texts
 
 
 def test_settings_are_said_with_reasons_and_the_api_process_has_no_torch(server: QuireServe) -> None:
@@ -95,14 +103,10 @@ def test_sockets_are_private(server: QuireServe) -> None:
 
 
 def test_sigterm_drains_open_streams_refuses_new_ones_and_exits_0(server: QuireServe) -> None:
-    whole = "".join(
-        json.loads(line)["choices"][0]["text"]
-        for line in stream_lines(server.url + "/v1/completions", LONG)
-        if line != "[DONE]"
-    )
+    undisturbed = texts_of(stream_lines(server.url + "/v1/completions", SEVERAL))
     engine = server.children()["engine"]
-    reader = Reader(server, LONG)
-    os.kill(engine, signal.SIGSTOP)  # the stream cannot end before the refusal is seen
+    reader = Reader(server, SEVERAL)  # of many tokens: it must not end before the next line
+    os.kill(engine, signal.SIGSTOP)  # nor before the refusal is seen
     server.signal()
     while httpx.get(server.url + "/ready", timeout=20).status_code == 200:
         time.sleep(0.01)
@@ -114,7 +118,7 @@ def test_sigterm_drains_open_streams_refuses_new_ones_and_exits_0(server: QuireS
     reader.join(60)
     assert reader.error is None
     assert reader.lines[-1] == "[DONE]"
-    assert reader.text() == whole
+    assert texts_of(reader.lines) == undisturbed
     assert server.wait() == 0
     assert server.last_line == "stopped"
 
@@ -127,9 +131,9 @@ def test_a_second_signal_ends_at_once_and_says_so(checkpoint: Path) -> None:
         server.signal(signal.SIGINT)
         server.wait_line("SIGINT")
         server.signal(signal.SIGTERM)
-        assert server.wait(10) == 128 + signal.SIGTERM
+        assert server.wait() == 128 + signal.SIGTERM
         assert "stopped at once by SIGTERM" in server.last_line
-        reader.join(10)
+        reader.join(60)
         assert reader.lines[-1] != "[DONE]"
 
 
@@ -137,22 +141,9 @@ def test_open_requests_are_ended_when_the_drain_time_is_over(checkpoint: Path) -
     with QuireServe(str(checkpoint), "--port", "0", "--shutdown-timeout", "0.2") as server:
         reader = Reader(server.wait_ready(), LONG | {"n": 128, "temperature": 1.0})
         server.signal()
-        assert server.wait(20) == 0
-        reader.join(10)
+        assert server.wait() == 0
+        reader.join(60)
         assert "shutting down" in "".join(reader.lines)
-
-
-SEVERAL = LONG | {"n": 24, "temperature": 1.0, "seed": 5}
-
-
-def texts_of(lines: Sequence[str]) -> list[str]:
-    """By choice."""
-    texts = [""] * 24
-    for line in lines:
-        if line != "[DONE]":
-            (choice,) = json.loads(line)["choices"]
-            texts[choice["index"]] += choice["text"]
-    return texts
 
 
 def test_a_killed_engine_is_replaced_and_its_streams_go_on_also_during_a_drain(checkpoint: Path) -> None:
@@ -164,7 +155,7 @@ def test_a_killed_engine_is_replaced_and_its_streams_go_on_also_during_a_drain(c
         server.wait_line("engine process died: it was ended by SIGKILL")
         later = server.post("/v1/completions", LONG | {"max_tokens": 3})  # waits for the next engine
         assert later.json()["usage"]["completion_tokens"] == 3
-        reader.join(30)
+        reader.join(60)
         assert texts_of(reader.lines) == undisturbed
         assert "recovered in" in server.log
         metrics = httpx.get(server.url + "/metrics").text
@@ -177,7 +168,7 @@ def test_a_killed_engine_is_replaced_and_its_streams_go_on_also_during_a_drain(c
         os.kill(server.children()["engine"], signal.SIGKILL)
         reader.join(60)
         assert texts_of(reader.lines) == undisturbed
-        assert server.wait(15) == 0, server.log
+        assert server.wait() == 0, server.log
         assert server.last_line == "stopped"
 
 
@@ -185,7 +176,7 @@ def test_a_killed_api_process_is_replaced(checkpoint: Path) -> None:
     with QuireServe(str(checkpoint), "--port", "0", environment={"QUIRE_SERVER_DEV_MODE": "1"}) as server:
         reader = Reader(server.wait_ready(), LONG | {"n": 8, "temperature": 1.0})
         os.kill(server.children()["api"], signal.SIGKILL)
-        reader.join(5)
+        reader.join(60)
         assert isinstance(reader.error, httpx.TransportError)
         answer = server.post("/v1/completions", LONG | {"max_tokens": 3})  # waits for the next one
         assert answer.json()["usage"]["completion_tokens"] == 3
@@ -200,10 +191,10 @@ def test_without_restarts_a_killed_engine_is_said_at_once_to_streams_and_operato
     with QuireServe(str(checkpoint), "--port", "0", "--max-restarts", "0") as server:
         reader = Reader(server.wait_ready(), LONG | {"n": 64, "temperature": 1.0})
         os.kill(server.children()["engine"], signal.SIGKILL)
-        reader.join(10)
+        reader.join(60)
         assert json.loads(reader.lines[-2])["error"]["code"] == "engine_dead"
         assert reader.lines[-1] == "[DONE]"
-        assert server.wait(15) == 70
+        assert server.wait() == 70
         assert "engine process died: it was ended by SIGKILL" in server.last_line
         assert "see above" not in server.log
 
@@ -227,7 +218,7 @@ def test_children_leave_with_a_killed_supervisor(server: QuireServe) -> None:
     children = server.children()
     assert set(children) == {"engine", "api"}
     server.process.kill()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(Path(f"/proc/{pid}").exists() for pid in children.values()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(Path(f"/proc/{pid}").exists() for pid in children.values())
@@ -237,7 +228,7 @@ def test_a_signal_during_the_start_is_an_orderly_end(checkpoint: Path) -> None:
     with QuireServe(str(checkpoint), "--port", "0") as server:
         server.wait_line("access")
         server.signal()
-        assert server.wait(20) == 0, server.log
+        assert server.wait() == 0, server.log
         assert server.last_line == "stopped"
 
 
@@ -274,7 +265,7 @@ def test_what_cannot_start_says_why_in_its_last_line(
     tmp_path: Path, checkpoint: Path, change: dict[str, Any], arguments: list[str], code: int, message: str
 ) -> None:
     with QuireServe(broken(tmp_path, checkpoint, change), "--port", "0", *arguments) as server:
-        assert server.wait(40) == code, server.log
+        assert server.wait() == code, server.log
         last = server.last_line
         assert message in (server.log if "no-such-flag" in message else last)
         assert "Traceback" not in server.log
@@ -282,11 +273,11 @@ def test_what_cannot_start_says_why_in_its_last_line(
 
 def test_a_missing_model_and_a_taken_port_have_codes_of_their_own(tmp_path: Path, checkpoint: Path) -> None:
     with QuireServe(str(tmp_path / "nothing"), "--port", "0") as server:
-        assert server.wait(40) == 3
+        assert server.wait() == 3
         assert str(tmp_path / "nothing") in server.last_line
     taken = socket.create_server(("0.0.0.0", 0))
     with taken, QuireServe(str(checkpoint), "--port", str(taken.getsockname()[1])) as server:
-        assert server.wait(20) == 6
+        assert server.wait() == 6
         assert "is taken by another program" in server.last_line
 
 
@@ -295,5 +286,5 @@ def test_a_truncated_weights_file_is_named(tmp_path: Path, checkpoint: Path) -> 
     weights = directory / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     with QuireServe(str(directory), "--port", "0") as server:
-        assert server.wait(40) == 4
+        assert server.wait() == 4
         assert "model.safetensors" in server.last_line

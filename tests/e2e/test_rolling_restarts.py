@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.rolling_restarts import CLIENTS, rolling_restarts
 
-RESTARTS = 10
+RESTARTS = 6
 
 
 @pytest.mark.long("reliability")

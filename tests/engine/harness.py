@@ -15,7 +15,9 @@ from quire.errors import GenerationError
 from quire.executor.executor import Executor
 from quire.executor.fake import FakeExecutor, allowed, hash_token
 from quire.kvcache.group_windows import FULL_ATTENTION, GroupWindow
-from quire.messages import Add, Deltas, End, Fork, Ready, TokenLogprobs
+from quire.messages.from_engine import Deltas, End, Ready
+from quire.messages.to_engine import Add, Fork
+from quire.messages.workers import TokenLogprobs
 from quire.sampling import SamplingParams
 from quire.scheduler.request import Request
 

@@ -20,7 +20,8 @@ from quire.engine.inprocess import InProcessClient
 from quire.errors import CheckpointError, ConfigError
 from quire.executor.fake import FakeExecutor, adapted_counter, hash_token
 from quire.executor.fake_adapters import FakeAdapters
-from quire.messages import Abort, Adapter, Add, Control, Deltas, Done, End, Ready
+from quire.messages.from_engine import Deltas, Done, End, Ready
+from quire.messages.to_engine import Abort, Adapter, Add, Control
 from quire.sampling import SamplingParams
 
 VOCAB = 512

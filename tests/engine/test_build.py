@@ -9,7 +9,7 @@ from quire.clock import SystemClock
 from quire.costmodel.hardware import Hardware
 from quire.costmodel.roofline import Roofline
 from quire.engine.build import ModelRuntimeInfo, build_scheduler
-from quire.messages import DeviceLimits, Result
+from quire.messages.workers import DeviceLimits, Result
 from quire.models.spec import read_spec
 from tests.engine.harness import add, config
 

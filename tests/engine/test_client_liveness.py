@@ -6,17 +6,8 @@ from quire.engine.build import ModelRuntimeInfo
 from quire.engine.client_liveness import SILENT_AFTER_S
 from quire.engine.core import HEARTBEAT_S, EngineCore
 from quire.executor.fake import FakeExecutor
-from quire.messages import (
-    CLIENT_SHIFT,
-    ClientGone,
-    ClientHeartbeat,
-    Control,
-    Deltas,
-    FromEngine,
-    Heartbeat,
-    Ready,
-    ToEngine,
-)
+from quire.messages.from_engine import Deltas, FromEngine, Heartbeat, Ready
+from quire.messages.to_engine import CLIENT_SHIFT, ClientGone, ClientHeartbeat, Control, ToEngine
 from tests.engine.harness import add, config
 
 

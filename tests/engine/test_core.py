@@ -9,7 +9,8 @@ import pytest
 
 from quire.executor.fake import FakeExecutor
 from quire.kvcache.group_windows import GroupWindow
-from quire.messages import Abort, Control, Done
+from quire.messages.from_engine import Done
+from quire.messages.to_engine import Abort, Control
 from tests.engine.harness import Engine, add, alone
 
 

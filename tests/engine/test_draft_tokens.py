@@ -8,7 +8,7 @@ import pytest
 
 from quire.executor.fake import FakeExecutor
 from quire.kvcache.group_windows import GroupWindow
-from quire.messages import Abort
+from quire.messages.to_engine import Abort
 from quire.sampling import RepetitionDetectionParams
 from tests.engine.harness import Engine, add, alone
 

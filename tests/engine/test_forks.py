@@ -9,7 +9,7 @@ import pytest
 
 import quire.kvcache.block_hashes
 from quire.executor.fake import FakeExecutor
-from quire.messages import Abort, Add, Control, Fork
+from quire.messages.to_engine import Abort, Add, Control, Fork
 from tests.engine.harness import Engine, add, alone
 
 PROMPT = [random.Random(1).randrange(512) for _ in range(90)]

@@ -10,7 +10,8 @@ from quire.engine.step_stats import StepStats
 from quire.executor.fake import FakeExecutor
 from quire.kvcache.block_pool import BlockPool
 from quire.kvcache.group_windows import FULL_ATTENTION, GroupWindow
-from quire.messages import CLIENT_SHIFT, Control, Done
+from quire.messages.from_engine import Done
+from quire.messages.to_engine import CLIENT_SHIFT, Control
 from tests.engine.harness import Engine, add
 
 

@@ -8,7 +8,8 @@ from benchmarks.kv_waste import measure
 from quire.engine.step_stats import StepStats
 from quire.executor.fake import FakeExecutor
 from quire.kvcache.group_windows import FULL_ATTENTION, GroupWindow
-from quire.messages import STEP_TOKEN_BOUNDS, ClientHeartbeat, Deltas, Heartbeat, Load
+from quire.messages.from_engine import STEP_TOKEN_BOUNDS, Deltas, Heartbeat, Load
+from quire.messages.to_engine import ClientHeartbeat
 from tests.engine.harness import Engine, add
 
 

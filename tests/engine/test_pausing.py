@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from quire.executor.fake import FakeExecutor
-from quire.messages import Abort, Control, Done
+from quire.messages.from_engine import Done
+from quire.messages.to_engine import Abort, Control
 from tests.engine.harness import Engine, HashMasker, add, alone
 
 

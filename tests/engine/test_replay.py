@@ -12,7 +12,8 @@ from quire.api.open_requests import OpenRequests
 from quire.api.output_collector import OutputCollector
 from quire.api.replay import replay_adds
 from quire.executor.fake import FakeExecutor
-from quire.messages import Add, Deltas, Fork
+from quire.messages.from_engine import Deltas
+from quire.messages.to_engine import Add, Fork
 from quire.text.deltas import deltas_by_sequence
 from tests.engine.harness import Engine, HashMasker, add, alone
 

@@ -8,7 +8,8 @@ import pytest
 from quire.clock import SystemClock
 from quire.engine.submission import Submission, choice_seed
 from quire.errors import ContextLengthError, RequestError
-from quire.messages import CLIENT_SHIFT, Ready
+from quire.messages.from_engine import Ready
+from quire.messages.to_engine import CLIENT_SHIFT
 from quire.sampling import SamplingParams
 
 

@@ -10,7 +10,7 @@ import pytest
 from quire.costmodel.hardware import GPUS
 from quire.costmodel.roofline import Roofline
 from quire.engine.throughput import Throughput
-from quire.messages import EXPECTED_OUTPUT, Deltas, Load
+from quire.messages.from_engine import EXPECTED_OUTPUT, Deltas, Load
 from quire.models.spec import read_spec
 from tests.engine.harness import Engine, add
 from tests.models.test_published import PUBLISHED

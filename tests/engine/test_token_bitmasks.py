@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from quire.executor.fake import FakeExecutor
-from quire.messages import Abort, Plan, TokenBitmasks
+from quire.messages.to_engine import Abort
+from quire.messages.workers import Plan, TokenBitmasks
 from quire.scheduler.request import Request
 from tests.engine.harness import Engine, HashMasker, add, alone
 

@@ -25,7 +25,8 @@ from quire.engine.transport import (
     engine_address,
 )
 from quire.executor.fake import FakeExecutor
-from quire.messages import Abort, ClientGone, ClientHeartbeat, Control, Dead, Deltas, Done, End, EngineId, FromEngine
+from quire.messages.from_engine import Dead, Deltas, Done, End, EngineId, FromEngine
+from quire.messages.to_engine import Abort, ClientGone, ClientHeartbeat, Control
 from tests.engine.harness import add, config
 
 ENGINE = EngineId()

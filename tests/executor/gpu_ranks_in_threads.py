@@ -50,7 +50,7 @@ def use_ranks_in_threads(monkeypatch: pytest.MonkeyPatch) -> list[ReplayByRunnin
     graphs: list[ReplayByRunning] = []
 
     def capture(self: Worker, loaded: LoadedModel) -> None:
-        self._runner._graphs = replay = ReplayByRunning()  # type: ignore[assignment]
+        self._runner._captured.graphs = replay = ReplayByRunning()  # type: ignore[assignment]
         self._runner.capture_graphs(CAPTURED)
         graphs.append(replay)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.executor.executor import Executor
 from quire.kernels.reference.philox import uniform
-from quire.messages import Add
+from quire.messages.to_engine import Add
 from quire.sampling import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.harness import Engine, HashMasker, add

@@ -16,7 +16,7 @@ from quire.config import environment
 from quire.errors import CheckpointError
 from quire.executor.cpu_executor import CpuExecutor
 from quire.executor.executor import Executor, FaultHook, no_faults
-from quire.messages import Plan
+from quire.messages.workers import Plan
 from tests.checkpoints import make_llama
 from tests.worker.driver import admitted, config_for
 

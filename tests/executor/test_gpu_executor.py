@@ -26,7 +26,7 @@ from quire.executor.executor import Executor
 from quire.executor.factory import build_executor
 from quire.executor.gpu_executor import GpuExecutor
 from quire.mesh import Mesh
-from quire.messages import Plan, Result
+from quire.messages.workers import Plan, Result
 from quire.worker import kv_transfer
 from quire.worker.pinned_host_pool import PinnedHostPool
 from quire.worker.worker import Worker

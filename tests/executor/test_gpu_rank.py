@@ -21,7 +21,8 @@ from quire.executor.multi_rank_executor import MultiRankExecutor
 from quire.executor.rank_messages import Bitmasks, FromRank, LoadAdapter, StepDone, Stop, ToRanks, fingerprint
 from quire.executor.rank_processes import RankProcesses
 from quire.mesh import Mesh
-from quire.messages import Adapter, AdapterLoaded, DeviceLimits, Plan, Result
+from quire.messages.to_engine import Adapter
+from quire.messages.workers import AdapterLoaded, DeviceLimits, Plan, Result
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.processes.shared_memory import SharedMemory
 from quire.worker.worker import Worker

@@ -194,7 +194,7 @@ def test_what_a_ranks_start_raises_is_raised(tmp_path: Path) -> None:
 
 def test_ranks_that_sample_differently_are_the_end(tiny: Path) -> None:
     from quire.executor.rank_messages import StepDone
-    from quire.messages import Result
+    from quire.messages.workers import Result
 
     class Two:
         def name(self, rank: int) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from quire.executor.rank_adapters import RankAdapters
 from quire.executor.rank_messages import LoadAdapter
-from quire.messages import Adapter, AdapterLoaded
+from quire.messages.to_engine import Adapter
+from quire.messages.workers import AdapterLoaded
 
 POET, LAWYER = Adapter("poet", "/poet", ""), Adapter("lawyer", "/lawyer", "")
 

@@ -10,7 +10,7 @@ import pytest
 from quire.executor.message_ring import RingReader, RingWriter, ring_bytes
 from quire.executor.rank_steps import SampledTokens, TokenArrivals, without_samples
 from quire.executor.stage_rings import most_unread, token_ring_bytes
-from quire.messages import Plan
+from quire.messages.workers import Plan
 from quire.processes.shared_memory import SharedMemory
 from tests.worker.driver import admitted
 

@@ -16,8 +16,9 @@ from quire.executor.cpu_executor import CpuExecutor
 from quire.executor.executor import Executor
 from quire.executor.gpu_executor import GpuExecutor
 from quire.kernels.cpu.library import library
-from quire.messages import Abort, Plan, TokenBitmasks
-from quire.worker import buffer_ring, model_runner, worker
+from quire.messages.to_engine import Abort
+from quire.messages.workers import Plan, TokenBitmasks
+from quire.worker import buffer_ring, captured_steps, model_runner, worker
 from quire.worker.recorded_steps import RecordedSteps
 from quire.worker.worker import Worker
 from tests.checkpoints import VOCAB_SIZE, make_llama
@@ -48,7 +49,7 @@ def reference(tiny: Path) -> Reference:
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that replays steps as on a GPU, with torch's versions of its kernels."""
-    monkeypatch.setattr(model_runner, "CudaGraphs", ReplayByRunning)
+    monkeypatch.setattr(captured_steps, "CudaGraphs", ReplayByRunning)
     monkeypatch.setattr(model_runner, "BufferRing", CountedBufferRing)
     monkeypatch.setattr(buffer_ring, "_has_memory", lambda device: True)
     monkeypatch.setattr(worker, "_attention", attention)
@@ -113,7 +114,7 @@ def test_masked_rows_are_sampled_behind_a_recorded_step(tiny: Path, reference: R
     executor = GpuExecutor(config, SystemClock())
     engine = serve(reference, executor, SETTINGS[settings])
     assert executor._worker is not None
-    assert len(executor._worker._runner._graphs.replayed) > TOKENS  # type: ignore[attr-defined]
+    assert len(executor._worker._runner._captured.graphs.replayed) > TOKENS  # type: ignore[attr-defined]
     engine.client.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from functools import partial
@@ -13,30 +14,59 @@ from quire.clock import Clock
 from quire.collectives.layout import memory_bytes
 from quire.collectives.shared_memory import shared_memory_collectives
 from quire.config import Config
+from quire.executor.group_steps import GroupSteps, engine_group
 from quire.executor.message_streams import stage_links
 from quire.executor.rank_adapters import RankAdapters
-from quire.executor.rank_messages import LoadAdapter, StepDone, fingerprint
+from quire.executor.rank_messages import LoadAdapter, StepDone, Stop, ToRanks, fingerprint
 from quire.executor.rank_steps import RankSteps
 from quire.executor.stage_rings import StageRings
 from quire.mesh import mesh_of
-from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
+from quire.messages.workers import DeviceLimits, Plan, Result, TokenBitmasks
 from quire.models.spec import read_spec
 from quire.planning.kv_cache_plan import NumBlocks
+from quire.processes.launch import GroupEnds
+from quire.processes.readable import wait_readable
 from quire.processes.shared_memory import SharedMemory
 from quire.worker.worker import Worker
+
+
+class Messages:
+    """What is said to a rank."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[ToRanks] = queue.SimpleQueue()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK)
+
+    def put(self, message: ToRanks) -> None:
+        self._queue.put(message)
+        os.eventfd_write(self._bell, 1)
+
+    def receive(self) -> ToRanks:
+        return self._queue.get()
+
+    def poll(self) -> ToRanks | None:
+        try:
+            return self._queue.get_nowait()
+        except queue.Empty:
+            return None
+
+    def wait_beside(self, bell: int) -> None:
+        if self._bell in wait_readable(self._bell, bell):
+            os.eventfd_read(self._bell)
+
+    def close(self) -> None:
+        os.close(self._bell)
 
 
 class ThreadRanks:
     """Insists that all ranks sample the same tokens in each step. Not for steps that fail."""
 
-    def __init__(self, config: Config, clock: Clock) -> None:
-        self._config, self._clock = config, clock
+    def __init__(self, config: Config, clock: Clock, group: GroupEnds | None = None) -> None:
+        self._config, self._clock, self._group = config, clock, group
         self._mesh = mesh_of(config.parallel)
         self._ranks = self._mesh.size
         self.max_in_flight = 1 + self._mesh.pp
-        self._plans: list[queue.SimpleQueue[Plan | LoadAdapter | None]] = [
-            queue.SimpleQueue() for _ in range(self._ranks)
-        ]
+        self._messages = [Messages() for _ in range(self._ranks)]
         self._masks: list[queue.SimpleQueue[TokenBitmasks]] = [queue.SimpleQueue() for _ in range(self._ranks)]
         self._said: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(self._ranks)]
         self._agree = threading.Barrier(self._ranks)
@@ -82,14 +112,15 @@ class ThreadRanks:
         pass
 
     def close(self) -> None:
-        self._tell_all(None)
-        for thread in self._threads:
+        self._tell_all(Stop())
+        for thread, messages in zip(self._threads, self._messages, strict=True):
             if thread.is_alive():
                 thread.join()
+            messages.close()
 
-    def _tell_all(self, message: Plan | LoadAdapter | None) -> None:
-        for plans in self._plans:
-            plans.put(message)
+    def _tell_all(self, message: ToRanks) -> None:
+        for messages in self._messages:
+            messages.put(message)
 
     def _hear(self, rank: int) -> Any:
         said = self._said[rank].get(timeout=60)
@@ -99,23 +130,35 @@ class ThreadRanks:
 
     def _run(self, rank: int) -> None:
         try:
-            mesh, ends = mesh_of(self._config.parallel, rank), self._rings.ends_of(rank)
+            mesh = mesh_of(self._config.parallel, rank, self._group.engine if self._group else 0)
+            ends = self._rings.ends_of(rank)
             memory = self._memories[mesh.stage]
             ranks = shared_memory_collectives(memory, mesh, self._spec.vocab_size, spins=0, patience_s=30)
             links = stage_links(ends, self._spec.hidden, torch.float32)
-            worker = Worker(self._config, self._clock, None, mesh, ranks, links)
-            self._said[rank].put(worker.load(self._agreed))
+            group = None if self._group is None else engine_group(self._group, mesh, 0, 30)
+            worker = Worker(self._config, self._clock, None, mesh, ranks, links, engines=group)
+            limits, inbox = worker.load(self._agreed), self._messages[rank]
+            steps_of_all = None if group is None else GroupSteps(inbox, ranks, mesh.tp, group)
+            if group is not None:
+                group.wait_until_all_serve()
+            self._said[rank].put(limits)
             steps = RankSteps(worker, mesh, ends)
             if worker.adapters is not None:
                 assert self.adapters is not None
                 worker.adapters.report_to(partial(self.adapters.take, rank))
-            while (message := self._plans[rank].get()) is not None:
+            while not isinstance(message := (steps_of_all or inbox).receive(), Stop):
                 if isinstance(message, LoadAdapter):
                     assert worker.adapters is not None
                     worker.adapters.load(message.adapter, message.slot)
                     continue
-                self._said[rank].put(steps.execute(message, self._masks[rank].get))
+                assert isinstance(message, Plan)
+                said = steps.execute(message, self._masks[rank].get)
                 assert ranks.missing is None
+                if group is not None:
+                    group.check()
+                self._said[rank].put(said)
+            if steps_of_all is not None:
+                steps_of_all.leave()
             worker.close()
         except BaseException as error:
             self._said[rank].put(error)

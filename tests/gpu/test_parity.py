@@ -164,7 +164,7 @@ def test_small_prompts_are_replayed_and_say_the_same(
     generator = torch.Generator().manual_seed(1)
     batch = [torch.randint(3, 320, (n,), generator=generator).tolist() for n in (2, 15, 16, 50, 130, 200, 300, 31)]
 
-    def watched(self: CudaGraphs, shape: GraphShape, **kinds: bool) -> Tensor:
+    def watched(self: CudaGraphs, shape: GraphShape, **kinds: Any) -> Tensor:
         shapes.append(shape)
         return replay(self, shape, **kinds)
 

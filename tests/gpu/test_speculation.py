@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.messages import Plan
+from quire.messages.workers import Plan
 from quire.metrics.reader import Counter
 from quire.worker.cuda_graphs import CudaGraphs
 from quire.worker.graph_shapes import GraphShape, StepKind

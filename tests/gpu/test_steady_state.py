@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.messages import Plan
+from quire.messages.workers import Plan
 from quire.worker.step_handle import StepHandle
 from quire.worker.worker import Worker
 from tests.checkpoints import make_llama

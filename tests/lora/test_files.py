@@ -12,6 +12,8 @@ from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.lora.files import read_adapter
+from quire.lora.updates import LowRankUpdates
+from quire.quantization.scheme import ExpertNames, ExpertsShape
 from tests.lora.adapter_files import HIDDEN, PREFIX, WIDTH, Base, pair, small_updates, whole, write
 
 
@@ -132,6 +134,23 @@ def test_what_does_not_serve_is_refused_by_name(
     for word in words:
         assert word in refused.value.message
     assert str(directory) in refused.value.message
+
+
+@pytest.mark.parametrize(("device", "stacked"), [("cuda", False), ("cpu", True)])
+def test_magnitudes_of_experts_are_refused_where_they_are_not_served(
+    tmp_path: Path, device: str, stacked: bool
+) -> None:
+    updates = LowRankUpdates(2, 8, device)
+    updates.updates_of_experts(ExpertsShape("model.layers.0.mlp.experts", ExpertNames(), 3, HIDDEN, WIDTH))
+    if stacked:
+        tensors = pair("mlp.experts", 3 * 4, HIDDEN, WIDTH)
+    else:
+        tensors = pair("mlp.experts.1.down_proj", 4, HIDDEN, WIDTH)
+        assert read_adapter(write(tmp_path / "b", tensors), updates, torch.float32, Base).ranks.any()
+    module = next(iter(tensors)).partition(".lora_")[0]
+    magnitudes = {f"{module}.lora_magnitude_vector": torch.ones(HIDDEN)}
+    with pytest.raises(CheckpointError, match=r"experts.*lora_magnitude_vector: DoRA of experts"):
+        read_adapter(write(tmp_path / "a", tensors | magnitudes, use_dora=True), updates, torch.float32, Base)
 
 
 def test_files_that_are_not_there_or_not_safe_are_refused(tmp_path: Path) -> None:

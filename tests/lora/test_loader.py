@@ -11,7 +11,8 @@ import torch
 from quire.lora.files import read_adapter
 from quire.lora.loader import AdapterLoader
 from quire.lora.updates import AdapterMemory, HostAdapter, LowRankUpdates
-from quire.messages import Adapter, AdapterLoaded
+from quire.messages.to_engine import Adapter
+from quire.messages.workers import AdapterLoaded
 from tests.lora.adapter_files import Base, small_updates, write
 
 

@@ -16,7 +16,8 @@ import pytest
 
 from quire import LLM
 from quire.lora.updates import HostAdapter
-from quire.messages import Abort, Adapter, Add, Control, Deltas, Done, End
+from quire.messages.from_engine import Deltas, Done, End
+from quire.messages.to_engine import Abort, Adapter, Add, Control
 from quire.sampling import SamplingParams
 from tests.adapters import ALL, Reference, make_adapter
 from tests.checkpoints import make_tiny

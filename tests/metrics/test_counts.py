@@ -8,7 +8,8 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.config import CacheConfig
-from quire.messages import STEP_TOKEN_BOUNDS, Add, End, Heartbeat, Load
+from quire.messages.from_engine import STEP_TOKEN_BOUNDS, End, Heartbeat, Load
+from quire.messages.to_engine import Add
 from quire.metrics.counts import Counts, continue_after, count_of, total
 from quire.metrics.prometheus import Exposition
 from quire.metrics.server_stats import ServerStats

@@ -6,7 +6,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.config import CacheConfig
-from quire.messages import STEP_TOKEN_BOUNDS, WORK_BOUNDS_S, Add, End, Heartbeat, Load
+from quire.messages.from_engine import STEP_TOKEN_BOUNDS, WORK_BOUNDS_S, End, Heartbeat, Load
+from quire.messages.to_engine import Add
 from quire.metrics.histogram import Histogram, steps_of_1_2_5
 from quire.metrics.log_line import StatsLogLine
 from quire.metrics.prometheus import Exposition

@@ -63,6 +63,9 @@ def test_whole_experts_are_divided_by_their_number_alone(tmp_path: Path) -> None
     ]
     assert owned == [[0, 1], [2], [3], [4]]
     assert [Mesh(rank, 2, 2, 2).own_experts(5).count for rank in range(4)] == [3, 2, 3, 2]
+    of_engines = [Mesh(rank, tp=2, ep=4, engine=engine).own_experts(5) for engine in range(2) for rank in range(2)]
+    assert [own.start for own in of_engines] == [0, 2, 3, 4]
+    assert of_engines[0].count == 2
 
 
 @pytest.mark.parametrize("case", ["mixtral", "qwen3 moe"])
@@ -70,14 +73,14 @@ def test_a_share_with_whole_experts_says_what_its_weights_take(case: str, tmp_pa
     wide = {"hidden_size": 256, "intermediate_size": 1024, "head_dim": 64, "vocab_size": 1024}
     spec = read_spec(make_tiny(tmp_path, **DIVISIBLE[case] | wide | {"moe_intermediate_size": 1024}))
     checkpoint = SafetensorsCheckpoint(tmp_path)
-    for rank in range(4):
-        mesh = Mesh(rank, tp=4, ep=4)
+    of_engines = [Mesh(rank, tp=2, ep=4, engine=engine) for engine in range(2) for rank in range(2)]
+    for mesh in (*(Mesh(rank, tp=4, ep=4) for rank in range(4)), *of_engines):
         factory = LayerFactory(TensorOptions(torch.device("cpu"), torch.float32), None, mesh)
         build_model(spec, factory)
         for layer in factory.layers:
             layer.load_weights(checkpoint)
         held = sum(held_bytes(value) for layer in factory.layers for value in vars(layer).values())
-        assert rank_share(spec, mesh).weight_bytes("float32") == pytest.approx(held, rel=0.03), rank
+        assert rank_share(spec, mesh).weight_bytes("float32") == pytest.approx(held, rel=0.03), mesh
 
 
 @pytest.mark.parametrize("tp", [2, 4])

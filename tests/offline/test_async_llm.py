@@ -39,7 +39,7 @@ async def outputs(llm: AsyncLLM, prompt: Any, params: SamplingParams = GREEDY, *
 
 async def is_free(llm: AsyncLLM) -> bool:
     """Whether the engine holds nothing, soon."""
-    for _ in range(200):
+    for _ in range(6_000):
         counts = await llm.counts()
         if counts["requests"] == counts["in_flight"] == 0:
             return True

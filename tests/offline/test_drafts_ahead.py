@@ -15,7 +15,7 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.executor import factory
 from quire.executor.gpu_executor import GpuExecutor
-from quire.messages import Plan, Result
+from quire.messages.workers import Plan, Result
 from quire.metrics.reader import Counter
 from quire.worker import buffer_ring
 from quire.worker.speculation.draft_model import DraftModel
@@ -47,11 +47,13 @@ LIMITS_AHEAD: dict[str, Any] = {**LIMITS, "max_num_batched_tokens": CAPTURED}
 
 
 @contextmanager
-def running_ahead(graphs: list[ReplayByRunning] | None = None) -> Iterator[None]:
+def running_ahead(
+    graphs: list[ReplayByRunning] | None = None, kind: type[ReplayByRunning] = ReplayByRunning
+) -> Iterator[None]:
     """Engines have an executor without a thread, on a device with memory of its own. Their graphs are appended."""
 
     def capture(self: Worker, loaded: LoadedModel) -> None:
-        self._runner._graphs = replay = ReplayByRunning()  # type: ignore[assignment]
+        self._runner._captured.graphs = replay = kind()  # type: ignore[assignment]
         self._runner.capture_graphs(CAPTURED)
         if graphs is not None:
             graphs.append(replay)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.messages import Plan, Result
+from quire.messages.workers import Plan, Result
 from quire.metrics.reader import Counter
 from quire.worker.worker import Worker
 from tests.checkpoints import VOCAB_SIZE, make_llama

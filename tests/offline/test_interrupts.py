@@ -16,7 +16,7 @@ from quire.engine.inprocess import InProcessClient
 from quire.errors import EngineDeadError
 from quire.executor.executor import FaultHook, no_faults
 from quire.executor.fake import FakeExecutor
-from quire.messages import Ready
+from quire.messages.from_engine import Ready
 from quire.offline.run import OfflineRun
 from quire.text.choice_state import ChoiceState
 from quire.text.sequence_accumulator import SequenceAccumulator

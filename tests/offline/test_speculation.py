@@ -17,7 +17,7 @@ from quire import LLM, LoRARequest, SamplingParams
 from quire.cli.flags import parse_config
 from quire.config import Config
 from quire.errors import ConfigError
-from quire.messages import MaskedDrafts, Plan, Result, TokenBitmasks
+from quire.messages.workers import MaskedDrafts, Plan, Result, TokenBitmasks
 from quire.metrics.reader import Counter, Vector
 from quire.planning.auto_config import resolve
 from quire.speculation.ngram_index import NgramIndex

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,17 @@ def prompts() -> list[list[int]]:
     return [[rng.randrange(3, 320) for _ in range(n)] for n in LENGTHS]
 
 
-def answers(directory: Path, ranks: dict[str, Any], modes: tuple[str, ...] = MODES) -> dict[str, Any]:
+def answers(
+    directory: Path,
+    ranks: dict[str, Any],
+    modes: tuple[str, ...] = MODES,
+    load: Callable[..., AbstractContextManager[LLM]] = LLM,
+) -> dict[str, Any]:
     """In chunks, on cached blocks, for several sequences of a prompt, with prompt log probabilities, and on so few
     blocks that sequences are preempted in these modes."""
     batch, found = prompts(), dict[str, Any]()
     settings = SETTINGS | ranks
-    with LLM(str(directory), max_num_batched_tokens=40, **settings) as llm:
+    with load(str(directory), max_num_batched_tokens=40, **settings) as llm:
         found["greedy"] = tokens_and_logprobs(llm.generate(batch, GREEDY))
         found["cached"] = tokens_and_logprobs(llm.generate([batch[2], batch[2][:60] + batch[1][:9]], GREEDY))
         found["several"] = [list(choice.token_ids) for choice in llm.generate([batch[1]], SEEDED)[0].outputs]
@@ -54,7 +60,7 @@ def answers(directory: Path, ranks: dict[str, Any], modes: tuple[str, ...] = MOD
     for_one = sum(reach.max_blocks(max(LENGTHS) + TOKENS, CHUNK, SETTINGS["block_size"]) for reach in reaches)
     for mode in modes:
         few = {"num_gpu_blocks_override": for_one + 2, "preemption_mode": mode, "swap_space": 0.01}
-        with LLM(str(directory), max_num_batched_tokens=CHUNK, **few | settings) as llm:
+        with load(str(directory), max_num_batched_tokens=CHUNK, **few | settings) as llm:
             assert [out[0] for out in tokens_and_logprobs(llm.generate(batch, GREEDY))] == [
                 out[0] for out in found["greedy"]
             ]

@@ -13,9 +13,12 @@ import pytest
 import torch
 
 from quire import LLM
+from quire.kernels.dispatch import KERNELS
 from quire.offline import local_engine
 from tests.adapters import ALL
+from tests.adapters_as_on_a_gpu import serve_as_a_gpu
 from tests.checkpoints import make_tiny
+from tests.executor.gpu_ranks_in_threads import use_ranks_in_threads
 from tests.executor.thread_ranks import ThreadRanks
 from tests.models.divisible import DIVISIBLE
 from tests.offline.test_lora import Stage, random_prompts
@@ -36,12 +39,18 @@ def two_kinds(*modules: str) -> dict[str, dict[str, Any]]:
     return {"all": {"rank": 8, "modules": modules}, "dora": {"rank": 4, "modules": modules, "use_dora": True}}
 
 
+REFERENCES = dict.fromkeys(("route", "pack_experts", "experts", "adapted_experts"), "experts") | {
+    "lora_shrink": "lora",
+    "lora_expand": "lora",
+}
+"""What computes experts and updates, by its module."""
 CASES: dict[str, dict[str, dict[str, Any]]] = {
     "llama, biases": SEVERAL,
     "llama, one kv head": two_kinds(*ALL),
     "phi3": two_kinds("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
     "gpt2": two_kinds("c_attn", "c_proj", "c_fc"),
     "mixtral": EXPERTS,
+    "qwen3 moe, experts": EXPERTS,
     "qwen3 moe": {"router": {"rank": 8, "modules": ("gate", "v_proj")}, **two_kinds("q_proj", "k_proj", "o_proj")},
 }
 
@@ -54,7 +63,7 @@ def stage_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Stage]
     def of(case: str) -> Stage:
         torch.set_num_threads(1)
         directory = tmp_path_factory.mktemp("adapters")
-        model = make_tiny(directory / "model", **{"num_hidden_layers": 3} | DIVISIBLE[case])
+        model = make_tiny(directory / "model", **{"num_hidden_layers": 3} | DIVISIBLE[case.partition(", experts")[0]])
         return Stage(directory, model, CASES[case], start=False)
 
     return of
@@ -115,3 +124,29 @@ def test_ranks_with_whole_experts_say_what_peft_says(
     """Adapters of experts too: a rank has those of its own."""
     monkeypatch.setattr(local_engine, "build_executor", ThreadRanks)
     check(stage_of(case), tensor_parallel_size=tp, pipeline_parallel_size=pp, enable_expert_parallel=True)
+
+
+@pytest.mark.parametrize(
+    ("case", "tp", "pp", "whole_experts"),
+    [
+        ("mixtral", 2, 1, False),
+        ("mixtral", 2, 1, True),
+        ("mixtral", 2, 2, True),
+        ("qwen3 moe, experts", 4, 1, True),
+    ],
+)
+def test_ranks_that_serve_experts_as_gpus_do_say_what_peft_says(
+    case: str,
+    tp: int,
+    pp: int,
+    whole_experts: bool,
+    stage_of: Callable[[str], Stage],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All products of a layer's experts together, in steps that are replayed: plain torch takes the kernels' place."""
+    use_ranks_in_threads(monkeypatch)
+    serve_as_a_gpu(monkeypatch)
+    for op, module in REFERENCES.items():
+        for device in ("cpu", "cuda"):
+            monkeypatch.setitem(KERNELS, (op, device), f"quire.kernels.reference.{module}:{op}")
+    check(stage_of(case), tensor_parallel_size=tp, pipeline_parallel_size=pp, enable_expert_parallel=whole_experts)

@@ -13,7 +13,8 @@ from quire.clock import SystemClock
 from quire.config import Config
 from quire.engine.inprocess import InProcessClient
 from quire.executor.cpu_executor import CpuExecutor
-from quire.messages import Add, Deltas
+from quire.messages.from_engine import Deltas
+from quire.messages.to_engine import Add
 from quire.planning.auto_config import ResolvedConfig, resolve
 from quire.sampling import SamplingParams
 

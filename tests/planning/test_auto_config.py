@@ -231,8 +231,6 @@ def test_experts_that_ranks_cannot_share_are_refused(checkpoint: Path, tmp_path:
         resolve_for(checkpoint, tensor_parallel_size=2, enable_expert_parallel=True)
     with pytest.raises(ConfigError, match=r"over 1, 2 ranks.*each has one of its 3 experts"):
         resolve_for(mixtral, tensor_parallel_size=4, enable_expert_parallel=True)
-    with pytest.raises(ConfigError, match="--enable-expert-parallel is not served with --data-parallel-size 2"):
-        resolve_for(mixtral, data_parallel_size=2, enable_expert_parallel=True)
     resolve_for(mixtral, enable_expert_parallel=True)
     resolve_for(mixtral, WITH_GPUS, tensor_parallel_size=2, enable_expert_parallel=True)
 
@@ -242,8 +240,9 @@ def test_what_ranks_cannot_divide_or_do_not_serve_yet_is_refused(checkpoint: Pat
         resolve_for(checkpoint, tensor_parallel_size=3)
     with pytest.raises(ConfigError, match=r"--pipeline-parallel-size 9: must be from 1 to 3, the number"):
         resolve_for(checkpoint, pipeline_parallel_size=9)
-    with pytest.raises(ConfigError, match="--kv-cache-dtype int8 is not served with --pipeline-parallel-size"):
-        resolve_for(checkpoint, pipeline_parallel_size=2, kv_cache_dtype="int8")
+    for name in ("int8", "fp8"):
+        with pytest.raises(ConfigError, match=f"--kv-cache-dtype {name} is not served with --pipeline-parallel-size"):
+            resolve_for(checkpoint, pipeline_parallel_size=2, kv_cache_dtype=name)
     ngram = {"method": "ngram", "num_speculative_tokens": 2}
     with pytest.raises(ConfigError, match="--speculative-config is not supported with --pipeline-parallel-size 2"):
         resolve_for(checkpoint, pipeline_parallel_size=2, speculative_config=ngram)
@@ -357,3 +356,54 @@ def test_engines_take_a_gpu_each(checkpoint: Path) -> None:
 def test_only_a_server_has_several_engines(checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match="only quire serve runs several engines"):
         resolve_for(checkpoint, data_parallel_size=2)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    wide = {"hidden_size": 256, "intermediate_size": 256}
+    return make_tiny(tmp_path_factory.mktemp("mixture"), **DIVISIBLE["mixtral"] | wide)
+
+
+def resolve_group(mixture: Path, machine: Machine = ROOMY, **settings: object) -> ResolvedConfig:
+    config = Config().with_values(model=str(mixture), enable_expert_parallel=True, data_parallel_size=2, **settings)
+    return resolve(config, machine, replicas=True)
+
+
+def test_engines_that_divide_experts_have_room_for_theirs_and_for_the_tokens_of_all(mixture: Path) -> None:
+    config = Config().with_values(model=str(mixture), data_parallel_size=2)
+    each, divided = resolve(config, ROOMY, replicas=True), resolve_group(mixture)
+    assert any(
+        "1 process with every layer, but 3 + 2 whole experts over all engines; sizes" in line
+        for line in divided.reasons
+    ), divided.reasons
+    own, all_ = divided.memory.footprint, each.memory.footprint
+    of_experts = 2 * 5 * 3 * 256 * 256 * 4  # in 2 layers
+    assert all_.weights - own.weights == pytest.approx(of_experts * 2 / 5, rel=0.01)
+    assert own.activations > all_.activations + 512 * (2 * 256 + 256) * 4, "rows of both, and sums of its own"
+    two = resolve_group(mixture, tensor_parallel_size=2)
+    assert any("but 2 + 1 + 1 + 1 whole experts over all engines, and 1/2 of" in line for line in two.reasons)
+
+
+@pytest.mark.parametrize(
+    ("settings", "machine", "message", "param"),
+    [
+        ({}, WITH_GPUS, "is not served on GPUs yet. Leave one of them out, or give --device cpu", "enable_expert_"),
+        ({"tensor_parallel_size": 4}, ROOMY, "8 ranks in all would divide 5 experts", "data_parallel_size"),
+        ({"pipeline_parallel_size": 2}, ROOMY, "not served with --pipeline-parallel-size yet", "pipeline_"),
+        ({"kv_cache_dtype": "fp8"}, ROOMY, "not served with --kv-cache-dtype yet", "kv_cache_dtype"),
+        ({"enable_lora": True}, ROOMY, "not served with --enable-lora yet", "enable_lora"),
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+            ROOMY,
+            "not served with --speculative-config yet",
+            "speculative_config",
+        ),
+        ({"nnodes": 2}, ROOMY, "--nnodes 2 with --pipeline-parallel-size 1", "nnodes"),
+    ],
+)
+def test_what_engines_that_divide_experts_do_not_serve_is_refused(
+    mixture: Path, settings: dict[str, object], machine: Machine, message: str, param: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        resolve_group(mixture, machine, **settings)
+    assert (refused.value.param or "").startswith(param)

@@ -18,7 +18,7 @@ from quill.eagle3 import Head, HeadShape, frequent_tokens, loss_of, taught
 from quill.eagle3_training import agreement, train_head
 from quill.model import Llama, Shape
 from quill.tokenizer import train_tokenizer
-from quill.training import Rates
+from quill.training_loop import Rates
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 

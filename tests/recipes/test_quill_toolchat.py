@@ -1,24 +1,29 @@
 """Questions with tools as OpenAI requests: the chat template makes the same prompt of them."""
 
+import functools
 import json
 from typing import Any
 
 import pytest
-from quill.chat import render
+from quill.chat import Sample, render
 from quill.examination import examination
 from quill.toolchat import answer_text, calls_are_valid, request_with_tools
 
 from quire import builtin
 from quire.text.chat_template import load_chat_template
 
-SAMPLES = [sample for sample in examination() if sample.task == "tools"]
+
+@functools.cache
+def samples() -> list[Sample]:
+    """Drawn by the first test, as drawing takes seconds: every run of tests imports this file."""
+    return [sample for sample in examination() if sample.task == "tools"]
 
 
 def test_the_shipped_template_makes_the_prompt_that_quill_was_trained_on() -> None:
     template = load_chat_template(builtin.path("quill"))
     assert template is not None
     roles = set()
-    for sample in SAMPLES:
+    for sample in samples():
         request = request_with_tools(sample.question)
         roles |= {message["role"] for message in request["messages"]}
         messages: list[dict[str, Any]] = [
@@ -26,12 +31,12 @@ def test_the_shipped_template_makes_the_prompt_that_quill_was_trained_on() -> No
         ]
         prompt = template.render(messages, tools=request["tools"])
         assert prompt == render(sample.question, add_generation_prompt=True)
-    assert len(SAMPLES) == 71
+    assert len(samples()) == 71
     assert roles == {"system", "user", "assistant", "tool"}
 
 
 def test_references_as_tool_calls_are_right_and_valid() -> None:
-    for sample in SAMPLES:
+    for sample in samples():
         tools = request_with_tools(sample.question, strict=True)["tools"]
         assert all(tool["function"]["strict"] for tool in tools)
         message = _message(sample.answer)
@@ -53,7 +58,7 @@ def test_calls_that_do_not_match_are_seen(name: str, arguments: str) -> None:
 
 
 def test_a_call_in_the_content_is_no_answer() -> None:
-    sample = next(sample for sample in SAMPLES if sample.answer.startswith("<tool_call>"))
+    sample = next(sample for sample in samples() if sample.answer.startswith("<tool_call>"))
     assert not sample.check(answer_text({"content": sample.answer}))
 
 

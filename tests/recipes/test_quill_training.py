@@ -12,7 +12,8 @@ from quill.corpus import IGNORED, Batch, batches, conversation
 from quill.model import Llama, Shape, document_mask
 from quill.muon import Muon, orthogonal
 from quill.tokenizer import train_tokenizer
-from quill.training import Rates, loss_of, train
+from quill.training import loss_of, train
+from quill.training_loop import Rates
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 

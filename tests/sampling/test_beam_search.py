@@ -11,7 +11,7 @@ import pytest
 from quire import LLM, BeamSearchParams, SamplingParams
 from quire.beam_search import BeamSearch
 from quire.errors import RequestError
-from quire.messages import TokenLogprobs
+from quire.messages.workers import TokenLogprobs
 from quire.outputs import BeamSearchSequence
 from tests.checkpoints import IM_END_ID, make_llama
 from tests.reference import Reference

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from quire.messages import EXPECTED_OUTPUT
+from quire.messages.from_engine import EXPECTED_OUTPUT
 from quire.scheduler.fair_order import QUANTUM
 from tests.engine.harness import add
 from tests.scheduler.test_order import Stage

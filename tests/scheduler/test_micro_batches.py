@@ -7,7 +7,7 @@ import pytest
 from quire.executor.fake import FakeExecutor
 from quire.kvcache.block_pool import BlockPool
 from quire.kvcache.host_pool import HostPool
-from quire.messages import Plan
+from quire.messages.workers import Plan
 from quire.scheduler.preemption import Preemption
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.token_budget import TokenBudget

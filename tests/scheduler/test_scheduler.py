@@ -23,7 +23,7 @@ from quire.executor.fake import FakeExecutor, allowed, hash_token
 from quire.kvcache.block_pool import BlockPool
 from quire.kvcache.group_windows import GroupWindow, capacity
 from quire.kvcache.host_pool import HostPool
-from quire.messages import Add
+from quire.messages.to_engine import Add
 from quire.scheduler import size_order
 from quire.scheduler.admission import Admission
 from quire.scheduler.preemption import Preemption

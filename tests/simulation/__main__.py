@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import multiprocessing
+import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.queues import SimpleQueue
 
 from tests.simulation.simulation import Summary, simulate
 from tests.simulation.world import SimulationError
@@ -34,8 +37,16 @@ def summaries(seeds: Iterable[int], steps: int, jobs: int, engines: int = 1) -> 
     if jobs == 1:
         yield from (simulate(seed, steps, engines=engines) for seed in seeds)
         return
-    with ProcessPoolExecutor(jobs) as pool:
+    cores: SimpleQueue[int] = multiprocessing.SimpleQueue()
+    for core in itertools.islice(itertools.cycle(sorted(os.sched_getaffinity(0))), jobs):
+        cores.put(core)
+    with ProcessPoolExecutor(jobs, initializer=_stay_on_one_core, initargs=(cores,)) as pool:
         yield from pool.map(simulate, seeds, *map(itertools.repeat, (steps, None, engines)))
+
+
+def _stay_on_one_core(cores: SimpleQueue[int]) -> None:
+    """Threads of a simulation run one at a time, and wake each other sooner on one core."""
+    os.sched_setaffinity(0, {cores.get()})
 
 
 def _parser() -> argparse.ArgumentParser:

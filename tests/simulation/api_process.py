@@ -21,7 +21,8 @@ from quire.api.process_life import serve_until_end
 from quire.clock import Clock
 from quire.engine.client import EngineClient, Lost
 from quire.engine.transport import _DECODING_ERRORS, client_address, engine_address
-from quire.messages import EngineId, FromEngine, ToEngine
+from quire.messages.from_engine import EngineId, FromEngine
+from quire.messages.to_engine import ToEngine
 from quire.processes.launch import EXIT_CRASHED, LaunchConfig
 from tests.simulation.event_loop import VirtualLoop
 from tests.simulation.model import END_OF_SEQUENCE

@@ -16,7 +16,8 @@ from quire.engine.loop import turn_until
 from quire.engine.port import Undecodable
 from quire.engine.transport import _DECODING_ERRORS, _undecodable_messages, client_address, engine_address
 from quire.executor.fake import FakeExecutor
-from quire.messages import Deltas, EngineId, FromEngine, ToEngine
+from quire.messages.from_engine import Deltas, EngineId, FromEngine
+from quire.messages.to_engine import ToEngine
 from quire.processes.launch import EXIT_CRASHED, STOP_ENGINE, LaunchConfig, Pulse, StatusReport
 from tests.simulation.blocking import BlockingThread
 from tests.simulation.executor import ExecutorFaults, PlantedDeath, PlantedFault, SimulatedExecutor

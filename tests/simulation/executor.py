@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from quire.executor.executor import AdapterLoader
 from quire.executor.fake import FakeExecutor
-from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
+from quire.messages.workers import DeviceLimits, Plan, Result, TokenBitmasks
 from tests.simulation.blocking import BlockingThread
 from tests.simulation.model import POISON
 from tests.simulation.world import World

@@ -12,7 +12,8 @@ from quire.api.admission_limit import OVERFLOW
 from quire.engine.core import EngineCore
 from quire.kvcache.block_pool import DUMMY_BLOCK, BlockPool
 from quire.kvcache.host_pool import HostPool
-from quire.messages import CLIENT_SHIFT, Deltas
+from quire.messages.from_engine import Deltas
+from quire.messages.to_engine import CLIENT_SHIFT
 from quire.scheduler.lengths import Lengths
 from quire.scheduler.request import Request
 from quire.scheduler.request_table import RequestTable

@@ -21,7 +21,7 @@ from quire.errors import (
     RequestTimeoutError,
     UnavailableError,
 )
-from quire.messages import TokenLogprobs
+from quire.messages.workers import TokenLogprobs
 from quire.text.deltas import ChoiceDelta, SequenceDelta
 from tests.simulation.api_process import SimulatedApi
 from tests.simulation.executor import NAN

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from quire.engine.token_bitmasks import Drafts, Masks, TokenBitmaskSource
 from quire.executor.fake import allowed, hash_token, seeded_counter
-from quire.messages import Add, EndReason
+from quire.messages.from_engine import EndReason
+from quire.messages.to_engine import Add
 from quire.sampling import SamplingParams
 from quire.scheduler.request import Request
 from tests.engine.harness import HashMasker

@@ -15,7 +15,8 @@ import msgspec
 
 from quire.engine.flight_record import requests_in_flight
 from quire.engine.transport import client_address, engine_address
-from quire.messages import ClientGone, Dead, EngineId
+from quire.messages.from_engine import Dead, EngineId
+from quire.messages.to_engine import ClientGone
 from quire.processes.launch import LaunchConfig, Report, StatusReport
 from quire.processes.orders import Order
 from quire.supervisor.process_events import Died, Event, Reported, Signalled

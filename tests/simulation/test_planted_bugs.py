@@ -18,7 +18,8 @@ from quire.engine.core import EngineCore
 from quire.engine.outbox import Outbox
 from quire.kvcache.block_pool import DUMMY_BLOCK
 from quire.kvcache.block_table import BlockTable
-from quire.messages import Add, Deltas, End, FromEngine
+from quire.messages.from_engine import Deltas, End, FromEngine
+from quire.messages.to_engine import Add
 from quire.scheduler.queue_order import KeyOrder
 from quire.scheduler.request import Request
 from quire.scheduler.waiting_queue import WaitingQueue

@@ -19,7 +19,7 @@ from llguidance import LLParserLimits
 import quire.builtin
 from quire.errors import GenerationError
 from quire.executor.fake import FakeExecutor
-from quire.messages import Add
+from quire.messages.to_engine import Add
 from quire.output_parsers.formats import Turn
 from quire.output_parsers.reasoning_grammar import reasoning_in_front
 from quire.structured_output import limits
@@ -207,7 +207,7 @@ def test_nobody_waits_for_a_request_that_waits_for_its_grammar(source: GrammarBi
 
 
 def test_an_aborted_request_leaves_nothing_behind(source: GrammarBitmasks) -> None:
-    from quire.messages import Abort
+    from quire.messages.to_engine import Abort
 
     engine = engine_of(source)
     engine.client.send(constrained(1, [5], 20, regex="[a-z]{5}"))

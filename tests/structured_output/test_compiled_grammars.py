@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import quire.builtin
@@ -36,3 +37,17 @@ def test_forced_text_becomes_tokens_once_for_all_sequences(monkeypatch: pytest.M
         asked.append(len(texts))
     assert asked[0] > 0
     assert asked[1] == asked[0]
+
+
+@pytest.mark.parametrize("wider", [1, 32, 300])
+def test_masks_are_as_wide_as_logits_whose_vocabulary_is_padded(wider: int) -> None:
+    """What stands behind the tokenizer's tokens is never allowed."""
+    masks = []
+    for width in (4096, 4096 + wider):
+        tokenizer, _ = load_grammar_tokenizer(QUILL, QUILL, width)
+        mask = np.zeros(4 * -(-width // 32), dtype=np.uint8)
+        matcher = compile_grammar(tokenizer, "start: /[a-z ]+/", light_limits()).deep_copy()
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, len(mask))
+        masks.append(mask)
+    assert masks[0].any()
+    assert bytes(masks[1]) == bytes(masks[0]).ljust(len(masks[1]), b"\0")

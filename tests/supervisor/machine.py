@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from quire.config import Config
-from quire.messages import Dead, EngineId
+from quire.messages.from_engine import Dead, EngineId
 from quire.processes.launch import LaunchConfig, Report, StatusReport
 from quire.processes.orders import Order
 from quire.supervisor.process_events import Died, Event, Reported, Signalled

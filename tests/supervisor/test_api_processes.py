@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.messages import CLIENT_SHIFT, Dead, EngineId
+from quire.messages.from_engine import Dead, EngineId
+from quire.messages.to_engine import CLIENT_SHIFT
 from quire.processes.launch import EXIT_CRASHED, STOP_ENGINE, Recovery, StatusReport
 from quire.processes.orders import TakeTurn
 from tests.supervisor.machine import FakeChild, Machine

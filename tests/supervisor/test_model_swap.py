@@ -11,7 +11,7 @@ import pytest
 
 from quire.config import Config
 from quire.errors import ConfigError
-from quire.messages import EngineId
+from quire.messages.from_engine import EngineId
 from quire.processes.launch import STOP_ENGINE, StatusReport
 from quire.processes.orders import DropModel, HoldRequests, OpenModel, Order, Reload, TellSwap
 from quire.processes.swap_reports import ModelReport, SwapMode, SwapRequest, SwapStatus

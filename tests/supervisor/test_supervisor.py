@@ -6,9 +6,13 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 
-from quire.messages import Dead, EngineId
+from quire.collectives.layout import LINE, group_bytes
+from quire.mesh import Mesh
+from quire.messages.from_engine import Dead, EngineId
 from quire.processes.launch import EXIT_CRASHED, STOP_ENGINE, Pulse, Recovery, StatusReport
+from quire.processes.shared_memory import SharedMemory
 from quire.supervisor.supervisor import STOP_TIMEOUT_S
 from tests.supervisor.machine import Machine
 
@@ -384,3 +388,94 @@ def test_after_an_api_processs_death_all_engines_are_told_and_it_knows_their_lat
     assert machine.run(script()) == 0
     assert machine.latest("api").launch.engines == (EngineId(0, 1), EngineId(1, 0))
     assert [who for who, message in machine.told if who.startswith("engine")] == ["engine 1", "engine 0"]
+
+
+def group(**settings: object) -> Machine:
+    return Machine(data_parallel_size=2, enable_expert_parallel=True, **settings)
+
+
+def test_engines_that_divide_experts_are_replaced_together_which_counts_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Only the requests of the one that died are suspected."""
+    machine = group(max_restarts=2)
+    machine.in_flight = [7]
+    groups: list[list[object]] = []
+
+    def script() -> Iterator[None]:
+        machine.ready("engine 0", "engine 1", "api")
+        yield
+        for name in ("engine 0", "engine 1"):
+            before = [machine.latest(f"engine {number}") for number in range(2)]
+            machine.die(name)
+            yield
+            assert all(child.code is not None and child.closed and child in machine.forgotten for child in before)
+            after = [machine.latest(f"engine {number}") for number in range(2)]
+            assert not {*after} & {*before}
+            groups.append([child.launch.group for child in after])
+            machine.ready("engine 0", "engine 1")
+            yield
+        machine.interrupt()
+        yield
+
+    assert machine.run(script()) == 0
+    told = [message for who, message in machine.told if who == "client 0"]
+    assert [(dead.source, dead.successor.epoch, list(dead.in_flight)) for dead in told] == [
+        (EngineId(0, 0), 1, [7]),
+        (EngineId(1, 0), 1, []),
+        (EngineId(1, 1), 2, [7]),
+        (EngineId(0, 1), 2, []),
+    ]
+    assert "engine 0 process died" in told[1].cause
+    for first, second in groups:
+        assert (first.engine, second.engine) == (0, 1)  # type: ignore[attr-defined]
+        assert (first.memory_fd, first.bells) == (second.memory_fd, second.bells)  # type: ignore[attr-defined]
+    lines = capsys.readouterr().err
+    assert "all that divide experts with it are started again (1 of 2)" in lines
+    assert "(2 of 2)" in lines
+
+
+def test_an_engine_that_others_have_waited_for_in_vain_is_to_blame() -> None:
+    machine = group()
+    machine.in_flight = [9]
+
+    def script() -> Iterator[None]:
+        machine.ready("engine 0", "engine 1", "api")
+        yield
+        shared = machine.latest("engine 0").launch.group
+        assert shared is not None
+        words = memoryview(SharedMemory(group_bytes(Mesh(ep=2)), shared.memory_fd).view).cast("I")
+        words[2 * LINE // 4] = 1 + 1  # rank 1, which is that of engine 1
+        machine.die("engine 0", 70)
+        yield
+        machine.ready("engine 0", "engine 1")
+        yield
+        machine.interrupt()
+        yield
+
+    assert machine.run(script()) == 0
+    told = [message for who, message in machine.told if who == "client 0"]
+    assert [(dead.source.engine, list(dead.in_flight)) for dead in told] == [(1, [9]), (0, [])]
+
+
+def test_when_a_group_starts_again_and_one_fails_each_is_started_once_more() -> None:
+    machine = group(max_restarts=5)
+
+    def script() -> Iterator[None]:
+        machine.ready("engine 0", "engine 1", "api")
+        yield
+        machine.die("engine 0")
+        yield
+        machine.die("engine 1", 5)  # its start
+        yield from ticks(10)
+        machine.ready("engine 0", "engine 1")
+        yield
+        machine.interrupt()
+        yield
+
+    assert machine.run(script()) == 0
+    started = [child.launch.engine for child in machine.children if child.name.startswith("engine")]
+    assert sorted(started) == [EngineId(number, epoch) for number in range(2) for epoch in range(3)]
+    first, second = (machine.latest(f"engine {number}").launch.group for number in range(2))
+    assert first is not None
+    assert second == replace(first, engine=1), "they meet"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quire.messages import Add, End, TokenLogprobs
+from quire.messages.from_engine import End
+from quire.messages.to_engine import Add
+from quire.messages.workers import TokenLogprobs
 from quire.sampling import SamplingParams
 from quire.text.choice_state import ChoiceState
 from quire.text.deltas import SequenceDelta

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from quire.messages import Add, Deltas, End, TokenLogprobs
+from quire.messages.from_engine import Deltas, End
+from quire.messages.to_engine import Add
+from quire.messages.workers import TokenLogprobs
 from quire.sampling import SamplingParams
 from quire.text.choice_state import ChoiceState
 from quire.text.deltas import deltas_by_sequence

@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.clock import SystemClock
 from quire.config import Config
-from quire.messages import Admitted, Plan, Result, TokenLogprobs
+from quire.messages.workers import Admitted, Plan, Result, TokenLogprobs
 from quire.sampling import SamplingParams
 from quire.worker.buffer_ring import BufferRing
 from quire.worker.slot_table import SlotTable

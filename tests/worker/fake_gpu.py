@@ -1,9 +1,9 @@
 """Serves models as if there were a GPU, without running a kernel: does compile warm-up find all kernels of steps?
 
-    python -m tests.worker.fake_gpu [--stages N] DIRECTORY…
+    python -m tests.worker.fake_gpu [--stages N] [--lora RANK] DIRECTORY…
 
 Says for each model and dtype, or for each stage of a pipeline, how many kernels the warm-up found, and which other ones
-random steps launched.
+random steps launched; with adapters of up to a rank, some of which change experts.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 import triton
+from msgspec.structs import replace
 from triton.backends.compiler import GPUTarget
 
 from quire.attention import triton as attention
@@ -31,14 +31,17 @@ from quire.kernels.triton.attention import prefill_dense, prefill_split_kv
 from quire.kernels.triton.launching import dependent_launch, precompiler
 from quire.kernels.triton.launching.launch import Kernel
 from quire.layers.factory import LayerFactory
+from quire.lora.updates import AdapterMemory
 from quire.mesh import Mesh
-from quire.messages import PromptLogprobsRow, TokenBitmasks
+from quire.messages.workers import PromptLogprobsRow, TokenBitmasks
 from quire.models.model import build_model
 from quire.weights.tensor_options import TensorOptions
+from tests.adapters_as_on_a_gpu import serve_as_a_gpu
 from tests.kernels.triton.compile_cases import NoCard
 from tests.worker.replay_by_running import ReplayByRunning
 
 STEPS = 60
+ADAPTERS = 2
 LONGEST, ROWS, TOKENS, CAPTURED = 1_400, 20, 1_500, 512
 GPU = GPUTarget("cuda", 90, 32)
 
@@ -54,6 +57,7 @@ def fake_gpu() -> None:
             module.can_overlap = lambda device: True  # type: ignore[attr-defined]
     dependent_launch.can_overlap = lambda device: True  # type: ignore[assignment]
     prefill_split_kv.multiprocessors = lambda device: 132  # type: ignore[assignment]
+    from quire.kernels.triton.experts import expert_adapters
     from quire.kernels.triton.linear import linear
     from quire.quantization import coded_experts
     from quire.worker import buffer_ring
@@ -63,6 +67,7 @@ def fake_gpu() -> None:
 
     linear.is_sm_90 = lambda device: True  # type: ignore[assignment]
     linear.LARGE_WEIGHT = (16, 16)
+    expert_adapters._LEAST_COLUMNS = 8  # so that programs share even these
     dispatch.KERNELS.update(
         {(op, "cpu"): where for (op, device), where in dispatch.KERNELS.items() if device == "cuda"}
     )
@@ -78,6 +83,7 @@ class FakeGpu:
         mode: str,
         compile: precompiler.Compile | None = None,
         mesh: Mesh | None = None,
+        rank: int = 0,
     ) -> None:
         from quire.clock import SystemClock
         from quire.executor.card_ranks import reach_ranks
@@ -103,6 +109,7 @@ class FakeGpu:
             max_num_batched_tokens=TOKENS,
             max_model_len=min(LONGEST, self.whole.max_model_len),
             logprobs_mode=mode,
+            **({"enable_lora": True, "max_loras": ADAPTERS, "max_lora_rank": rank} if rank else {}),
         )
         worker._attention = lambda kv, spec, limits, dtype: attention.TritonAttention(  # type: ignore[assignment]
             kv, spec.heads, limits.rows, limits.tokens, limits.length, dtype
@@ -135,19 +142,28 @@ class FakeGpu:
         storage = allocate_kv_cache(self.spec, 100, 16, worker_dtype(self.config.model.dtype), torch.device("cpu"))
         slots = worker._slot_table(self.spec)
         options = TensorOptions(torch.device("cpu"), worker_dtype(self.config.model.dtype))
-        factory = LayerFactory(options, self.whole.quantization, self.mesh)
+        updates = worker._updates()
+        factory = LayerFactory(options, self.whole.quantization, self.mesh, updates=updates)
         model = build_model(self.whole, factory, *self.links)
         load_weights(self.config, self.spec, self.whole, factory, SystemClock())
-        loaded = LoadedModel(self.spec, model, slots, kernels_known=True, gemm_warmup=None, updates=None)
+        if updates is not None:
+            AdapterMemory(updates, options.dtype, options.device)
+            updates.changes_experts[1] = updates.has_experts
+        loaded = LoadedModel(self.spec, model, slots, kernels_known=True, gemm_warmup=None, updates=updates)
         runner = worker._build_runner(loaded, storage)
-        runner._graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
+        runner._captured.graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
         launches = Kernel.__getitem__
         with self.precompiler.warmup():
             Kernel.__getitem__ = launches  # type: ignore[method-assign]
             runner.run_largest(worker._deferred)
             runner.capture_graphs(CAPTURED)
             random_steps(
-                runner, self.spec.vocab_size, self.config.model.max_model_len, random.Random(seed), self.mesh.is_last
+                runner,
+                self.spec.vocab_size,
+                self.config.model.max_model_len,
+                random.Random(seed),
+                self.mesh.is_last,
+                0 if updates is None else ADAPTERS,
             )
         assert any(not shape.is_decode for shape in graphs.replayed)
         return self.precompiler.names[found:]
@@ -164,9 +180,11 @@ def worker_dtype(name: str) -> torch.dtype:
     return getattr(torch, name)  # type: ignore[no-any-return]
 
 
-def random_steps(runner: Any, vocab: int, longest: int, choose: random.Random, is_last: bool = True) -> None:
+def random_steps(
+    runner: Any, vocab: int, longest: int, choose: random.Random, is_last: bool = True, adapters: int = 0
+) -> None:
     """Sequences come and go, prompts are prefilled in chunks, and each asks for something else. `is_last`: whether this
-    is the last stage."""
+    is the last stage; `adapters`: how many there are."""
     from tests.worker.driver import Driver, Sequence
 
     driver = Driver.__new__(Driver)
@@ -189,9 +207,13 @@ def random_steps(runner: Any, vocab: int, longest: int, choose: random.Random, i
             moves = [(sequence, 1) for sequence, _ in moves]
         plan, _ = driver.plan(moves)
         masked = [row for row in plan.sampled_rows if choose.random() < 0.3]
-        plan = msgspec.structs.replace(plan, prompt_logprobs_rows=scored(plan, choose), masked=masked)
+        plan = replace(plan, prompt_logprobs_rows=scored(plan, choose), masked=masked)
         if not is_last:
             plan, masked = for_earlier_stage(plan), []
+        if adapters:
+            slots = [choose.choice((0, 0, *range(1, adapters + 1))) for _ in plan.admitted]
+            owners = [replace(owner, adapter_slot=slot) for owner, slot in zip(plan.admitted, slots, strict=True)]
+            plan = replace(plan, admitted=owners)
         step = runner.launch(plan)
         if masked:
             runner.submit_bitmasks(TokenBitmasks(plan.step, masked, [bytes(4 * -(-vocab // 32))] * len(masked)))
@@ -235,15 +257,18 @@ def main(directories: list[str]) -> None:
     """One line of JSON a model and dtype or stage: its directory, dtype, stage, what was found and what was missed."""
     fake_gpu()
     torch.set_num_threads(1)
-    stages = 1
+    stages, rank = 1, 0
     if directories[0] == "--stages":
         stages, directories = int(directories[1]), directories[2:]
+    if directories[0] == "--lora":
+        rank, directories = int(directories[1]), directories[2:]
+        serve_as_a_gpu(pytest.MonkeyPatch())
     for directory in directories:
         kinds = [("bfloat16", "raw_logprobs", Mesh(rank, pp=stages)) for rank in range(stages)]
         if stages == 1:
             kinds.append(("float32", "processed_logits", Mesh()))
         for dtype, mode, mesh in kinds:
-            gpu = FakeGpu(Path(directory), dtype, mode, mesh=mesh)
+            gpu = FakeGpu(Path(directory), dtype, mode, mesh=mesh, rank=rank)
             found = gpu.warm_up()
             missed = gpu.serve(seed=len(directory))
             gpu.forget()

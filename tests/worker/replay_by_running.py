@@ -7,6 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
+from quire.lora.step_tiles import Adapted
 from quire.worker.buffer_ring import BufferRing
 from quire.worker.graph_shapes import GraphShape
 
@@ -24,20 +25,20 @@ class ReplayByRunning:
     """Runs a captured step again: the same launches on the staged inputs, of which it copies as many each time."""
 
     def __init__(self) -> None:
-        self._steps: dict[tuple[GraphShape, bool], partial[Tensor]] = {}
-        self._copied: dict[tuple[GraphShape, bool], int] = {}
+        self._steps: dict[tuple[GraphShape, Adapted], partial[Tensor]] = {}
+        self._copied: dict[tuple[GraphShape, Adapted], int] = {}
         self.replayed: list[GraphShape] = []
 
-    def capture(self, shape: GraphShape, step: Callable[[], Tensor], *, adapted: bool = False) -> None:
+    def capture(self, shape: GraphShape, step: Callable[[], Tensor], *, adapted: Adapted = Adapted.NOTHING) -> None:
         assert isinstance(step, partial)
         self._steps[shape, adapted] = step
         self._copied[shape, adapted] = self._entries(shape, adapted)
 
-    def _entries(self, shape: GraphShape, adapted: bool) -> int:
+    def _entries(self, shape: GraphShape, adapted: Adapted) -> int:
         copied: int = self._steps[shape, adapted].func.__self__._staging.num_copied  # type: ignore[attr-defined]
         return copied
 
-    def replay(self, shape: GraphShape, *, adapted: bool = False) -> Tensor:
+    def replay(self, shape: GraphShape, *, adapted: Adapted = Adapted.NOTHING) -> Tensor:
         assert self._entries(shape, adapted) == self._copied[shape, adapted]
         self.replayed.append(shape)
         logits = self._steps[shape, adapted]()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.lora.step_tiles import Adapted
 from quire.worker.graph_shapes import GraphShape, GraphShapes
 from quire.worker.host_batch import HostBatch
 from quire.worker.model_runner import ModelRunner
@@ -30,11 +31,11 @@ def test_of_precompiled_shapes_the_largest_of_each_kind_runs_before_capture(
     too_large: list[list[int]] = []
     monkeypatch.setattr(ModelRunner, "run_dummies", lambda self, counts, **_: too_large.append(list(counts)))
     runner = Driver(config_for(make_llama(tmp_path, tokenizer=False), enforce_eager=True)).worker._runner
-    runner._graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
+    runner._captured.graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
     runner.capture_graphs(MOST, precompiled=precompiled)
     limits = runner._limits
     shapes = GraphShapes(MOST, limits.rows, limits.tokens, limits.length).all()
-    assert list(graphs._steps) == [(shape, False) for shape in shapes]
+    assert list(graphs._steps) == [(shape, Adapted.NOTHING) for shape in shapes]
     expected: dict[object, GraphShape] = {}
     for shape in shapes:
         expected.setdefault(shape.kind if precompiled else shape, shape)
@@ -45,16 +46,15 @@ def test_of_precompiled_shapes_the_largest_of_each_kind_runs_before_capture(
 
 
 def test_steps_with_adapters_are_captured_beside_those_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[bool] = []
-    monkeypatch.setattr(
-        ModelRunner, "_forward_and_sample", lambda self, host, inputs: found.append(inputs.tiles is not None)
-    )
+    found: list[Adapted] = []
+    monkeypatch.setattr(ModelRunner, "_forward_and_sample", lambda self, host, inputs: found.append(inputs.adapted))
     monkeypatch.setattr(ModelRunner, "run_dummies", lambda self, counts, **_: None)
     config = config_for(make_llama(tmp_path, tokenizer=False), enforce_eager=True, enable_lora=True)
     runner = Driver(config).worker._runner
-    runner._graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
+    runner._captured.graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
     runner.capture_graphs(MOST)
     limits = runner._limits
     shapes = GraphShapes(MOST, limits.rows, limits.tokens, limits.length).all()
-    assert list(graphs._steps) == [(shape, adapted) for shape in shapes for adapted in (False, True)]
-    assert found == [False, True] * len(shapes)
+    kinds = [Adapted.NOTHING, Adapted.PROJECTIONS]
+    assert list(graphs._steps) == [(shape, adapted) for shape in shapes for adapted in kinds]
+    assert found == kinds * len(shapes)

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from quire.messages import Plan
+from quire.messages.workers import Plan
 from quire.worker.graph_shapes import MOST_ROWS, GraphShape, GraphShapes, StepKind
 from quire.worker.host_batch import HostBatch
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.kvcache.host_pool import HostPool
-from quire.messages import Plan
+from quire.messages.workers import Plan
 from quire.worker import kv_transfer
 from quire.worker.buffer_ring import BufferRing
 from quire.worker.kv_transfer import BlockMoves, GpuBlockTransfer

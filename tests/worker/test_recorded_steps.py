@@ -13,6 +13,7 @@ from quire import LLM, LoRARequest, SamplingParams
 from quire.kernels.cpu.library import library
 from quire.kernels.cpu.recording import Recording, Sizes
 from quire.kernels.dispatch import KERNELS
+from quire.lora.step_tiles import Adapted
 from quire.offline import local_engine
 from quire.worker.recorded_steps import RecordedSteps
 from tests.adapters import make_adapter
@@ -108,7 +109,7 @@ def test_an_engine_that_serves_adapters_calls_for_others_what_one_without_calls(
     directory, calls = make_tiny(tmp_path, **CASES["phi3"]), []
     make = RecordedSteps.__init__
 
-    def noted(self: RecordedSteps, recordings: dict[bool, Recording], most: Sizes) -> None:
+    def noted(self: RecordedSteps, recordings: dict[Adapted, Recording], most: Sizes) -> None:
         calls.append({adapted: each._entries.tolist() for adapted, each in recordings.items()})
         make(self, recordings, most)
 
@@ -116,9 +117,9 @@ def test_an_engine_that_serves_adapters_calls_for_others_what_one_without_calls(
         monkeypatch.setattr(RecordedSteps, "__init__", noted)
         answers(directory, monkeypatch, **settings)
     without, serving = calls
-    assert without.keys() == {False}
-    assert serving[False] == without[False]
-    assert len(serving[True]) > len(without[False])
+    assert without.keys() == {Adapted.NOTHING}
+    assert serving[Adapted.NOTHING] == without[Adapted.NOTHING]
+    assert len(serving[Adapted.PROJECTIONS]) > len(without[Adapted.NOTHING])
 
 
 @pytest.mark.parametrize(("case", "whole_experts"), [("qwen2, tied", False), ("mixtral", True)])

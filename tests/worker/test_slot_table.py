@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from quire.messages import Plan
+from quire.messages.workers import Plan
 from quire.worker.slot_table import SlotTable
 from tests.worker.driver import apply_updates
 

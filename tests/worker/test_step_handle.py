@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.messages import Result
+from quire.messages.workers import Result
 from quire.worker import step_handle
 from quire.worker.step_handle import StepHandle, StepTimers
 

@@ -14,7 +14,7 @@ import torch
 
 from quire.clock import SystemClock
 from quire.errors import CheckpointError, ConfigError, MemoryBudgetError
-from quire.messages import Plan
+from quire.messages.workers import Plan
 from quire.models.spec import read_spec
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.worker import worker
@@ -199,7 +199,7 @@ def test_bf16_is_as_close_to_fp32_as_transformers_is(stored: str, tmp_path: Path
 def test_attention_is_told_how_much_of_each_row_stands_already(tiny: Path) -> None:
     """Also where a slot had an owner before, of whom nothing is left."""
     driver = Driver(config_for(tiny))
-    attention, seen = driver.worker._runner._attention, []
+    attention, seen = driver.worker._runner._forward._attention, []
     build = attention.build_metadata
     attention.build_metadata = lambda counts, bounds, _: seen.append(bounds.tolist()) or build(counts, bounds)  # type: ignore
     for prompt in ([3] * 40, [4] * 40):

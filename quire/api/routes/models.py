@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from quire.api.serving import Serving, json_response
-from quire.messages import Adapter
+from quire.messages.to_engine import Adapter
 
 
 def add_models(app: FastAPI, serving: Serving) -> None:

@@ -18,7 +18,7 @@ from quire.api.error_responses import error_response
 from quire.api.serving import Serving, json_response
 from quire.config import Config
 from quire.errors import RequestError
-from quire.messages import PauseMode
+from quire.messages.to_engine import PauseMode
 from quire.version import __version__
 
 HIDDEN = "(hidden)"

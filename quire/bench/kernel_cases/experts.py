@@ -9,10 +9,12 @@ import torch
 
 from quire.bench.kernel_cases import Arguments, KernelCase
 from quire.kernels.dispatch import kernel
+from quire.kernels.reference.expert_adapters import ExpertAdapters, StackedLowRank
 from quire.kernels.reference.grouped_linear import GroupedWeight
 
 _ITEM = 2
 _GROUP = 32
+_RANK = 16
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,59 @@ def _experts(tokens: int, mixture: _Mixture) -> KernelCase:
     return KernelCase("experts", name, make, moved * _ITEM, _flops(tokens, mixture))
 
 
+def _adapted(plain: KernelCase, tokens: int, mixture: _Mixture, adapters: int) -> KernelCase:
+    """The same with adapters of rank _RANK, one of which each token has."""
+
+    def make(device: torch.device) -> Arguments:
+        arguments, _ = plain.make(device)
+        return (*arguments, _adapters(tokens, mixture, adapters, device)), {}
+
+    own = adapters * _touched(tokens / adapters, mixture)
+    moved = plain.bytes + round(own * _RANK * 3 * (mixture.hidden + mixture.width)) * _ITEM
+    return KernelCase(f"adapted_{plain.op}", f"{plain.name}, {adapters} of rank {_RANK}", make, moved, plain.flops)
+
+
+def _group_adapted_pairs(tokens: int, mixture: _Mixture, adapters: int) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        numbers, _ = _routed(tokens, mixture, device)
+        changed = _adapters(tokens, mixture, adapters, device)
+        return (numbers, changed.slots, changed.gate_up), {}
+
+    moved = tokens * (8 + 2 * 4 * mixture.chosen)
+    return KernelCase("group_adapted_pairs", f"{tokens} tokens, {mixture.name}, {adapters} adapters", make, moved)
+
+
+def _lora_of_pairs(tokens: int, mixture: _Mixture, adapters: int, first: bool) -> KernelCase:
+    """Of the first product, or the second."""
+
+    def make(device: torch.device) -> Arguments:
+        numbers, _ = _routed(tokens, mixture, device)
+        changed = _adapters(tokens, mixture, adapters, device)
+        pairs = kernel("group_adapted_pairs", device.type)(numbers, changed.slots, changed.gate_up)
+        rows, columns = (tokens, mixture.hidden) if first else (numbers.numel(), mixture.width)
+        weights, sharing = (changed.gate_up, mixture.chosen) if first else (changed.down, 1)
+        return (_normal(device, rows, columns), weights, pairs, sharing), {}
+
+    hidden, width, pairs = mixture.hidden, mixture.width, tokens * mixture.chosen
+    of_expert = 2 * (hidden + width) if first else hidden + width
+    moved = round(adapters * _touched(tokens / adapters, mixture) * _RANK * of_expert)
+    moved += tokens * hidden + pairs * 2 * width if first else pairs * (width + hidden)
+    name = f"{'gate and up' if first else 'down'}, {tokens} tokens, {mixture.name}, {adapters} of rank {_RANK}"
+    return KernelCase("lora_of_pairs", name, make, moved * _ITEM)
+
+
+def _adapters(tokens: int, mixture: _Mixture, adapters: int, device: torch.device) -> ExpertAdapters:
+    slots = torch.arange(tokens, device=device) % adapters + 1
+
+    def stacked(modules: int, columns: int, outputs: int) -> StackedLowRank:
+        a = _normal(device, adapters, mixture.here, modules * _RANK, columns)
+        b = _normal(device, adapters, mixture.here, outputs, _RANK)
+        return StackedLowRank(a, b, torch.full((adapters, mixture.here), _RANK, device=device))
+
+    gate_up = stacked(2, mixture.hidden, 2 * mixture.width)
+    return ExpertAdapters(slots, gate_up, stacked(1, mixture.width, mixture.hidden))
+
+
 def _coded_experts(tokens: int, mixture: _Mixture, bits: int) -> KernelCase:
     """The same of codes with scales in groups of _GROUP columns."""
 
@@ -94,9 +149,9 @@ def _here(mixture: _Mixture) -> tuple[int, ...]:
     return () if mixture.here == mixture.experts else (0, mixture.here)
 
 
-def _touched(tokens: int, mixture: _Mixture) -> float:
+def _touched(tokens: float, mixture: _Mixture) -> float:
     """Experts here that tokens go to, as may be expected."""
-    return mixture.here * (1 - (1 - mixture.chosen / mixture.experts) ** tokens)
+    return mixture.here * (1 - float((1 - mixture.chosen / mixture.experts) ** tokens))
 
 
 def _flops(tokens: int, mixture: _Mixture) -> int:
@@ -118,8 +173,23 @@ def _cases(tokens: Sequence[int], mixture: _Mixture) -> tuple[KernelCase, ...]:
     )
 
 
+def _adapted_cases(sizes: Sequence[tuple[int, int]], mixture: _Mixture) -> tuple[KernelCase, ...]:
+    """Of tokens and adapters."""
+    return (
+        *(_group_adapted_pairs(tokens, mixture, adapters) for tokens, adapters in sizes),
+        *(_lora_of_pairs(tokens, mixture, adapters, first) for first in (True, False) for tokens, adapters in sizes),
+        *(_adapted(_experts(tokens, mixture), tokens, mixture, adapters) for tokens, adapters in sizes),
+        *(_adapted(_coded_experts(tokens, mixture, 4), tokens, mixture, adapters) for tokens, adapters in sizes),
+    )
+
+
 CASES = (
     *_cases((1, 8, 32, 128, 512, 2_048, 8_192), _QWEN3_30B),
     *_cases((1, 8, 32, 128, 2_048), _HALF_OF_QWEN3_30B),
+    *_adapted_cases(((1, 1), (32, 1), (32, 8), (128, 8), (2_048, 1), (8_192, 1)), _QWEN3_30B),
 )
-SMALL_CASES = (*_cases((3,), _Mixture(4, 2, 64, 32, 4)), *_cases((3, 200), _Mixture(4, 2, 64, 32, 2)))
+SMALL_CASES = (
+    *_cases((3,), _Mixture(4, 2, 64, 32, 4)),
+    *_cases((3, 200), _Mixture(4, 2, 64, 32, 2)),
+    *_adapted_cases(((3, 2), (200, 1)), _Mixture(4, 2, 64, 32, 4)),
+)

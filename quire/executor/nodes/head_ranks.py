@@ -29,6 +29,7 @@ from quire.executor.rank_processes import STOP_TIMEOUT_S, RankProcesses, stream_
 from quire.executor.stage_rings import token_bytes
 from quire.mesh import mesh_of
 from quire.models.spec import read_spec
+from quire.processes.launch import GroupEnds
 
 _LOOK_S = 0.5
 
@@ -64,14 +65,21 @@ class Ranks(Protocol):
         ...
 
 
-def start_ranks(config: Config, clock: Clock) -> Ranks:
+def start_ranks(config: Config, clock: Clock, group: GroupEnds | None = None) -> Ranks:
     """Start the ranks of an engine.
+
+    Args:
+        config: Resolved settings.
+        clock: For who is late.
+        group: What they share with those of other engines; None: nothing.
 
     Raises:
         EngineDeadError: A node did not join, or was lost.
         ConfigError: This machine cannot be the head.
     """
-    return RankProcesses(config, clock) if config.parallel.nodes == 1 else HeadRanks(config, clock)
+    if config.parallel.nodes > 1:
+        return HeadRanks(config, clock)
+    return RankProcesses(config, clock, group=group)
 
 
 class HeadRanks:

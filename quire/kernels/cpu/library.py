@@ -48,6 +48,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "apply_token_bitmask": (_P, _I, _I, _P, _I, _P),
     "all_reduce": (_P, _P, _I),
     "gather_columns": (_P, _P, _I, _I, _P, _I),
+    "reduce_rows": (_P, _P, _I, _P, _P),
     "route": (_P, _I, _I, _I, _N, _P, _P),
     "lora_shrink": (_P, _I, _I, _P, _I, _P, _I, _I, _I, _P, _P, _I, _P),
     "lora_expand": (_P, _I, _P, _I, _I, _I, _P, _I, _I, _P, _P, _I, _P, _P, _P, _P, _I),
@@ -63,6 +64,7 @@ INDEX_SIGNATURES: dict[str, tuple[type, ...]] = {
     "state_rows": (_P, _P, _P, _I, _I, _P),
     "local_indices": (_P, _I, _I, _I, _P),
     "sequence_lengths": (_P, _P, _P, _I, _P),
+    "gather_rows": (_P, _I, _P, _P, _I, _P, _P),
     "choose_frequencies": (_P, _I, _P, _I, _I, _P),
     "grow_frequencies": (_P, _I, _F, _F, _I, _I, _P),
 }
@@ -114,7 +116,7 @@ class Library:
             self._kernels[name, None] = Kernel(loaded, name, types)
         self._recorders: dict[int, Callable[[Kernel, Arguments], None]] = {}
         self.replay = loaded.quire_replay
-        self.replay.argtypes, self.replay.restype = (_P, _I, _P), None
+        self.replay.argtypes, self.replay.restype = (_P, _P, _I, _I), None
         self.set_threads = loaded.quire_set_threads
         self.set_threads.argtypes, self.set_threads.restype = (_N,), None
         self.set_threads(threads)

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from quire.kernels.reference.codebook_linear import CodebookWeight
+from quire.kernels.reference.expert_adapters import ExpertAdapters
 from quire.kernels.reference.experts import experts
 from quire.kernels.reference.grouped_linear import GroupedWeight
 from quire.kernels.reference.scaled_linear import ScaledWeight
@@ -49,11 +50,25 @@ def coded_experts(
 
     Activations stay dense, also for schemes whose other products quantize them: that is at least as exact.
     """
-    count = len(gate_up.codes if isinstance(gate_up, ScaledWeight) else gate_up.packed)
-    experts(x, _all(gate_up, count), _all(down, count), numbers, weights, out, others, linear=_multiply)
+    experts(x, _all(gate_up), _all(down), numbers, weights, out, others, linear=_multiply)
 
 
-def _all(stack: Coded, count: int) -> Sequence[Coded]:
+def adapted_coded_experts(
+    x: Tensor,
+    gate_up: Coded,
+    down: Coded,
+    numbers: Tensor,
+    weights: Tensor,
+    out: Tensor,
+    others: int,
+    adapters: ExpertAdapters,
+) -> None:
+    """As `coded_experts`; adapters of tokens add to all three products."""
+    experts(x, _all(gate_up), _all(down), numbers, weights, out, others, _multiply, adapters)
+
+
+def _all(stack: Coded) -> Sequence[Coded]:
+    count = len(stack.codes if isinstance(stack, ScaledWeight) else stack.packed)
     return [one_of(stack, number) for number in range(count)]
 
 

@@ -10,6 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.reference.embedding import local_indices
+from quire.kernels.reference.expert_adapters import (
+    AdaptedPairs,
+    ExpertAdapters,
+    StackedLowRank,
+    lora_of_pairs,
+)
 
 
 def route(
@@ -54,6 +60,7 @@ def experts(
     out: Tensor,
     others: int = 0,
     linear: Callable[[Tensor, Any, None], Tensor] = F.linear,
+    adapters: ExpertAdapters | None = None,
 ) -> None:
     """out = Σ weight · down(silu(gate(x)) · up(x)) over each token's experts.
 
@@ -65,6 +72,7 @@ def experts(
         out: [tokens, hidden].
         others: How many experts are not here.
         linear: The product with one of the weights; see the op of this name.
+        adapters: See adapted_experts.
     """
     out.zero_()
     order = numbers.flatten().argsort(stable=True)  # (token, choice) pairs, expert by expert
@@ -74,7 +82,36 @@ def experts(
     for expert, end in enumerate(ends):
         if end > first:
             own = tokens[first:end]
-            gate, up = linear(x.index_select(0, own), gate_up[expert], None).chunk(2, dim=-1)
-            out.index_add_(0, own, linear(F.silu(gate).mul_(up), down[expert], None).mul_(shares[first:end]))
-            del gate, up  # or they stand beside the next expert's
+            rows = x.index_select(0, own)
+            both = linear(rows, gate_up[expert], None)
+            if adapters is not None:
+                both += _of_adapters(rows, adapters.gate_up, expert, adapters.slots[own])
+            del rows
+            gate, up = both.chunk(2, dim=-1)
+            middle = F.silu(gate).mul_(up)
+            del both, gate, up
+            y = linear(middle, down[expert], None)
+            if adapters is not None:
+                y += _of_adapters(middle, adapters.down, expert, adapters.slots[own])
+            out.index_add_(0, own, y.mul_(shares[first:end]))
+            del middle, y  # or they stand beside the next expert's
         first = end
+
+
+def adapted_experts(
+    x: Tensor,
+    gate_up: Sequence[Any],
+    down: Sequence[Any],
+    numbers: Tensor,
+    weights: Tensor,
+    out: Tensor,
+    others: int,
+    adapters: ExpertAdapters,
+) -> None:
+    """As the op `experts`; adapters of tokens add to all three products."""
+    experts(x, gate_up, down, numbers, weights, out, others, adapters=adapters)
+
+
+def _of_adapters(x: Tensor, weights: StackedLowRank, expert: int, slots: Tensor) -> Tensor:
+    """What is added to one expert's product, for rows with these adapters."""
+    return lora_of_pairs(x, weights, AdaptedPairs(torch.full_like(slots, expert), slots), 1)

@@ -24,8 +24,8 @@ from quire.kernels.triton.launching.dependent_launch import can_overlap, release
 from quire.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
 
 _BLOCK_K, _BLOCK_N, _BLOCK_R = 256, 128, 16
-_WIDEST_RANK = 64
-"""Ranks of a program."""
+WIDEST_RANK = 64
+"""Ranks of a program, at most."""
 _FEW, _SOME = 64, 512
 """Rows up to which columns are shared out finely, or at all."""
 _MOST_SPLITS = 16
@@ -45,16 +45,12 @@ def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
     assert x.is_contiguous() and tiles.rows.is_contiguous()
     (number, size), columns = tiles.rows.shape, x.shape[1]
     rank, modules, overlap = weights.b.shape[2], len(weights.rows), can_overlap(x.device)
-    block_rank = min(rank & -rank, _WIDEST_RANK)
+    block_rank = min(rank & -rank, WIDEST_RANK)
     blocks, splits = number * modules * (rank // block_rank), _splits(len(x), columns)
     low = x.new_empty((len(x), modules * rank))
     if not number:
         return low
-    partial = arrived = low  # neither is touched
-    if splits > 1:
-        assert blocks <= _MOST_BLOCKS
-        partial = torch.empty((blocks, splits, size * block_rank), dtype=torch.float32, device=x.device)
-        arrived = _counters(x.device)
+    partial, arrived = scratch_of_splits(low, blocks, splits, size * block_rank)
     _shrink[(blocks * splits,)](
         x, weights.a, weights.ranks, tiles.slots, tiles.rows, partial, arrived, low,
         weights.a.stride(0), weights.ranks.stride(0),
@@ -116,6 +112,15 @@ def _tiles_at_once(rows: int, tiles: int, blocks: int) -> int:
     then these come after one another in programs that all run at once.
     """
     return tiles if rows > _FEW else max(1, min(tiles, _PROGRAMS // blocks))
+
+
+def scratch_of_splits(low: Tensor, blocks: int, splits: int, size: int) -> tuple[Tensor, Tensor]:
+    """What `store_split_sum` needs for so many blocks of so many sums; where programs share none, it touches
+    neither."""
+    if splits == 1:
+        return low, low
+    assert blocks <= _MOST_BLOCKS
+    return torch.empty((blocks, splits, size), dtype=torch.float32, device=low.device), _counters(low.device)
 
 
 @functools.cache
@@ -188,25 +193,44 @@ def _shrink(
             sums = tl.dot(own, tl.trans(weight), sums, input_precision="ieee")
         else:
             sums = tl.dot(own, tl.trans(weight), sums)
-    if SPLITS > 1:
+    to = low + row[:, None] * (MODULES * RANK) + rank[None, :]
+    block = tl.program_id(0) // SPLITS
+    store_split_sum(sums, to, used[:, None], partial, arrived, block, split, SPLITS, SPLITS_UP, BLOCK_M, BLOCK_R)
+
+
+@triton.jit
+def store_split_sum(
+    sums,
+    to,
+    mask,
+    partial,
+    arrived,
+    block,
+    split,
+    SPLITS: tl.constexpr,
+    SPLITS_UP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    """Store sums [BLOCK_M, BLOCK_R] of all columns, of which each of SPLITS programs has a part: the last one adds them
+    up, in the order of the columns."""
+    if SPLITS == 1:
+        tl.store(to, sums.to(to.dtype.element_ty), mask)
+    else:
         SIZE: tl.constexpr = BLOCK_M * BLOCK_R
-        block = tl.program_id(0) // SPLITS
-        own_part = place[:, None] * BLOCK_R + tl.arange(0, BLOCK_R)[None, :]
+        own_part = tl.arange(0, BLOCK_M)[:, None] * BLOCK_R + tl.arange(0, BLOCK_R)[None, :]
         tl.store(partial + (block * SPLITS + split) * SIZE + own_part, sums)
         tl.debug_barrier()  # every thread's part is written before one of them says so
-        if tl.atomic_add(arrived + block, 1) != SPLITS - 1:
-            return
-        tl.store(arrived + block, 0)
-        part = tl.arange(0, SPLITS_UP)
-        others = tl.load(
-            partial + (block * SPLITS + part)[:, None, None] * SIZE + own_part[None, :, :],
-            (part < SPLITS)[:, None, None],
-            0.0,
-            cache_modifier=".cg",
-        )
-        sums = tl.sum(others, 0)
-    to = low + row[:, None] * (MODULES * RANK) + rank[None, :]
-    tl.store(to, sums.to(low.dtype.element_ty), used[:, None])
+        if tl.atomic_add(arrived + block, 1) == SPLITS - 1:
+            tl.store(arrived + block, 0)
+            part = tl.arange(0, SPLITS_UP)
+            others = tl.load(
+                partial + (block * SPLITS + part)[:, None, None] * SIZE + own_part[None, :, :],
+                (part < SPLITS)[:, None, None],
+                0.0,
+                cache_modifier=".cg",
+            )
+            tl.store(to, tl.sum(others, 0).to(to.dtype.element_ty), mask)
 
 
 @fast_launch

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.messages import Admitted
+from quire.messages.workers import Admitted
 from quire.worker.pinned_memory import upload
 from quire.worker.sampling.active_rows import ActiveRows
 

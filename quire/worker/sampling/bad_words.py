@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire.messages import Admitted
+from quire.messages.workers import Admitted
 from quire.worker.pinned_memory import upload
 from quire.worker.sampling.active_rows import ActiveRows, flat_index
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.messages import Admitted
+from quire.messages.workers import Admitted
 from quire.sampling import LARGEST_EFFECT
 from quire.worker.pinned_memory import upload
 from quire.worker.sampling.active_rows import ActiveRows, flat_index

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.attention.metadata import IntArray
 from quire.logits_processors import LogitsProcessor
-from quire.messages import Admitted
+from quire.messages.workers import Admitted
 from quire.worker.sampling.active_rows import ActiveRows
 from quire.worker.sampling.allowed_tokens import AllowedTokens
 from quire.worker.sampling.bad_words import BadWords

@@ -16,7 +16,7 @@ from torch import Tensor
 from quire.attention.metadata import IntArray
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.logprobs import TokenScores
-from quire.messages import TokenLogprobs
+from quire.messages.workers import TokenLogprobs
 from quire.worker.pinned_memory import upload
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]

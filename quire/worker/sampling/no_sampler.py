@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from quire.attention.metadata import IntArray
-from quire.messages import Result
+from quire.messages.workers import Result
 from quire.worker.buffer_ring import BufferRing
 from quire.worker.sampling.logprobs import LogprobsMode, LogprobsRequest
 from quire.worker.sampling.prompt_logprobs import StepPromptLogprobs

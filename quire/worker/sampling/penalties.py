@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.penalties import IN_PROMPT, ONE_MORE
-from quire.messages import Admitted
+from quire.messages.workers import Admitted
 from quire.sampling import LARGEST_EFFECT
 from quire.worker.pinned_memory import upload
 from quire.worker.sampling.active_rows import ActiveRows

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire.messages import Plan, PromptLogprobsRow, TokenLogprobs
+from quire.messages.workers import Plan, PromptLogprobsRow, TokenLogprobs
 from quire.models.model import Model
 from quire.worker.batch import Batch
 from quire.worker.host_batch import HostBatch
 from quire.worker.pinned_memory import upload
 from quire.worker.sampling.logprobs import UNSORTED_MOST, Scores, entries_of, rows_at_once, scores_of
+from quire.worker.slot_table import SlotTable
 
 
 class PromptLogprobs:
@@ -23,27 +24,28 @@ class PromptLogprobs:
 
     Args:
         model: Makes the logits.
-        vocab_size: Logits of a position.
+        slots: Of the sequences.
 
     Attributes:
         positions: Prompt positions of a slice, at most.
     """
 
-    def __init__(self, model: Model, vocab_size: int) -> None:
+    def __init__(self, model: Model, slots: SlotTable) -> None:
         self._model = model
-        self.positions = rows_at_once(vocab_size)
+        self._slots = slots
+        self.positions = rows_at_once(slots.vocab_size)
 
-    def launch(
-        self, plan: Plan, host: HostBatch, batch: Batch, hidden: Tensor, wanted: list[int]
-    ) -> StepPromptLogprobs:
+    def launch(self, plan: Plan, host: HostBatch, batch: Batch, hidden: Tensor) -> StepPromptLogprobs:
         """One list for each of `plan.prompt_logprobs_rows`, collected once the device is done.
 
         Args:
             plan: Which rows and positions.
             host, batch: The plan's.
             hidden: [tokens, hidden].
-            wanted: How many of the likeliest tokens to report, for each of `plan.prompt_logprobs_rows`.
         """
+        if not plan.prompt_logprobs_rows:
+            return NO_PROMPT_LOGPROBS
+        wanted = [self._slots.host.prompt_logprobs[plan.slots[each.row]] for each in plan.prompt_logprobs_rows]
         rows = zip(plan.prompt_logprobs_rows, wanted, strict=True)
         return StepPromptLogprobs([self._row(each, host, batch, hidden, most) for each, most in rows], wanted)
 

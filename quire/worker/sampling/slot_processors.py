@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.errors import RequestError
 from quire.logits_processors import LogitsProcessor, RequestProcessor
-from quire.messages import Admitted
+from quire.messages.workers import Admitted
 from quire.worker.sampling.active_rows import ActiveRows
 
 

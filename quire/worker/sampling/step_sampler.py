@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from quire.attention.metadata import IntArray
-from quire.messages import Result, TokenBitmasks, TokenLogprobs
+from quire.messages.workers import Result, TokenBitmasks, TokenLogprobs
 from quire.worker.buffer_ring import BufferRing
 from quire.worker.sampling.logprobs import LogprobsMode, LogprobsRequest
 from quire.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS, StepPromptLogprobs

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
-from quire.messages import Bits
+from quire.messages.workers import Bits
 from quire.worker.pinned_memory import unowned_view
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from quire.attention.metadata import IntArray
 from quire.clock import Clock
-from quire.messages import EXPECTED_OUTPUT, Plan, Result
+from quire.messages.from_engine import EXPECTED_OUTPUT
+from quire.messages.workers import Plan, Result
 from quire.worker.speculation.draft_lengths import DraftLengths
 from quire.worker.speculation.step_drafts import UNLIMITED, Drafter, StepDrafts
 

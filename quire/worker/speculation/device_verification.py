@@ -18,7 +18,7 @@ from torch import Tensor
 from quire.attention.metadata import IntArray
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.sample import SamplingColumns, SamplingThresholds, apply_thresholds
-from quire.messages import Result, TokenBitmasks, TokenLogprobs
+from quire.messages.workers import Result, TokenBitmasks, TokenLogprobs
 from quire.worker.pinned_memory import upload
 from quire.worker.sampling.logprobs import LogprobsMode, LogprobsRequest
 from quire.worker.sampling.prompt_logprobs import StepPromptLogprobs

@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol
 from msgspec.structs import replace
 
 from quire.config.speculation import MOST_DRAFTS
-from quire.messages import Admitted, Plan, Result
+from quire.messages.workers import Admitted, Plan, Result
 from quire.planning.draft_model import DRAFT_TOKENS_A_STEP
 from quire.sampling import SamplingParams
 from quire.worker.speculation.draft_steps import Tokens, last_tokens

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from quire.kernels.reference.drafts import FIRST_NAMED
-from quire.messages import Plan, Result
+from quire.messages.workers import Plan, Result
 from quire.worker.pinned_memory import upload
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 from quire.worker.slot_table import SlotTable

@@ -14,7 +14,7 @@ from collections import deque
 from msgspec.structs import replace
 
 from quire.clock import Clock
-from quire.messages import MaskedDrafts, Plan, Result
+from quire.messages.workers import MaskedDrafts, Plan, Result
 from quire.worker.speculation.adaptive import AdaptiveDrafter
 from quire.worker.speculation.step_drafts import UNLIMITED, StepDrafts
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from quire.config.speculation import Speculation
-from quire.messages import Admitted, Plan, Result
+from quire.messages.workers import Admitted, Plan, Result
 from quire.speculation.ngram_index import NgramIndex
 from quire.speculation.suffix_index import PastOutputs, SuffixIndex
 from quire.worker.speculation.step_drafts import StepDrafts

@@ -11,7 +11,7 @@ import numpy as np
 
 from quire.attention.metadata import IntArray
 from quire.kernels.reference.drafts import FIRST_NAMED
-from quire.messages import Plan, Result
+from quire.messages.workers import Plan, Result
 
 NO_DRAFT = -1
 """In place of a draft token: behind the last one of a row there is none."""

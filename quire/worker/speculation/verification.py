@@ -25,7 +25,7 @@ from torch import Tensor
 from quire.attention.metadata import IntArray
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.sample import SamplingColumns
-from quire.messages import Result, TokenBitmasks, TokenLogprobs
+from quire.messages.workers import Result, TokenBitmasks, TokenLogprobs
 from quire.worker.sampling.logprobs import LogprobsMode
 from quire.worker.sampling.prompt_logprobs import StepPromptLogprobs
 from quire.worker.sampling.sampler import columns_of, errors_of, sample

@@ -46,7 +46,7 @@ def _identity(config: ModelConfig, kernels: str, mesh: Mesh) -> str:
     model = Path(config.model)
     files = [path.resolve() for path in (model / "config.json", *(find_gguf_files(model) or find_files(model)))]
     facts = [(str(path), (s := path.stat()).st_size, s.st_mtime_ns, s.st_ctime_ns) for path in files]
-    place = (mesh.rank, mesh.tp, mesh.pp, mesh.ep)
+    place = (mesh.rank, mesh.tp, mesh.pp, mesh.ep, mesh.engine)
     packing = [path.read_bytes() for path in sorted(Path(quire.kernels.cpu.__file__).parent.glob("*.py"))]
     return hashlib.sha256(
         repr((facts, config.dtype, config.quantization, kernels, packing, place)).encode()

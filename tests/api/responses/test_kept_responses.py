@@ -106,7 +106,7 @@ def test_a_full_store_does_not_cost_the_answer(tmp_path: Path) -> None:
 
 
 def wait_for(client: openai.OpenAI, name: str) -> Response:
-    for _ in range(500):
+    for _ in range(3_000):
         answer = client.responses.retrieve(name)
         if answer.status not in ("queued", "in_progress"):
             return answer

@@ -11,9 +11,9 @@ from quire.config import Config
 from quire.engine.process import main as engine_main
 from quire.executor.executor import AdapterLoader, Executor
 from quire.executor.factory import build_executor
-from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
+from quire.messages.workers import DeviceLimits, Plan, Result, TokenBitmasks
 from quire.processes.child_main import run_child
-from quire.processes.launch import LaunchConfig, SendReport
+from quire.processes.launch import GroupEnds, LaunchConfig, SendReport
 
 FAULT_FILE = "QUIRE_TEST_FAULT_FILE"
 POISON = 1_717
@@ -105,8 +105,8 @@ def _break_cuda() -> None:
 
 
 def main(launch: LaunchConfig, report: SendReport) -> None:
-    def make(config: Config, clock: Clock) -> Executor:
-        return FaultyExecutor(build_executor(config, clock))
+    def make(config: Config, clock: Clock, group: GroupEnds | None) -> Executor:
+        return FaultyExecutor(build_executor(config, clock, group))
 
     engine_main(launch, report, make)
 

@@ -21,7 +21,8 @@ from quire.executor.cpu_executor import CpuExecutor
 from quire.executor.executor import Executor
 from quire.executor.multi_rank_executor import MultiRankExecutor
 from quire.executor.nodes.head_ranks import HeadRanks
-from quire.messages import Adapter, AdapterLoaded
+from quire.messages.to_engine import Adapter
+from quire.messages.workers import AdapterLoaded
 from quire.processes.launch import EXIT_CRASHED
 from tests.checkpoints import make_llama
 from tests.executor.nodes.follower import KEY, Follower, free_port
@@ -177,19 +178,18 @@ def test_a_lost_node_is_named_and_takes_part_in_the_next_engine(tiny: Path, node
 @pytest.mark.long("many cards")
 def test_a_node_with_another_key_ends_and_says_so(tiny: Path, tmp_path: Path) -> None:
     several = Nodes(tiny, tmp_path, 1, 2, 1)
+    other = several.add(1, "--nnodes", "2", key="another key, long enough")
+    other.wait_line("cannot be joined yet")  # it tries twice a second, so the head need not wait for it to start
     config = config_for(
-        tiny, pipeline_parallel_size=2, nnodes=2, master_port=several.port, distributed_timeout_seconds=20
+        tiny, pipeline_parallel_size=2, nnodes=2, master_port=several.port, distributed_timeout_seconds=5
     )
     head = MultiRankExecutor(config, SystemClock())
     starting = threading.Thread(target=lambda: suppress_dead(head.start))
     starting.start()
-    other = several.add(1, "--nnodes", "2", key="another key, long enough")
     assert other.wait(120) == 2
     assert re.search("was not joined: it has another key. Give all nodes the same key", other.last_line), other.log
     starting.join(120)
-    assert re.search(
-        "Node 1 of 2 did not join within 20 s .*The last one that tried: .*another key", str(head._failure)
-    )
+    assert re.search("Node 1 of 2 did not join within 5 s .*The last one that tried: .*another key", str(head._failure))
     several.close()
 
 

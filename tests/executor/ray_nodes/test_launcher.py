@@ -99,7 +99,7 @@ def test_a_driver_that_dies_is_started_again(monkeypatch: pytest.MonkeyPatch) ->
         first = placing._driver
         assert first is not None
         first.kill()
-        for _ in range(200):
+        for _ in range(1_200):
             if placing._driver is not first:
                 break
             placing._is_closed.wait(0.05)

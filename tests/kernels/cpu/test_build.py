@@ -258,7 +258,7 @@ def test_sanitizers_find_nothing(tmp_path: Path, compiler: str) -> None:
     runtime = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
     if not Path(runtime).is_absolute():
         pytest.skip("the compiler brings no AddressSanitizer")
-    flags = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+    flags = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
     program = (
         "import sys, pytest, quire.kernels.cpu.library as l; "
         f"l.FLAGS = (*l.FLAGS, *{flags!r}); "

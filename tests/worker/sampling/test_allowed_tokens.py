@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.messages import Admitted
+from quire.messages.workers import Admitted
 from quire.sampling import SamplingParams
 from quire.worker.sampling import allowed_tokens
 from quire.worker.sampling.allowed_tokens import AllowedTokens

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.reference.logprobs import TokenScores, token_logprobs
-from quire.messages import TokenLogprobs
+from quire.messages.workers import TokenLogprobs
 from quire.worker.sampling import logprobs, sampler
 from quire.worker.sampling.logprobs import UNSORTED_MOST, LogprobsMode, LogprobsRequest
 from quire.worker.sampling.logprobs import score as plain_score

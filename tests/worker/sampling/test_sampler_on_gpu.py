@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.messages import TokenLogprobs
+from quire.messages.workers import TokenLogprobs
 from quire.worker.sampling.logprobs import LogprobsMode
 from quire.worker.sampling.sampler import Deferred, sample, sample_and_advance, warm_up
 from quire.worker.slot_table import SlotTable

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire.kernels.dispatch import KERNELS
 from quire.kernels.reference import drafts as reference
-from quire.messages import Result, TokenBitmasks
+from quire.messages.workers import Result, TokenBitmasks
 from quire.worker.buffer_ring import BufferRing
 from quire.worker.sampling.logprobs import LogprobsMode
 from quire.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS

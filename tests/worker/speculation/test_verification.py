@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.messages import Result
+from quire.messages.workers import Result
 from quire.sampling import SamplingParams
 from quire.worker.sampling.logprobs import LogprobsMode
 from quire.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS

@@ -58,6 +58,19 @@ def test_no_step_launches_a_kernel_that_warm_up_missed(served: list[dict[str, An
         assert one["found"].count("_gated_gemm_kernel") <= 1  # for all numbers of rows
 
 
+def test_no_step_with_adapters_launches_a_kernel_that_warm_up_missed(directories: list[Path]) -> None:
+    """Of adapters, experts and their codes: in steps without adapters, with some that leave experts alone, and with
+    some that do not. All other kernels are those of the test before."""
+    few = [str(directories[MODELS.index(case)]) for case in ("qwen3 moe", QUANTIZED)]
+    served = [json.loads(line) for line in printed_by("tests.worker.fake_gpu", "--lora", "32", *few).splitlines()]
+    assert len(served) == 4
+    of_adapters = {"_shrink", "_expand", "_shrink_pairs", "_expand_pairs", "_group_kernel"}
+    of_experts = {"_pair_kernel", "_token_kernel", "_tile_kernel", "_coded_tile_kernel", "_sum_kernel", "_route_kernel"}
+    for one in served:
+        assert not (of_adapters | of_experts) & {*one["missed"]}, one
+        assert of_adapters <= {*one["found"]}
+
+
 def test_no_step_of_a_stage_launches_a_kernel_that_its_warm_up_missed(directories: list[Path]) -> None:
     """Of stages whose layers are all alike too, and with streams and tokens between them."""
     few = [str(directories[MODELS.index(case)]) for case in ("qwen3 moe", "gemma3")]

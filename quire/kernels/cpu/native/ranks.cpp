@@ -13,6 +13,7 @@
 #include <atomic>
 #include <climits>
 #include <cstring>
+#include <numeric>
 
 #include "calls.h"
 #include "pool.h"
@@ -91,6 +92,22 @@ bool meet(Ranks& ranks) {
     return true;
 }
 
+// Adds up what all ranks have in their buffers of this call, `n` elements from `first` on.
+template <class T>
+void add_buffers(const Ranks& ranks, int64_t call, int64_t first, int64_t n, T* out) {
+    auto of = [&](int64_t number) { return reinterpret_cast<const T*>(ranks.buffer(call, number)) + first; };
+    int64_t chunks = (n + kElementsOfChunk - 1) / kElementsOfChunk;
+    parallel(chunks, [&](int64_t chunk) {
+        int64_t end = std::min(n, (chunk + 1) * kElementsOfChunk);
+        for (int64_t i = chunk * kElementsOfChunk; i < end; i += W) {
+            int w = int(std::min<int64_t>(W, end - i));
+            vf total = load(of(0) + i, w);
+            for (int64_t number = 1; number < ranks.count; ++number) total = add(total, load(of(number) + i, w));
+            store(out + i, total, w);
+        }
+    });
+}
+
 template <class T>
 void all_reduce(Ranks& ranks, T* x, int64_t n) {
     int64_t most = ranks.bytes / int64_t(sizeof(T));
@@ -98,17 +115,7 @@ void all_reduce(Ranks& ranks, T* x, int64_t n) {
         int64_t length = std::min(most, n - at), call = ranks.calls + 1;
         std::memcpy(ranks.buffer(call, ranks.rank), x + at, length * sizeof(T));
         if (!meet(ranks)) return;
-        int64_t chunks = (length + kElementsOfChunk - 1) / kElementsOfChunk;
-        parallel(chunks, [&](int64_t chunk) {
-            int64_t end = std::min(length, (chunk + 1) * kElementsOfChunk);
-            for (int64_t i = chunk * kElementsOfChunk; i < end; i += W) {
-                int w = int(std::min<int64_t>(W, end - i));
-                vf total = load(reinterpret_cast<const T*>(ranks.buffer(call, 0)) + i, w);
-                for (int64_t number = 1; number < ranks.count; ++number)
-                    total = add(total, load(reinterpret_cast<const T*>(ranks.buffer(call, number)) + i, w));
-                store(x + at + i, total, w);
-            }
-        });
+        add_buffers(ranks, call, 0, length, x + at);
     }
 }
 
@@ -132,6 +139,46 @@ void gather_columns(Ranks& ranks, const T* x, int64_t rows, int64_t stride, T* o
     }
 }
 
+// Rows of several groups of ranks, one group's behind the other's in all ranks. Groups are neighbours of equal number,
+// and the ranks of one have the same rows. They are those of several tensors at once, each of so many bytes a row.
+void gather_rows(Ranks& ranks, int64_t tensors, const char* const* x, const int64_t* widths, int64_t groups,
+                 const int64_t* rows, char* const* out) {
+    int64_t each = ranks.count / groups, longest = *std::max_element(rows, rows + groups);
+    int64_t most = ranks.bytes / std::accumulate(widths, widths + tensors, int64_t(0));
+    for (int64_t at = 0; at < longest; at += most) {
+        int64_t call = ranks.calls + 1;
+        auto length = [&](int64_t group) { return std::clamp<int64_t>(rows[group] - at, 0, most); };
+        char* own = ranks.buffer(call, ranks.rank);
+        int64_t given = ranks.rank % each ? 0 : length(ranks.rank / each);
+        for (int64_t t = 0; given && t < tensors; own += most * widths[t++])
+            std::memcpy(own, x[t] + at * widths[t], given * widths[t]);
+        if (!meet(ranks)) return;
+        for (int64_t group = 0, first = 0; group < groups; first += rows[group++]) {
+            const char* theirs = ranks.buffer(call, group * each);
+            for (int64_t t = 0; length(group) && t < tensors; theirs += most * widths[t++])
+                std::memcpy(out[t] + (first + at) * widths[t], theirs, length(group) * widths[t]);
+        }
+    }
+}
+
+// x has the rows of each group, one behind the other, of so many elements in all; out the sum of all ranks' of the own
+// group's.
+template <class T>
+void reduce_rows(Ranks& ranks, const T* x, int64_t groups, const int64_t* sizes, T* out) {
+    int64_t own = ranks.rank / (ranks.count / groups), longest = *std::max_element(sizes, sizes + groups);
+    int64_t most = ranks.bytes / (groups * int64_t(sizeof(T)));
+    for (int64_t at = 0; at < longest; at += most) {
+        int64_t call = ranks.calls + 1;
+        auto length = [&](int64_t group) { return std::clamp<int64_t>(sizes[group] - at, 0, most); };
+        T* buffer = reinterpret_cast<T*>(ranks.buffer(call, ranks.rank));
+        const T* part = x;
+        for (int64_t group = 0; group < groups; part += sizes[group++])
+            if (length(group)) std::memcpy(buffer + group * most, part + at, length(group) * sizeof(T));
+        if (!meet(ranks)) return;
+        add_buffers(ranks, call, own * most, length(own), out + at);
+    }
+}
+
 }  // namespace
 }  // namespace quire
 
@@ -146,7 +193,17 @@ using namespace quire;
                                                 int64_t width) {                                                       \
         gather_columns<T>(*static_cast<Ranks*>(ranks), x, rows, stride, out, width);                                   \
     }                                                                                                                  \
-    QUIRE_ENTRY(gather_columns_##name)
+    QUIRE_ENTRY(gather_columns_##name)                                                                                 \
+    extern "C" void quire_reduce_rows_##name(void* ranks, const T* x, int64_t groups, const int64_t* sizes, T* out) {  \
+        reduce_rows<T>(*static_cast<Ranks*>(ranks), x, groups, sizes, out);                                            \
+    }                                                                                                                  \
+    QUIRE_ENTRY(reduce_rows_##name)
 
 QUIRE_RANKS(bf16, bf16)
 QUIRE_RANKS(fp32, float)
+
+extern "C" void quire_gather_rows(void* ranks, int64_t tensors, const char* const* x, const int64_t* widths,
+                                  int64_t groups, const int64_t* rows, char* const* out) {
+    gather_rows(*static_cast<Ranks*>(ranks), tensors, x, widths, groups, rows, out);
+}
+QUIRE_ENTRY(gather_rows)

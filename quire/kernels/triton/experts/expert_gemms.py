@@ -10,6 +10,9 @@ weight in the second, and a last kernel adds each token's outputs in the order o
 goes to is read from memory once; second tiles of an expert find it in the cache. With many tokens the tensor cores are
 the limit: 6 · pairs · hidden · width operations.
 
+What adapters add to a product is computed before it (see expert_adapters), and added to its sums; steps without such
+adapters launch what they would in an engine that serves none.
+
 No sum depends on the order in which programs run. What a kernel reads before it waits for the one before, it reads from
 the GPU's shared cache (.cg): its multiprocessor's own may still hold what stood there earlier.
 """
@@ -21,12 +24,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.reference.expert_adapters import ExpertAdapters
+from quire.kernels.triton.experts.expert_adapters import AddedRows
 from quire.kernels.triton.experts.routing import group_by_expert
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import fast_launch
 from quire.kernels.triton.linear.gemm import GemmConfig
 from quire.kernels.triton.linear.gemv import GemvConfig
-from quire.kernels.triton.linear.inner_loops import fetch_ahead, gated, gemm_loop, gemv_loop, weight_rows
+from quire.kernels.triton.linear.inner_loops import (
+    fetch_ahead,
+    gates_and_ups,
+    gemm_loop,
+    gemv_loop,
+    silu_times,
+    weight_rows,
+)
 
 _SUM_BLOCK = 1024
 
@@ -41,16 +53,21 @@ def gemv_by_pair(
     configs: tuple[GemvConfig, GemvConfig],
     overlap: bool,
     partial: bool = False,
+    adapters: ExpertAdapters | None = None,
 ) -> None:
     """Arguments as those of the op `experts`, the configs of both products, and `overlap` as in dependent_launch;
     `partial`: whether some experts are elsewhere. Their pairs are left out."""
     (tokens, hidden), (_, chosen), width = x.shape, numbers.shape, down.shape[2]
     middle = torch.empty((tokens * chosen, width), dtype=x.dtype, device=x.device)
     first, second = configs
+    added = None if adapters is None else AddedRows(numbers, adapters)
+    slots = numbers if added is None else added.slots
     _pair_kernel[(-(-width // (first.block_n // 2)) * tokens * chosen,)](
         x,
         gate_up,
         numbers,
+        middle if added is None else added.to_gate_up(x),
+        slots,
         middle,
         tokens * chosen,
         width,
@@ -60,6 +77,7 @@ def gemv_by_pair(
         BLOCK_N=first.block_n,
         BLOCK_K=first.block_k,
         PARTIAL=partial,
+        ADAPTED=added is not None,
         OVERLAP=overlap,
         num_warps=first.warps,
         launch_pdl=overlap,
@@ -69,6 +87,8 @@ def gemv_by_pair(
         down,
         numbers,
         weights,
+        middle if added is None else added.to_down(middle),
+        slots,
         out,
         tokens,
         hidden,
@@ -78,6 +98,7 @@ def gemv_by_pair(
         BLOCK_N=second.block_n,
         BLOCK_K=second.block_k,
         PARTIAL=partial,
+        ADAPTED=added is not None,
         OVERLAP=overlap,
         num_warps=second.warps,
         launch_pdl=overlap,
@@ -94,6 +115,7 @@ def gemm_by_expert(
     configs: tuple[GemmConfig, GemmConfig],
     overlap: bool,
     partial: bool = False,
+    adapters: ExpertAdapters | None = None,
 ) -> None:
     """Arguments as those of `gemv_by_pair`; both configs have the same block_m and no splits."""
     (tokens, hidden), (_, chosen), width = x.shape, numbers.shape, down.shape[2]
@@ -102,8 +124,9 @@ def gemm_by_expert(
     order, tiles = group_by_expert(numbers, len(down), first.block_m)
     middle = torch.empty((tokens * chosen, width), dtype=x.dtype, device=x.device)
     parts = torch.empty((tokens * chosen, hidden), dtype=x.dtype, device=x.device)
-    _launch_tiles(x, gate_up, order, tiles, weights, middle, chosen, first, True, overlap)
-    _launch_tiles(middle, down, order, tiles, weights, parts, 1, second, False, overlap)
+    added = None if adapters is None else AddedRows(numbers, adapters)
+    _launch_tiles(x, gate_up, order, tiles, weights, middle, chosen, first, True, overlap, added)
+    _launch_tiles(middle, down, order, tiles, weights, parts, chosen, second, False, overlap, added)
     sum_choices(parts, out, numbers, len(down), overlap, partial)
 
 
@@ -130,30 +153,35 @@ def _launch_tiles(
     tiles: Tensor,
     weights: Tensor,
     y: Tensor,
-    sharing: int,
+    chosen: int,
     config: GemmConfig,
     first: bool,
     overlap: bool,
+    adapters: AddedRows | None,
 ) -> None:
     places, made, columns = tiles.shape[1], y.shape[1], w.shape[2]
     across = -(-made // (config.block_n // 2 if first else config.block_n))
+    added, slots = added_to(x, y, first, adapters)
     _tile_kernel[(across * places,)](
         x,
         w,
         order,
         tiles,
         weights,
+        added,
+        slots,
         y,
         places,
         made,
         columns,
-        SHARING=sharing,
+        CHOSEN=chosen,
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
         WHOLE=columns % config.block_k == 0,
         SWAPPED=config.swapped,
         FIRST=first,
+        ADAPTED=adapters is not None,
         OVERLAP=overlap,
         num_warps=config.warps,
         num_stages=config.stages,
@@ -161,12 +189,22 @@ def _launch_tiles(
     )
 
 
+def added_to(x: Tensor, y: Tensor, first: bool, adapters: AddedRows | None) -> tuple[Tensor, Tensor]:
+    """What adapters add to the first or second product of x, and the adapter of each token; without adapters, tensors
+    that are not looked at."""
+    if adapters is None:
+        return y, y
+    return adapters.to_gate_up(x) if first else adapters.to_down(x), adapters.slots
+
+
 @fast_launch
-@triton.jit(do_not_specialize=["pairs", "experts"])
+@triton.jit(do_not_specialize=["pairs", "experts"], do_not_specialize_on_alignment=["slots"])
 def _pair_kernel(
     x,
     w,
     numbers,
+    added,
+    slots,
     y,
     pairs,
     width,
@@ -176,6 +214,7 @@ def _pair_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PARTIAL: tl.constexpr,
+    ADAPTED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """y [pairs, width] = silu(gate) · up. Pairs that share an expert read the same rows at about the same time."""
@@ -186,15 +225,19 @@ def _pair_kernel(
     expert = tl.load(numbers + pair).to(tl.int64)
     if PARTIAL:
         if expert < experts:
-            _multiply_pair(x, w, y, expert, pair, begin, width, CHOSEN, COLUMNS, BLOCK_N, BLOCK_K)
+            _multiply_pair(
+                x, w, added, slots, y, expert, pair, begin, width, CHOSEN, COLUMNS, BLOCK_N, BLOCK_K, ADAPTED
+            )
     else:
-        _multiply_pair(x, w, y, expert, pair, begin, width, CHOSEN, COLUMNS, BLOCK_N, BLOCK_K)
+        _multiply_pair(x, w, added, slots, y, expert, pair, begin, width, CHOSEN, COLUMNS, BLOCK_N, BLOCK_K, ADAPTED)
 
 
 @triton.jit
 def _multiply_pair(
     x,
     w,
+    added,
+    slots,
     y,
     expert,
     pair,
@@ -204,24 +247,31 @@ def _multiply_pair(
     COLUMNS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    ADAPTED: tl.constexpr,
 ):
     """The outputs from `begin` on of a pair."""
     MADE: tl.constexpr = BLOCK_N // 2
     rows = weight_rows(begin, width, BLOCK_N, True) + expert * (2 * width)
     own = x + (pair // CHOSEN).to(tl.int64) * COLUMNS
     sums = gemv_loop(tl.zeros((BLOCK_N, BLOCK_K), tl.float32), own, w, rows, 1.0, COLUMNS, BLOCK_K, False)
-    values = tl.reshape(gated(tl.sum(sums, 1)[None, :], 1, MADE), (MADE,))
+    one = pair.to(tl.int64) + tl.arange(0, 1)
+    values = finished(
+        tl.sum(sums, 1)[None, :], added, slots, y, one, one >= 0, begin, width, 1, MADE, CHOSEN, True, ADAPTED
+    )
+    values = tl.reshape(values, (MADE,))
     n = begin + tl.arange(0, MADE)
     tl.store(y + pair.to(tl.int64) * width + n, values.to(y.dtype.element_ty), n < width)
 
 
 @fast_launch
-@triton.jit(do_not_specialize=["tokens", "experts"])
+@triton.jit(do_not_specialize=["tokens", "experts"], do_not_specialize_on_alignment=["slots"])
 def _token_kernel(
     x,
     w,
     numbers,
     weights,
+    added,
+    slots,
     y,
     tokens,
     hidden,
@@ -231,6 +281,7 @@ def _token_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PARTIAL: tl.constexpr,
+    ADAPTED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """y [tokens, hidden]: each token's experts on its rows of x [pairs, COLUMNS], by weight."""
@@ -253,34 +304,56 @@ def _token_kernel(
             own = rows + expert * hidden
             sums = gemv_loop(sums, x + pair * COLUMNS, w, own, scale, COLUMNS, BLOCK_K, OVERLAP and choice == 0)
     n = begin + tl.arange(0, BLOCK_N)
-    tl.store(y + token * hidden + n, tl.sum(sums, 1).to(y.dtype.element_ty), n < hidden)
+    total = tl.sum(sums, 1)
+    if ADAPTED:
+        total += _added_to_token(added, slots, numbers, weights, token, n, hidden, experts, CHOSEN, BLOCK_N)
+    tl.store(y + token * hidden + n, total.to(y.dtype.element_ty), n < hidden)
+
+
+@triton.jit
+def _added_to_token(
+    added, slots, numbers, weights, token, n, hidden, experts, CHOSEN: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """What a token's adapter adds to the outputs n [BLOCK_N], by the router's weights."""
+    total = tl.zeros((BLOCK_N,), tl.float32)
+    if tl.load(slots + token) > 0:
+        for choice in tl.static_range(CHOSEN):
+            pair = token * CHOSEN + choice
+            scale = tl.load(weights + pair, cache_modifier=".cg").to(tl.float32)
+            end = tl.where(tl.load(numbers + pair, cache_modifier=".cg") < experts, hidden, 0)
+            total += scale * tl.load(added + pair * hidden + n, n < end, 0.0).to(tl.float32)
+    return total
 
 
 @fast_launch
-@triton.jit(do_not_specialize=["places"])
+@triton.jit(do_not_specialize=["places"], do_not_specialize_on_alignment=["slots"])
 def _tile_kernel(
     x,
     w,
     order,
     tiles,
     weights,
+    added,
+    slots,
     y,
     places,
     made,
     columns,
-    SHARING: tl.constexpr,
+    CHOSEN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     WHOLE: tl.constexpr,
     SWAPPED: tl.constexpr,
     FIRST: tl.constexpr,
+    ADAPTED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """y [pairs, made]: x's row of each pair by its expert's weight. SHARING pairs have one row of x.
+    """y [pairs, made]: x's row of each pair by its expert's weight.
 
-    FIRST, the weight is a gate and an up; else the result is scaled by the router's weight. An expert's last tile may
-    have few pairs; where tiles are large, and operations the limit, it goes as one of half the size if it can.
+    FIRST, a token's pairs have one row of x, and the weight is a gate and an up; else each has its own, and the result
+    is scaled by the router's weight. ADAPTED, rows of tokens with adapters have something added. An expert's last tile
+    may have few pairs; where tiles are large, and operations the limit, it goes as one of half the size if it can.
     """
     MADE: tl.constexpr = BLOCK_N // 2 if FIRST else BLOCK_N
     across = tl.cdiv(made, MADE)
@@ -301,13 +374,13 @@ def _tile_kernel(
             wait_for_inputs(OVERLAP)
         if BLOCK_M > 64 and to_pair - from_pair <= BLOCK_M // 2:
             _multiply(
-                x, own, order, weights, y, from_pair, to_pair, begin, made, columns, rows,
-                SHARING, BLOCK_M // 2, BLOCK_N, BLOCK_K, MADE, WHOLE, SWAPPED, FIRST,
+                x, own, order, weights, added, slots, y, from_pair, to_pair, begin, made, columns, rows,
+                CHOSEN, BLOCK_M // 2, BLOCK_N, BLOCK_K, MADE, WHOLE, SWAPPED, FIRST, ADAPTED,
             )  # fmt: skip
         else:
             _multiply(
-                x, own, order, weights, y, from_pair, to_pair, begin, made, columns, rows,
-                SHARING, BLOCK_M, BLOCK_N, BLOCK_K, MADE, WHOLE, SWAPPED, FIRST,
+                x, own, order, weights, added, slots, y, from_pair, to_pair, begin, made, columns, rows,
+                CHOSEN, BLOCK_M, BLOCK_N, BLOCK_K, MADE, WHOLE, SWAPPED, FIRST, ADAPTED,
             )  # fmt: skip
 
 
@@ -317,6 +390,8 @@ def _multiply(
     w,
     order,
     weights,
+    added,
+    slots,
     y,
     from_pair,
     to_pair,
@@ -324,7 +399,7 @@ def _multiply(
     made,
     columns,
     rows,
-    SHARING: tl.constexpr,
+    CHOSEN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -332,13 +407,14 @@ def _multiply(
     WHOLE: tl.constexpr,
     SWAPPED: tl.constexpr,
     FIRST: tl.constexpr,
+    ADAPTED: tl.constexpr,
 ):
     """A tile of at most BLOCK_M pairs, by the weight rows that begin at `rows` and make the outputs from `begin` on."""
     m = from_pair + tl.arange(0, BLOCK_M)
     pair = tl.load(order + m, m < to_pair, 0, cache_modifier=".cg").to(tl.int64)
     values = gemm_loop(
         x,
-        pair // SHARING * columns,
+        (pair // CHOSEN if FIRST else pair) * columns,
         m < to_pair,
         w,
         rows,
@@ -351,13 +427,54 @@ def _multiply(
         WHOLE,
         SWAPPED,
     )
-    if FIRST:
-        values = gated(values, BLOCK_M, MADE)
-    else:
-        values *= tl.load(weights + pair).to(tl.float32)[:, None]
+    values = finished(
+        values, added, slots, weights, pair, m < to_pair, begin, made, BLOCK_M, MADE, CHOSEN, FIRST, ADAPTED
+    )
     n = begin + tl.arange(0, MADE)
     inside = (m < to_pair)[:, None] & (n < made)[None, :]
     tl.store(y + pair[:, None] * made + n[None, :], values.to(y.dtype.element_ty), inside)
+
+
+@triton.jit
+def finished(
+    values,
+    added,
+    slots,
+    weights,
+    pair,
+    there,
+    begin,
+    made,
+    ROWS: tl.constexpr,
+    MADE: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    FIRST: tl.constexpr,
+    ADAPTED: tl.constexpr,
+):
+    """[ROWS, MADE]: what becomes of a product's sums for the outputs from `begin` on.
+
+    Args:
+        values: [ROWS, MADE], or FIRST [ROWS, 2 · MADE], each gate before its up.
+        added: Of rows with adapters, which `slots` says by token, what is added to them.
+        weights: The router's, by which they are scaled; FIRST they are gated instead.
+        pair, there: [ROWS], whose they are, int64, and which of them there are.
+    """
+    if ADAPTED:
+        n = begin + tl.arange(0, MADE)
+        adapted = there & (tl.load(slots + pair // CHOSEN, there, 0) > 0)
+        inside = adapted[:, None] & (n < made)[None, :]
+        added += pair[:, None] * (2 * made if FIRST else made) + n[None, :]
+    if FIRST:
+        gate, up = gates_and_ups(values, ROWS, MADE)
+        if ADAPTED:
+            gate += tl.load(added, inside, 0.0).to(tl.float32)
+            up += tl.load(added + made, inside, 0.0).to(tl.float32)
+        values = silu_times(gate, up)
+    else:
+        if ADAPTED:
+            values += tl.load(added, inside, 0.0).to(tl.float32)
+        values *= tl.load(weights + pair).to(tl.float32)[:, None]
+    return values
 
 
 @fast_launch

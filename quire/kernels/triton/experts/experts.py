@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from quire.kernels.reference.expert_adapters import ExpertAdapters
 from quire.kernels.triton.experts import routing
 from quire.kernels.triton.experts.expert_gemms import gemm_by_expert, gemv_by_pair
 from quire.kernels.triton.experts.tuned_expert_configs import CONFIGS, OVERLAP
@@ -39,6 +40,20 @@ def experts(
 ) -> None:
     """Arguments as in reference/experts.py; all are contiguous, the weights as `pack_experts` gives them and the
     numbers int32."""
+    adapted_experts(x, gate_up, down, numbers, weights, out, others, None)
+
+
+def adapted_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    numbers: Tensor,
+    weights: Tensor,
+    out: Tensor,
+    others: int,
+    adapters: ExpertAdapters | None,
+) -> None:
+    """Arguments as in reference/experts.py, and as of `experts`."""
     assert all(tensor.is_contiguous() for tensor in (x, gate_up, down, numbers, weights, out))
     if not len(x):
         return
@@ -46,7 +61,9 @@ def experts(
     mixture = (len(down) + others, numbers.shape[1], down.shape[1], down.shape[2])
     configs = tuned_config(mixture, len(x), program_memory(x.device)) if half else IN_FP32
     overlap = OVERLAP and can_overlap(x.device)
-    experts_with_configs(x, gate_up, down, numbers, weights, out, configs, overlap=overlap, others=others)
+    experts_with_configs(
+        x, gate_up, down, numbers, weights, out, configs, overlap=overlap, others=others, adapters=adapters
+    )
 
 
 def experts_with_configs(
@@ -60,12 +77,13 @@ def experts_with_configs(
     *,
     overlap: bool,
     others: int = 0,
+    adapters: ExpertAdapters | None = None,
 ) -> None:
-    """`experts`, with these configs of both products, and `overlap` as in dependent_launch."""
+    """`adapted_experts`, or without adapters `experts`, with these configs; `overlap`: see dependent_launch."""
     if isinstance(configs[0], GemvConfig):
-        gemv_by_pair(x, gate_up, down, numbers, weights, out, configs, overlap, others > 0)
+        gemv_by_pair(x, gate_up, down, numbers, weights, out, configs, overlap, others > 0, adapters)
     else:
-        gemm_by_expert(x, gate_up, down, numbers, weights, out, configs, overlap, others > 0)
+        gemm_by_expert(x, gate_up, down, numbers, weights, out, configs, overlap, others > 0, adapters)
 
 
 @functools.cache

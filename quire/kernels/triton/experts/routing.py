@@ -5,9 +5,12 @@ one maximum, and equal logits go to the lower number.
 
 Grouping: a product over an expert's tokens is cut into tiles of some rows. How many an expert has is known on the GPU
 only, so tiles have places for the most there can be: expert e's begin at place `pairs before e // tile + e`, which
-leaves each as many places as it can need, and there are `pairs // tile + experts` of them together. One program an
-expert counts the pairs before its own, writes its own in their order, and fills its places; none waits for another. The
-last one fills those of experts that are elsewhere too: nothing is in them.
+leaves each as many places as it can need, or at `pairs before e`, if that is less. One program an expert counts the
+pairs before its own, writes its own in their order, and fills its places; none waits for another. The last one fills
+those of experts that are elsewhere too: nothing is in them.
+
+Pairs with adapters that change experts are grouped once more, by adapter and expert: such a group is then what an
+expert is above. Those of other tokens are in no group.
 """
 
 from __future__ import annotations
@@ -63,26 +66,37 @@ def group_by_expert(numbers: Tensor, experts: int, tile: int) -> tuple[Tensor, T
 
     Returns:
         The pairs [pairs] int32, expert by expert, and behind them nothing in particular. And for each place of a tile,
-        [3, places] int32: its expert, and from where to where its pairs stand among all; at most `pairs` places are not
-        empty.
+        [3, places] int32: its expert, and from where to where its pairs stand among all; no more places than pairs.
     """
+    return _group(numbers, None, experts, experts, tile)
+
+
+def group_by_adapter(numbers: Tensor, slots: Tensor, experts: int, adapters: int, tile: int) -> tuple[Tensor, Tensor]:
+    """Pairs by adapter and expert, and the tiles they make.
+
+    Args:
+        numbers, experts, tile: See group_by_expert.
+        slots: [tokens] int64, contiguous, the adapter of each token, from 1 to `adapters`; 0: its pairs are left out.
+        adapters: How many there are.
+
+    Returns:
+        As group_by_expert; in place of an expert, a tile has `adapter · experts + expert`, adapters counted from 0.
+    """
+    assert slots.is_contiguous()
+    return _group(numbers, slots, experts, adapters * experts, tile)
+
+
+def _group(numbers: Tensor, slots: Tensor | None, experts: int, groups: int, tile: int) -> tuple[Tensor, Tensor]:
     pairs = numbers.numel()
     order = torch.empty(pairs, dtype=torch.int32, device=numbers.device)
-    tiles = torch.empty((3, pairs // tile + experts), dtype=torch.int32, device=numbers.device)
+    tiles = torch.empty((3, min(pairs, pairs // tile + groups)), dtype=torch.int32, device=numbers.device)
     block, warps = next((config for config in _BLOCKS if pairs <= config[0]), _BLOCKS[-1])
     overlap = can_overlap(numbers.device)
-    _group_kernel[(experts,)](
-        numbers,
-        order,
-        tiles,
-        pairs,
-        tiles.shape[1],
-        TILE=tile,
-        BLOCK=block,
-        OVERLAP=overlap,
-        num_warps=warps,
-        launch_pdl=overlap,
-    )
+    _group_kernel[(groups,)](
+        numbers, numbers if slots is None else slots, order, tiles, pairs, tiles.shape[1], experts,
+        CHOSEN=numbers.shape[1], ADAPTED=slots is not None, TILE=tile, BLOCK=block, OVERLAP=overlap,
+        num_warps=warps, launch_pdl=overlap,
+    )  # fmt: skip
     return order, tiles
 
 
@@ -131,31 +145,61 @@ def _route_kernel(
 
 
 @fast_launch
-@triton.jit(do_not_specialize=["pairs", "places"])
-def _group_kernel(numbers, order, tiles, pairs, places, TILE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+@triton.jit(do_not_specialize=["pairs", "places", "experts"], do_not_specialize_on_alignment=["slots"])
+def _group_kernel(
+    numbers,
+    slots,
+    order,
+    tiles,
+    pairs,
+    places,
+    experts,
+    CHOSEN: tl.constexpr,
+    ADAPTED: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """ADAPTED, a group is one of an adapter and an expert, else an expert."""
     release_dependents(OVERLAP)
-    expert = tl.program_id(0)
+    group = tl.program_id(0)
     wait_for_inputs(OVERLAP)
     whole = pairs // BLOCK * BLOCK  # as far as no load needs a mask, they are of 16 bytes
     rest = whole + tl.arange(0, BLOCK)
-    last_numbers = tl.load(numbers + rest, rest < pairs, 0x7FFFFFFF)
-    theirs = (last_numbers < expert).to(tl.int32)
+    last_groups = tl.load(numbers + rest, rest < pairs, 0x7FFFFFFF)
+    if ADAPTED:
+        last_groups = _adapted_groups(last_groups, slots, rest, pairs, experts, CHOSEN)
+    theirs = (last_groups < group).to(tl.int32)
     for begin in tl.range(0, whole, BLOCK, num_stages=3):
-        theirs += (tl.load(numbers + begin + tl.arange(0, BLOCK)) < expert).to(tl.int32)
+        pair = begin + tl.arange(0, BLOCK)
+        groups = tl.load(numbers + pair)
+        if ADAPTED:
+            groups = _adapted_groups(groups, slots, pair, pairs, experts, CHOSEN)
+        theirs += (groups < group).to(tl.int32)
     before = tl.sum(theirs, 0)
     end = before
     for begin in tl.range(0, whole, BLOCK, num_stages=3):
         pair = begin + tl.arange(0, BLOCK)
-        end = _write_pairs(order, end, pair, tl.load(numbers + pair) == expert)
-    end = _write_pairs(order, end, rest, last_numbers == expert)
-    first = before // TILE + expert
-    last = tl.where(expert + 1 < tl.num_programs(0), end // TILE + expert + 1, places)
+        groups = tl.load(numbers + pair)
+        if ADAPTED:
+            groups = _adapted_groups(groups, slots, pair, pairs, experts, CHOSEN)
+        end = _write_pairs(order, end, pair, groups == group)
+    end = _write_pairs(order, end, rest, last_groups == group)
+    first = tl.minimum(before, before // TILE + group)
+    last = tl.where(group + 1 < tl.num_programs(0), tl.minimum(end, end // TILE + group + 1), places)
     for some in range(first, last, 32):
         place = some + tl.arange(0, 32)
         from_pair = tl.minimum(before + (place - first) * TILE, end)
-        tl.store(tiles + place, tl.zeros_like(place) + expert, place < last)
+        tl.store(tiles + place, tl.zeros_like(place) + group, place < last)
         tl.store(tiles + places + place, from_pair, place < last)
         tl.store(tiles + 2 * places + place, tl.minimum(from_pair + TILE, end), place < last)
+
+
+@triton.jit
+def _adapted_groups(numbers, slots, pair, pairs, experts, CHOSEN: tl.constexpr):
+    """Which group of an adapter and an expert each pair is in; one of none or of an expert elsewhere, behind all."""
+    slot = tl.load(slots + pair // CHOSEN, pair < pairs, 0).to(tl.int32)
+    return tl.where((slot > 0) & (numbers < experts), (slot - 1) * experts + numbers, 0x7FFFFFFF)
 
 
 @triton.jit

@@ -122,7 +122,19 @@ def fetch_ahead(w, w_rows, begin, columns, BLOCK_N: tl.constexpr, LENGTH: tl.con
 @triton.jit
 def gated(sums, ROWS: tl.constexpr, PAIRS: tl.constexpr):
     """[ROWS, PAIRS]: silu(gate) · up, of sums [ROWS, 2 · PAIRS] in which each gate stands before its up."""
-    gate, up = tl.split(tl.reshape(sums, (ROWS, PAIRS, 2)))
+    gate, up = gates_and_ups(sums, ROWS, PAIRS)
+    return silu_times(gate, up)
+
+
+@triton.jit
+def gates_and_ups(sums, ROWS: tl.constexpr, PAIRS: tl.constexpr):
+    """[ROWS, PAIRS] twice, of the same sums."""
+    return tl.split(tl.reshape(sums, (ROWS, PAIRS, 2)))
+
+
+@triton.jit
+def silu_times(gate, up):
+    """silu(gate) · up."""
     return gate * tl.sigmoid(gate) * up
 
 

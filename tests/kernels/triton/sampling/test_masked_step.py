@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import KERNELS
-from quire.messages import Result, TokenBitmasks
+from quire.messages.workers import Result, TokenBitmasks
 from quire.worker import buffer_ring
 from quire.worker.buffer_ring import BufferRing
 from quire.worker.sampling.logprobs import LogprobsMode

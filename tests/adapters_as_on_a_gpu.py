@@ -1,0 +1,32 @@
+"""Lets engines on a CPU serve adapters as they do on a GPU: tiles of 16 rows, weights as its kernels take them, and
+experts' products all together. Which kernels compute is the test's to say.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.layers import factory
+from quire.lora.updates import LowRankUpdates
+from quire.planning import adapter_memory
+from quire.worker import model_runner
+from quire.worker.adapter_rows import AdapterRows
+from quire.worker.worker import Worker
+
+
+def serve_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For engines that are made from now on."""
+
+    def updates(self: Worker) -> LowRankUpdates | None:
+        lora = self._config.lora
+        return LowRankUpdates(lora.max_loras, lora.max_lora_rank, "cuda") if lora.enable_lora else None
+
+    monkeypatch.setattr(Worker, "_updates", updates)
+    monkeypatch.setattr(model_runner, "AdapterRows", lambda updates, on_gpu: AdapterRows(updates, on_gpu=True))
+    serve_experts(monkeypatch)
+
+
+def serve_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adapters may change experts on GPUs too."""
+    monkeypatch.setattr(factory, "EXPERTS_ON_GPUS", True)
+    monkeypatch.setattr(adapter_memory, "EXPERTS_ON_GPUS", True)

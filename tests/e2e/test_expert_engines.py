@@ -1,0 +1,107 @@
+"""`quire serve -dp 2 -ep`: two engines that divide experts answer as one does, also when one of them is lost under
+streams."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quire.executor.rank_processes import PATIENCE_S
+from quire.processes.process_state import process_state
+from tests.checkpoints import VOCAB_SIZE, make_tiny, write_tokenizer
+from tests.e2e.mixed_streams import ROUNDING, Streamed, bodies, run
+from tests.e2e.serve import QuireServe
+from tests.models.divisible import DIVISIBLE
+
+pytestmark = pytest.mark.long("many cards")
+
+CLIENTS = 16
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = make_tiny(tmp_path_factory.mktemp("model"), **DIVISIBLE["qwen3 moe"] | {"vocab_size": VOCAB_SIZE})
+    write_tokenizer(directory)
+    return directory
+
+
+def serve(model: Path, *arguments: str) -> QuireServe:
+    return QuireServe(str(model), "--dtype", "float32", "--port", "0", *arguments).wait_ready()
+
+
+@pytest.fixture(scope="module")
+def one_engine(model: Path) -> list[Streamed]:
+    with serve(model) as one:
+        results = run(one.url, bodies(CLIENTS))
+    assert [result.error for result in results] == [""] * CLIENTS
+    return results
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[QuireServe]:
+    with serve(model, "-dp", "2", "-ep", "--max-restarts", "2") as server:
+        yield server
+
+
+def assert_same(results: list[Streamed], wanted: list[Streamed]) -> None:
+    assert [result.error for result in results] == [""] * CLIENTS
+    assert [result.outcome for result in results] == [result.outcome for result in wanted]
+    assert max(map(Streamed.rounding_error, results, wanted)) <= ROUNDING
+
+
+def ranks_of(engine: int) -> list[int]:
+    """Process ids of an engine's ranks."""
+    task = Path(f"/proc/{engine}/task")
+    children = [pid for thread in task.iterdir() for pid in (thread / "children").read_text().split()]
+    return [int(pid) for pid in children if "rank_process" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_engines_answer_as_one_and_sleep_when_nobody_asks(server: QuireServe, one_engine: list[Streamed]) -> None:
+    assert_same(run(server.url, bodies(CLIENTS)), one_engine)
+    engines = server.all_children()["engine"]
+    ranks = [rank for engine in engines for rank in ranks_of(engine)]
+    assert len(engines) == len(ranks) == 2
+    before = [processor_seconds(pid) for pid in ranks]
+    time.sleep(2)
+    assert all(processor_seconds(pid) - begun < 0.1 for pid, begun in zip(ranks, before, strict=True))
+
+
+@pytest.mark.parametrize("fault", ["SIGKILL", "rank SIGSTOP"])
+def test_when_one_is_lost_all_are_replaced_and_no_request_is(
+    fault: str, server: QuireServe, one_engine: list[Streamed]
+) -> None:
+    """It counts as one restart."""
+    engines, began = server.all_children()["engine"], len(server.log.splitlines())
+    ranks = [rank for engine in engines for rank in ranks_of(engine)]
+    number = signal.Signals[fault.split()[-1]]
+    victim = ranks_of(engines[1])[0] if fault.startswith("rank") else engines[1]
+    results = run(server.url, bodies(CLIENTS), lambda: os.kill(victim, number))
+    said = [line for line in server.log.splitlines()[began:] if "process died" in line]
+    assert_same(results, one_engine)
+    assert len(said) == 1, said
+    assert " of 2)" in said[0]
+    assert max(result.pause for result in results) < PATIENCE_S, "it is seen at once"
+    after = server.all_children()["engine"]
+    assert len(after) == 2
+    assert not {*after} & {*engines}
+    assert all(process_state(pid) in ("", "Z", "X") for pid in (*engines, *ranks))
+    assert_same(run(server.url, bodies(CLIENTS)), one_engine)
+
+
+def test_it_ends_in_order(model: Path) -> None:
+    with serve(model, "-dp", "2", "-ep", "-tp", "2", "--api-server-count", "2") as server:
+        assert server.post("/v1/completions", {"prompt": "Once", "max_tokens": 4}).status_code == 200
+        server.signal()
+        assert server.wait() == 0
+        assert "did not end cleanly" not in server.log
+        assert server.last_line == "stopped"
