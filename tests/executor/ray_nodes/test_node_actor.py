@@ -56,7 +56,8 @@ def test_what_a_follower_says_before_it_dies_is_not_lost_where_it_dies_during_a_
         while node._lines.qsize() < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         node._child.kill()
-        node._child.cause_of_death()
+        while node._child.exit_code() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
         return [], False
 
     with monkeypatch.context() as patch:
