@@ -112,8 +112,14 @@ def test_ranks_end_with_their_engine(server: RankServer) -> None:
     server.serve_undisturbed()
 
 
-def test_a_start_that_takes_too_long_ends_the_server_and_says_who_is_missing() -> None:
-    with QuireServe(*SETTINGS, "-tp", "2", "--distributed-timeout-seconds", "1") as server:
+def test_a_start_that_takes_too_long_ends_the_server_and_says_who_is_missing(tmp_path: Path) -> None:
+    """Ranks sleep before they begin: on a fast machine they would have read their weights within the second."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, time\nif 'quire.executor.rank_process' in sys.orig_argv: time.sleep(100)\n"
+    )
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    settings = (*SETTINGS, "-tp", "2", "--distributed-timeout-seconds", "1")
+    with QuireServe(*settings, environment={"PYTHONPATH": path}) as server:
         assert server.wait(120) == EXIT_CRASHED
         assert "Rank 0 of 2" in server.last_line
         assert "did not read its weights within 1 s" in server.last_line
