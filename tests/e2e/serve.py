@@ -114,7 +114,7 @@ class QuireServe:
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         """A request with a JSON body."""
-        return httpx.post(self.url + path, json=body, timeout=60, **options)
+        return httpx.post(self.url + path, json=body, timeout=180, **options)
 
     def counts(self) -> dict[str, Any]:
         """What API process and engine hold (in developer mode)."""
