@@ -44,9 +44,9 @@ class ApiServer:
         self._up = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
-        assert self._up.wait(20)
-        self.http = httpx.Client(base_url=self.url, timeout=30)
-        self.openai = openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=30)
+        assert self._up.wait(60)
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.openai = openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=60)
 
     async def _serve(self) -> None:
         self.model: ServedModel = make_served_model(
@@ -68,7 +68,7 @@ class ApiServer:
         self.http.close()
         self.openai.close()
         self._uvicorn.should_exit = self._uvicorn.force_exit = True
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
 
@@ -93,7 +93,7 @@ class Engine:
 
     def close(self) -> None:
         self._stopping = True
-        self._thread.join(20)
+        self._thread.join(60)
         self._port.close()
 
 
