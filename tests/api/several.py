@@ -12,8 +12,10 @@ from typing import Any
 
 import httpx
 import openai
+import pytest
 import uvicorn
 
+from quire.api import peers
 from quire.api.app import create_app
 from quire.api.http_protocol import BoundedHttpProtocol
 from quire.api.served_model import ServedModel, make_served_model
@@ -106,7 +108,9 @@ def several(
     sockets = directory / "s" / "0"
     engine = Engine(config, sockets, make_executor())
     servers: list[ApiServer] = []
+    patch = pytest.MonkeyPatch()
     try:
+        patch.setattr(peers, "ANSWER_S", 60.0)  # all live, however late they are
         for place in range(count):
             launch = LaunchConfig(
                 config, str(sockets), number=place, place=place, created=1_700_000_000, developer_mode=True
@@ -114,6 +118,7 @@ def several(
             servers.append(ApiServer(launch))
         yield servers
     finally:
+        patch.undo()
         for server in servers:
             server.close()
         engine.close()
