@@ -61,8 +61,12 @@ class Pace:
         self._hurried = threading.Event()
 
     def __call__(self, history: Sequence[int], drawn: int, vocab_size: int) -> int:
-        self._hurried.wait(0.05)
+        self.wait()
         return count_up(history, drawn, vocab_size)
+
+    def wait(self) -> None:
+        """As long as a token takes."""
+        self._hurried.wait(0.05)
 
     def hurry(self) -> None:
         """Tokens take no time from now on."""
