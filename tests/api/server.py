@@ -72,6 +72,10 @@ class Pace:
         """Tokens take no time from now on."""
         self._hurried.set()
 
+    def slow(self) -> None:
+        """They take long again."""
+        self._hurried.clear()
+
 
 @contextlib.asynccontextmanager
 async def uvicorn_server(app: Any) -> AsyncIterator[str]:
