@@ -25,6 +25,11 @@ HOW = "[...document.querySelectorAll('[aria-label=\"Running requests\"] .how')].
 MAP = "document.querySelector('canvas.map').getAttribute('aria-label')"
 HELD = f"{MAP}.match(/(\\d+) held, (\\d+) shared/).slice(1).map(Number).reduce((one, other) => one + other)"
 
+NOTE_WHAT_IS_SAID = """() => {
+  const said = window.said = [], state = document.querySelector("#stream-state");
+  new MutationObserver(() => said.push(state.textContent)).observe(state, { childList: true, subtree: true });
+}"""
+
 
 def is_fact(name: str, value: str) -> str:
     """JavaScript that says whether the picture has this figure."""
@@ -136,8 +141,9 @@ def test_nothing_is_asked_while_nobody_sees_it(visitor: Visitor, server: QuireSe
 def test_it_says_when_the_stream_ends_and_connects_again(browser: Any, server: QuireServe) -> None:
     with Visitor(browser, server) as visitor:
         visitor.wait_for(LIVE)
+        visitor.page.evaluate(NOTE_WHAT_IS_SAID)
         os.kill(server.children()["api"], signal.SIGKILL)
-        visitor.wait_for("document.querySelector('#stream-state').textContent.includes('trying again in')")
+        visitor.wait_for("window.said.some(text => text.includes('trying again in'))")
         visitor.wait_for(LIVE)
         number = "document.querySelectorAll('.facts dd')[5].textContent"
         before = visitor.page.evaluate(number)
