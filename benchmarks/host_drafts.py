@@ -34,7 +34,8 @@ from quire.worker.sampling import sampled_outputs
 from quire.worker.speculation.draft_lengths import Choice, DraftLengths
 from quire.worker.speculation.step_drafts import StepDrafts
 from quire.worker.speculation.verification import Verified
-from quire.worker.worker import LoadedModel, Worker
+from quire.worker.worker import Worker
+from quire.worker.worker_parts import LoadedModel
 
 GAINED = 3
 CAPTURED = 512

@@ -38,7 +38,8 @@ from quire.offline import local_engine
 from quire.processes.launch import GroupEnds
 from quire.processes.shared_memory import SharedMemory
 from quire.worker import buffer_ring, model_runner
-from quire.worker.worker import LoadedModel, Worker
+from quire.worker.worker import Worker
+from quire.worker.worker_parts import LoadedModel
 from tests.worker.replay_by_running import CountedBufferRing, ReplayByRunning
 
 CAPTURED = 64

@@ -89,7 +89,7 @@ class FakeGpu:
         from quire.executor.card_ranks import reach_ranks
         from quire.models.rank_share import rank_share
         from quire.models.spec import read_spec
-        from quire.worker import worker
+        from quire.worker import worker, worker_parts
         from tests.worker.driver import config_for
 
         self.functions: list[Any] = []
@@ -111,7 +111,7 @@ class FakeGpu:
             logprobs_mode=mode,
             **({"enable_lora": True, "max_loras": ADAPTERS, "max_lora_rank": rank} if rank else {}),
         )
-        worker._attention = lambda kv, spec, limits, dtype: attention.TritonAttention(  # type: ignore[assignment]
+        worker_parts._attention = lambda kv, spec, limits, dtype: attention.TritonAttention(  # type: ignore[assignment]
             kv, spec.heads, limits.rows, limits.tokens, limits.length, dtype
         )
         every = [b"\1" * 64] * self.mesh.size
@@ -136,13 +136,13 @@ class FakeGpu:
         from quire.clock import SystemClock
         from quire.worker.kv_tensors import allocate_kv_cache
         from quire.worker.weight_loading import load_weights
-        from quire.worker.worker import LoadedModel
+        from quire.worker.worker_parts import LoadedModel
 
         found, worker = len(self.precompiler.names), self.worker
         storage = allocate_kv_cache(self.spec, 100, 16, worker_dtype(self.config.model.dtype), torch.device("cpu"))
-        slots = worker._slot_table(self.spec)
+        slots = worker._parts.slot_table(self.spec)
         options = TensorOptions(torch.device("cpu"), worker_dtype(self.config.model.dtype))
-        updates = worker._updates()
+        updates = worker._parts.updates()
         factory = LayerFactory(options, self.whole.quantization, self.mesh, updates=updates)
         model = build_model(self.whole, factory, *self.links)
         load_weights(self.config, self.spec, self.whole, factory, SystemClock())
