@@ -96,17 +96,17 @@ def test_the_first_layer_begins_a_step() -> None:
 
 
 def test_a_rank_that_does_not_come_is_named_by_all() -> None:
-    group = Group(2, 2, patience_s=0.2)
+    group = Group(2, 2, patience_s=2.0)  # threads that share a core come one after the other, but not so far apart
     for _ in range(2):
         with ThreadPoolExecutor(3) as pool:
             futures = [pool.submit(group.step, rank, torch.ones(2, 3)) for rank in (0, 1, 3)]
         for future in futures:
-            with pytest.raises(EngineDeadError, match=r"Rank 0 of 2 of engine 1 was stuck: .* waited 0.2 s"):
+            with pytest.raises(EngineDeadError, match=r"Rank 0 of 2 of engine 1 was stuck: .* waited 2 s"):
                 future.result()
     began = time.monotonic()
     with pytest.raises(EngineDeadError, match="Rank 0 of 2 of engine 1"):
         group.ranks[2].run_dummy_step()
-    assert time.monotonic() - began < 10, "nobody is waited for any more"
+    assert time.monotonic() - began < 1, "nobody is waited for any more"
 
 
 def test_starts_and_ends_wait_for_all() -> None:

@@ -70,6 +70,8 @@ def test_columns_stand_side_by_side(width: int, plain: bool) -> None:
 
 @by_kernels_and_torch
 def test_a_rank_that_does_not_come_is_named_and_nobody_waits_again(plain: bool) -> None:
+    patience_s = 1.0  # ranks that share a core come one after the other, but not so far apart
+
     def body(mesh: Mesh, ranks: Ranks) -> tuple[int | None, float]:
         x = torch.ones(10)
         ranks.all_reduce(x)
@@ -79,9 +81,9 @@ def test_a_rank_that_does_not_come_is_named_and_nobody_waits_again(plain: bool) 
                 ranks.all_reduce(x)
         return ranks.missing, time.monotonic() - began
 
-    found = run_ranks(3, body, plain=plain, patience_s=0.2)
+    found = run_ranks(3, body, plain=plain, patience_s=patience_s)
     assert found[0][0] == found[2][0] == 1
-    assert 0.1 < found[0][1] < 15
+    assert patience_s / 2 < found[0][1] < 10 * patience_s
 
 
 @by_kernels_and_torch
