@@ -21,6 +21,8 @@ settings.load_profile("same")
 LONG_TIMEOUT_S = 900
 BUDGET_MINUTES = {"engine": 10, "api": 8, "reliability": 14, "many cards": 8, "operations": 6}
 """What `make test-long` may take at most, by the share that a test names in its marker; see CONTRIBUTING.md."""
+SHARES_BESIDE_OTHERS = ("engine",)
+"""No test of these watches how long anything takes, so that they run in several processes at once."""
 
 
 class SecondsByShare:
@@ -43,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(SecondsByShare())
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skip = pytest.mark.skip(reason="needs an NVIDIA GPU")
     for item in items:
@@ -53,6 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 raise pytest.UsageError(f"{item.nodeid}: a long test names its share, one of {list(BUDGET_MINUTES)}")
             item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
             item.user_properties.append(("share", long.args[0]))
+            if long.args[0] in SHARES_BESIDE_OTHERS:
+                item.add_marker("beside_others")
 
 
 @pytest.hookimpl(tryfirst=True)
