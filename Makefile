@@ -36,8 +36,15 @@ test: $(VENV)/.installed-dev ## Run the tests, but for the long ones
 
 .PHONY: test-long
 test-long: $(VENV)/.installed-dev ## Run the long tests, which a merge needs as well
-	@# One after the other: many watch how long real servers make their clients wait.
+	@# Most one after the other: they watch how long real servers make their clients wait.
+ifeq ($(ARGS),)
+	@status=0; \
+	$(PYTEST_PARALLEL) -m beside_others || status=1; \
+	$(BIN)/python -m pytest -m 'long and not beside_others' || status=1; \
+	exit $$status
+else
 	@$(BIN)/python -m pytest -m long $(ARGS)
+endif
 
 .PHONY: test-gpu
 test-gpu: $(VENV)/.installed-dev ## Run the tests that need an NVIDIA GPU, and the kernels' compiled for it

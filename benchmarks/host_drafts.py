@@ -27,13 +27,15 @@ from quire.attention.metadata import IntArray
 from quire.engine.core import EngineCore
 from quire.executor import factory
 from quire.executor.gpu_executor import GpuExecutor
+from quire.lora.step_tiles import Adapted
 from quire.worker import buffer_ring
 from quire.worker.graph_shapes import GraphShape
 from quire.worker.sampling import sampled_outputs
 from quire.worker.speculation.draft_lengths import Choice, DraftLengths
 from quire.worker.speculation.step_drafts import StepDrafts
 from quire.worker.speculation.verification import Verified
-from quire.worker.worker import LoadedModel, Worker
+from quire.worker.worker import Worker
+from quire.worker.worker_parts import LoadedModel
 
 GAINED = 3
 CAPTURED = 512
@@ -47,12 +49,12 @@ class NoGraphs:
     """In place of CudaGraphs: a replay does nothing."""
 
     def __init__(self) -> None:
-        self._logits: dict[tuple[GraphShape, bool], Tensor] = {}
+        self._logits: dict[tuple[GraphShape, Adapted], Tensor] = {}
 
-    def capture(self, shape: GraphShape, step: Callable[[], Tensor], *, adapted: bool = False) -> None:
+    def capture(self, shape: GraphShape, step: Callable[[], Tensor], *, adapted: Adapted = Adapted.NOTHING) -> None:
         self._logits[shape, adapted] = torch.zeros((shape.sampled, VOCABULARY))
 
-    def replay(self, shape: GraphShape, *, adapted: bool = False) -> Tensor:
+    def replay(self, shape: GraphShape, *, adapted: Adapted = Adapted.NOTHING) -> Tensor:
         return self._logits[shape, adapted]
 
 

@@ -11,17 +11,17 @@ from quire.lora.updates import LowRankUpdates
 from quire.planning import adapter_memory
 from quire.worker import model_runner
 from quire.worker.adapter_rows import AdapterRows
-from quire.worker.worker import Worker
+from quire.worker.worker_parts import WorkerParts
 
 
 def serve_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """For engines that are made from now on."""
 
-    def updates(self: Worker) -> LowRankUpdates | None:
+    def updates(self: WorkerParts) -> LowRankUpdates | None:
         lora = self._config.lora
         return LowRankUpdates(lora.max_loras, lora.max_lora_rank, "cuda") if lora.enable_lora else None
 
-    monkeypatch.setattr(Worker, "_updates", updates)
+    monkeypatch.setattr(WorkerParts, "updates", updates)
     monkeypatch.setattr(model_runner, "AdapterRows", lambda updates, on_gpu: AdapterRows(updates, on_gpu=True))
     serve_experts(monkeypatch)
 

@@ -1,20 +1,28 @@
 """What all tests share: those for a GPU are skipped without one; long ones may take longer, and report their time; what
-is drawn without a seed is the same in each run."""
+is drawn without a seed is the same in each run, and so are Hypothesis's examples."""
 
 from __future__ import annotations
 
 import random
 import signal
+import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+# `--hypothesis-profile=default` tries examples that are new each time. No example is too slow on some machine.
+settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("same")
 
 LONG_TIMEOUT_S = 900
 BUDGET_MINUTES = {"engine": 10, "api": 8, "reliability": 14, "many cards": 8, "operations": 6}
 """What `make test-long` may take at most, by the share that a test names in its marker; see CONTRIBUTING.md."""
+SHARES_BESIDE_OTHERS = ("engine",)
+"""No test of these watches how long anything takes, so that they run in several processes at once."""
 
 
 class SecondsByShare:
@@ -37,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(SecondsByShare())
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skip = pytest.mark.skip(reason="needs an NVIDIA GPU")
     for item in items:
@@ -47,6 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 raise pytest.UsageError(f"{item.nodeid}: a long test names its share, one of {list(BUDGET_MINUTES)}")
             item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
             item.user_properties.append(("share", long.args[0]))
+            if long.args[0] in SHARES_BESIDE_OTHERS:
+                item.add_marker("beside_others")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -55,9 +66,27 @@ def pytest_runtest_setup() -> None:
     and what is true of nearly all numbers fails once in a while."""
     # Tests send themselves Ctrl-C. uvloop leaves its own handler behind, and a shell's background job has none.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
+    _seed(0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
+    """A fixture that several tests share draws the same whichever of them comes first, and the first draws what it does
+    when it is not."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    _seed(zlib.crc32(fixturedef.argname.encode()))
+    try:
+        return (yield)
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ _LONGEST_NAP_S = 1e-3
 
 
 class Ranks(Protocol):
-    """What `SharedMemoryCollectives` is made of; see Collectives."""
+    """What `shared_memory_collectives` gives; see Collectives."""
 
     def all_reduce(self, x: Tensor) -> None: ...
 

@@ -25,10 +25,6 @@ from quire.processes.shared_memory import SharedMemory
 class Inbox(Protocol):
     """What the engine says to the rank."""
 
-    def receive(self) -> ToRanks:
-        """The next message; waits for it."""
-        ...
-
     def poll(self) -> ToRanks | None:
         """The next message, if there is one."""
         ...

@@ -17,7 +17,8 @@ from quire.planning.kv_cache_plan import NumBlocks
 from quire.planning.step_limits import StepLimits
 from quire.sampling import SamplingParams
 from quire.worker.slot_table import SlotTable
-from quire.worker.worker import LoadedModel, Worker
+from quire.worker.worker import Worker
+from quire.worker.worker_parts import LoadedModel
 
 TOKENS_A_STEP = 2048
 MOST_ROWS = 64

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,45 +18,32 @@ import msgspec
 import torch
 from torch import Tensor
 
-from quire.attention.backend import AttentionBackend, KVView
 from quire.clock import Clock
 from quire.collectives.collectives import Collectives, OneRank
 from quire.collectives.engine_group import ExpertLayers
 from quire.collectives.stream import NO_LINKS, StageLinks
 from quire.config import Config
-from quire.errors import ConfigError, MemoryBudgetError
+from quire.errors import MemoryBudgetError
 from quire.kernels.cpu.library import library
 from quire.layers.factory import LayerFactory
-from quire.layers.layer import weight_specs_of
-from quire.logits_processors import load_processors
-from quire.lora.files import read_adapter
 from quire.lora.loader import AdapterLoader
-from quire.lora.sources import AdapterSources
-from quire.lora.updates import AdapterMemory, HostAdapter, LowRankUpdates
+from quire.lora.updates import AdapterMemory
 from quire.mesh import Mesh
 from quire.messages.workers import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
-from quire.models.model import Model, build_model
+from quire.models.model import build_model
 from quire.models.rank_share import rank_share
 from quire.models.spec import ModelSpec, read_spec
 from quire.planning.draft_model import draft_model_bytes
 from quire.planning.kv_cache_plan import MeasuredMemory, NumBlocks, plan_kv_cache
-from quire.planning.step_limits import StepLimits
-from quire.weights.hub import HubAccess
-from quire.weights.tensor_options import TensorOptions
-from quire.worker.graph_shapes import MOST_SHORT_TOKENS, GraphShapes
-from quire.worker.kv_tensors import DENSE, ELEMENTS, allocate_kv_cache, block_transfer, kv_view, transfer_of
+from quire.worker.kv_tensors import block_transfer, transfer_of
 from quire.worker.kv_transfer import BlockTransfer, JoinedTransfer
 from quire.worker.model_runner import ModelRunner
-from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 from quire.worker.slot_table import SlotTable
 from quire.worker.speculation.adaptive import AdaptiveDrafter
-from quire.worker.speculation.device_drafts import FollowedTokens
-from quire.worker.speculation.draft_steps import steps_in_flight
 from quire.worker.speculation.drafters import build_drafter
 from quire.worker.speculation.drafts_ahead import DraftsAhead
-from quire.worker.speculation.hidden_states import HeadStates, Loan, ModelStates, StateRows, model_states
+from quire.worker.speculation.hidden_states import Loan, ModelStates, model_states
 from quire.worker.speculation.step_drafts import UNLIMITED, Drafter, StepDrafts
-from quire.worker.speculation.synthetic_acceptance import SyntheticAcceptance
 from quire.worker.stage_steps import WHOLE_MODEL, StageSteps
 from quire.worker.startup import gpu_memory
 from quire.worker.startup.compile_warmup import launch_all_kernels, reduced_model
@@ -66,7 +53,8 @@ from quire.worker.startup.kv_scales import choose_kv_scales, new_kv_scales
 from quire.worker.startup.packed_weights import packed_weights_for
 from quire.worker.startup.threads import compute_threads
 from quire.worker.step_handle import StepHandle
-from quire.worker.weight_loading import load_weights, open_checkpoint, undivided_layers
+from quire.worker.weight_loading import load_weights
+from quire.worker.worker_parts import LoadedModel, WorkerParts
 
 if TYPE_CHECKING:
     from quire.kernels.triton.launching.precompiler import Precompiler
@@ -74,29 +62,6 @@ if TYPE_CHECKING:
 Agree = Callable[[NumBlocks], NumBlocks]
 """From the blocks that a rank has room for to those that all ranks have."""
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model with its weights, and what the start knows of its kernels.
-
-    Attributes:
-        spec: Of this rank's share of the model.
-        model: With weights.
-        slots: The slot table.
-        kernels_known: Whether all kernels of its steps are compiled, or will be, by the precompiler.
-        gemm_warmup: Whether the libraries' products have been used once; None on a CPU.
-        updates: What adapters change of it; None: there are none.
-        states: What a draft head reads of it; of a head, how it reads them. None: there is no head.
-    """
-
-    spec: ModelSpec
-    model: Model
-    slots: SlotTable
-    kernels_known: bool
-    gemm_warmup: Future[bool] | None
-    updates: LowRankUpdates | None = None
-    states: ModelStates | HeadStates | None = None
 
 
 class Worker:
@@ -146,6 +111,7 @@ class Worker:
         self._stages = stages
         self._engines = engines
         self._device = torch.device("cuda:0" if config.device.device == "cuda" else "cpu")
+        self._parts = WorkerParts(config, self._device, self._mesh)
         self._startup: dict[str, float] = {}
         self._kv_scales: Tensor | None = None
         self._drafter: Drafter | None = None
@@ -183,7 +149,7 @@ class Worker:
         if self._transfer is not None:
             self._transfer.prepare_host_pool()
         on_gpu = self._device.type == "cuda"
-        sizes = self._shapes().mixed_sizes(self._limits.tokens) if on_gpu else []
+        sizes = self._parts.graph_shapes().mixed_sizes(self._parts.limits.tokens) if on_gpu else []
         return DeviceLimits(blocks.device, loaded.spec.vocab_size, blocks.host, self._startup, sizes)
 
     def set_threads(self) -> None:
@@ -201,9 +167,9 @@ class Worker:
         if self._device.type == "cuda":
             gpu_memory.use_expandable_segments(self._device)
         spec = read_spec(self._config.model.model, self._config.model.quantization)
-        options = self._options
+        options = self._parts.options
         packed_weights = packed_weights_for(self._config, spec, self._device, self._mesh)
-        updates = self._updates()
+        updates = self._parts.updates()
         factory = LayerFactory(
             replace(options, packed_weights=packed_weights),
             spec.quantization,
@@ -224,15 +190,15 @@ class Worker:
             load_weights(self._config, share, spec, factory, self._clock)
             trim_heap()
         if updates is not None:
-            self.adapters = self._adapter_loader(updates, spec, factory)
+            self.adapters = self._parts.adapter_loader(updates, spec, factory)
         if self._kv_scales is not None:
             with self._stage("kv_scales"):
                 choose_kv_scales(self._config, share, model, self._kv_scales)
         states = model_states(self._config, spec, options, model.embed)
         if states is not None:
             model.reader = states
-        with _room_for("what all sequences hold", "lower --max-num-seqs, or give a smaller model"):
-            slots = self._slot_table(share)
+        with gpu_memory.room_for("what all sequences hold", "lower --max-num-seqs, or give a smaller model"):
+            slots = self._parts.slot_table(share)
         read = states if loan is None else loan.states
         return LoadedModel(share, model, slots, kernels_known, gemm_warmup, updates, read)
 
@@ -244,11 +210,11 @@ class Worker:
         if loaded.gemm_warmup is None:
             return MeasuredMemory(None, library() is not None)
         smaller = "lower --max-num-batched-tokens or --max-num-seqs, or give a smaller model"
-        with self._stage("profile"), _room_for("the largest step", smaller):
+        with self._stage("profile"), gpu_memory.room_for("the largest step", smaller):
             loaded.gemm_warmup.result()
             torch.cuda.empty_cache()  # what the start has used and left in segments of its own
-            kv_cache = self._allocate_kv_cache(loaded.spec, 0)
-            self._allocate_states(loaded, 0)
+            kv_cache = self._parts.kv_cache(loaded.spec, 0)
+            self._parts.allocate_states(loaded, 0)
             runner = self._build_runner(loaded, kv_cache)
             runner.run_largest(self._deferred)
             left = gpu_memory.bytes_left(self._device, self._config.cache.memory_share)
@@ -256,17 +222,18 @@ class Worker:
 
     def allocate(self, loaded: LoadedModel, blocks: NumBlocks) -> None:
         """Make the KV cache and the host pool, and the buffers of steps."""
-        with self._stage("kv_cache"), _room_for("the buffers of steps", "lower --gpu-memory-utilization"):
+        with self._stage("kv_cache"), gpu_memory.room_for("the buffers of steps", "lower --gpu-memory-utilization"):
             with gpu_memory.in_one_segment(self._device):
-                kv_cache = self._allocate_kv_cache(loaded.spec, blocks.device)
-                states = self._allocate_states(loaded, blocks.device)
+                kv_cache = self._parts.kv_cache(loaded.spec, blocks.device)
+                states = self._parts.allocate_states(loaded, blocks.device)
             with self._compile_only():
                 self._transfer = block_transfer(kv_cache, blocks.host)
                 if states is not None:
                     self._transfer = JoinedTransfer(self._transfer, transfer_of(states.blocks, blocks.host))
             self._runner = self._build_runner(loaded, kv_cache, self._transfer)
             if states is not None and self._device.type == "cuda":
-                launch_all_kernels(self._runner, self._limits)  # no compile warm-up has launched those that fuse states
+                # No compile warm-up has launched those that fuse states.
+                launch_all_kernels(self._runner, self._parts.limits)
 
     def capture_graphs(self, loaded: LoadedModel) -> None:
         """Capture small steps as CUDA graphs; on a CPU, record them."""
@@ -279,7 +246,7 @@ class Worker:
         warm = loaded.gemm_warmup is None or loaded.gemm_warmup.result()
         precompiled = loaded.kernels_known and loaded.states is None and warm
         fewer = "lower --gpu-memory-utilization or --max-cudagraph-capture-size, or give --enforce-eager"
-        with self._stage("graphs"), _room_for("CUDA graphs", fewer):
+        with self._stage("graphs"), gpu_memory.room_for("CUDA graphs", fewer):
             self._runner.capture_graphs(most, precompiled=precompiled)
 
     # --- serving ------------------------------------------------------------------------------------------------------
@@ -375,14 +342,6 @@ class Worker:
 
     # --- below --------------------------------------------------------------------------------------------------------
 
-    @property
-    def _limits(self) -> StepLimits:
-        return StepLimits.of(self._config)
-
-    @property
-    def _options(self) -> TensorOptions:
-        return TensorOptions(self._device, _dtype(self._config))
-
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
         """Takes the seconds of a stage of the start."""
@@ -409,14 +368,14 @@ class Worker:
         share = rank_share(spec, mesh)
         try:
             with self._compile_only():
-                kv_cache = self._allocate_kv_cache(share, 0)
-                updates = self._updates()
-                model = reduced_model(spec, self._options, updates, mesh, self._rehearsed, self._links)
+                kv_cache = self._parts.kv_cache(share, 0)
+                updates = self._parts.updates()
+                model = reduced_model(spec, self._parts.options, updates, mesh, self._rehearsed, self._links)
                 if updates is not None:
-                    AdapterMemory(updates, self._options.dtype, self._device)
-                loaded = LoadedModel(share, model, self._slot_table(share), False, None, updates)
+                    AdapterMemory(updates, self._parts.options.dtype, self._device)
+                loaded = LoadedModel(share, model, self._parts.slot_table(share), False, None, updates)
                 runner = self._build_runner(loaded, kv_cache)
-                launch_all_kernels(runner, self._limits, self._deferred)
+                launch_all_kernels(runner, self._parts.limits, self._deferred)
         except (torch.OutOfMemoryError, MemoryBudgetError):
             _log.info("kernels     no memory for compile warm-up: they are compiled as they are launched")
             return False
@@ -430,7 +389,7 @@ class Worker:
     def _start_gemm_warmup(self, spec: ModelSpec, factory: LayerFactory) -> Future[bool]:
         """Let a thread run the libraries' products of the layers' shapes once, while weights are read."""
         head = self._mesh.padded_part(spec.vocab_size).count
-        gemms = gemms_of(factory.layers, head, spec.hidden, self._limits, self._shapes().all())
+        gemms = gemms_of(factory.layers, head, spec.hidden, self._parts.limits, self._parts.graph_shapes().all())
         return start_warmup(gemms, factory.options)
 
     def _start_drafting(self, drafter: Drafter | None) -> None:
@@ -462,115 +421,12 @@ class Worker:
             worker = Worker(config, self._clock, loan=loan, followed=self._slots_to_follow)
             worker.load()
             if self._device.type == "cuda":
-                launch_all_kernels(worker._runner, worker._limits)  # so that each is compiled
+                launch_all_kernels(worker._runner, worker._parts.limits)  # so that each is compiled
         return worker
-
-    def _shapes(self) -> GraphShapes:
-        """Of the steps that are captured."""
-        limits, most = self._limits, self._config.device.max_cudagraph_capture_size or 0
-        short = 1 if limits.drafts else 0
-        return GraphShapes(most, limits.rows, limits.tokens, limits.length, limits.sampled, short)
-
-    def _allocate_kv_cache(self, spec: ModelSpec, num_blocks: int) -> Tensor:
-        dtype = ELEMENTS[self._config.kv_dtype]
-        return allocate_kv_cache(spec, num_blocks, self._config.cache.block_size, dtype, self._device)
-
-    def _allocate_states(self, loaded: LoadedModel, num_blocks: int) -> StateRows | None:
-        """The place of what a draft head reads, if there is a head."""
-        if not isinstance(loaded.states, ModelStates):
-            return None
-        loaded.states.allocate(num_blocks, self._config.cache.block_size, self._limits.rows + 1)
-        return loaded.states.states
-
-    def _slot_table(self, spec: ModelSpec) -> SlotTable:
-        limits, size = self._limits, self._config.cache.block_size
-        processors = load_processors(self._config.model.logits_processors)
-        blocks, groups = -(-limits.length // size), len(spec.kv_groups())
-        return SlotTable(limits.rows, blocks, groups, spec.vocab_size, self._device, processors, limits.drafts)
-
-    def _updates(self) -> LowRankUpdates | None:
-        """What adapters may change of a model that is about to be built."""
-        lora = self._config.lora
-        return LowRankUpdates(lora.max_loras, lora.max_lora_rank, self._device.type) if lora.enable_lora else None
-
-    def _adapter_loader(self, updates: LowRankUpdates, spec: ModelSpec, factory: LayerFactory) -> AdapterLoader:
-        """Reads adapters of this model from wherever they are; makes their slots.
-
-        Args:
-            updates: What they may change of this rank's part.
-            spec: Of the whole model.
-            factory: With this rank's layers.
-        """
-        with _room_for("the slots of adapters", "lower --max-loras or --max-lora-rank, or give a smaller model"):
-            memory = AdapterMemory(updates, self._options.dtype, self._device)
-        layers, everything = factory.layers, self._updates()
-        if everything is not None and (self._mesh.pp > 1 or self._mesh.ep > 1):  # some modules are other ranks' alone
-            layers = undivided_layers(spec, self._options, everything)
-            updates.note_others(everything)
-        config = self._config
-        open_base = partial(open_checkpoint, config, spec, weight_specs_of(layers))
-        sources = AdapterSources(HubAccess(config.model.hf_token, config.load.download_dir))
-
-        def read(path: str) -> HostAdapter:
-            with sources.directory(path) as directory:
-                return read_adapter(directory, updates, self._options.dtype, open_base)
-
-        return AdapterLoader(read, memory, config.lora.host_adapters)
 
     def _build_runner(
         self, loaded: LoadedModel, kv_cache: Tensor, transfer: BlockTransfer | None = None
     ) -> ModelRunner:
         """A runner on this KV cache; without `transfer`, it has no host pool."""
-        limits, spec, followed = self._limits, loaded.spec, None
-        if self._followed is not None:
-            followed = FollowedTokens(loaded.slots, self._followed, is_head=spec.head is not None)
-        return ModelRunner(
-            loaded.model,
-            _attention(kv_view(kv_cache, spec, self._kv_scales), spec, limits, self._options.dtype),
-            transfer or block_transfer(kv_cache, 0),
-            loaded.slots,
-            limits,
-            spec.rope_length_mode is not None,
-            self._config.model.logprobs_mode,
-            self._config.model.max_logprobs,
-            loaded.updates,
-            loaded.states,
-            self._stages,
-            self._synthetic_acceptance(spec),
-            followed,
-            MAX_STEPS_IN_FLIGHT if self._followed is None else steps_in_flight(self._followed.drafts.shape[1]),
-        )
-
-    def _synthetic_acceptance(self, spec: ModelSpec) -> SyntheticAcceptance | None:
-        """What decides in the model's place which drafts stay, in a benchmark."""
-        speculation = self._config.speculation.speculation
-        if speculation is None or not speculation.synthetic_rates:
-            return None
-        return SyntheticAcceptance(speculation.synthetic_rates, spec.vocab_size, self._device)
-
-
-@contextmanager
-def _room_for(what: str, advice: str) -> Iterator[None]:
-    """What does not fit into a GPU's memory is refused with the flag to change."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise MemoryBudgetError(f"The GPU has no room for {what}: {advice}.") from None
-
-
-def _attention(kv: KVView, spec: ModelSpec, limits: StepLimits, dtype: torch.dtype) -> AttentionBackend:
-    """The backend that serves the device on which the cache lies."""
-    if kv.keys[0].device.type == "cpu":
-        from quire.attention.cpu import CpuAttention
-
-        return CpuAttention(kv)
-    from quire.attention.triton import TritonAttention  # Triton is there only with a GPU's torch
-
-    rows = max(limits.rows, MOST_SHORT_TOKENS)  # a short step's tokens are rows to it
-    return TritonAttention(kv, spec.heads, rows, limits.tokens, limits.length, dtype)
-
-
-def _dtype(config: Config) -> torch.dtype:
-    if config.model.dtype not in DENSE:
-        raise ConfigError(f"--dtype {config.model.dtype} has not been resolved to one of {', '.join(DENSE)}.")
-    return DENSE[config.model.dtype]
+        transfer = transfer or block_transfer(kv_cache, 0)
+        return self._parts.runner(loaded, kv_cache, self._kv_scales, transfer, self._followed, self._stages)

@@ -53,6 +53,30 @@ def count_up(history: Sequence[int], drawn: int, vocab_size: int) -> int:
     return 3 + (history[-1] - 3 + 1) % 94
 
 
+class Pace:
+    """The same model, slow until it is told to hurry: so a request is open for as long as a test looks at it, however
+    slow the machine is, and over soon afterwards."""
+
+    def __init__(self) -> None:
+        self._hurried = threading.Event()
+
+    def __call__(self, history: Sequence[int], drawn: int, vocab_size: int) -> int:
+        self.wait()
+        return count_up(history, drawn, vocab_size)
+
+    def wait(self) -> None:
+        """As long as a token takes."""
+        self._hurried.wait(0.05)
+
+    def hurry(self) -> None:
+        """Tokens take no time from now on."""
+        self._hurried.set()
+
+    def slow(self) -> None:
+        """They take long again."""
+        self._hurried.clear()
+
+
 @contextlib.asynccontextmanager
 async def uvicorn_server(app: Any) -> AsyncIterator[str]:
     """An application on a loopback port, in this event loop; its address."""
@@ -86,8 +110,7 @@ class Server:
     Attributes:
         url: Its address.
         session: Its engine session, for looking at from outside.
-    http: A client, for full addresses.
-        http: A client for it.
+        http: A client, for full addresses.
     """
 
     def __init__(
@@ -118,7 +141,7 @@ class Server:
             "swaps": NoSwaps(),
         }
         self._up = threading.Event()
-        self.http = httpx.Client(timeout=30)
+        self.http = httpx.Client(timeout=60)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     async def _serve(self) -> None:
@@ -141,16 +164,16 @@ class Server:
 
     def __enter__(self) -> Server:
         self._thread.start()
-        assert self._up.wait(20)
+        assert self._up.wait(60)
         return self
 
     def __exit__(self, *failure: object) -> None:
         self.http.close()
         self._uvicorn.should_exit = self._uvicorn.force_exit = True
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
-    def in_loop(self, coroutine: Any, timeout: float = 20.0) -> Any:
+    def in_loop(self, coroutine: Any, timeout: float = 60.0) -> Any:
         """Run something inside the server's event loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
 

@@ -12,8 +12,10 @@ from typing import Any
 
 import httpx
 import openai
+import pytest
 import uvicorn
 
+from quire.api import peers
 from quire.api.app import create_app
 from quire.api.http_protocol import BoundedHttpProtocol
 from quire.api.served_model import ServedModel, make_served_model
@@ -44,9 +46,9 @@ class ApiServer:
         self._up = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
-        assert self._up.wait(20)
-        self.http = httpx.Client(base_url=self.url, timeout=30)
-        self.openai = openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=30)
+        assert self._up.wait(60)
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.openai = openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=60)
 
     async def _serve(self) -> None:
         self.model: ServedModel = make_served_model(
@@ -68,7 +70,7 @@ class ApiServer:
         self.http.close()
         self.openai.close()
         self._uvicorn.should_exit = self._uvicorn.force_exit = True
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
 
@@ -93,7 +95,7 @@ class Engine:
 
     def close(self) -> None:
         self._stopping = True
-        self._thread.join(20)
+        self._thread.join(60)
         self._port.close()
 
 
@@ -106,7 +108,9 @@ def several(
     sockets = directory / "s" / "0"
     engine = Engine(config, sockets, make_executor())
     servers: list[ApiServer] = []
+    patch = pytest.MonkeyPatch()
     try:
+        patch.setattr(peers, "ANSWER_S", 60.0)  # all live, however late they are
         for place in range(count):
             launch = LaunchConfig(
                 config, str(sockets), number=place, place=place, created=1_700_000_000, developer_mode=True
@@ -114,6 +118,7 @@ def several(
             servers.append(ApiServer(launch))
         yield servers
     finally:
+        patch.undo()
         for server in servers:
             server.close()
         engine.close()

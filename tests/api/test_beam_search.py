@@ -20,7 +20,7 @@ from quire.engine.inprocess import InProcessClient
 from quire.executor.cpu_executor import CpuExecutor
 from quire.messages.from_engine import Heartbeat, Load
 from tests.api.scripted import READY, ScriptedClient
-from tests.api.server import Server, resolved, running
+from tests.api.server import Pace, Server, resolved, running
 from tests.api.test_lifetimes import connect, eventually, head, in_background
 from tests.checkpoints import make_llama
 from tests.reference import Reference
@@ -140,11 +140,14 @@ def test_nothing_is_held_afterwards(model: Server) -> None:
 
 def test_a_drain_waits_for_the_whole_search(tmp_path: Path) -> None:
     """Also between two steps, when the engine has nothing of it."""
-    with running(tmp_path, step_s=0.005) as server:
+    with running(tmp_path, sample=(pace := Pace())) as server:
         body = {"prompt": "a", "max_tokens": 60, "use_beam_search": True, "n": 2}
         thread, result = in_background(lambda: server.post("/v1/completions", body))
         eventually(lambda: server.session.num_sequences > 0)
-        assert server.in_loop(server.session.drain(20)) is True
+        server.loop.call_soon_threadsafe(server.session.begin_drain)
+        eventually(lambda: server.session.state == "draining")
+        pace.hurry()
+        assert server.in_loop(server.session.drain(60)) is True
         assert server.session.num_sequences == 0
         thread.join()
         assert result[0].status_code == 200

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import resource
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -20,20 +22,20 @@ from tests.api.server import Server, running
 @pytest.fixture
 def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(BoundedHttpProtocol, "head_timeout_s", 0.3)
-    monkeypatch.setattr(request_body, "READ_TIMEOUT_S", 0.3)
     with running(tmp_path) as server:
         yield server
 
 
 def connect(server: Server) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=10)
+    return socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=60)
 
 
 def answer(connection: socket.socket) -> tuple[int, dict[str, object]]:
     """Status and error of the answer, after which the connection must be closed."""
     data = b""
-    while part := connection.recv(65536):
-        data += part
+    with contextlib.suppress(ConnectionResetError):  # closed before all was read that was sent: what it said is there
+        while part := connection.recv(65536):
+            data += part
     head, _, body = data.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)["error"]
 
@@ -92,20 +94,21 @@ def test_small_chunks_and_later_requests_of_a_connection_pass(server: Server) ->
 
 def test_headers_a_byte_at_a_time_run_out_of_time(hasty: Server) -> None:
     with connect(hasty) as connection:
-        began = time.monotonic()
-        for byte in b"GET /version HTTP/1.1\r\nHost: x":
+        for byte in b"GET /version HTTP/1.1\r\nHost: " + b"x" * 3_000:
             connection.sendall(bytes([byte]))
+            if select.select([connection], [], [], 0.01)[0]:
+                break
         status, error = answer(connection)
         assert (status, error["message"]) == (408, "The request's headers did not arrive in time.")
-        assert time.monotonic() - began < 5
 
 
-def test_a_body_a_byte_at_a_time_runs_out_of_time(hasty: Server) -> None:
-    with connect(hasty) as connection:
+def test_a_body_a_byte_at_a_time_runs_out_of_time(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_body, "READ_TIMEOUT_S", 0.3)
+    with connect(server) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
         status = connection.recv(65536).split()[1]
         assert status == b"408"
-    hasty.assert_all_free()
+    server.assert_all_free()
 
 
 def test_a_connection_that_says_nothing_is_closed(hasty: Server) -> None:
@@ -113,14 +116,15 @@ def test_a_connection_that_says_nothing_is_closed(hasty: Server) -> None:
         assert connection.recv(100) == b""
 
 
-def test_later_requests_of_a_connection_have_their_own_time(hasty: Server) -> None:
+def test_later_requests_of_a_connection_have_their_own_time(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     request = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
-    with connect(hasty) as connection:
+    with connect(server) as connection:
         for _ in range(3):
-            connection.sendall(request)
+            connection.sendall(request)  # comes in one piece: from its first byte to the end of its head no time passes
             response = http.client.HTTPResponse(connection)
             response.begin()
             assert (response.status, bool(response.read())) == (200, True)
+            monkeypatch.setattr(BoundedHttpProtocol, "head_timeout_s", 0.1)
             time.sleep(0.2)
         connection.sendall(request[:10])
         assert answer(connection)[0] == 408

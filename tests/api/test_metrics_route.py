@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.api.server import Server, running
+from tests.api.server import Pace, Server, running
 
 
 def scrape(server: Server) -> dict[str, float]:
@@ -54,7 +54,7 @@ def test_stop_strings_count_what_usage_says(tmp_path: Path) -> None:
 
 
 def test_who_hangs_up_is_counted_until_then(tmp_path: Path) -> None:
-    with running(tmp_path, step_s=0.005) as server:
+    with running(tmp_path, sample=Pace()) as server:
         body = {"prompt": "abc", "max_tokens": 400, "stream": True, "ignore_eos": True}
         seen = 0
         with server.http.stream("POST", server.url + "/v1/completions", json=body) as response:

@@ -36,26 +36,31 @@ from quire.planning.auto_config import resolve
 from quire.processes.launch import LaunchConfig, Report
 from quire.processes.orders import DropModel, HoldRequests, OpenModel, Order, Reload, TellSwap, send_order
 from quire.processes.swap_reports import ModelReport, SwapRequest, SwapStatus
-from tests.api.server import uvicorn_server
+from tests.api.server import Pace, uvicorn_server
 
 VOCAB_SIZE = 4_096
 FIRST_TOKEN = 300
 """That model 0 generates, and nothing else; model 1 the next one, and so on."""
-WAIT_S = 30.0
+WAIT_S = 60.0
 HEADERS = {"Authorization": "Bearer a key"}
 
 
 class EngineThread:
     """An engine of a model that says one token for ever."""
 
-    def __init__(self, launch: LaunchConfig, step_s: float) -> None:
-        self._launch, self._step_s, self._ends = launch, step_s, False
+    def __init__(self, launch: LaunchConfig, pace: Pace) -> None:
+        self._launch, self._pace, self._ends = launch, pace, False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         config, clock, token = self._launch.config, SystemClock(), FIRST_TOKEN + self._launch.generation
-        executor = FakeExecutor(256, vocab_size=VOCAB_SIZE, step_s=self._step_s, sample=lambda *_: token)
+
+        def say(*_: object) -> int:
+            self._pace.wait()
+            return token
+
+        executor = FakeExecutor(256, vocab_size=VOCAB_SIZE, sample=say)
         port, limits = ZmqPort(Path(self._launch.directory), EngineId()), executor.start()
         adapters = load_modules(config.lora, executor.adapters)
         core = EngineCore(config, limits, ModelRuntimeInfo(), executor, port, clock, None, None, adapters)
@@ -71,20 +76,25 @@ class EngineThread:
 class Process:
     """An API process, its engines, and what it reports.
 
+    Args:
+        pace: Of its models; None: they are fast.
+
     Attributes:
         http: A client for it.
     """
 
     http: httpx.AsyncClient
 
-    def __init__(self, directory: Path, *, step_s: float = 0.0, hold_s: float = 0.0, **settings: Any) -> None:
+    def __init__(self, directory: Path, *, pace: Pace | None = None, hold_s: float = 0.0, **settings: Any) -> None:
         asked = Config().with_values(
             model="quill", served_model_name=("m",), device="cpu", max_model_len=512, max_num_seqs=8,
             disable_log_stats=True, responses_store_path=str(directory / "store.sqlite"),
             **{"api_key": ("a key",), **settings},
         )  # fmt: skip
         self.config = resolve(asked).config
-        self._directory, self._asked, self._step_s = directory, asked, step_s
+        self._directory, self._asked, self._pace = directory, asked, pace or Pace()
+        if pace is None:
+            self._pace.hurry()
         self._reports: list[Report] = []
         self._engines: dict[int, EngineThread] = {}
         orders_read, self._orders = os.pipe()
@@ -110,7 +120,7 @@ class Process:
     # --- as a supervisor --------------------------------------------------------------------------------------------
 
     def start_engine(self, generation: int) -> None:
-        self._engines[generation] = EngineThread(self._launch(generation), self._step_s)
+        self._engines[generation] = EngineThread(self._launch(generation), self._pace)
 
     def order(self, order: Order) -> None:
         send_order(self._orders, order)
@@ -193,15 +203,16 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def test_beside_open_answers_end_in_the_old_model_and_new_ones_come_from_the_new(tmp_path: Path) -> None:
     async def test() -> None:
-        async with Process(tmp_path, step_s=0.02).serving() as process:
-            stream = await Stream(process, 60).begun()
+        async with Process(tmp_path, pace=(pace := Pace())).serving() as process:
+            stream = await Stream(process, 400).begun()
             process.start_engine(1)
             process.open(1)
             assert await process.reported() == ModelReport(1, "served")
             assert await process.who_answers() == 1
             assert len(process.swaps.switch.others) == 1
+            pace.hurry()
             lines = await stream.end()
-            assert tokens_of(lines) == [FIRST_TOKEN] * 60
+            assert tokens_of(lines) == [FIRST_TOKEN] * 400
             assert lines[-1] == "[DONE]"
             assert await process.reported() == ModelReport(0, "released")
             assert await process.who_answers() == 1
@@ -212,13 +223,16 @@ def test_beside_open_answers_end_in_the_old_model_and_new_ones_come_from_the_new
 
 def test_after_new_requests_wait_for_the_new_model(tmp_path: Path) -> None:
     async def test() -> None:
-        async with Process(tmp_path, step_s=0.02).serving() as process:
-            stream = await Stream(process, 30).begun()
+        async with Process(tmp_path, pace=(pace := Pace())).serving() as process:
+            stream = await Stream(process, 400).begun()
             process.order(HoldRequests(WAIT_S, WAIT_S))
             while not process.swaps.switch.gate.is_closed:
                 await asyncio.sleep(0.01)
             waiting = [asyncio.create_task(process.who_answers()) for _ in range(5)]
-            assert tokens_of(await stream.end()) == [FIRST_TOKEN] * 30
+            while process.swaps.switch.gate.num_waiting < 5:
+                await asyncio.sleep(0.01)
+            pace.hurry()
+            assert tokens_of(await stream.end()) == [FIRST_TOKEN] * 400
             assert await process.reported() == ModelReport(0, "released")
             ready, health = await process.http.get("/ready"), await process.http.get("/health")
             assert (ready.status_code, ready.json()["reason"]) == (503, "another model is being loaded")
@@ -256,7 +270,7 @@ def test_who_waits_too_long_is_told_when_to_come_back(tmp_path: Path) -> None:
 
 def test_what_is_open_for_too_long_is_ended_with_an_error(tmp_path: Path) -> None:
     async def test() -> None:
-        async with Process(tmp_path, step_s=0.05).serving() as process:
+        async with Process(tmp_path, pace=Pace()).serving() as process:
             stream = await Stream(process, 400).begun()
             process.start_engine(1)
             process.open(1, drain_timeout=0.2)

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.api.server import KEY, Server, running
+from tests.api.server import KEY, Pace, Server, running
 
 ROUTES = [("GET", "/server_info"), ("POST", "/reset_prefix_cache"), ("POST", "/pause"), ("GET", "/is_paused"),
           ("POST", "/resume")]  # fmt: skip
@@ -77,25 +77,31 @@ def is_open(server: Server, sequences: int) -> bool:
 def test_a_paused_server_takes_requests_and_answers_them_after_the_resume(
     tmp_path: Path, query: str, reason: str
 ) -> None:
-    with running(tmp_path, step_s=0.02) as server, ThreadPoolExecutor(3) as threads:
+    with running(tmp_path, sample=(pace := Pace())) as server, ThreadPoolExecutor(3) as threads:
 
         def complete(tokens: int) -> httpx.Response:
             return server.post("/v1/completions", {"prompt": "a", "max_tokens": tokens, "ignore_eos": True})
 
-        first = threads.submit(complete, 20)
+        first = threads.submit(complete, 400)
         assert is_open(server, 1)
-        assert server.post("/pause" + query, None).json() == {"status": "paused"}
+        pausing = threads.submit(lambda: server.post("/pause" + query, None))
+        if "wait" in query:
+            with pytest.raises(TimeoutError):
+                pausing.result(0.3)
+            pace.hurry()
+        assert pausing.result(60).json() == {"status": "paused"}
         assert server.get("/is_paused").json() == {"is_paused": True}
         if "keep" not in query:
-            assert first.result(5).json()["choices"][0]["finish_reason"] == reason
+            assert first.result(60).json()["choices"][0]["finish_reason"] == reason
         later = threads.submit(complete, 3)
         assert is_open(server, 2 if "keep" in query else 1)
         assert server.get("/health").status_code == 200
         with pytest.raises(TimeoutError):
             later.result(0.3)
+        pace.hurry()
         assert server.post("/resume", None).json() == {"status": "resumed"}
-        assert later.result(5).json()["choices"][0]["finish_reason"] == "length"
-        assert first.result(5).json()["choices"][0]["finish_reason"] == reason
+        assert later.result(60).json()["choices"][0]["finish_reason"] == "length"
+        assert first.result(60).json()["choices"][0]["finish_reason"] == reason
         assert server.get("/is_paused").json() == {"is_paused": False}
         server.assert_all_free()
 

@@ -170,8 +170,10 @@ def test_a_stream_goes_on_in_the_successor_and_the_others_are_not_touched(two: T
 
 def test_what_only_waited_for_an_engine_that_dies_goes_to_another_at_once(two: Two) -> None:
     server, *engines = two
-    waiting = [post(server, [token] * 20, n=1 + token % 2) for token in range(5, 11)]
-    eventually(lambda: sum(engine.prompts for engine in engines) == 6)
+    waiting = []
+    for token in range(5, 11):  # one after the other: the order decides who goes where
+        waiting.append(post(server, [token] * 20, n=1 + token % 2))
+        eventually(lambda: sum(engine.prompts for engine in engines) == len(waiting))
     dying, other = engines
     begun, in_flight, *rest = [add for add in dying.adds if add.fork_of is None]
     assert rest

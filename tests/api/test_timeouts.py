@@ -5,25 +5,66 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quire.clock import SystemClock
 from quire.messages.from_engine import Deltas, End, Ready
 from tests.api.scripted import READY, ScriptedClient
-from tests.api.server import KEY, Server, resolved, running
+from tests.api.server import KEY, Server, count_up, resolved, running
+from tests.api.test_lifetimes import eventually, in_background
 
 LONG = {"prompt": "a", "max_tokens": 400, "ignore_eos": True}
 
 
+LONGEST_S = 600.0
+
+
+class Hours:
+    """The clock of the server's processes, which the test sets forward; and a model whose tenth token may take long on
+    it. So a request ends by its time limit in the middle, on any machine.
+
+    Attributes:
+        tenth_token_s: How long that one takes.
+    """
+
+    def __init__(self) -> None:
+        self.tenth_token_s = 0.0
+        self._passed = 0.0
+
+    def now(self) -> float:
+        return time.monotonic() + self._passed
+
+    def pass_by(self, seconds: float) -> None:
+        self._passed += seconds
+
+    def sample(self, history: Sequence[int], drawn: int, vocab_size: int) -> int:
+        if drawn == 9:
+            self.pass_by(self.tenth_token_s)
+        return count_up(history, drawn, vocab_size)
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One request runs at a time, 5 ms a token; the longest may take 0.7 s."""
-    directory = tmp_path_factory.mktemp("model")
-    with running(directory, step_s=0.005, max_num_seqs=1, max_request_timeout=0.7) as server:
-        yield server
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Hours]]:
+    """One request runs at a time, 20 ms a token; the longest may take 10 minutes."""
+    hours, directory = Hours(), tmp_path_factory.mktemp("model")
+    settings = {"max_num_seqs": 1, "max_request_timeout": LONGEST_S}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SystemClock, "now", lambda clock: hours.now())
+        with running(directory, step_s=0.02, sample=hours.sample, **settings) as server:
+            yield server, hours
+
+
+@pytest.fixture
+def server(slow: tuple[Server, Hours]) -> Iterator[Server]:
+    """Whose tenth token takes a minute."""
+    server, hours = slow
+    hours.tenth_token_s = 60.0
+    yield server
+    hours.tenth_token_s = 0.0
 
 
 def events(text: str) -> list[dict[str, Any]]:
@@ -35,8 +76,8 @@ def events(text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("way", ["field", "header"])
 def test_what_there_is_when_the_time_is_over(server: Server, stream: bool, way: str) -> None:
-    body = LONG | {"stream": stream} | ({"timeout": 0.3} if way == "field" else {})
-    answer = server.post("/v1/completions", body, headers={"X-Request-Timeout": "0.3"} if way == "header" else {})
+    body = LONG | {"stream": stream} | ({"timeout": 60} if way == "field" else {})
+    answer = server.post("/v1/completions", body, headers={"X-Request-Timeout": "60"} if way == "header" else {})
     assert answer.status_code == 200
     if stream:
         *_, last = events(answer.text)
@@ -46,35 +87,43 @@ def test_what_there_is_when_the_time_is_over(server: Server, stream: bool, way: 
         text = last["choices"][0]["text"]
         assert last["usage"]["completion_tokens"] == len(text)
     assert (last["choices"][0]["finish_reason"], last["choices"][0]["stop_reason"]) == ("length", "timeout")
-    assert 3 < len(text) < 100, "tokens of 5 ms in 0.3 s"
+    assert 10 <= len(text) <= 12, "nothing is planned any more once it is known, and two steps are in flight"
     assert 'finished_reason="timeout"' in server.get("/metrics").text
     server.assert_all_free()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/api/generate"])
-def test_a_request_that_was_not_begun_is_504(server: Server, stream: bool, path: str) -> None:
+def test_a_request_that_was_not_begun_is_504(slow: tuple[Server, Hours], stream: bool, path: str) -> None:
+    server, hours = slow
     chat = path in ("/v1/chat/completions", "/v1/messages")
     asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5} if chat else {"prompt": "a"}
+    body, headers = asked | {"stream": stream, "model": "tiny"}, {"X-Request-Timeout": "60"}
     holder = server.http.build_request("POST", server.url + "/v1/completions", json=LONG | {"stream": True})
     held = server.http.send(holder, stream=True)
-    answer = server.post(path, asked | {"stream": stream, "model": "tiny"}, headers={"X-Request-Timeout": "0.1"})
+    thread, result = in_background(lambda: server.post(path, body, headers=headers))
+    eventually(lambda: server.session.num_sequences == 2)
+    hours.pass_by(60)
+    thread.join()
     held.close()
+    (answer,) = result
     assert answer.status_code == 504, answer.text
     assert "time was over" in answer.text
     server.assert_all_free()
 
 
-def test_nobody_takes_longer_than_the_server_allows(server: Server) -> None:
+def test_nobody_takes_longer_than_the_server_allows(slow: tuple[Server, Hours]) -> None:
+    server, hours = slow
+    hours.tenth_token_s = LONGEST_S
     for asked in ({}, {"timeout": 1_000}):
-        begun = time.monotonic()
         answer = server.post("/v1/completions", LONG | asked).json()
         assert answer["choices"][0]["stop_reason"] == "timeout"
-        assert time.monotonic() - begun < 10
+        assert 10 <= answer["usage"]["completion_tokens"] <= 12
+    hours.tenth_token_s = 0.0
 
 
 def test_other_apis_end_as_by_their_token_limit(server: Server) -> None:
-    headers = {"X-Request-Timeout": "0.3"}
+    headers = {"X-Request-Timeout": "60"}
     messages = [{"role": "user", "content": "a"}]
     body = {"model": "tiny", "max_tokens": 400, "messages": messages}
     answer = server.post("/v1/messages", body, headers=headers).json()

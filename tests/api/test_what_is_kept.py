@@ -130,6 +130,6 @@ def test_the_sequences_of_a_request_are_no_garbage_that_must_be_searched_for(ser
             body = {"prompt": "a", "n": 4, "max_tokens": 2, "stream": stream}
             assert server.http.post(f"{server.url}/v1/completions", json=body).status_code == 200
             server.assert_all_free()
-        eventually(lambda: sequences() <= before, 5)
+        eventually(lambda: sequences() <= before)
     finally:
         gc.enable()

@@ -23,17 +23,26 @@ def text_event(text: str, finish_reason: str | None = None) -> bytes:
     return event(choices=[{"index": 0, "text": text, "finish_reason": finish_reason}])
 
 
-async def tokens(body: Body, writer: asyncio.StreamWriter, *, gap: float = 0.0, cached: int | None = None) -> None:
-    """As many tokens as asked, `gap` seconds apart, then usage and [DONE]."""
+async def tokens(
+    body: Body,
+    writer: asyncio.StreamWriter,
+    *,
+    gap: float = 0.0,
+    before_each: Callable[[], Awaitable[None]] | None = None,
+    cached: int | None = None,
+) -> None:
+    """As many tokens as asked, `gap` seconds apart, each once `before_each` returns; then usage and [DONE]."""
     writer.write(HEAD.format(status=200, kind="text/event-stream").encode())
     count = body.get("max_tokens") or body["max_completion_tokens"]
     for number in range(count):
         if gap and number:
             await asyncio.sleep(gap)
+        if before_each is not None:
+            await before_each()
         if "messages" in body:
-            if number == 0:
-                writer.write(event(choices=[{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]))
-            writer.write(event(choices=[{"delta": {"content": "x"}, "finish_reason": None}]))
+            opening = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+            said = event(choices=[{"delta": {"content": "x"}, "finish_reason": None}])
+            writer.write(said if number else event(choices=[opening]) + said)
         else:
             writer.write(text_event("x"))
         await writer.drain()

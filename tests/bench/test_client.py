@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from quire.bench.connection import Address, Connections
 from quire.bench.datasets import Sample
 from quire.bench.load import Load, run_load
 from tests.bench.scripted_server import HEAD, Body, ScriptedServer, event, text_event, tokens
+from tests.engine.test_client_liveness import ManualClock
 
 
 def load(
@@ -31,17 +33,40 @@ def ask(server: ScriptedServer, backend: Backend = "openai", output_len: int = 5
     return load(server, [Sample("hello", output_len)], backend=backend).outcomes[0]
 
 
+class SeenClock(ManualClock):
+    """The client's clock, on which time passes from one token to the next and at no other time.
+
+    Attributes:
+        looks: How often the client has looked at it.
+    """
+
+    looks = 0
+
+    def now(self) -> float:
+        self.looks += 1
+        return super().now()
+
+    async def token_comes(self) -> None:
+        """The one before has been read; the next one comes 20 ms later."""
+        while self.looks == self._looks:
+            await asyncio.sleep(0.001)
+        self._looks = self.looks
+        self.time += 0.02
+
+    _looks = 0
+
+
 @pytest.mark.parametrize("backend", ["openai", "openai-chat"])
-def test_times_and_counts_are_those_of_the_tokens(backend: Backend) -> None:
-    with ScriptedServer(lambda body, writer: tokens(body, writer, gap=0.02, cached=2)) as server:
+def test_times_and_counts_are_those_of_the_tokens(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SeenClock()
+    monkeypatch.setattr("quire.bench.client.time", SimpleNamespace(perf_counter=clock.now))
+    with ScriptedServer(lambda body, writer: tokens(body, writer, before_each=clock.token_comes, cached=2)) as server:
         outcome = ask(server, backend)
     assert outcome.error == ""
     assert (outcome.prompt_tokens, outcome.output_tokens, outcome.cached_tokens) == (5, 5, 2)
     assert outcome.text == "xxxxx"
-    assert outcome.ttft is not None
-    assert outcome.ttft < 0.02 * 4  # not the time of the last one, nor of the whole
-    assert len(outcome.itls) == 4
-    assert all(0.01 < gap < 0.2 for gap in outcome.itls)
+    assert outcome.ttft == pytest.approx(0.02)
+    assert outcome.itls == pytest.approx([0.02] * 4)
     assert outcome.e2e_latency == pytest.approx(outcome.ttft + sum(outcome.itls))
     assert outcome.tpot == pytest.approx(sum(outcome.itls) / 4)
 

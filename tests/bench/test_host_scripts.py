@@ -29,7 +29,7 @@ SWEEPS = sorted((ROOT / "tuning").glob("*/tune_*.py"))
 )
 def test_scripts_run(script: str, arguments: list[str], said: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / script), *arguments], capture_output=True, text=True, timeout=120
+        [sys.executable, str(BENCHMARKS / script), *arguments], capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr
     assert all(words in done.stdout for words in said), done.stdout
@@ -41,6 +41,6 @@ def test_sweeps_find_what_they_tune() -> None:
     load = "import importlib, sys; sys.path.insert(0, sys.argv[1]); [importlib.import_module(n) for n in sys.argv[2:]]"
     names = [sweep.stem for sweep in SWEEPS]
     done = subprocess.run(
-        [sys.executable, "-c", load, str(SWEEPS[0].parent), *names], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", load, str(SWEEPS[0].parent), *names], capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr

@@ -6,6 +6,8 @@ import asyncio
 import json
 import math
 import random
+import statistics
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ def test_figures_are_those_of_the_load(tmp_path: Path, capsys: pytest.CaptureFix
     assert found["output_throughput"] == pytest.approx(32 / found["duration"])
     assert found["total_token_throughput"] == pytest.approx(80 / found["duration"])
     assert found["max_concurrent_requests"] == 8
-    assert 10 < found["median_itl_ms"] < 200
+    assert found["median_itl_ms"] == pytest.approx(1e3 * statistics.median(chain(*found["itls"])))
     assert found["mean_ttft_ms"] + 3 * found["mean_tpot_ms"] == pytest.approx(found["mean_e2el_ms"])
     assert found["p99.9_e2el_ms"] >= found["p50_e2el_ms"] == pytest.approx(found["median_e2el_ms"])
     assert found["generated_texts"] == ["xxxx"] * 8
@@ -102,7 +104,7 @@ def test_warm_ups_are_sent_before_with_prompts_of_their_own(tmp_path: Path) -> N
 def test_arrivals_follow_the_rate_and_concurrency_is_kept(tmp_path: Path) -> None:
     with ScriptedServer() as server:
         found = result(tmp_path, server, "--num-prompts=21", "--request-rate=50", "--burstiness=100", "--save-detailed")
-        assert found["start_times"][-1] == pytest.approx(0.4, abs=0.1)
+        assert 0.3 < found["start_times"][-1] < 0.5 + found["latest_send_s"], "as late as this client was"
         assert found["request_rate"] == "50"
     with ScriptedServer(lambda body, writer: tokens(body, writer, gap=0.005)) as server:
         assert result(tmp_path, server, "--num-prompts=8", "--max-concurrency=2")["max_concurrent_requests"] == 2
@@ -114,9 +116,9 @@ def test_goodput_counts_requests_that_keep_every_limit(tmp_path: Path) -> None:
         await tokens(body, writer, gap=0.05 if sum(body["prompt"]) % 2 else 0.0)
 
     with ScriptedServer(one_in_two_is_slow) as server:
-        found = result(tmp_path, server, "--num-prompts=20", "--goodput", "tpot:25", "e2el:5000")
-    fast = sum(sum(body["prompt"]) % 2 == 0 for body in server.bodies)
-    assert 0 < fast < 20
+        limits = ("--goodput", "tpot:25", "e2el:5000")
+        found = result(tmp_path, server, "--num-prompts=20", "--save-detailed", *limits)
+    fast = sum(statistics.mean(gaps) <= 0.025 for gaps in found["itls"])  # on a machine that keeps up, half of them
     assert found["request_goodput"] * found["duration"] == pytest.approx(fast)
 
 

@@ -9,19 +9,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from quire.cli import chat, complete
 from quire.cli.remote import printable
 from quire.errors import QuireError, UnavailableError
-from tests.api.server import KEY, Server, running
+from tests.api.server import KEY, Pace, Server, running
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running(tmp_path_factory.mktemp("model"), api_key=(KEY,), step_s=0.003) as server:
+def pace() -> Pace:
+    """The model's, which is fast."""
+    pace = Pace()
+    pace.hurry()
+    return pace
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, pace: Pace) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("model"), api_key=(KEY,), sample=pace) as server:
         yield server
 
 
@@ -104,7 +111,8 @@ def test_an_address_without_a_path_gets_the_usual_one(server: Server) -> None:
     assert chat.run([f"--url={server.url}", f"--api-key={KEY}", "-q", "hi"]) == 0
 
 
-def test_ctrl_c_stops_the_answer_on_the_server_too(server: Server, tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_answer_on_the_server_too(server: Server, pace: Pace) -> None:
+    pace.slow()
     controller, terminal = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "quire.cli.main", "chat", *flags(server, "-q", "go on")],
@@ -119,6 +127,7 @@ def test_ctrl_c_stops_the_answer_on_the_server_too(server: Server, tmp_path: Pat
     deadline = time.monotonic() + 60
     while server.session.num_sequences and time.monotonic() < deadline:
         time.sleep(0.01)
+    pace.hurry()
     assert server.session.num_sequences == 0
     assert server.session.stats.engines[0].ended["abort"] >= 1
 

@@ -25,12 +25,13 @@ class MachineShare:
         self._seen: list[tuple[float, float]] = []  # when, and what others had taken
         self.sample()
 
-    def sample(self) -> None:
-        """Look now; to be called often."""
+    def sample(self) -> float:
+        """Look now; to be called often. Returns when that was."""
         now = time.monotonic()
         if now - self._looked > _LOOK_S:
             self._own, self._looked = descendants(os.getpid()), now
         self._seen.append((now, _busy_s() - sum(map(_process_s, self._own))))
+        return now
 
     def lost(self, begin: float, end: float) -> float:
         """Of the seconds between, how many went to others: the part of all cores' time that they took."""

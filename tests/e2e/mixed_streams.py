@@ -123,19 +123,24 @@ def run(url: str, requests: list[dict[str, Any]], disturb: Callable[[], None] | 
         except httpx.TransportError as error:
             result.error = f"{type(error).__name__}: {error}"
 
-    async def disturb_in_time() -> None:
+    async def disturb_in_time(do: Callable[[], None], begun: asyncio.Event) -> None:
         while sum(result.chunks >= 3 for result in results) < 0.75 * len(results):
             await asyncio.sleep(0.01)
-        if disturb is not None:
-            await asyncio.to_thread(disturb)
+        begun.set()
+        await asyncio.to_thread(do)
 
     async def everything() -> None:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=300, limits=limits) as client:
-            disturbing = asyncio.create_task(disturb_in_time())
-            await asyncio.gather(*(one(client, body, result) for body, result in zip(requests, results, strict=True)))
-            disturbing.cancel()
-            await asyncio.gather(disturbing, return_exceptions=True)
+            streams = [one(client, body, result) for body, result in zip(requests, results, strict=True)]
+            if disturb is None:
+                await asyncio.gather(*streams)
+                return
+            begun = asyncio.Event()
+            disturbing = asyncio.create_task(disturb_in_time(disturb, begun))
+            await asyncio.gather(*streams)
+            assert begun.is_set(), "the streams ended before three in four had text"
+            await disturbing
 
     asyncio.run(everything())
     return results

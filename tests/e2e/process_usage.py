@@ -72,6 +72,28 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+def children_of(parent: int) -> list[int]:
+    """The ids of a process's children, in the order in which they were started: ids begin anew behind the largest."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            except (OSError, IndexError):
+                continue
+            if int(fields[1]) == parent:
+                found.append((int(fields[19]), int(entry.name)))  # when it started
+    return [pid for _, pid in sorted(found)]
+
+
+def command_line(pid: int) -> list[str]:
+    """A process's words; none if it is gone. Until it runs its own program, they are its parent's."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
+
+
 def _name(entry: Path) -> str:
     arguments = (entry / "cmdline").read_text().split("\0")
     module = arguments[arguments.index("-m") + 1] if "-m" in arguments else arguments[0]

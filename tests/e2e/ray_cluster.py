@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 MARK = "QUIRE_TEST_RAY_CLUSTER"
-_GONE_S = 20.0
+_GONE_S = 60.0
 
 
 class LocalCluster:

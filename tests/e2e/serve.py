@@ -11,10 +11,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests.e2e.process_usage import children_of, command_line
 
 START_S = 180
 
@@ -54,9 +55,10 @@ class QuireServe:
         self.url = match[1].replace("localhost", "127.0.0.1")
         return self
 
-    def wait_line(self, pattern: str) -> str:
-        """The first line that matches."""
-        deadline, seen = time.monotonic() + START_S, 0
+    def wait_line(self, pattern: str, since: int = 0) -> str:
+        """The first line that matches, of those behind the first `since`: what a process has printed need not be read
+        here yet."""
+        deadline, seen = time.monotonic() + START_S, since
         with self._arrived:
             while True:
                 for line in self._lines[seen:]:
@@ -68,6 +70,15 @@ class QuireServe:
                 self._arrived.wait(0.2)
 
     @property
+    def line_count(self) -> int:
+        """How many lines it printed so far."""
+        return len(self._lines)
+
+    def lines_since(self, count: int) -> list[str]:
+        """What it printed after the first `count` lines, so far."""
+        return self._lines[count:]
+
+    @property
     def log(self) -> str:
         """Everything it printed so far."""
         return "\n".join(self._lines)
@@ -75,7 +86,7 @@ class QuireServe:
     @property
     def last_line(self) -> str:
         """The last line it printed."""
-        self._reader.join(10)
+        self._reader.join(10)  # where nobody has waited for its end
         return self._lines[-1]
 
     def children(self) -> dict[str, int]:
@@ -85,20 +96,17 @@ class QuireServe:
     def all_children(self) -> dict[str, list[int]]:
         """The same of all, in the order in which they were started."""
         found: dict[str, list[int]] = {}
-        for entry in Path("/proc").iterdir():
-            try:
-                status = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-                module = (entry / "cmdline").read_text().split("\0")[2]  # it has none yet, or none any more
-            except (OSError, IndexError):
-                continue
-            if entry.name.isdigit() and int(status[1]) == self.process.pid:
-                kind = "engine" if "engine" in module else "api"
-                found.setdefault(kind, []).append(int(entry.name))
-        return {kind: sorted(pids) for kind, pids in found.items()}
+        for pid in children_of(self.process.pid):
+            words = command_line(pid)
+            if "--launch-fd" in words:  # else it is about to become another program, or gone
+                found.setdefault("engine" if "engine" in words[2] else "api", []).append(pid)
+        return found
 
     def wait(self, timeout: float = 120) -> int:
-        """Its exit code."""
-        return self.process.wait(timeout)
+        """Its exit code, once all that it printed is read."""
+        code = self.process.wait(timeout)
+        self._reader.join(10)
+        return code
 
     def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Send a signal."""
@@ -106,11 +114,11 @@ class QuireServe:
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         """A request with a JSON body."""
-        return httpx.post(self.url + path, json=body, timeout=60, **options)
+        return httpx.post(self.url + path, json=body, timeout=180, **options)
 
     def counts(self) -> dict[str, Any]:
         """What API process and engine hold (in developer mode)."""
-        counts: dict[str, Any] = httpx.get(self.url + "/debug/counts", timeout=10).json()
+        counts: dict[str, Any] = httpx.get(self.url + "/debug/counts", timeout=60).json()
         return counts
 
     def _read(self) -> None:

@@ -6,13 +6,14 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.e2e.faults.engine import FAULT_FILE, POISON, SLOW_STEP_S
+from tests.e2e.machine_share import MachineShare
 from tests.e2e.mixed_streams import ROUNDING, Streamed, bodies, run
 from tests.e2e.process_usage import Usage, usage
 from tests.e2e.serve import QuireServe
@@ -58,6 +59,11 @@ class Victim(QuireServe):
         written.write_text(fault)
         written.replace(self._fault_file)  # at once: a step between making a file and writing it would find nothing
 
+    @property
+    def is_planted(self) -> bool:
+        """Whether the engine has not seen it yet."""
+        return self._fault_file.exists()
+
     def clear(self) -> None:
         """Nothing is planted any more."""
         self._fault_file.unlink(missing_ok=True)
@@ -66,16 +72,20 @@ class Victim(QuireServe):
         """Send a signal to one of its processes."""
         os.kill(self.children()[name], number)
 
-    def assert_recovers(self, results: list[Streamed], began: int) -> None:
-        """It said how long the restart took, and no stream paused for longer than it may."""
-        took = re.findall(r"recovered in ([\d.]+) s", "\n".join(self._lines[began:]))
-        assert took, self.log
+    def assert_recovers(self, results: list[Streamed], began: int, lost: float) -> None:
+        """It said how long the restart took, and no stream paused for longer than it may. That is without the seconds
+        that went to others meanwhile."""
+        self.wait_line("recovered in", began)
+        took = re.findall(r"recovered in ([\d.]+) s", "\n".join(self.lines_since(began)))
         pause = max(result.pause for result in results)
-        print(f"restarted in {took} s, the longest pause was {pause:.1f} s; the first start took {self.start_s:.1f} s")
-        assert pause <= max(RECOVERY_S, 3 * self.start_s), "on a busy machine a start takes longer than that"
-        assert max(map(float, took)) <= max(RESTART_S, 1.5 * self.start_s)
+        print(
+            f"restarted in {took} s, the longest pause was {pause:.1f} s, {lost:.1f} s went to others; the first start "
+            f"took {self.start_s:.1f} s"
+        )
+        assert pause - lost <= max(RECOVERY_S, 3 * self.start_s), "on a busy machine a start takes longer than that"
+        assert max(map(float, took)) - lost <= max(RESTART_S, 1.5 * self.start_s)
 
-    def assert_baseline(self, seconds: float = 5.0) -> None:
+    def assert_baseline(self, seconds: float = 60.0) -> None:
         """The engine holds nothing."""
         deadline = time.monotonic() + seconds
         while True:
@@ -95,6 +105,20 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
         yield server
 
 
+def run_beside_others(victim: Victim, disturb: Callable[[], None]) -> tuple[list[Streamed], float]:
+    """What the streams got, and how many seconds went to other processes of the machine after the fault."""
+    machine, faulted = MachineShare(), 0.0
+
+    def note_time_and_disturb() -> None:
+        nonlocal faulted
+        machine.sample()
+        faulted = time.monotonic()
+        disturb()
+
+    results = run(victim.url, bodies(CLIENTS), note_time_and_disturb)
+    return results, machine.lost(faulted, machine.sample())
+
+
 def differences(results: list[Streamed], wanted: list[Streamed], but: int = -1) -> list[str]:
     pairs = [(i, *pair) for i, pair in enumerate(zip(results, wanted, strict=True)) if i != but]
     other = [f"{i}: {got.outcome}\n   {want.outcome}" for i, got, want in pairs if got.outcome != want.outcome]
@@ -107,7 +131,7 @@ def differences(results: list[Streamed], wanted: list[Streamed], but: int = -1) 
 
 @pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP", "abort", "exception", "memory", "allocation", "hang"])
 def test_an_engine_that_fails_costs_no_request_and_changes_no_output(victim: Victim, fault: str) -> None:
-    began = len(victim.log.splitlines())
+    began = victim.line_count
 
     def disturb() -> None:
         if fault.startswith("SIG"):
@@ -115,9 +139,9 @@ def test_an_engine_that_fails_costs_no_request_and_changes_no_output(victim: Vic
         else:
             victim.plant(fault)
 
-    results = run(victim.url, bodies(CLIENTS), disturb)
+    results, lost = run_beside_others(victim, disturb)
     print(fault, end=": ")
-    victim.assert_recovers(results, began)
+    victim.assert_recovers(results, began, lost)
     assert differences(results, victim.undisturbed) == []
     assert victim.counts()["api"]["sequences"] == 0
     victim.assert_baseline()
@@ -125,10 +149,18 @@ def test_an_engine_that_fails_costs_no_request_and_changes_no_output(victim: Vic
 
 def test_a_slow_step_is_waited_for(victim: Victim) -> None:
     engine = victim.children()["engine"]
-    results = run(victim.url, bodies(CLIENTS), lambda: victim.plant("slow"))
-    pause = max(result.pause for result in results)
-    print(f"slow: the longest pause was {pause:.1f} s")
-    assert pause >= SLOW_STEP_S
+    planted = 0.0
+
+    def disturb() -> None:
+        nonlocal planted
+        planted = time.monotonic()
+        victim.plant("slow")
+
+    results = run(victim.url, bodies(CLIENTS), disturb)
+    took = time.monotonic() - planted  # and no pause of a stream: one that is read late seems to be shorter
+    print(f"slow: the longest pause was {max(result.pause for result in results):.1f} s")
+    assert not victim.is_planted
+    assert took >= SLOW_STEP_S
     assert victim.children()["engine"] == engine, "none was replaced"
     assert differences(results, victim.undisturbed) == []
     victim.assert_baseline()
@@ -159,15 +191,18 @@ def test_an_api_process_that_fails_is_replaced(victim: Victim, fault: str) -> No
         killed = time.monotonic()
         victim.kill("api", signal.Signals[fault])
 
-    results = run(victim.url, bodies(CLIENTS), disturb)
+    results, lost = run_beside_others(victim, disturb)
     cut = time.monotonic() - killed
     assert any(result.error for result in results)
+    machine = MachineShare()
+    answered_from = time.monotonic()
     answer = victim.post("/v1/completions", {"prompt": "a", "max_tokens": 2})
     again = time.monotonic() - killed
+    lost_again = lost + machine.lost(answered_from, machine.sample())
     print(f"{fault}: connections ended within {cut:.1f} s, a new request was answered after {again:.1f} s")
     assert answer.json()["usage"]["completion_tokens"] == 2
-    assert cut < 5
-    assert again < max(5.0, 1.5 * victim.start_s)
+    assert cut - lost < 5
+    assert again - lost_again < max(5.0, 1.5 * victim.start_s)
     victim.assert_baseline()
 
 

@@ -88,7 +88,13 @@ def test_64_at_once_get_what_each_gets_alone(server: QuireServe, idle_tasks: int
                             lines.append(line[6:])
                 return text_of(lines)
 
-            return await asyncio.gather(*(one(i, body) for i, body in enumerate(wanted)))
+            # Nobody is served until all are there: a fast server would be done with the first by then.
+            await client.post(server.url + "/pause", params={"mode": "keep"})
+            asked = [asyncio.create_task(one(i, body)) for i, body in enumerate(wanted)]
+            while (await asyncio.to_thread(server.counts))["api"]["sequences"] < len(wanted):
+                await asyncio.sleep(0.02)
+            await client.post(server.url + "/resume")
+            return await asyncio.gather(*asked)
 
     before = server.counts()["engine"]["preemptions"]
     assert asyncio.run(all_at_once()) == alone

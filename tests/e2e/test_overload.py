@@ -16,21 +16,24 @@ SHARE = 0.7
 """Of what is done without a flood. The aim is 0.9, which `python -m benchmarks.overload` measures on an idle machine;
 with neighbours the same code does 0.75 to 0.96 of it within an hour."""
 
+SOON_S = 4.0
+"""To a first token. What waits for 2 s in the queue is refused."""
+
 
 @pytest.mark.long("reliability")
 def test_overload() -> None:
     """A neighbour of the machine's may take a share of one part of a measurement alone, so a second one counts as well:
-    how much is done, and not what is answered.
+    how much is done and how soon, and not what is answered.
     """
     limits = ("--max-queue-time", "2", "--max-num-seqs", "32", "--disable-uvicorn-access-log")
     with QuireServe("--port", "0", *limits, "--api-key", "flood", "light") as server:
         overload = Overload(server.wait_ready().url, seconds=60, other_seconds=20)
         figures = asyncio.run(overload.measure())
-        if not does_as_much_as_ever(figures):
+        if not does_as_much_as_ever(figures) or figures.flood.p99_ttft > SOON_S:
             figures = asyncio.run(overload.measure())
     flood = figures.flood
     assert does_as_much_as_ever(figures)
-    assert flood.p99_ttft <= 4.0
+    assert flood.p99_ttft <= SOON_S
     assert flood.statuses[429] > flood.statuses[200]
 
 

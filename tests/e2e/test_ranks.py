@@ -13,6 +13,7 @@ import pytest
 from quire.processes.launch import EXIT_CRASHED
 from quire.processes.process_state import process_state
 from tests.e2e.mixed_streams import Streamed, bodies, run
+from tests.e2e.process_usage import children_of, command_line
 from tests.e2e.serve import QuireServe
 
 pytestmark = pytest.mark.long("many cards")
@@ -35,16 +36,8 @@ class RankServer(QuireServe):
 
     def ranks(self) -> list[int]:
         """Process ids of the present engine's ranks, in the order of their start."""
-        engine, found = self.children()["engine"], []
-        for entry in Path("/proc").iterdir():
-            try:
-                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                is_rank = "quire.executor.rank_process" in (entry / "cmdline").read_text()
-            except (OSError, IndexError, ValueError):
-                continue
-            if parent == engine and is_rank:
-                found.append(int(entry.name))
-        return sorted(found)
+        children = children_of(self.children()["engine"])
+        return [pid for pid in children if "quire.executor.rank_process" in command_line(pid)]
 
     def serve_undisturbed(self) -> None:
         """The streams get what one rank would say, whatever has happened."""
@@ -92,12 +85,10 @@ def test_two_ranks_answer_as_one(server: RankServer) -> None:
 
 @pytest.mark.parametrize(("rank", "fault"), [(0, "SIGKILL"), (1, "SIGKILL"), (1, "SIGSTOP")])
 def test_a_rank_that_fails_is_named_and_costs_no_request(server: RankServer, rank: int, fault: str) -> None:
-    ranks, began = server.ranks(), len(server.log.splitlines())
+    ranks, began = server.ranks(), server.line_count
     results = run(server.url, bodies(CLIENTS), lambda: os.kill(ranks[rank], signal.Signals[fault]))
-    lines = server.log.splitlines()[began:]
-    said = [line for line in lines if "engine process died" in line]
-    assert any(f"Rank {rank} of 2 (process {ranks[rank]})" in line for line in said), lines
-    assert any("recovered in" in line for line in lines)
+    server.wait_line(rf"engine process died.*Rank {rank} of 2 \(process {ranks[rank]}\)", began)
+    server.wait_line("recovered in", began)
     server.assert_same(results)
     assert gone(ranks)
 
@@ -121,8 +112,14 @@ def test_ranks_end_with_their_engine(server: RankServer) -> None:
     server.serve_undisturbed()
 
 
-def test_a_start_that_takes_too_long_ends_the_server_and_says_who_is_missing() -> None:
-    with QuireServe(*SETTINGS, "-tp", "2", "--distributed-timeout-seconds", "1") as server:
+def test_a_start_that_takes_too_long_ends_the_server_and_says_who_is_missing(tmp_path: Path) -> None:
+    """Ranks sleep before they begin: on a fast machine they would have read their weights within the second."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, time\nif 'quire.executor.rank_process' in sys.orig_argv: time.sleep(100)\n"
+    )
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    settings = (*SETTINGS, "-tp", "2", "--distributed-timeout-seconds", "1")
+    with QuireServe(*settings, environment={"PYTHONPATH": path}) as server:
         assert server.wait(120) == EXIT_CRASHED
         assert "Rank 0 of 2" in server.last_line
         assert "did not read its weights within 1 s" in server.last_line
@@ -135,7 +132,7 @@ def test_a_drain_ends_ranks_in_order() -> None:
         children = server.children()
         assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
         server.signal()
-        assert server.wait(60) == 0
+        assert server.wait() == 0
         assert gone(list(children.values()))
 
 

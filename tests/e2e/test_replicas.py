@@ -35,11 +35,12 @@ def test_one_of_two_engines_may_be_killed() -> None:
         after = server.all_children()["engine"]
         assert len(after) == 2
         assert before[1] in after
-        page = httpx.get(server.url + "/metrics").text
+        page = httpx.get(server.url + "/metrics", timeout=60).text
         replayed = [metric(page, "quire:sequences_replayed_total", engine) for engine in (0, 1)]
         assert replayed[0] >= 1
         assert replayed[1] == 0
         assert all(metric(page, "vllm:generation_tokens_total", engine) for engine in (0, 1))
+        server.wait_line("recovered in")
         (took,) = re.findall(r"recovered in ([\d.]+) s", server.log)
         pauses = sorted(result.pause for result in results)
         print(f"recovered in {took} s; pauses of streams: {', '.join(f'{pause:.2f}' for pause in pauses)}")

@@ -40,17 +40,17 @@ def test_an_interrupted_batch_goes_on(tmp_path: Path) -> None:
     source, target, partial = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "out.jsonl.partial"
     source.write_text("\n".join(json.dumps(request(i)) for i in range(COUNT)))
     first = subprocess.Popen(command("-i", str(source), "-o", str(target)), stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not partial.exists() or partial.read_bytes().count(b"\n") < 5:
         assert first.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
     first.send_signal(signal.SIGINT)
-    first.communicate(timeout=30)
+    first.communicate(timeout=120)
     assert first.returncode == 130
     kept = partial.read_bytes().count(b"\n")
     assert not target.exists()
-    second = subprocess.run(command("-i", str(source), "-o", str(target)), capture_output=True, text=True, timeout=120)
+    second = subprocess.run(command("-i", str(source), "-o", str(target)), capture_output=True, text=True, timeout=240)
     assert second.returncode == 0, second.stderr
     assert f"{kept} of {COUNT} requests were answered before" in second.stderr
     assert f"{COUNT} requests answered, 0 of them with an error" in second.stderr
@@ -105,7 +105,7 @@ def files() -> Iterator[str]:
 @pytest.mark.long("api")
 def test_input_and_output_may_be_addresses(files: str, tmp_path: Path) -> None:
     addresses = ("-i", f"{files}/in", "-o", f"{files}/out", "--output-tmp-dir", str(tmp_path))
-    done = subprocess.run(command(*addresses), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command(*addresses), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     (taken,) = Files.taken
     assert [json.loads(line)["custom_id"] for line in taken.splitlines()] == [f"request {i}" for i in range(4)]

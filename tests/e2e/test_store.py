@@ -30,7 +30,7 @@ def test_responses_and_a_batch_outlive_a_crash(tmp_path: Path) -> None:
         batch = client.batches.create(
             input_file_id=file.id, endpoint="/v1/responses", completion_window="24h"
         )  # fmt: skip
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not (batch := client.batches.retrieve(batch.id)).request_counts or batch.request_counts.completed < 5:
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -44,7 +44,7 @@ def test_responses_and_a_batch_outlive_a_crash(tmp_path: Path) -> None:
         )  # fmt: skip
         assert "Paris" in first.output_text
         assert "Rome" in second.output_text
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while (batch := client.batches.retrieve(batch.id)).status != "completed":
             assert time.monotonic() < deadline
             time.sleep(0.1)

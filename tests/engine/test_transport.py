@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,8 @@ from quire.messages.to_engine import Abort, ClientGone, ClientHeartbeat, Control
 from tests.engine.harness import add, config
 
 ENGINE = EngineId()
+WAIT_S = 60.0
+"""What only a failure needs."""
 
 
 @pytest.fixture
@@ -56,14 +59,14 @@ def test_messages_arrive_as_they_were_sent_and_in_order(port: ZmqPort, client: Z
     sent = [add(3 << 48 | 1, range(500), 7, stop=["x"], seed=9), Abort([1, 2]), ClientHeartbeat(3)]
     for message in sent:
         client.send(message)
-    got = port.drain(2.0)
+    got = port.drain(WAIT_S)
     while len(got) < 3:
-        got += port.drain(2.0)
+        got += port.drain(WAIT_S)
     assert got == sent
     answers: list[FromEngine] = [Done(i, {"a": i}) for i in range(100)]
     for answer in answers:
         port.send(3, answer)
-    assert [client.receive(2.0) for _ in answers] == answers
+    assert [client.receive(WAIT_S) for _ in answers] == answers
 
 
 def test_a_turn_takes_a_part_of_a_crowd_and_none_is_lost(port: ZmqPort, client: ZmqClient) -> None:
@@ -72,12 +75,12 @@ def test_a_turn_takes_a_part_of_a_crowd_and_none_is_lost(port: ZmqPort, client: 
         client.send(message)
     turns = []
     while sum(map(len, turns)) < len(sent):
-        turns.append(port.drain(2.0))
+        turns.append(port.drain(WAIT_S))
     assert [message for turn in turns for message in turn] == sent
     assert max(map(len, turns)) <= INTAKE_BYTES // 15_000 + 1
     whole = add(3 << 48 | 99, [60_000] * 500_000, 7)
     client.send(whole)
-    assert port.drain(2.0) == [whole]
+    assert port.drain(WAIT_S) == [whole]
 
 
 @pytest.mark.parametrize("forks", [0, 15])
@@ -91,7 +94,7 @@ def test_a_turn_takes_few_sequences_however_small_their_messages(port: ZmqPort, 
         client.send(abort)
     turns = []
     while sum(map(len, turns)) < len(sent) + len(sent_aborts):
-        turns.append(port.drain(2.0))
+        turns.append(port.drain(WAIT_S))
     assert [message for turn in turns for message in turn] == [*sent, *sent_aborts]
     most = INTAKE_BYTES // SEQUENCE_BYTES + 64
     for turn in turns:
@@ -105,7 +108,7 @@ def test_every_message_says_which_engine_sent_it_and_another_one_listens_elsewhe
     client.send(Abort([1]))  # to the engine that is gone: no later one gets it
     later = ZmqPort(directory, EngineId(0, 1))
     later.send(3, Done(5))
-    answer = client.receive(2.0)
+    answer = client.receive(WAIT_S)
     assert answer == Done(5, source=EngineId(0, 1))
     assert later.drain(0.1) == []
     later.close()
@@ -143,11 +146,13 @@ def test_what_is_no_message_is_dropped_and_the_next_one_arrives(
     stranger.close()
     context.term()
     client.send(Abort([5]))
-    got = port.drain(2.0)
+    got = port.drain(WAIT_S)
     while not got:
-        got = port.drain(2.0)
+        got = port.drain(WAIT_S)
     assert got == [Abort([5])]
-    port.drain(0.1)
+    deadline = time.monotonic() + WAIT_S
+    while caplog.text.count("DROPPED") < 5 and time.monotonic() < deadline:
+        assert port.drain(0.1) == []
     assert caplog.text.count("DROPPED") == 5
 
 
@@ -155,12 +160,12 @@ def test_who_watches_tells_each_side_about_the_others_death(port: ZmqPort, clien
     notices = DeathNotices(directory)
     dead = Dead("seen from outside", EngineId(0, 1), [5], source=ENGINE)
     notices.engine_died(3, dead)
-    assert client.receive(2.0) == dead
+    assert client.receive(WAIT_S) == dead
     notices.client_died(ENGINE, 3)
-    assert port.drain(2.0) == [ClientGone(3)]
+    assert port.drain(WAIT_S) == [ClientGone(3)]
     notices.engine_died(4, dead)  # before it listens
     later = ZmqClient(directory, 4, ENGINE)
-    assert later.receive(2.0) == dead
+    assert later.receive(WAIT_S) == dead
     later.close()
     notices.close()
 
@@ -169,11 +174,11 @@ def test_a_client_goes_on_with_the_next_engine(port: ZmqPort, client: ZmqClient,
     client.connect(EngineId(0, 1))
     client.send(Abort([1]))
     later = ZmqPort(directory, EngineId(0, 1))
-    assert later.drain(2.0) == [Abort([1])]
+    assert later.drain(WAIT_S) == [Abort([1])]
     assert port.drain(0.1) == []
     port.send(3, Done(1))  # late
     later.send(3, Done(2))
-    answers = [client.receive(2.0), client.receive(2.0)]
+    answers = [client.receive(WAIT_S), client.receive(WAIT_S)]
     assert {(answer.id, answer.source) for answer in answers if isinstance(answer, Done)} == {
         (1, ENGINE),
         (2, EngineId(0, 1)),
@@ -210,7 +215,7 @@ def test_a_request_that_does_not_decode_ends_with_an_error(
     client._outbox.send(broken(add(FIRST, [1], 4, forks=[FIRST + 1, FIRST + 2]), **wrong))
     client.send(add(FIRST + 7, [1], 1))
     ends: dict[int, End] = {}
-    for _ in range(40):
+    for _ in range(1_000):
         if len(ends) == 4:
             break
         core.turn(0.05)
@@ -225,8 +230,8 @@ def test_a_control_that_does_not_decode_is_answered(port: ZmqPort, client: ZmqCl
     executor = FakeExecutor()
     core = EngineCore(config(), executor.start(), ModelRuntimeInfo(), executor, port, SystemClock())
     client._outbox.send(broken(Control(FIRST, "counts"), action=3))
-    core.turn(2.0)
-    answer = client.receive(2.0)
+    core.turn(WAIT_S)
+    answer = client.receive(WAIT_S)
     assert isinstance(answer, Done)
     assert (answer.id, answer.error != "") == (FIRST, True)
 
@@ -241,7 +246,7 @@ def test_a_client_says_that_something_was_lost(client: ZmqClient, directory: Pat
     context.term()
     notices = DeathNotices(directory)
     notices.engine_died(3, Dead("real"))
-    got = [client.receive(2.0) for _ in range(3)]
+    got = [client.receive(WAIT_S) for _ in range(3)]
     assert Dead("real") in got
     assert sum(isinstance(message, Lost) for message in got) == 2
     notices.close()

@@ -35,9 +35,11 @@ from quire.kernels.triton.ranks.stage_window import StageLayout
 from quire.mesh import Mesh, mesh_of
 from quire.models.spec import read_spec
 from quire.offline import local_engine
+from quire.processes.launch import GroupEnds
 from quire.processes.shared_memory import SharedMemory
 from quire.worker import buffer_ring, model_runner
-from quire.worker.worker import LoadedModel, Worker
+from quire.worker.worker import Worker
+from quire.worker.worker_parts import LoadedModel
 from tests.worker.replay_by_running import CountedBufferRing, ReplayByRunning
 
 CAPTURED = 64
@@ -107,7 +109,8 @@ class Channel(EngineChannel):
 class RanksInThreads:
     """In the place of RankProcesses."""
 
-    def __init__(self, config: Config, clock: Clock) -> None:
+    def __init__(self, config: Config, clock: Clock, group: GroupEnds | None) -> None:
+        assert group is None, "these are not a group's"
         mesh = mesh_of(config.parallel)
         self.number = mesh.size
         self._said: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()

@@ -87,7 +87,6 @@ def test_no_step_waits_for_host_memory_that_is_not_pinned_yet(tiny: Path, monkey
     limits = {"num_gpu_blocks_override": 12, "preemption_mode": "swap", "enable_prefix_caching": False}
     executor = GpuExecutor(config_for(tiny, swap_space=0.001, **limits), SystemClock())
     engine = Engine(executor, drafts=None, **limits)
-    began = time.monotonic()
     outputs = []
     for ready in (False, True):
         if ready:
@@ -102,7 +101,7 @@ def test_no_step_waits_for_host_memory_that_is_not_pinned_yet(tiny: Path, monkey
         assert engine.client.counts()["preemptions"] > preemptions
         assert any(plan.swap_out for plan in plans) is ready
         engine.assert_all_free()
-    assert time.monotonic() - began < LONG / 2
+        assert ready or pinner.open == 0, "a step has waited"
     assert outputs[0] == outputs[1]
     engine.client.close()
     assert pinner.open == 0

@@ -98,6 +98,9 @@ def test_nobody_takes_part_in_what_does_not_happen() -> None:
     group = Group(2, 1)
     engines = [Engine(group, number, 1) for number in range(2)]
     engines[0].tell(plan(1, 0))
+    deadline = time.monotonic() + 60
+    while group.rows != [[ROWS]] * 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
     time.sleep(0.3)
     assert group.rows == [[ROWS]] * 2, "one step, and then all sleep"
     for engine in engines:

@@ -7,16 +7,19 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quire.clock import SystemClock
 from quire.errors import CheckpointError, EngineDeadError
-from quire.executor import rank_processes, stage_progress
+from quire.executor import multi_rank_executor, rank_processes
 from quire.executor.cpu_executor import CpuExecutor
 from quire.executor.executor import Executor
 from quire.executor.factory import build_executor
 from quire.executor.multi_rank_executor import MultiRankExecutor
+from quire.executor.nodes.head_ranks import Ranks, start_ranks
+from quire.executor.rank_processes import RankProcesses
 from tests.checkpoints import make_llama
 from tests.executor.masked_requests import serve
 from tests.executor.test_cpu_executor import first, next_
@@ -115,14 +118,17 @@ def test_stages_give_the_results_of_one_rank_and_a_dead_one_is_named(tiny: Path)
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_stage_that_keeps_the_others_waiting_is_named(tiny: Path, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is stopped, but nobody may see that."""
-    monkeypatch.setattr(stage_progress, "PATIENCE_S", 3.0)
     settings = {"pipeline_parallel_size": 3}
     executor = MultiRankExecutor(config_for(tiny, **settings), SystemClock())
     executor.start()
     late = pids(executor)[rank]
     executor.submit(first())
     assert executor.collect(30) is not None
+    while min(executor._stages._done) < 1:  # others may say it after the last one has answered
+        executor.check()
+        time.sleep(0.01)
     monkeypatch.setattr(rank_processes, "process_state", lambda pid: "S")
+    monkeypatch.setattr(executor._stages, "_patience_s", 3.0)  # not for the first step, which nobody holds up
     os.kill(late, signal.SIGSTOP)
     executor.submit(next_(2))
     wanted = rf"Rank {rank} of 3 \(process {late}\) was stuck: in step 2 the other stages waited 3 s for it"
@@ -166,6 +172,9 @@ def test_a_rank_that_keeps_the_others_waiting_is_named(
     late = pids(executor)[1]
     executor.submit(first())
     assert executor.collect(30) is not None
+    while min(executor._stages._done) < 1:  # others may say it after the last one has answered
+        executor.check()
+        time.sleep(0.01)
     monkeypatch.setattr(rank_processes, "process_state", lambda pid: "S")
     os.kill(late, signal.SIGSTOP)
     executor.submit(next_(2))
@@ -177,10 +186,21 @@ def test_a_rank_that_keeps_the_others_waiting_is_named(
 
 
 @pytest.mark.long("many cards")
-def test_a_start_is_bounded_in_time_and_says_who_is_missing(tiny: Path) -> None:
+def test_a_start_is_bounded_in_time_and_says_who_is_missing(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are stopped, which nobody may see: fast ones would read their weights within the second."""
+    monkeypatch.setattr(rank_processes, "process_state", lambda pid: "S")
+    monkeypatch.setattr(multi_rank_executor, "start_ranks", start_stopped)
     executor = MultiRankExecutor(config_for(tiny, **TWO, distributed_timeout_seconds=1), SystemClock())
     with pytest.raises(EngineDeadError, match=r"Rank 0 of 2 .*Rank 1 of 2 .* did not read its weights within 1 s"):
         executor.start()
+
+
+def start_stopped(*settings: Any) -> Ranks:
+    ranks = start_ranks(*settings)
+    assert isinstance(ranks, RankProcesses)
+    for pid in ranks.pids:
+        os.kill(pid, signal.SIGSTOP)
+    return ranks
 
 
 @pytest.mark.long("many cards")

@@ -18,7 +18,7 @@ from quire.executor.gpu_executor import GpuExecutor
 from quire.kernels.cpu.library import library
 from quire.messages.to_engine import Abort
 from quire.messages.workers import Plan, TokenBitmasks
-from quire.worker import buffer_ring, captured_steps, model_runner, worker
+from quire.worker import buffer_ring, captured_steps, model_runner, worker_parts
 from quire.worker.recorded_steps import RecordedSteps
 from quire.worker.worker import Worker
 from tests.checkpoints import VOCAB_SIZE, make_llama
@@ -52,7 +52,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(captured_steps, "CudaGraphs", ReplayByRunning)
     monkeypatch.setattr(model_runner, "BufferRing", CountedBufferRing)
     monkeypatch.setattr(buffer_ring, "_has_memory", lambda device: True)
-    monkeypatch.setattr(worker, "_attention", attention)
+    monkeypatch.setattr(worker_parts, "_attention", attention)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -31,7 +31,7 @@ class Loader:
 
     def load(self, adapter: Adapter, slot: int = 0) -> AdapterLoaded:
         self.loader.load(adapter, slot)
-        for _ in range(2_000):
+        for _ in range(12_000):
             if loaded := self.loader.loaded():
                 return loaded[0]
             time.sleep(0.005)

@@ -144,7 +144,7 @@ def test_a_thousand_operations_never_answer_with_another_adapter_and_leave_nothi
     for path in range(PATHS):
         put(str(tmp_path / str(path)), luck.choice(list(contents)))
     before = served.held()
-    for number in range(1, 1_001):
+    for number in range(1, 1_201):
         name, path = f"name{luck.randrange(4)}", str(tmp_path / str(luck.randrange(PATHS)))
         match luck.choice(["load", "unload", "change", "break", "abort", *["add"] * 5, *["turn"] * 6]):
             case "load":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_num_s
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_llama(tmp_path_factory.mktemp("llama") / "model")
+    return make_llama(tmp_path_factory.mktemp("llama") / "model", max_len=4096)
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,27 @@ def llm(checkpoint: Path) -> Iterator[AsyncLLM]:
     llm = AsyncLLM.from_engine_args(AsyncEngineArgs(str(checkpoint), **SETTINGS))
     yield llm
     llm.shutdown()
+
+
+@pytest.fixture
+def awaited_readers(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine goes on once readers have had what a step brought, and said what they say then. Else it may be far
+    ahead of them, or done, if they get no processor for some milliseconds."""
+    engine = llm._engine
+    hand_on = engine._call
+
+    def hand_on_and_wait(function: Callable[[Any], None], value: object) -> None:
+        was_read = threading.Event()
+
+        def take(value: object) -> None:
+            function(value)  # wakes readers: they come before what is called soon
+            asyncio.get_running_loop().call_soon(was_read.set)
+
+        hand_on(take, value)
+        while not was_read.wait(0.01) and engine._loop is not None and engine._loop.is_running():
+            pass
+
+    monkeypatch.setattr(engine, "_call", hand_on_and_wait)
 
 
 async def outputs(llm: AsyncLLM, prompt: Any, params: SamplingParams = GREEDY, **more: Any) -> list[RequestOutput]:
@@ -52,6 +74,7 @@ def test_the_older_names() -> None:
     assert {"AsyncLLM", "AsyncLLMEngine", "AsyncEngineArgs"} <= set(quire.__all__)
 
 
+@pytest.mark.usefixtures("awaited_readers")
 def test_streams_grow_to_what_llm_returns(checkpoint: Path, llm: AsyncLLM) -> None:
     prompts = ["the quick brown", [5, 6, 7], {"prompt_token_ids": [9, 8]}, "Paris is"]
     with LLM(str(checkpoint), **SETTINGS) as offline:
@@ -80,6 +103,7 @@ def test_final_only_comes_once_with_all_sequences(llm: AsyncLLM) -> None:
     assert [choice.finish_reason for choice in output.outputs] == ["length"] * 3
 
 
+@pytest.mark.usefixtures("awaited_readers")
 @pytest.mark.parametrize("n", [1, 3])
 def test_deltas_add_up_to_the_whole(llm: AsyncLLM, n: int) -> None:
     fixed: dict[str, Any] = {"n": n, "seed": 5, "max_tokens": 20, "ignore_eos": True, "logprobs": 1}
@@ -127,6 +151,7 @@ def test_a_conversation_is_answered_as_llm_answers_it(checkpoint: Path, llm: Asy
     assert last.outputs == expected.outputs
 
 
+@pytest.mark.usefixtures("awaited_readers")
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
 def test_a_pause_lets_new_requests_wait(llm: AsyncLLM, mode: Any) -> None:
     long = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True)
@@ -142,7 +167,7 @@ def test_a_pause_lets_new_requests_wait(llm: AsyncLLM, mode: Any) -> None:
         await llm.resume_generation()
         assert not await llm.is_paused()
         last = [output async for output in running][-1].outputs[0]
-        await llm.wait_for_requests_to_drain(20)
+        await llm.wait_for_requests_to_drain(60)
         return last.finish_reason, len(last.token_ids), (await late)[-1].finished
 
     reason, length, served = asyncio.run(paused())
@@ -150,6 +175,7 @@ def test_a_pause_lets_new_requests_wait(llm: AsyncLLM, mode: Any) -> None:
     assert (reason == "abort", length == 120) == (mode == "abort", mode != "abort")
 
 
+@pytest.mark.usefixtures("awaited_readers")
 def test_a_drain_that_takes_too_long_is_told(llm: AsyncLLM) -> None:
     async def drain() -> None:
         stream = llm.generate("the", SamplingParams(max_tokens=200, ignore_eos=True))
@@ -157,7 +183,7 @@ def test_a_drain_that_takes_too_long_is_told(llm: AsyncLLM) -> None:
         with pytest.raises(TimeoutError):
             await llm.wait_for_requests_to_drain(0.01)
         await stream.aclose()
-        await llm.wait_for_requests_to_drain(5)
+        await llm.wait_for_requests_to_drain(60)
 
     asyncio.run(drain())
 
@@ -168,6 +194,7 @@ def test_structured_output(llm: AsyncLLM) -> None:
     assert asyncio.run(outputs(llm, "one", params))[-1].outputs[0].text in ("yes", "no")
 
 
+@pytest.mark.usefixtures("awaited_readers")
 def test_a_stream_that_is_left_or_aborted_ends_in_the_engine(llm: AsyncLLM) -> None:
     long = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 
@@ -190,6 +217,7 @@ def test_a_stream_that_is_left_or_aborted_ends_in_the_engine(llm: AsyncLLM) -> N
     asyncio.run(abort())
 
 
+@pytest.mark.usefixtures("awaited_readers")
 def test_wrong_requests_fail_alone(llm: AsyncLLM) -> None:
     async def several() -> list[Any]:
         open_one = outputs(llm, "the", request_id="same")
@@ -217,11 +245,11 @@ def test_a_cached_prefix_can_be_forgotten(llm: AsyncLLM) -> None:
 
 
 def test_shutdown_ends_open_streams_and_refuses_new_ones(checkpoint: Path) -> None:
-    llm = AsyncLLM(str(checkpoint), **SETTINGS)
+    llm = AsyncLLM(str(checkpoint), **SETTINGS | {"max_model_len": 4096})
 
     async def shut_down() -> None:
         await llm.check_health()
-        stream = llm.generate("the", SamplingParams(max_tokens=200, ignore_eos=True))
+        stream = llm.generate("the", SamplingParams(max_tokens=4_000, ignore_eos=True))  # takes seconds
         await anext(stream)
         assert llm.is_running
         llm.shutdown()

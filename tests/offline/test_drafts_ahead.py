@@ -21,7 +21,8 @@ from quire.worker import buffer_ring
 from quire.worker.speculation.draft_model import DraftModel
 from quire.worker.speculation.drafts_ahead import DraftsAhead
 from quire.worker.speculation.step_drafts import StepDrafts
-from quire.worker.worker import LoadedModel, Worker
+from quire.worker.worker import Worker
+from quire.worker.worker_parts import LoadedModel
 from tests.checkpoints import VOCAB_SIZE
 from tests.heads import ReferenceHead, make_eagle3, noting, proposed
 from tests.offline import test_masked_drafts as masked_drafts

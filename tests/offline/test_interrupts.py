@@ -28,12 +28,24 @@ EXPECTED = [alone(prompt, TOKENS) for prompt in PROMPTS]
 ROOMS = tuple(f"/quire/{room}/" for room in ("engine", "executor", "offline", "scheduler", "kvcache", "text"))
 
 
+class Looks:
+    """A clock by which some time passes whenever somebody looks, however long that takes: else which lines run would
+    depend on it, as some run once a second."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def now(self) -> float:
+        self._seconds += 0.02
+        return self._seconds
+
+
 class Calls:
     """Offline calls on one engine."""
 
     def __init__(self, fault: FaultHook = no_faults) -> None:
         executor = FakeExecutor(num_blocks=12, block_size=8, fault=fault)
-        self.engine = InProcessClient(config(max_num_batched_tokens=32, block_size=8), executor)
+        self.engine = InProcessClient(config(max_num_batched_tokens=32, block_size=8), executor, Looks())
         assert isinstance(self.engine.receive(0), Ready)
         self._next = 0
 

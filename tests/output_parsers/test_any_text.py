@@ -61,7 +61,7 @@ def tags_of(tool: str | None, reasoning: str | None) -> list[str]:
 
 
 @pytest.mark.parametrize(("tool", "reasoning"), PAIRS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_pieces_of_the_format_in_any_order_are_read_the_same_in_one_go_and_by_characters(
     tool: str | None, reasoning: str | None, data: st.DataObject
@@ -72,7 +72,7 @@ def test_pieces_of_the_format_in_any_order_are_read_the_same_in_one_go_and_by_ch
 
 
 @pytest.mark.parametrize(("tool", "reasoning"), PAIRS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(text=st.text(alphabet="abc <>{}[]\"'\\\n:,|/=_é🙂"))
 def test_text_without_the_formats_tags_comes_out_as_it_is(tool: str | None, reasoning: str | None, text: str) -> None:
     if reasoning and reasoning_format(reasoning).opened(Turn()):  # their outputs begin with reasoning

@@ -200,8 +200,10 @@ def test_long_texts_without_an_end_take_no_long_time(visitor: Visitor) -> None:
       }
       return took;
     }"""
-    took: dict[str, float] = visitor.page.evaluate(script, pieces)
-    assert {piece: ms for piece, ms in took.items() if ms > 3_000} == {}
+    for _ in range(3):  # by the clock on the wall, which goes on while others have the processor
+        took: dict[str, float] = visitor.page.evaluate(script, pieces)
+        pieces = [piece for piece, ms in took.items() if ms > 3_000]
+    assert pieces == []
 
 
 def test_the_page_asks_for_a_key_where_one_is_needed(browser: Any, server: QuireServe) -> None:

@@ -18,7 +18,7 @@ from tests.e2e.serve import QuireServe
 
 KEY = "page-key"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
-WAIT_MS = 60_000
+WAIT_MS = 120_000
 """What only a failure needs."""
 MAY_FAIL = ("400", "401", "ERR_CONNECTION", "ERR_INCOMPLETE", "ERR_EMPTY_RESPONSE")
 """What a browser says on its own of answers that tests want."""

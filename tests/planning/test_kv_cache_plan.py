@@ -70,7 +70,7 @@ def test_the_report_is_near_what_is_used(
 def used_memory(settings: dict[str, object]) -> dict[str, int]:
     answer = subprocess.run(
         [sys.executable, "-m", "tests.planning.measure_memory", json.dumps(settings)],
-        capture_output=True, text=True, check=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "2"},
+        capture_output=True, text=True, check=True, timeout=250, env={**os.environ, "OMP_NUM_THREADS": "2"},
     )  # fmt: skip
     found: dict[str, int] = json.loads(answer.stdout)
     return found

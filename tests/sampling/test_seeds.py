@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire import LLM, SamplingParams
@@ -64,7 +64,7 @@ def alone(engines: dict[str, LLM]) -> dict[int, list[list[int]]]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8)
 @given(numbers=st.lists(st.integers(0, 39), min_size=2, max_size=24))
 def test_neighbours_change_nothing(
     engine: str, engines: dict[str, LLM], alone: dict[int, list[list[int]]], numbers: list[int]

@@ -301,9 +301,9 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestLives.settings = settings(max_examples=60, stateful_step_count=50)
 
 
 @pytest.mark.long("engine")
 class TestManyLives(Lives.TestCase):
-    settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+    settings = settings(max_examples=300, stateful_step_count=50)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.speculation.ngram_index import NgramIndex
@@ -49,13 +49,11 @@ def test_a_text_that_repeats_itself_goes_on_so() -> None:
     assert proposed([7, 8, 7, 8, 7], most=5) == [8, 7, 8, 7, 8]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 6), st.integers(1, 3), st.integers(0, 3))
 def test_it_finds_what_a_search_of_the_whole_text_finds(tokens: list[int], most: int, shortest: int, more: int) -> None:
     assert proposed(tokens, most, shortest + more, shortest) == slowly(tokens, most, shortest + more, shortest)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=60), st.integers(1, 59))
 def test_appended_tokens_are_found_like_those_at_the_beginning(tokens: list[int], at: int) -> None:
     index = NgramIndex(tokens[:at], 3, 2)

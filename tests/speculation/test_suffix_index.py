@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.config.speculation import SuffixOptions
@@ -80,7 +80,6 @@ def test_a_text_that_repeats_itself_goes_on_so() -> None:
     assert proposed([7, 8] * 6, most=5) == [7, 8, 7, 8, 7]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2), max_size=MOST_OCCURRENCES), st.integers(1, 6), st.sampled_from([0.5, 1.0, 3.0]),
        st.sampled_from([0.0, 0.1, 0.6]))  # fmt: skip
 def test_it_is_the_best_of_all_places(tokens: list[int], most: int, factor: float, least: float) -> None:
@@ -88,7 +87,6 @@ def test_it_is_the_best_of_all_places(tokens: list[int], most: int, factor: floa
     assert proposed(tokens, most, options) == slowly(tokens, most, options)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=60), st.integers(1, 59))
 def test_appended_tokens_are_found_like_those_at_the_beginning(tokens: list[int], at: int) -> None:
     index = index_of(tokens[:at])

@@ -114,7 +114,7 @@ async def main():
 asyncio.run(main())
 """
     writers = [subprocess.Popen([sys.executable, "-c", code, str(path), name]) for name in "ab"]
-    assert [writer.wait(60) for writer in writers] == [0, 0]
+    assert [writer.wait(240) for writer in writers] == [0, 0]
     store = Store(path, LIMITS)
     for name in "ab":
         for i in range(150):

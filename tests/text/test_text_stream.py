@@ -57,7 +57,7 @@ def streamed(tokenizer: Tokenizer, tokens: list[int], params: SamplingParams, cu
     return text, used
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_every_split_gives_the_whole_text_cut_at_the_stop_string(tokenizer: Tokenizer, data: st.DataObject) -> None:
     tokens = data.draw(
@@ -100,7 +100,7 @@ def test_the_stop_string_that_is_complete_first_wins(stops: list[str], text: str
         assert (seen, stop in stops) == (kept, True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_sentencepiece_stream_is_what_follows_the_prompt(sentencepiece: Tokenizer, data: st.DataObject) -> None:
     text = data.draw(st.text(alphabet="abc é你🙂 ", min_size=1, max_size=30))

@@ -17,7 +17,7 @@ from quire.kernels.dispatch import KERNELS
 from quire.messages.workers import PromptLogprobsRow, Result, TokenLogprobs
 from quire.models.spec import ModelSpec, read_spec
 from quire.planning.step_limits import StepLimits
-from quire.worker import buffer_ring, captured_steps, model_runner, worker
+from quire.worker import buffer_ring, captured_steps, model_runner, worker_parts
 from quire.worker.graph_shapes import GraphShape
 from tests.checkpoints import make_llama, make_tiny
 from tests.parity.cases import CASES
@@ -51,7 +51,7 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(captured_steps, "CudaGraphs", ReplayByRunning)
     monkeypatch.setattr(model_runner, "BufferRing", CountedBufferRing)
     monkeypatch.setattr(buffer_ring, "_has_memory", lambda device: True)
-    monkeypatch.setattr(worker, "_attention", attention)
+    monkeypatch.setattr(worker_parts, "_attention", attention)
 
 
 @pytest.fixture(scope="module")

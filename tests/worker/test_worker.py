@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import FunctionType
 
 import numpy as np
 import pytest
@@ -17,9 +16,10 @@ from quire.errors import CheckpointError, ConfigError, MemoryBudgetError
 from quire.messages.workers import Plan
 from quire.models.spec import read_spec
 from quire.planning.kv_cache_plan import NumBlocks
-from quire.worker import worker
+from quire.worker import worker_parts
 from quire.worker.model_runner import ModelRunner
 from quire.worker.worker import Worker
+from quire.worker.worker_parts import WorkerParts
 from tests.checkpoints import make_llama
 from tests.worker.driver import Driver, admitted, config_for
 from tests.worker.fake_streams import use_gpu_transfer
@@ -95,18 +95,17 @@ def test_weights_that_do_not_fit_are_refused_by_flag(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "flag"),
+    ("owner", "call", "flag"),
     [
-        (Worker._slot_table, "--max-num-seqs"),
-        (Worker._build_runner, "--gpu-memory"),
-        (ModelRunner.capture_graphs, "--enforce-eager"),
+        (WorkerParts, "slot_table", "--max-num-seqs"),
+        (WorkerParts, "runner", "--gpu-memory"),
+        (ModelRunner, "capture_graphs", "--enforce-eager"),
     ],
 )
 def test_what_else_does_not_fit_on_a_gpu_is_refused_by_flag(
-    tiny: Path, call: FunctionType, flag: str, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, owner: type, call: str, flag: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner = ModelRunner if call is ModelRunner.capture_graphs else Worker
-    monkeypatch.setattr(owner, call.__name__, _run_out)
+    monkeypatch.setattr(owner, call, _run_out)
     with pytest.raises(MemoryBudgetError, match=flag):
         Worker(config_for(tiny, max_cudagraph_capture_size=2), SystemClock()).load()
 
@@ -134,7 +133,7 @@ def test_compile_warm_up_without_memory_is_left_out(
         raise error
 
     asked: list[Exception] = []
-    monkeypatch.setattr(worker, "allocate_kv_cache", run_out)
+    monkeypatch.setattr(worker_parts, "allocate_kv_cache", run_out)
     spec = read_spec(tiny)
     assert not Worker(config_for(tiny), SystemClock())._warm_up_compilation(spec)
     assert asked == [error]

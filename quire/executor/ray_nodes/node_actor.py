@@ -66,11 +66,12 @@ class NodeActor:
 
     def news(self, wait_s: float) -> News:
         """What is new, after `wait_s` seconds at most. A follower that is gone has no more news."""
+        was_gone = self._child.exit_code() is not None  # before: else what it says and prints last could come between
         lines, ended = self._new_lines(wait_s)
         for report in self._child.reports():
             if isinstance(report, StatusReport) and report.state == "ready":
                 self._is_ready = True
-        if not ended and (lines or self._child.exit_code() is None):
+        if not ended and (lines or not was_gone):
             return News(self._host, lines, self._is_ready)
         cause = self._child.cause_of_death()
         failure = self._child.failure

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from quire.config import environment
+from quire.errors import MemoryBudgetError
 
 
 def use_expandable_segments(device: torch.device) -> None:
@@ -31,6 +32,15 @@ def in_one_segment(device: torch.device) -> Iterator[None]:
         yield
     finally:
         _set_expandable_segments(True)
+
+
+@contextmanager
+def room_for(what: str, advice: str) -> Iterator[None]:
+    """What does not fit into a GPU's memory is refused with the flag to change."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise MemoryBudgetError(f"The GPU has no room for {what}: {advice}.") from None
 
 
 def bytes_left(device: torch.device, utilization: float) -> int:

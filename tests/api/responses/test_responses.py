@@ -13,6 +13,7 @@ from openai.types.responses import Response
 
 from tests.api.openai_types import check, unknown_fields
 from tests.api.responses.wire import TEXT_EVENTS, connect, events_of, kinds
+from tests.api.scripted import ScriptedClient
 from tests.api.server import Server, running
 
 
@@ -140,8 +141,9 @@ def test_the_asynchronous_client(server: Server) -> None:
     assert len(asyncio.run(ask())) == 3
 
 
-def test_the_first_event_does_not_wait_for_a_token(tmp_path: Path) -> None:
-    with running(tmp_path, step_s=0.5) as server, connect(server) as client:
+def test_the_first_event_does_not_wait_for_a_token(scripted: tuple[Server, ScriptedClient]) -> None:
+    server, _ = scripted  # whose engine says nothing
+    with connect(server) as client:
         stream = client.responses.create(model="tiny", input="hi", max_output_tokens=1, stream=True)
         first = next(iter(stream))
         assert first.type == "response.created"

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import socket
+from contextlib import suppress
 from typing import Any
 
 from tests.e2e.serve import QuireServe
 
 KEY = "a key that all nodes have"
+_PORTS, _SMALLEST_PORT = 12_000, 20_000
+_numbers = itertools.count(37 * os.getpid())
 
 
 def free_port() -> int:
-    """A port at which nobody listens at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
+    """A port at which nobody listens, and that no other program gets before the head listens there: the kernel chooses
+    larger ones."""
+    for number in _numbers:
+        port = _SMALLEST_PORT + number % _PORTS
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("numbers do not end")
 
 
 class Follower(QuireServe):

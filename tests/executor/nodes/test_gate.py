@@ -14,7 +14,7 @@ from quire.errors import ConfigError
 from quire.executor.nodes import gate as gate_module
 from quire.executor.nodes.connection import send_message
 from quire.executor.nodes.gate import Gate
-from quire.executor.nodes.handshake import WrongKeyError
+from quire.executor.nodes.handshake import PATIENCE_S, WrongKeyError
 from quire.executor.nodes.link_setup import connect
 from quire.executor.nodes.node_messages import LinkJoin
 
@@ -50,7 +50,7 @@ def test_strangers_do_not_arrive_and_keep_nobody_waiting(caplog: pytest.LogCaptu
             until(lambda: "another key" not in gate.last_refusal)
         with connect(address, KEY) as end:
             send_message(end, msgspec.msgpack.encode(LINK))
-            gate.arrivals.get(timeout=5).connection.close()
+            gate.arrivals.get(timeout=PATIENCE_S / 2).connection.close()
         with pytest.raises(queue.Empty):
             gate.arrivals.get(timeout=0.1)
         for each in silent:
@@ -65,7 +65,7 @@ def test_more_strangers_than_are_heard_are_turned_away_at_once(monkeypatch: pyte
         greeted = [end.recv(100) for end in silent]
         assert all(greeted)
         with socket.create_connection(("127.0.0.1", gate.port)) as third:
-            third.settimeout(5)
+            third.settimeout(PATIENCE_S / 2)
             assert third.recv(100) == b""
         for each in silent:
             each.close()

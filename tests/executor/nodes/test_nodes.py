@@ -43,6 +43,15 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_NODE_KEY", KEY)
 
 
+class Patience:
+    """A clock that a test sets."""
+
+    seconds = 0.0
+
+    def now(self) -> float:
+        return self.seconds
+
+
 def suppress_dead(start: Callable[[], object]) -> None:
     """It is looked at afterwards."""
     with suppress(EngineDeadError):
@@ -181,15 +190,18 @@ def test_a_node_with_another_key_ends_and_says_so(tiny: Path, tmp_path: Path) ->
     other = several.add(1, "--nnodes", "2", key="another key, long enough")
     other.wait_line("cannot be joined yet")  # it tries twice a second, so the head need not wait for it to start
     config = config_for(
-        tiny, pipeline_parallel_size=2, nnodes=2, master_port=several.port, distributed_timeout_seconds=5
+        tiny, pipeline_parallel_size=2, nnodes=2, master_port=several.port, distributed_timeout_seconds=60
     )
-    head = MultiRankExecutor(config, SystemClock())
+    head = MultiRankExecutor(config, clock := Patience())
     starting = threading.Thread(target=lambda: suppress_dead(head.start))
     starting.start()
     assert other.wait(120) == 2
     assert re.search("was not joined: it has another key. Give all nodes the same key", other.last_line), other.log
+    clock.seconds = 61.0  # not before the node has tried, however slow it is
     starting.join(120)
-    assert re.search("Node 1 of 2 did not join within 5 s .*The last one that tried: .*another key", str(head._failure))
+    assert re.search(
+        "Node 1 of 2 did not join within 60 s .*The last one that tried: .*another key", str(head._failure)
+    )
     several.close()
 
 

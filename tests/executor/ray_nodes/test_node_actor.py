@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 import msgspec
@@ -30,7 +31,7 @@ def actor(does: str) -> NodeActor:
 def all_news(node: NodeActor, lines: int | None = None) -> News:
     """What it says until it has said so many lines, or has ended."""
     found: list[str] = []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         news = node.news(0.5)
         found += news.lines
@@ -43,6 +44,27 @@ def test_a_follower_has_the_key_and_all_threads() -> None:
     news = all_news(actor("ends"))
     assert news.lines[0] == f"key {KEY.decode()}, threads None"
     assert (news.is_ready, news.exit_code, news.error) == (True, 0, "")
+
+
+def test_what_a_follower_says_before_it_dies_is_not_lost_where_it_dies_during_a_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = actor("stays")
+
+    def dies_after_nothing_came(wait_s: float) -> tuple[list[str], bool]:
+        deadline = time.monotonic() + 120
+        while node._lines.qsize() < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        node._child.kill()
+        while node._child.exit_code() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return [], False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node, "_new_lines", dies_after_nothing_came)
+        assert node.news(0.5).exit_code is None
+    news = all_news(node)
+    assert (len(news.lines), news.is_ready, news.exit_code) == (2, True, -signal.SIGKILL)
 
 
 def test_a_follower_that_fails_says_why() -> None:

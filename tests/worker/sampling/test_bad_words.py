@@ -20,7 +20,7 @@ def forbidden(output: list[int], words: list[list[int]]) -> set[int]:
     return {word[-1] for word in words if padded[len(padded) - len(word) + 1 :] == word[:-1]}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(owners=st.lists(st.tuples(TOKENS, TOKENS, WORDS), min_size=1, max_size=3), steps=st.lists(TOKENS, max_size=4))
 def test_the_last_token_is_not_sampled_after_all_others(
     owners: list[tuple[list[int], list[int], list[list[int]]]], steps: list[list[int]]

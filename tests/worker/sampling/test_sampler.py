@@ -188,7 +188,7 @@ OWNERS = [
 ]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(order=st.permutations(range(len(OWNERS))), size=st.integers(1, len(OWNERS)))
 def test_a_row_samples_the_same_whatever_is_beside_it(order: list[int], size: int) -> None:
     logits = torch.randn(len(OWNERS), 300, generator=torch.Generator().manual_seed(2))
@@ -197,7 +197,7 @@ def test_a_row_samples_the_same_whatever_is_beside_it(order: list[int], size: in
     assert sample_tokens(logits[chosen], [OWNERS[i] for i in chosen]) == [alone[i] for i in chosen]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     probabilities=st.lists(st.sampled_from([0.0, 0.0, 1e-30, 0.1, 0.5]), min_size=1, max_size=20),
     number=st.sampled_from([0.0, 2.0**-53, 0.25, 0.5, 1 - 2.0**-53]),

@@ -60,13 +60,13 @@ def gemv_by_pair(
     (tokens, hidden), (_, chosen), width = x.shape, numbers.shape, down.shape[2]
     middle = torch.empty((tokens * chosen, width), dtype=x.dtype, device=x.device)
     first, second = configs
-    added = None if adapters is None else AddedRows(numbers, adapters)
-    slots = numbers if added is None else added.slots
+    by_adapters = None if adapters is None else AddedRows(numbers, adapters)
+    added, slots = added_to(x, middle, True, by_adapters)
     _pair_kernel[(-(-width // (first.block_n // 2)) * tokens * chosen,)](
         x,
         gate_up,
         numbers,
-        middle if added is None else added.to_gate_up(x),
+        added,
         slots,
         middle,
         tokens * chosen,
@@ -77,17 +77,18 @@ def gemv_by_pair(
         BLOCK_N=first.block_n,
         BLOCK_K=first.block_k,
         PARTIAL=partial,
-        ADAPTED=added is not None,
+        ADAPTED=adapters is not None,
         OVERLAP=overlap,
         num_warps=first.warps,
         launch_pdl=overlap,
     )
+    added, slots = added_to(middle, out, False, by_adapters)
     _token_kernel[(-(-hidden // second.block_n) * tokens,)](
         middle,
         down,
         numbers,
         weights,
-        middle if added is None else added.to_down(middle),
+        added,
         slots,
         out,
         tokens,
@@ -98,7 +99,7 @@ def gemv_by_pair(
         BLOCK_N=second.block_n,
         BLOCK_K=second.block_k,
         PARTIAL=partial,
-        ADAPTED=added is not None,
+        ADAPTED=adapters is not None,
         OVERLAP=overlap,
         num_warps=second.warps,
         launch_pdl=overlap,

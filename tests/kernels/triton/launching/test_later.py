@@ -14,7 +14,7 @@ from triton.runtime.jit import JITFunction
 
 from quire.kernels.triton.launching.precompiler import Precompiler
 
-SECONDS = 9
+SECONDS = 60
 
 
 @JITFunction
@@ -121,9 +121,14 @@ def test_a_closed_engine_compiles_nothing_more(precompiler: Precompiler, compile
     precompiler.finish()
     while len(compiler.began) < 2:  # as many as there are threads
         compiler.may_end.wait(0.001)
-    threading.Timer(0.05, compiler.may_end.set).start()
-    precompiler.close()
-    assert compiler.may_end.is_set(), "what was under way was waited for"
+    closing = threading.Thread(target=precompiler.close)
+    closing.start()
+    while not precompiler._closed:
+        compiler.may_end.wait(0.001)
+    closing.join(0.05)
+    assert closing.is_alive(), "what is under way is waited for"
+    compiler.may_end.set()
+    closing.join()
     assert sorted(compiler.began) == ["a", "b"]
     assert (kept("c"), kept("d")) == (None, None)
 

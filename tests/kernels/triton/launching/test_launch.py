@@ -257,7 +257,7 @@ def triton_says() -> Callable[..., str]:
 SAYS = triton_says()
 
 
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=1_000)
 @given(ARGUMENTS, ARGUMENTS, OPTIONS, OPTIONS, st.sets(st.integers(0, 7)))
 def test_equal_keys_are_equal_to_triton(one: Any, other: Any, options: Any, others: Any, same: set[int]) -> None:
     other = tuple(one[i] if i in same else other[i] for i in range(8))
