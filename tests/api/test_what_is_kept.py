@@ -84,6 +84,7 @@ def sizes() -> dict[int, int]:
     return {number: len(each) for number, each in containers().items()}
 
 
+@pytest.mark.long("api")
 def test_no_container_grows_with_what_clients_send(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("quire"), "propagate", False)  # pytest keeps all records that reach the root
     rounds = []

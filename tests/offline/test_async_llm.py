@@ -42,15 +42,15 @@ def awaited_readers(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     hand_on = engine._call
 
     def hand_on_and_wait(function: Callable[[Any], None], value: object) -> None:
-        was_read = threading.Event()
+        was_read, loop = threading.Event(), engine._loop
 
         def take(value: object) -> None:
             function(value)  # wakes readers: they come before what is called soon
             asyncio.get_running_loop().call_soon(was_read.set)
 
         hand_on(take, value)
-        while not was_read.wait(0.01) and engine._loop is not None and engine._loop.is_running():
-            pass
+        while not was_read.wait(0.01) and loop is not None and loop.is_running() and loop is engine._loop:
+            pass  # a loop that has ended, of an earlier test or call, reads no more
 
     monkeypatch.setattr(engine, "_call", hand_on_and_wait)
 

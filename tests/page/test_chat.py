@@ -87,6 +87,20 @@ def test_the_chosen_model_or_adapter_answers(visitor: Visitor) -> None:
     assert page.inner_text(".turn.assistant h3") == "poet"
 
 
+def test_who_asks_before_the_list_of_models_is_there_is_told_who_answers(browser: Any, server: QuireServe) -> None:
+    with Visitor(browser, server, lists_models=False) as visitor:
+        page = visitor.page
+        page.evaluate("""() => {
+          const named = window.named = [], list = document.querySelector("#turns");
+          const note = () => named.push(list.querySelector(".turn.assistant h3")?.textContent);
+          new MutationObserver(note).observe(list, { childList: true, subtree: true, characterData: true });
+        }""")
+        visitor.ask(CAPITAL)
+        assert page.inner_text("#model") == ""
+        assert set(page.evaluate("window.named.filter(name => name !== undefined)")) == {"The model", "quill"}
+        assert page.inner_text(".turn.assistant h3") == "quill"
+
+
 def test_an_answer_has_the_form_of_the_schema(visitor: Visitor) -> None:
     page = visitor.page
     schema = {
@@ -186,6 +200,17 @@ def test_what_a_model_writes_is_never_markup(visitor: Visitor) -> None:
     assert [target for target, _ in targets] == ["https://elsewhere.invalid/c.png", "https://d.invalid/"]
     assert all("noopener" in relation for _, relation in targets)
     assert page.evaluate("window.harmed") is None
+
+
+def test_a_heading_has_words(visitor: Visitor) -> None:
+    """Streams show the marks before the words."""
+    script = """async text => {
+      const { markdown } = await import(document.querySelector("script[src]").src.replace("main.js", "markdown.js"));
+      const headings = markdown(text).querySelectorAll("h1, h2, h3, h4, h5, h6");
+      return [...headings].map(one => `${one.tagName} ${one.textContent}`);
+    }"""
+    written = "# First #\n\n## \n\n### ##\n\n## C# and #\n\n### Last"
+    assert visitor.page.evaluate(script, written) == ["H4 First ", "H5 C# and ", "H6 Last"]
 
 
 def test_long_texts_without_an_end_take_no_long_time(visitor: Visitor) -> None:

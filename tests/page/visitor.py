@@ -32,6 +32,7 @@ class Visitor:
         server: What serves the page.
         key: Kept by the page already; "" for none.
         size: Of the window, in pixels.
+        lists_models: Whether the page gets the list of models; else it waits for it.
         options: Of Playwright's context.
 
     Attributes:
@@ -40,7 +41,13 @@ class Visitor:
     """
 
     def __init__(
-        self, browser: Any, server: QuireServe, key: str = KEY, size: tuple[int, int] = (1440, 900), **options: Any
+        self,
+        browser: Any,
+        server: QuireServe,
+        key: str = KEY,
+        size: tuple[int, int] = (1440, 900),
+        lists_models: bool = True,
+        **options: Any,
     ) -> None:
         self.server = server
         self.asked: list[str] = []
@@ -56,6 +63,8 @@ class Visitor:
         self.page.set_default_timeout(WAIT_MS)
         self.page.on("pageerror", lambda error: self._wrong.append(str(error)))
         self.page.on("console", self._note_console)
+        if not lists_models:
+            self.page.route("**/v1/models", lambda route: None)
         self.page.goto(server.url + "/")
 
     def _note_request(self, request: Any) -> None:

@@ -111,6 +111,7 @@ def test_the_files_are_those_of_published_heads(batch: Batch, tmp_path: Path) ->
     assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 3]
 
 
+@pytest.mark.long("engine")
 def test_the_command(tmp_path: Path) -> None:
     command = [sys.executable, str(TRAIN), "--output", str(tmp_path), "--steps", "1", "--rows", "1", "--workers", "0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)

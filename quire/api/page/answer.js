@@ -16,7 +16,7 @@ export class Answer {
   #last = 0;
   #counted = 0;  // tokens that had come with the first piece
 
-  // The body is what was asked; kept, so that it can be shown as a command.
+  // The body is what was asked; kept, so that it can be shown as a command. `model` is "" where the server chooses.
   constructor(body, model) {
     this.body = body;
     this.model = model;
@@ -62,6 +62,7 @@ export class Answer {
 
   #add(chunk) {
     if (chunk.error) throw new Error(chunk.error.message);
+    this.model ||= chunk.model || "";
     if (chunk.usage) this.usage = chunk.usage;
     const [choice] = chunk.choices;
     if (!choice) return;

@@ -34,7 +34,8 @@ function block(lines, at, made, depth) {
   if (found = FENCE.exec(line)) return fence(lines, at, found, made);
   if (found = HEADING.exec(line)) {
     const level = Math.min(6, found[1].length + 3);  // the page has its own above
-    made.append(element(`h${level}`, {}, inline(found[2].trimEnd().replace(/(?<=[ \t])#+$/, ""))));
+    const words = found[2].trimEnd().replace(/(?<=[ \t]|^)#+$/, "");
+    if (words) made.append(element(`h${level}`, {}, inline(words)));  // one that is not written yet is no heading
     return at + 1;
   }
   if (RULE.test(line)) { made.append(element("hr")); return at + 1; }

@@ -17,6 +17,7 @@ export function userTurn(text) {
 
 // `actions`: what buttons do: regenerate(), sendResults(), and needsKey().
 export class AnswerView {
+  #who = element("h3");
   #words = element("div", { class: "text" });
   #foot = element("div", { class: "foot" });
   #asTokens;
@@ -26,12 +27,13 @@ export class AnswerView {
     this.answer = answer;
     this.actions = actions;
     this.#asTokens = Boolean(answer.body.logprobs && !answer.body.tools);
-    this.node = element("article", { class: "turn assistant" }, element("h3", {}, shortName(answer.model)), this.#words, this.#foot);
+    this.node = element("article", { class: "turn assistant" }, this.#who, this.#words, this.#foot);
     this.draw();
   }
 
   draw() {
     const { answer } = this;
+    this.#who.textContent = shortName(answer.model) || "The model";
     this.#words.replaceChildren(...this.#parts());
     this.#words.setAttribute("aria-busy", String(answer.isOpen));
     if (answer.isOpen) this.#foot.replaceChildren(figures(answer));

@@ -72,6 +72,7 @@ def check(stage: Stage, slots: int = 3, lengths: tuple[int, ...] = LENGTHS, **se
     return counts
 
 
+@pytest.mark.long("engine")
 def test_steps_that_are_replayed_say_what_peft_says(stage_of: Callable[[str], Stage]) -> None:
     """Rows of several adapters and of none share steps; those of which none changes experts have graphs without."""
     graphs: list[ReplayByRunning] = []
@@ -89,6 +90,7 @@ def test_steps_that_are_replayed_say_what_peft_says(stage_of: Callable[[str], St
     assert Adapted.EXPERTS in kinds
 
 
+@pytest.mark.long("engine")
 def test_preemption_and_too_few_slots_change_nothing(stage_of: Callable[[str], Stage]) -> None:
     lengths = (15, 14, 15, 15, 3)  # their second block is one too many
     with running_ahead():
