@@ -64,6 +64,13 @@ def check_all(executor: Executor) -> None:
         time.sleep(0.01)
 
 
+def wait_done(executor: MultiRankExecutor, step: int) -> None:
+    """Until all ranks have said that they are done with it: others may after the one that answers."""
+    while min(executor._stages._done) < step:
+        executor.check()
+        time.sleep(0.01)
+
+
 def gone(pid: int) -> bool:
     """Within some seconds."""
     deadline = time.monotonic() + 30
@@ -124,9 +131,7 @@ def test_a_stage_that_keeps_the_others_waiting_is_named(tiny: Path, rank: int, m
     late = pids(executor)[rank]
     executor.submit(first())
     assert executor.collect(30) is not None
-    while min(executor._stages._done) < 1:  # others may say it after the last one has answered
-        executor.check()
-        time.sleep(0.01)
+    wait_done(executor, 1)
     monkeypatch.setattr(rank_processes, "process_state", lambda pid: "S")
     monkeypatch.setattr(executor._stages, "_patience_s", 3.0)  # not for the first step, which nobody holds up
     os.kill(late, signal.SIGSTOP)
@@ -172,9 +177,7 @@ def test_a_rank_that_keeps_the_others_waiting_is_named(
     late = pids(executor)[1]
     executor.submit(first())
     assert executor.collect(30) is not None
-    while min(executor._stages._done) < 1:  # others may say it after the last one has answered
-        executor.check()
-        time.sleep(0.01)
+    wait_done(executor, 1)
     monkeypatch.setattr(rank_processes, "process_state", lambda pid: "S")
     os.kill(late, signal.SIGSTOP)
     executor.submit(next_(2))
