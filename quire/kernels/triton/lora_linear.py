@@ -22,7 +22,8 @@ from quire.kernels.triton.launching.device_properties import multiprocessors, pr
 from quire.kernels.triton.launching.launch import fast_launch
 from quire.kernels.triton.linear.gemm import GemmConfig, arrivals, multiply_tile, tiles_of
 from quire.kernels.triton.linear.inner_loops import gemm_loop
-from quire.kernels.triton.linear.linear import OVERLAP, config_for, linear_behind
+from quire.kernels.triton.linear.linear import config_for, linear_behind
+from quire.kernels.triton.linear.tuned_linear_configs import OVERLAP
 from quire.kernels.triton.lora import lora_shrink, scratch_of_splits, store_split_sum
 
 _MOST_ROWS = 64

@@ -276,7 +276,7 @@ def test_a_product_and_a_x_in_one_launch(
 
 
 def test_a_x_finds_room_beside_every_product_of_a_layer() -> None:
-    """Where 132 multiprocessors, as an H100 has them, compute tuned products of up to 64 rows; a head has no adapters."""
+    """On the 132 multiprocessors of an H100, for tuned products of up to 64 rows; a head has no adapters."""
     for (outputs, _), configs in PLAIN.items():
         for config, rows in zip(configs, UP_TO, strict=True):
             if isinstance(config, GemmConfig) and rows <= 64 and outputs < 100_000:

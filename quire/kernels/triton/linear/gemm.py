@@ -180,8 +180,8 @@ def multiply_tile(
     WAITS_LATE: tl.constexpr,
     RELEASES_LATE: tl.constexpr,
 ):
-    """A tile of the product, over one of `splits` parts of the columns. RELEASES_LATE: dependents may start as soon as the
-    inputs are there; else the caller says when."""
+    """A tile of the product, over one of `splits` parts of the columns. RELEASES_LATE: dependents may start as soon as
+    the inputs are there; else the caller says when."""
     begin, m, w_rows = _tile_at(tile, tl.cdiv(rows, BLOCK_M), outputs, BLOCK_M, BLOCK_N, GATED)
     steps = tl.cdiv(columns, BLOCK_K)
     first = 0

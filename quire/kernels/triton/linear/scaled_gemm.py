@@ -43,7 +43,7 @@ def scaled_gemm(
     columns = weight.codes.shape[1]
     blocked = weight.scales.shape[1] > 1
     assert not blocked or config.block_k == weight.block[1]
-    tiles = tiles_of(*y.shape, config, gate)
+    tiles = tiles_of(rows, outputs, config, gate)
     if config.splits > 1:
         size = (tiles, config.splits, config.block_m * config.block_n)
         sums, arrived = torch.empty(size, dtype=torch.float32, device=y.device), arrivals(tiles, y.device)
