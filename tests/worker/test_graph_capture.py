@@ -21,7 +21,7 @@ MOST = 128
 
 
 class LateRing(BufferRing):
-    """Of a device that runs nothing until it is awaited: the host must not write a buffer that is still to be copied."""
+    """Of a device that runs nothing until it is awaited: no buffer that it has yet to copy may be written."""
 
     _begun = 0
 
