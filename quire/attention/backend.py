@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quire.attention.metadata import AttentionMetadata, IntArray
 from quire.attention.padded_limits import PaddedLimits
+from quire.kernels.reference.lora import RowUpdate
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,21 @@ class AttentionLayer:
 
 class QKNormRope(NamedTuple):
     """What is done to queries and keys before attention: an RMS norm of each head, then RoPE; either may be missing.
-    One is made for each layer of each step, so it is a tuple.
+    Before both, rows of adapters get what is still to be added to them. One is made for each layer of each step, so it
+    is a tuple.
 
     Attributes:
         norm: [heads + kv_heads, head_dim], the norm's weight.
         eps: Added to the mean square.
         cos, sin: [tokens, width / 2], of each token's position.
+        update: Of all that was projected; None: nothing is to be added.
     """
 
     norm: Tensor | None = None
     eps: float = 0.0
     cos: Tensor | None = None
     sin: Tensor | None = None
+    update: RowUpdate | None = None
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 from torch import Tensor
 
 from quire.collectives.collectives import Collectives, Norms
@@ -37,12 +35,3 @@ class PartialSum:
         if summing is None or self._is_made:
             return norms, self.total()
         return summing, self._own
-
-
-Delta: TypeAlias = Tensor | PartialSum
-"""What a layer adds to the residual stream."""
-
-
-def total_of(delta: Delta) -> Tensor:
-    """The sum over ranks, or what is none."""
-    return delta.total() if isinstance(delta, PartialSum) else delta

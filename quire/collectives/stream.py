@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from quire.collectives.partial_sum import Delta, total_of
+from quire.collectives.delta import Delta, total_of
 
 
 class Stream(NamedTuple):

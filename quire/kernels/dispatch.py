@@ -137,6 +137,10 @@ KERNELS: dict[tuple[str, str], str] = {
     ("lora_shrink", "cuda"): "quire.kernels.triton.lora:lora_shrink",
     ("lora_expand", "cpu"): "quire.kernels.cpu.lora:lora_expand",
     ("lora_expand", "cuda"): "quire.kernels.triton.lora:lora_expand",
+    ("lora_expand_silu_and_mul", "cpu"): "quire.kernels.cpu.lora:lora_expand_silu_and_mul",
+    ("lora_expand_silu_and_mul", "cuda"): "quire.kernels.triton.lora:lora_expand_silu_and_mul",
+    ("lora_rms_norm", "cpu"): "quire.kernels.cpu.lora:lora_rms_norm",
+    ("lora_rms_norm", "cuda"): "quire.kernels.triton.lora_norm:lora_rms_norm",
     ("move_blocks", "cpu"): "quire.kernels.reference.blocks:move_blocks",
     ("move_blocks", "cuda"): "quire.kernels.triton.blocks:move_blocks",
 }

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.kernels.dispatch import kernel
+from quire.collectives.delta import total_of
 from quire.kernels.reference.quantized_rows import Rows
 from quire.layers.linear import Linear
-from quire.lora.updates import LowRankUpdate
+from quire.lora.updates import LowRankUpdate, PendingUpdate
 from quire.quantization.scheme import RowForm
 
 
@@ -17,7 +17,6 @@ class AdaptedLinear:
     Args:
         base: x Wᵀ + b.
         update: B A x.
-        device: The type of the device that computes.
 
     Attributes:
         row_form: None: A is multiplied by dense rows.
@@ -25,26 +24,26 @@ class AdaptedLinear:
 
     row_form: RowForm | None = None
 
-    def __init__(self, base: Linear, update: LowRankUpdate, device: str) -> None:
+    def __init__(self, base: Linear, update: LowRankUpdate) -> None:
         self._base = base
         self._update = update
-        self._silu_and_mul = kernel("silu_and_mul", device)
 
     def __call__(self, x: Rows) -> Tensor:
         """[tokens, columns] → [tokens, outputs]."""
+        return total_of(self.pending(x))
+
+    def pending(self, x: Rows) -> Tensor | PendingUpdate:
+        """The same, where B A x is left to whoever reads the outputs."""
         if not self._update.active:
             return self._base(x)
         assert isinstance(x, Tensor)
         low = self._update.shrink(x)
-        y = self._base.behind(x)
-        self._update.expand(low, y)
-        return y
+        return PendingUpdate(self._update, low, self._base.behind(x))
 
     def silu_and_mul(self, x: Rows) -> Tensor:
-        """[tokens, columns] → [tokens, half of the rows], see Linear; in two passes where anything is added between."""
+        """[tokens, columns] → [tokens, half of the rows], see Linear."""
         if not self._update.active:
             return self._base.silu_and_mul(x)
-        y = self(x)
-        out = y.new_empty((y.shape[0], y.shape[1] // 2))
-        self._silu_and_mul(y, out)
-        return out
+        assert isinstance(x, Tensor)
+        low = self._update.shrink(x)
+        return self._update.expand_silu_and_mul(low, self._base.behind(x))

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from quire.attention.backend import AttentionBackend, AttentionLayer, QKNormRope
-from quire.collectives.partial_sum import Delta
+from quire.collectives.delta import Delta
 from quire.kernels.reference.quantized_rows import Rows
+from quire.layers.adapted_linear import AdaptedLinear
 from quire.layers.linear import Projection
 from quire.layers.norm import RMSNorm
 from quire.layers.rotary import Angles
+from quire.lora.updates import PendingUpdate
 
 
 @dataclass(frozen=True)
@@ -42,16 +44,18 @@ class Attention:
         self.row_form = qkv.row_form
         self._layer = layer
         self._heads = heads
-        self._qkv = qkv
+        self._qkv: Callable[[Rows], Tensor | PendingUpdate] = qkv.pending if isinstance(qkv, AdaptedLinear) else qkv
         self._out = out
         self._norm = norm
 
     def __call__(self, x: Rows, angles: Angles | None, backend: AttentionBackend) -> Delta:
         """[tokens, hidden] → [tokens, hidden]; without angles nothing is rotated."""
         n, q, kv, d = x.shape[0], self._heads.query, self._heads.kv, self._heads.width
-        qkv = self._qkv(x).view(n, q + 2 * kv, d)
+        projected = self._qkv(x)
+        qkv, update = (projected, None) if isinstance(projected, Tensor) else projected.parts()
         norm, eps = (None, 0.0) if self._norm is None else (self._norm.weight, self._norm.eps)
         cos, sin = (None, None) if angles is None else (angles.cos, angles.sin)
         o = x.new_empty((n, q * d))
-        backend.run(self._layer, qkv, QKNormRope(norm, eps, cos, sin), o.view(n, q, d))
+        between = QKNormRope(norm, eps, cos, sin, update)
+        backend.run(self._layer, qkv.view(n, q + 2 * kv, d), between, o.view(n, q, d))
         return self._out(o)

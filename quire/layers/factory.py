@@ -14,8 +14,8 @@ from torch import Tensor
 
 from quire.attention.backend import AttentionLayer
 from quire.collectives.collectives import Collectives, OneRank
+from quire.collectives.delta import Delta
 from quire.collectives.engine_group import ExpertLayers
-from quire.collectives.partial_sum import Delta
 from quire.config.lora import EXPERTS_ON_GPUS
 from quire.layers.adapted_experts import AdaptedExperts, SeparatelyAdaptedExperts
 from quire.layers.adapted_linear import AdaptedLinear
@@ -127,7 +127,8 @@ class LayerFactory:
         units, width = columns if isinstance(columns, Outputs) else Outputs(columns)
         whole = LinearShape((name,), (rows,), units * width, transposed)
         if self._mesh.tp == 1:
-            return self._adapted(whole, bias)
+            product = self._adapted(whole, bias)
+            return product.pending if isinstance(product, AdaptedLinear) else product
         span = _times(self._mesh.part(units), width)
         own = LinearShape((name,), (rows,), span.count, transposed)
         cuts = {name: Cut(whole.columns, (span,))}
@@ -290,8 +291,7 @@ class LayerFactory:
         base = self._linear(shape, bias, part)
         if self._updates is None:
             return base
-        device = self.options.device.type
-        return AdaptedLinear(base, self._updates.update_of(shape, part), device)
+        return AdaptedLinear(base, self._updates.update_of(shape, part))
 
     def _summed(self, layer: Callable[..., Tensor]) -> SummedOverRanks:
         return SummedOverRanks(layer, self._collectives)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.collectives.partial_sum import Delta
+from quire.collectives.delta import Delta
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.quantized_rows import Rows
 from quire.layers.linear import Projection

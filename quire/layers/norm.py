@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.collectives.collectives import Norms, norms_of
-from quire.collectives.partial_sum import Delta, PartialSum, total_of
+from quire.collectives.delta import Delta, total_of
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.quantized_rows import Rows
 from quire.quantization.scheme import RowForm
@@ -94,7 +94,7 @@ class RMSNorm:
 
     def _norms_for(self, delta: Delta | None) -> tuple[Norms, Tensor | None]:
         """The kernels that add delta and norm, and what they are given as delta."""
-        return delta.for_norms(self._norms) if isinstance(delta, PartialSum) else (self._norms, delta)
+        return (self._norms, delta) if delta is None or isinstance(delta, Tensor) else delta.for_norms(self._norms)
 
 
 class LayerNorm:

@@ -57,7 +57,7 @@ def order_tokens(slots: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def tile_tokens(slots: IntArray, size: int) -> tuple[IntArray, IntArray]:
-    """Tokens by adapter, cut into tiles.
+    """Tokens by adapter, those without one last, cut into tiles.
 
     Args:
         slots: [tokens], where each one's adapter is on the device, from 1; 0: it has none.
@@ -66,18 +66,16 @@ def tile_tokens(slots: IntArray, size: int) -> tuple[IntArray, IntArray]:
     Returns:
         [tiles] each one's slot, and [tiles, size] its tokens, with -1 behind them.
     """
-    with_adapter = slots.nonzero()[0]
-    own = slots[with_adapter]
-    order = with_adapter[np.argsort(own, kind="stable")]
-    used, counts = np.unique(own, return_counts=True)
+    order = np.argsort(-slots, kind="stable")
+    used, counts = np.unique(-slots, return_counts=True)
     number = -(-counts // size)  # tiles of each adapter
     first_tile, first_token = number.cumsum() - number, counts.cumsum() - counts
     place = np.arange(len(order)) - np.repeat(first_token, counts)  # of a token among its adapter's
     rows = np.full((int(number.sum()), size), -1, dtype=np.int64)
     rows[np.repeat(first_tile, counts) + place // size, place % size] = order
-    return np.repeat(used, number).astype(np.int64), rows
+    return np.repeat(-used, number).astype(np.int64), rows
 
 
 def most_tiles(tokens: int, rows: int, slots: int, size: int) -> int:
-    """Tiles that a step of these sizes has at most, where rows of it have one adapter each."""
-    return tokens // size + min(rows, slots, tokens)
+    """Tiles that a step of these sizes has at most, where rows of it have one adapter each, or none."""
+    return tokens // size + min(min(rows, slots) + 1, tokens)

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from quire.collectives.collectives import Norms
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.expert_adapters import ExpertAdapters, StackedLowRank
-from quire.kernels.reference.lora import LowRankWeights, Scaling, Tiles
+from quire.kernels.reference.lora import LowRankWeights, RowUpdate, Scaling, Tiles
+from quire.kernels.reference.quantized_rows import QuantizedRows
 from quire.lora.step_tiles import StepTiles
 from quire.lora.targets import Target, targets_of
 from quire.quantization.scheme import ExpertsShape, LinearPart, LinearShape
@@ -62,6 +65,8 @@ class LowRankUpdate:
         self._step = step
         self._shrink = kernel("lora_shrink", device)
         self._expand = kernel("lora_expand", device)
+        self._expand_silu_and_mul = kernel("lora_expand_silu_and_mul", device)
+        self._rms_norm = kernel("lora_rms_norm", device)
 
     @property
     def active(self) -> bool:
@@ -82,6 +87,62 @@ class LowRankUpdate:
         """Add B A x to the product's rows, y [tokens, outputs]."""
         assert self._step.tiles is not None
         self._expand(low, self.weights, self._step.tiles, y)
+
+    def of_rows(self, low: Tensor) -> RowUpdate:
+        """What is to be added to the product's rows."""
+        assert self._step.tiles is not None
+        return RowUpdate(low, self.weights, self._step.tiles)
+
+    def rms_norm(self, low: Tensor, x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor) -> None:
+        """See reference/norm.py, after B A x is added to delta, which is used up."""
+        assert self._step.tiles is not None
+        self._rms_norm(low, self.weights, self._step.tiles, x, weight, eps, out, delta)
+
+    def expand_silu_and_mul(self, low: Tensor, y: Tensor) -> Tensor:
+        """silu of the changed outputs' first half times the second, [tokens, outputs / 2]; y is used up."""
+        assert self._step.tiles is not None
+        out = y.new_empty((y.shape[0], y.shape[1] // 2))
+        self._expand_silu_and_mul(low, self.weights, self._step.tiles, y, out)
+        return out
+
+
+class PendingUpdate:
+    """A product's outputs, to which B A x is not added yet: whoever reads them does so, once.
+
+    Args:
+        update: Of the product.
+        low: A x.
+        y: [tokens, outputs], the product's, contiguous.
+    """
+
+    def __init__(self, update: LowRankUpdate, low: Tensor, y: Tensor) -> None:
+        self._update = update
+        self._low = low
+        self._y = y
+        self._is_added = False
+
+    def parts(self) -> tuple[Tensor, RowUpdate]:
+        """The product's outputs, and what is to be added to them."""
+        return self._y, self._update.of_rows(self._low)
+
+    def total(self) -> Tensor:
+        """See PendingDelta."""
+        if not self._is_added:
+            self._update.expand(self._low, self._y)
+            self._is_added = True
+        return self._y
+
+    def for_norms(self, norms: Norms) -> tuple[Norms, Tensor]:
+        """See PendingDelta; norms that give codes get the total."""
+        if self._is_added:
+            return norms, self._y
+
+        def rms_norm_quantized(
+            x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, delta: Tensor
+        ) -> QuantizedRows:
+            return norms.rms_norm_quantized(x, weight, eps, dtype, self.total())
+
+        return Norms(partial(self._update.rms_norm, self._low), rms_norm_quantized), self._y
 
 
 class ExpertUpdate(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from quire.attention.backend import AttentionBackend
-from quire.collectives.partial_sum import Delta
+from quire.collectives.delta import Delta
 from quire.collectives.stream import Stream
 from quire.layers.factory import LayerFactory
 from quire.layers.mlp import MLP

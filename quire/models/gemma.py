@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from quire.attention.backend import AttentionBackend
-from quire.collectives.partial_sum import Delta
+from quire.collectives.delta import Delta
 from quire.collectives.stream import Stream
 from quire.kernels.dispatch import kernel
 from quire.layers.factory import LayerFactory

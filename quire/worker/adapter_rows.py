@@ -59,7 +59,7 @@ class AdapterRows:
         """The tiles of a step, as columns that are copied to the device.
 
         Args:
-            host: Its rows.
+            host: Its rows, with those that fill a graph.
             adapters: [rows], the slot of each one's adapter.
             staging: Takes the columns.
             shape: Of the captured graph, if there is one: then there are as many entries and tiles in each step.
@@ -67,26 +67,26 @@ class AdapterRows:
         of_tokens = adapters[host.row_of_token]
         if not self._on_gpu:
             return _staged(*order_tokens(of_tokens), staging)
-        slots, rows = tile_tokens(of_tokens, GPU_TILE)
-        if shape is not None:
-            slots, rows = self._padded(slots, rows, shape.tokens, shape.rows)
-        return _staged(slots, rows, staging)
+        if shape is None:
+            return _staged(*tile_tokens(of_tokens, GPU_TILE), staging, of_tokens)
+        return self._staged_padded(of_tokens, shape.rows, staging)
 
     def stage_dummies(self, host: HostBatch, staging: StagingBuffer) -> Tiles:
-        """Of a step as large as any of its size: all its tiles are empty."""
+        """Of a step as large as any of its size, of which no token has an adapter."""
+        none = np.zeros(len(host.token_ids), dtype=np.int64)
         if not self._on_gpu:
-            return _staged(*order_tokens(np.zeros(len(host.token_ids), dtype=np.int64)), staging)
-        none = np.zeros(0, dtype=np.int64)
-        return _staged(*self._padded(none, none.reshape(0, GPU_TILE), len(host.token_ids), len(host.slots)), staging)
+            return _staged(*order_tokens(none), staging)
+        return self._staged_padded(none, len(host.slots), staging)
 
-    def _padded(self, slots: IntArray, rows: IntArray, tokens: int, num_rows: int) -> tuple[IntArray, IntArray]:
+    def _staged_padded(self, of_tokens: IntArray, num_rows: int, staging: StagingBuffer) -> Tiles:
         """With as many empty tiles behind as make the most that such a step can have."""
-        size = rows.shape[1]
-        most = most_tiles(tokens, num_rows, self._slots, size)
-        all_slots, all_rows = np.zeros(most, dtype=np.int64), np.full((most, size), -1, dtype=np.int64)
+        most = most_tiles(len(of_tokens), num_rows, self._slots, GPU_TILE)
+        slots, rows = tile_tokens(of_tokens, GPU_TILE)
+        all_slots, all_rows = np.zeros(most, dtype=np.int64), np.full((most, GPU_TILE), -1, dtype=np.int64)
         all_slots[: len(slots)], all_rows[: len(rows)] = slots, rows
-        return all_slots, all_rows
+        return _staged(all_slots, all_rows, staging, of_tokens)
 
 
-def _staged(slots: IntArray, rows: IntArray, staging: StagingBuffer) -> Tiles:
-    return Tiles(staging.copied(slots), staging.copied(rows.reshape(-1)).view(rows.shape))
+def _staged(slots: IntArray, rows: IntArray, staging: StagingBuffer, of_tokens: IntArray | None = None) -> Tiles:
+    slot_of_row = None if of_tokens is None else staging.copied(of_tokens)
+    return Tiles(staging.copied(slots), staging.copied(rows.reshape(-1)).view(rows.shape), slot_of_row)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from quire.collectives.collectives import Norms, norms_of
-from quire.collectives.partial_sum import PartialSum, total_of
+from quire.collectives.delta import total_of
+from quire.collectives.partial_sum import PartialSum
 from quire.collectives.stream import Stream
 from quire.layers.divided import SummedOverRanks
 from quire.layers.norm import RMS, LayerNorm, RMSNorm

@@ -74,7 +74,7 @@ def test_rotary_turns_pairs(dtype: torch.dtype) -> None:
 def test_qk_norm_rope_and_cache_touches_its_places_only() -> None:
     keys, values = torch.zeros(4, 8, 2, 4), torch.zeros(4, 8, 2, 4)
     qkv, q = normal(3, 5 + 4, 4), torch.empty(3, 5, 4)
-    qk_norm_rope_and_cache(qkv, None, 0.0, None, None, keys, values, torch.tensor([8 + 7, 2 * 8, 3 * 8 + 1]), q)
+    qk_norm_rope_and_cache(qkv, None, 0.0, None, None, None, keys, values, torch.tensor([8 + 7, 2 * 8, 3 * 8 + 1]), q)
     assert torch.equal(q, qkv[:, :5])
     for i, (block, offset) in enumerate([(1, 7), (2, 0), (3, 1)]):
         assert torch.equal(keys[block, offset], qkv[i, 5:7])
@@ -86,7 +86,7 @@ def test_qk_norm_rope_and_cache_norms_then_turns_queries_and_keys_but_no_values(
     qkv, norm, q = normal(3, 3 + 4, 8), normal(5, 8, seed=1), torch.empty(3, 3, 8)
     angle = normal(3, 4, seed=2)
     keys, values = torch.zeros(1, 8, 2, 8), torch.zeros(1, 8, 2, 8)
-    qk_norm_rope_and_cache(qkv, norm, 1e-3, angle.cos(), angle.sin(), keys, values, torch.arange(3), q)
+    qk_norm_rope_and_cache(qkv, norm, 1e-3, angle.cos(), angle.sin(), None, keys, values, torch.arange(3), q)
     normed, turned = torch.empty(3, 5, 8), torch.empty(3, 5, 8)
     rms_norm(qkv[:, :5], norm, 1e-3, normed)
     rotary(normed, angle.cos(), angle.sin(), turned)

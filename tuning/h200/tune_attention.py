@@ -208,7 +208,7 @@ class _Layers:
 
     def _layer(self, keys: Tensor, values: Tensor, splits: Tensor, partials: reference.DecodePartials) -> None:
         qk_norm_rope.qk_norm_rope_and_cache(
-            self._qkv, None, 0.0, self._cos, self._sin, keys, values, self._places, self._q
+            self._qkv, None, 0.0, self._cos, self._sin, None, keys, values, self._places, self._q
         )
         decode_split_kv.decode_attention(self._q, keys, values, self._table, splits, partials, self._out, 0.1)
 

@@ -140,7 +140,7 @@ class Layers:
         rms_norm(self._stream, self._norm, 1e-5, self._normed, self._added)
         qkv = products.linear(self._normed, self._w["qkv"][layer], None).view(self.rows, -1, sizes.width)
         qk_norm_rope.qk_norm_rope_and_cache(
-            qkv, None, 0.0, self._angles, self._angles, keys, values, self._places, self._q
+            qkv, None, 0.0, self._angles, self._angles, None, keys, values, self._places, self._q
         )
         out = (self._attended, sizes.width**-0.5)
         decode_split_kv.decode_attention(self._q, keys, values, self._table, self._splits, self._partials, *out)

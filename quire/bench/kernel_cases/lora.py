@@ -7,7 +7,7 @@ import torch
 
 from quire.bench.kernel_cases import Arguments, KernelCase
 from quire.kernels.dispatch import kernel
-from quire.kernels.reference.lora import LowRankWeights, Scaling, Tiles
+from quire.kernels.reference.lora import LowRankWeights, RowUpdate, Scaling, Tiles
 from quire.lora.step_tiles import GPU_TILE, tile_tokens
 
 _ITEM = 2
@@ -23,8 +23,9 @@ def _arguments(
     b = memory[:, a_size : a_size + outputs * rank].view(adapters, outputs, rank)
     factors, summands = memory[:, -2 * outputs : -outputs], memory[:, -outputs:]
     ranks = torch.full((adapters,), rank, dtype=torch.int64, device=device)
-    slots, tiled = tile_tokens(1 + np.arange(tokens) % adapters, GPU_TILE)
-    tiles = Tiles(torch.tensor(slots, device=device), torch.tensor(tiled, device=device))
+    of_tokens = 1 + np.arange(tokens) % adapters
+    slots, tiled = tile_tokens(of_tokens, GPU_TILE)
+    tiles = Tiles(*(torch.tensor(column, device=device) for column in (slots, tiled, of_tokens)))
     x = torch.randn(tokens, columns, dtype=torch.bfloat16, device=device)
     return x, LowRankWeights(a, b, ranks, rows, Scaling(factors, summands, torch.zeros_like(ranks))), tiles
 
@@ -49,10 +50,61 @@ def _expand(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int
     return KernelCase("lora_expand", f"{tokens} × {sum(rows)}, {adapters} of rank {rank}", make, moved * _ITEM)
 
 
+def _expand_silu_and_mul(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int, ...]) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        (low, weights, tiles, y), _ = _expand(tokens, adapters, rank, columns, rows).make(device)
+        return (low, weights, tiles, y, y.new_empty((tokens, sum(rows) // 2))), {}
+
+    moved = adapters * rank * sum(rows) + tokens * (sum(rows) * 3 // 2 + len(rows) * rank)
+    return KernelCase(
+        "lora_expand_silu_and_mul", f"{tokens} × {sum(rows)}, {adapters} of rank {rank}", make, moved * _ITEM
+    )
+
+
+def _rms_norm(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int, ...]) -> KernelCase:
+    (width,) = rows
+
+    def make(device: torch.device) -> Arguments:
+        (low, weights, tiles, y), _ = _expand(tokens, adapters, rank, columns, rows).make(device)
+        x, weight = torch.randn_like(y), torch.randn(width, dtype=y.dtype, device=device)
+        return (low, weights, tiles, x, weight, 1e-5, torch.empty_like(x), y), {}
+
+    moved = adapters * rank * width + tokens * (4 * width + rank)
+    return KernelCase("lora_rms_norm", f"{tokens} × {width}, {adapters} of rank {rank}", make, moved * _ITEM)
+
+
+def _qk_norm_rope_and_cache(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int, ...]) -> KernelCase:
+    d = min(128, rows[2])
+    heads, kv_heads, _ = (each // d for each in rows)
+
+    def make(device: torch.device) -> Arguments:
+        (low, weights, tiles, y), _ = _expand(tokens, adapters, rank, columns, rows).make(device)
+        angle = torch.randn(tokens, d // 2, dtype=y.dtype, device=device)
+        keys, values = torch.randn(2, 2 * tokens, 1, kv_heads, d, dtype=y.dtype, device=device)
+        q, places = y.new_empty((tokens, heads, d)), torch.arange(tokens, device=device)
+        qkv, update = y.view(tokens, -1, d), RowUpdate(low, weights, tiles)
+        return (qkv, None, 0.0, angle, angle, update, keys, values, places, q), {}
+
+    moved = adapters * rank * sum(rows) + tokens * (2 * sum(rows) + 3 * rank)
+    name = f"{tokens} × ({heads} + 2·{kv_heads}) × {d}, {adapters} of rank {rank}"
+    return KernelCase("qk_norm_rope_and_cache", name, make, moved * _ITEM)
+
+
 _SHAPES = tuple(
     (tokens, adapters, 16, *shape)
     for tokens, adapters in ((32, 1), (32, 8), (32, 32), (2_048, 1))
     for shape in (_QKV, _GATE_UP, _DOWN)
 )
-CASES = (*(_shrink(*shape) for shape in _SHAPES), *(_expand(*shape) for shape in _SHAPES))
-SMALL_CASES = (_shrink(5, 2, 16, 64, (32, 16)), _expand(5, 2, 16, 64, (32, 16)))
+_BEHIND = {_QKV: _qk_norm_rope_and_cache, _GATE_UP: _expand_silu_and_mul, _DOWN: _rms_norm}
+CASES = (
+    *(_shrink(*shape) for shape in _SHAPES),
+    *(_expand(*shape) for shape in _SHAPES),
+    *(_BEHIND[shape[3:]](*shape) for shape in _SHAPES),
+)
+SMALL_CASES = (
+    _shrink(5, 2, 16, 64, (32, 16)),
+    _expand(5, 2, 16, 64, (32, 16)),
+    _expand_silu_and_mul(5, 2, 16, 64, (32, 32)),
+    _rms_norm(5, 2, 16, 64, (32,)),
+    _qk_norm_rope_and_cache(5, 2, 16, 64, (64, 32, 32)),
+)

@@ -25,7 +25,8 @@ def _qk_norm_rope_and_cache(tokens: int, heads: int, kv_heads: int, d: int, *, n
         keys, values = (normal(blocks, _BLOCK_SIZE, kv_heads, d) for _ in range(2))
         slot_mapping = torch.randperm(blocks * _BLOCK_SIZE, device=device)[:tokens]
         q = torch.empty(tokens, heads, d, dtype=qkv.dtype, device=device)
-        return (qkv, norm, 1e-6, angles.cos().bfloat16(), angles.sin().bfloat16(), keys, values, slot_mapping, q), {}
+        angle = angles.cos().bfloat16(), angles.sin().bfloat16()
+        return (qkv, norm, 1e-6, *angle, None, keys, values, slot_mapping, q), {}
 
     moved = 2 * tokens * (heads + 2 * kv_heads) * d + tokens * d + normed * (heads + kv_heads) * d
     name = f"{tokens} × ({heads} + 2·{kv_heads}) × {d}{', normed' if normed else ''}"

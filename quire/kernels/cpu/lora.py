@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from quire.kernels.cpu.activation import silu_and_mul
 from quire.kernels.cpu.library import Library, library
+from quire.kernels.cpu.norm import rms_norm
 from quire.kernels.reference import lora as reference
 from quire.kernels.reference.lora import LowRankWeights, Tiles, lies_beside
 
@@ -67,6 +69,27 @@ def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -
             y.stride(0),
         )
         begin += outputs
+
+
+def lora_expand_silu_and_mul(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor, out: Tensor) -> None:
+    """Arguments as in reference/lora.py."""
+    lora_expand(low, weights, tiles, y)
+    silu_and_mul(y, out)
+
+
+def lora_rms_norm(
+    low: Tensor,
+    weights: LowRankWeights,
+    tiles: Tiles,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    delta: Tensor,
+) -> None:
+    """Arguments as in reference/lora.py."""
+    lora_expand(low, weights, tiles, delta)
+    rms_norm(x, weight, eps, out, delta)
 
 
 def _serving(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Library | None:

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from quire.kernels.cpu.library import QUANTIZED_CACHES, address, library
+from quire.kernels.cpu.lora import lora_expand
 from quire.kernels.cpu.norm import serves_weight
 from quire.kernels.reference import rowwise_attention as reference
+from quire.kernels.reference.lora import RowUpdate
 
 
 def qk_norm_rope_and_cache(
@@ -16,6 +18,7 @@ def qk_norm_rope_and_cache(
     eps: float,
     cos: Tensor | None,
     sin: Tensor | None,
+    update: RowUpdate | None,
     keys: Tensor,
     values: Tensor,
     slot_mapping: Tensor,
@@ -23,12 +26,14 @@ def qk_norm_rope_and_cache(
     scales: Tensor | None = None,
 ) -> None:
     """Arguments as in reference/rowwise_attention.py."""
+    if update is not None:
+        lora_expand(*update, qkv.flatten(1))
     kernels = library()
     whole = all(t is None or t.is_contiguous() for t in (qkv, cos, sin, keys, values, slot_mapping, q))
     served = kernels is not None and whole and kernels.serves(qkv, cos, sin, q)
     name = _name("qk_norm_rope_and_cache", qkv, keys, scales)
     if kernels is None or not served or name is None or not (norm is None or serves_weight(norm, qkv)):
-        reference.qk_norm_rope_and_cache(qkv, norm, eps, cos, sin, keys, values, slot_mapping, q, scales)
+        reference.qk_norm_rope_and_cache(qkv, norm, eps, cos, sin, None, keys, values, slot_mapping, q, scales)
         return
     tokens, heads, d = q.shape
     kernels(

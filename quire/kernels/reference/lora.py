@@ -1,8 +1,8 @@
 """Low-rank updates of some rows of a product, each by the adapter of its token: y += B A x; DoRA scales y before.
 
 Rows are grouped: a tile has rows of one adapter, which share a read of its weights ("segmented gather matrix-vector
-product" of Punica, Chen et al. 2023). Rows without an adapter are in no tile, and cost nothing. A x may be computed
-before the product that is updated, and B A x is added behind it.
+product" of Punica, Chen et al. 2023). Rows without an adapter are in tiles of their own, or in none, and are left
+alone. A x may be computed before the product that is updated, and B A x is added behind it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from torch import Tensor
+
+from quire.kernels.reference.activation import silu_and_mul
+from quire.kernels.reference.norm import rms_norm
 
 
 class Scaling(NamedTuple):
@@ -50,12 +53,26 @@ class Tiles(NamedTuple):
     """Which rows have which adapter.
 
     Attributes:
-        slots: [tiles] int64, each tile's adapter, from 1; 0: the tile is empty.
+        slots: [tiles] int64, each tile's adapter, from 1; 0: its rows have none, or it is empty. These are the last.
         rows: [tiles, size] int64, its rows, and -1 behind them.
+        slot_of_row: [n] int64, each row's adapter, from 1, and 0 where it has none; None: no kernel asks for it.
     """
 
     slots: Tensor
     rows: Tensor
+    slot_of_row: Tensor | None = None
+
+
+class RowUpdate(NamedTuple):
+    """What is still to be added to a product's outputs: the arguments of `lora_expand`.
+
+    Attributes:
+        low, weights, tiles: See there.
+    """
+
+    low: Tensor
+    weights: LowRankWeights
+    tiles: Tiles
 
 
 def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
@@ -91,6 +108,38 @@ def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -
             b = weights.b[slot - 1, begin : begin + outputs, :rank]
             y[:, begin : begin + outputs].index_add_(0, rows, own[places, module, :rank] @ b.T)
             begin += outputs
+
+
+def lora_expand_silu_and_mul(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor, out: Tensor) -> None:
+    """The same for y [n, 2 · width], and behind it out [n, width] = silu of y's first half times the second; what
+    becomes of y is open.
+
+    Args:
+        tiles: All rows are in one, unless tiles are single rows.
+    """
+    lora_expand(low, weights, tiles, y)
+    silu_and_mul(y, out)
+
+
+def lora_rms_norm(
+    low: Tensor,
+    weights: LowRankWeights,
+    tiles: Tiles,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    delta: Tensor,
+) -> None:
+    """The same for y = `delta` [n, width], and behind it the norm of x + y; what becomes of delta is open.
+
+    Args:
+        low, weights, tiles: As in `lora_expand`; of one module.
+        x, weight, eps, out: As in `rms_norm`.
+        delta: [n, width], contiguous.
+    """
+    lora_expand(low, weights, tiles, delta)
+    rms_norm(x, weight, eps, out, delta)
 
 
 def lies_beside(scaling: Scaling, weights: LowRankWeights) -> bool:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.reference.activation import soft_cap
+from quire.kernels.reference.lora import RowUpdate, lora_expand
 from quire.kernels.reference.norm import rms_norm
 from quire.kernels.reference.quantized_rows import LARGEST
 from quire.kernels.reference.rotary import rotary
@@ -21,6 +22,7 @@ def qk_norm_rope_and_cache(
     eps: float,
     cos: Tensor | None,
     sin: Tensor | None,
+    update: RowUpdate | None,
     keys: Tensor,
     values: Tensor,
     slot_mapping: Tensor,
@@ -30,16 +32,19 @@ def qk_norm_rope_and_cache(
     """Norm and rotate queries and keys; store each token's key and value at its place.
 
     Args:
-        qkv: [tokens, heads + 2 · kv_heads, d], as projected; not changed.
+        qkv: [tokens, heads + 2 · kv_heads, d], as projected; what becomes of it is open where there is an update.
         norm: [heads + kv_heads, d], the weight of a norm of each head of queries and keys (see rms_norm); None: none.
         eps: Of that norm.
         cos, sin: [tokens, r/2] (see rotary); None: nothing is rotated.
+        update: Added to qkv before all else; None: nothing is.
         keys, values: [blocks, block_size, kv_heads, d], written in place.
         slot_mapping: [tokens] int64, block · block_size + offset.
         q: [tokens, heads, d], the queries that come out.
         scales: [2, kv_heads] fp32 where keys and values are quantized: they are stored divided by these, and queries
             come out multiplied with their head's of keys. None: as they are.
     """
+    if update is not None:
+        lora_expand(*update, qkv.flatten(1))
     heads, kv_heads = q.shape[1], keys.shape[2]
     qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
     if norm is not None:

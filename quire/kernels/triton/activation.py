@@ -79,11 +79,10 @@ def _gated(
     gate = tl.load(x + row * (2 * WIDTH) + column, inside, 0.0)
     up = tl.load(x + row * (2 * WIDTH) + WIDTH + column, inside, 0.0)
     if ACTIVATION == "silu":
-        activated = gate.to(tl.float32) * tl.sigmoid(gate.to(tl.float32))
+        gated = gated_silu(gate, up)
     else:
-        activated = tanh_gelu(gate.to(tl.float32))
-    activated = activated.to(gate.dtype).to(tl.float32)
-    tl.store(out + row * WIDTH + column, (activated * up.to(tl.float32)).to(gate.dtype), inside)
+        gated = (tanh_gelu(gate.to(tl.float32)).to(gate.dtype).to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+    tl.store(out + row * WIDTH + column, gated, inside)
 
 
 @fast_launch
@@ -116,6 +115,14 @@ def _place(WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     PARTS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
     row, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
     return row.to(tl.int64), part * BLOCK + tl.arange(0, BLOCK)
+
+
+@triton.jit
+def gated_silu(gate, up):
+    """silu(gate) · up, both rounded to the dtype of these."""
+    wide = gate.to(tl.float32)
+    activated = (wide * tl.sigmoid(wide)).to(gate.dtype).to(tl.float32)
+    return (activated * up.to(tl.float32)).to(gate.dtype)
 
 
 @triton.jit

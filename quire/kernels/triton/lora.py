@@ -5,8 +5,8 @@ them hides behind other kernels. A x is computed while the product that is updat
 as A x can begin. Several programs share a row, and the last of them adds up what all have, in the order of the columns.
 B's weights are read while the product ends.
 
-Grids are made for the most tiles that a step of this size can have, so that they can stand in a CUDA graph; a program
-whose tile is empty ends at once.
+Launches are made for the most tiles that a step of this size can have, so that they can stand in a CUDA graph; a
+program whose tile is empty ends at once.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.reference.lora import LowRankWeights, Tiles, lies_beside
+from quire.kernels.triton.activation import gated_silu
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
 
-_BLOCK_K, _BLOCK_N = 256, 128
+_BLOCK_K, _BLOCK_N, _BLOCK_R = 256, 128, 16
 WIDEST_RANK = 64
 """Ranks of a program, at most."""
 _FEW, _SOME = 64, 512
 """Rows up to which columns are shared out finely, or at all."""
 _MOST_SPLITS = 16
 _WARPS = 4
+_PROGRAMS = 512
+"""That a GPU runs at once: some four of their size on each multiprocessor."""
 _MOST_BLOCKS = 65_536
 """Of ranks of tiles, where several programs share a row."""
 
@@ -67,16 +70,48 @@ def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -
     if not number:
         return
     rank, modules, overlap = weights.b.shape[2], len(weights.rows), can_overlap(y.device)
-    rows = (*weights.rows, 0, 0)
-    factors, summands, scaled = weights.scaling or (weights.b, weights.b, weights.ranks)
-    assert weights.scaling is None or lies_beside(weights.scaling, weights)
-    _expand[(number * sum(cdiv(each, _BLOCK_N) for each in weights.rows),)](
-        low, weights.b, weights.ranks, factors, summands, scaled, tiles.slots, tiles.rows, y,
+    rows, blocks = (*weights.rows, 0, 0), sum(cdiv(each, _BLOCK_N) for each in weights.rows)
+    step = _tiles_at_once(len(y), number, blocks)
+    factors, summands, scaled = scaling_of(weights)
+    _expand[(step * blocks,)](
+        low, weights.b, weights.ranks, factors, summands, scaled, tiles.slots, tiles.rows, y, number, step,
         weights.b.stride(0), weights.ranks.stride(0),
-        ROWS_0=rows[0], ROWS_1=rows[1], ROWS_2=rows[2], RANK=rank, MODULES=modules, BLOCK_M=size, BLOCK_R=16,
+        ROWS_0=rows[0], ROWS_1=rows[1], ROWS_2=rows[2], RANK=rank, MODULES=modules, BLOCK_M=size, BLOCK_R=_BLOCK_R,
         BLOCK_N=_BLOCK_N, IEEE=y.dtype == torch.float32, SCALED=weights.scaling is not None, OVERLAP=overlap,
         num_warps=_WARPS, launch_pdl=overlap,
     )  # fmt: skip
+
+
+def lora_expand_silu_and_mul(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor, out: Tensor) -> None:
+    """Arguments as in reference/lora.py, and as for `lora_expand`; y is left as it is."""
+    assert y.is_contiguous() and out.is_contiguous() and len(weights.rows) <= 2
+    number, size = tiles.rows.shape
+    if not number:
+        return
+    rank, overlap, width = weights.b.shape[2], can_overlap(y.device), out.shape[1]
+    blocks = cdiv(width, _BLOCK_N)
+    step = _tiles_at_once(len(y), number, blocks)
+    factors, summands, scaled = scaling_of(weights)
+    _expand_silu_and_mul[(step * blocks,)](
+        low, weights.b, weights.ranks, factors, summands, scaled, tiles.slots, tiles.rows, y, out, number, step,
+        weights.b.stride(0), weights.ranks.stride(0),
+        WIDTH=width, RANK=rank, MODULES=len(weights.rows), BLOCK_M=size, BLOCK_R=_BLOCK_R,
+        BLOCK_N=_BLOCK_N, IEEE=y.dtype == torch.float32, SCALED=weights.scaling is not None, OVERLAP=overlap,
+        num_warps=_WARPS, launch_pdl=overlap,
+    )  # fmt: skip
+
+
+def scaling_of(weights: LowRankWeights) -> tuple[Tensor, Tensor, Tensor]:
+    """Factors, summands, and which adapters have them; if none has, something that is not read."""
+    assert weights.scaling is None or lies_beside(weights.scaling, weights)
+    return weights.scaling or (weights.b, weights.b, weights.ranks)
+
+
+def _tiles_at_once(rows: int, tiles: int, blocks: int) -> int:
+    """How many tiles have programs of their own. A few rows have few tiles in use, out of many for which there is room:
+    then these come after one another in programs that all run at once.
+    """
+    return tiles if rows > _FEW else max(1, min(tiles, _PROGRAMS // blocks))
 
 
 def scratch_of_splits(low: Tensor, blocks: int, splits: int, size: int) -> tuple[Tensor, Tensor]:
@@ -199,7 +234,10 @@ def store_split_sum(
 
 
 @fast_launch
-@triton.jit(do_not_specialize_on_alignment=["ranks", "factors", "summands", "scaled", "slots", "rows"])
+@triton.jit(
+    do_not_specialize=["tiles", "step"],
+    do_not_specialize_on_alignment=["ranks", "factors", "summands", "scaled", "slots", "rows"],
+)
 def _expand(
     low,
     b,
@@ -210,6 +248,8 @@ def _expand(
     slots,
     rows,
     y,
+    tiles,
+    step,
     b_stride,
     ranks_stride,
     ROWS_0: tl.constexpr,
@@ -224,7 +264,8 @@ def _expand(
     SCALED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """BLOCK_N outputs of one module, of a tile's rows. Tiles and weights are read before the product has ended."""
+    """BLOCK_N outputs of one module, of each `step`th tile's rows. Tiles and the first weights are read before the
+    product has ended."""
     release_dependents(OVERLAP)
     BLOCKS_0: tl.constexpr = (ROWS_0 + BLOCK_N - 1) // BLOCK_N
     BLOCKS_1: tl.constexpr = BLOCKS_0 + (ROWS_1 + BLOCK_N - 1) // BLOCK_N
@@ -232,42 +273,155 @@ def _expand(
     OUTPUTS: tl.constexpr = ROWS_0 + ROWS_1 + ROWS_2
     block = tl.program_id(0) % BLOCKS
     tile = tl.program_id(0) // BLOCKS
-    place = tl.arange(0, BLOCK_M)
-    slot = tl.load(slots + tile)
-    row = tl.load(rows + tile * BLOCK_M + place)
-    if slot == 0:
-        wait_for_inputs(OVERLAP)  # whoever waits for this kernel must see the work of those before it
-        return
-    used = tl.load(ranks + (slot - 1) * ranks_stride)
     module = (block >= BLOCKS_0).to(tl.int32) + (block >= BLOCKS_1).to(tl.int32)
     outputs = tl.where(module == 0, ROWS_0, tl.where(module == 1, ROWS_1, ROWS_2))
     before = tl.where(module == 0, 0, tl.where(module == 1, ROWS_0, ROWS_0 + ROWS_1))
     block -= tl.where(module == 0, 0, tl.where(module == 1, BLOCKS_0, BLOCKS_1))
-    output = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside = output < outputs
-    own_rank = tl.arange(0, BLOCK_R)
-    b += (slot - 1) * b_stride + (before + output)[:, None] * RANK + own_rank[None, :]
-    weight = tl.load(b, inside[:, None], 0.0)
-    to = y + row[:, None] * OUTPUTS + (before + output)[None, :]
-    mask = (row >= 0)[:, None] & inside[None, :]
-    low += row[:, None] * (MODULES * RANK) + module * RANK + own_rank[None, :]
-    wait_for_inputs(OVERLAP)
-    if used == 0:
+    place = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = place < outputs
+    output = before + place
+    slot = tl.load(slots + tile)
+    if slot == 0:
+        wait_for_inputs(OVERLAP)  # whoever waits for this kernel must see the work of those before it
         return
-    whole = tl.load(to, mask, 0.0).to(tl.float32)
-    if SCALED:  # noqa: SIM102 (decided when it is compiled)
-        if tl.load(scaled + (slot - 1) * ranks_stride) != 0:
-            at_output = (slot - 1) * b_stride + before + output
-            factor = tl.load(factors + at_output, inside, 0.0).to(tl.float32)
-            summand = tl.load(summands + at_output, inside, 0.0).to(tl.float32)
-            whole += whole * factor[None, :] + summand[None, :]
+    while slot != 0:
+        row = tl.load(rows + tile * BLOCK_M + tl.arange(0, BLOCK_M))
+        used = tl.load(ranks + (slot - 1) * ranks_stride)
+        weight = _rows_of_b(b, slot, output, inside, b_stride, 0, RANK, BLOCK_R)
+        tile += step
+        slot_behind = tl.load(slots + tile, tile < tiles, 0)
+        to = y + row[:, None] * OUTPUTS + output[None, :]
+        mask = (row >= 0)[:, None] & inside[None, :]
+        wait_for_inputs(OVERLAP)
+        if used != 0:
+            whole = tl.load(to, mask, 0.0).to(tl.float32)
+            if SCALED:
+                whole = scaled_outputs(whole, factors, summands, scaled, slot, output, inside, b_stride, ranks_stride)
+            whole += _b_low(
+                low, b, weight, slot, used, row, module, output, inside, b_stride,
+                RANK, MODULES, BLOCK_M, BLOCK_R, BLOCK_N, IEEE,
+            )  # fmt: skip
+            tl.store(to, whole.to(y.dtype.element_ty), mask)
+        slot = slot_behind
+
+
+@fast_launch
+@triton.jit(
+    do_not_specialize=["tiles", "step"],
+    do_not_specialize_on_alignment=["ranks", "factors", "summands", "scaled", "slots", "rows"],
+)
+def _expand_silu_and_mul(
+    low,
+    b,
+    ranks,
+    factors,
+    summands,
+    scaled,
+    slots,
+    rows,
+    y,
+    out,
+    tiles,
+    step,
+    b_stride,
+    ranks_stride,
+    WIDTH: tl.constexpr,
+    RANK: tl.constexpr,
+    MODULES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    IEEE: tl.constexpr,
+    SCALED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """BLOCK_N results, of each `step`th tile's rows, with an adapter or without."""
+    release_dependents(OVERLAP)
+    BLOCKS: tl.constexpr = (WIDTH + BLOCK_N - 1) // BLOCK_N
+    place = tl.program_id(0) % BLOCKS * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = place < WIDTH
+    tile = tl.program_id(0) // BLOCKS
+    first = tl.load(rows + tile * BLOCK_M)
+    if first < 0:
+        wait_for_inputs(OVERLAP)  # whoever waits for this kernel must see the work of those before it
+        return
+    while first >= 0:
+        slot = tl.load(slots + tile)
+        row = tl.load(rows + tile * BLOCK_M + tl.arange(0, BLOCK_M))
+        used = tl.load(ranks + (slot - 1) * ranks_stride, slot != 0, 0)
+        mask = (row >= 0)[:, None] & inside[None, :]
+        changed = place < tl.where(used != 0, WIDTH, 0)
+        gate_weight = _rows_of_b(b, slot, place, changed, b_stride, 0, RANK, BLOCK_R)
+        up_weight = _rows_of_b(b, slot, WIDTH + place, changed, b_stride, 0, RANK, BLOCK_R)
+        at = y + row[:, None] * (2 * WIDTH) + place[None, :]
+        wait_for_inputs(OVERLAP)
+        gate = tl.load(at, mask, 0.0).to(tl.float32)
+        up = tl.load(at + WIDTH, mask, 0.0).to(tl.float32)
+        if used != 0:
+            if SCALED:
+                gate = scaled_outputs(gate, factors, summands, scaled, slot, place, inside, b_stride, ranks_stride)
+                up = scaled_outputs(up, factors, summands, scaled, slot, WIDTH + place, inside, b_stride, ranks_stride)
+            gate += _b_low(
+                low, b, gate_weight, slot, used, row, 0, place, inside, b_stride,
+                RANK, MODULES, BLOCK_M, BLOCK_R, BLOCK_N, IEEE,
+            )  # fmt: skip
+            up += _b_low(
+                low, b, up_weight, slot, used, row, MODULES - 1, WIDTH + place, inside, b_stride,
+                RANK, MODULES, BLOCK_M, BLOCK_R, BLOCK_N, IEEE,
+            )  # fmt: skip
+        gate = gate.to(y.dtype.element_ty)
+        up = up.to(y.dtype.element_ty)
+        tl.store(out + row[:, None] * WIDTH + place[None, :], gated_silu(gate, up), mask)
+        tile += step
+        first = tl.load(rows + tile * BLOCK_M, tile < tiles, -1)
+
+
+@triton.jit
+def _rows_of_b(b, slot, output, inside, b_stride, first, RANK: tl.constexpr, BLOCK_R: tl.constexpr):
+    """[outputs, BLOCK_R], B of an adapter from a rank on."""
+    rank = first + tl.arange(0, BLOCK_R)
+    return tl.load(b + (slot - 1) * b_stride + output[:, None] * RANK + rank[None, :], inside[:, None], 0.0)
+
+
+@triton.jit
+def scaled_outputs(whole, factors, summands, scaled, slot, output, inside, b_stride, ranks_stride):
+    """A product's outputs, [rows, outputs], as an adapter's magnitudes scale them, if it has any."""
+    if tl.load(scaled + (slot - 1) * ranks_stride) != 0:
+        at_output = (slot - 1) * b_stride + output
+        factor = tl.load(factors + at_output, inside, 0.0).to(tl.float32)
+        summand = tl.load(summands + at_output, inside, 0.0).to(tl.float32)
+        whole += whole * factor[None, :] + summand[None, :]
+    return whole
+
+
+@triton.jit
+def _b_low(
+    low,
+    b,
+    weight,
+    slot,
+    used,
+    row,
+    module,
+    output,
+    inside,
+    b_stride,
+    RANK: tl.constexpr,
+    MODULES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    IEEE: tl.constexpr,
+):
+    """[BLOCK_M, BLOCK_N], B A x of a tile's rows, from A x; `weight` are B's first ranks."""
+    own = low + row[:, None] * (MODULES * RANK) + module * RANK + tl.arange(0, BLOCK_R)[None, :]
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for first in range(0, used, BLOCK_R):
         if first > 0:
-            weight = tl.load(b + first, inside[:, None], 0.0)
-        own = tl.load(low + first, (row >= 0)[:, None], 0.0)
+            weight = _rows_of_b(b, slot, output, inside, b_stride, first, RANK, BLOCK_R)
+        part = tl.load(own + first, (row >= 0)[:, None], 0.0)
         if IEEE:
-            sums = tl.dot(own, tl.trans(weight), sums, input_precision="ieee")
+            sums = tl.dot(part, tl.trans(weight), sums, input_precision="ieee")
         else:
-            sums = tl.dot(own, tl.trans(weight), sums)
-    tl.store(to, (whole + sums).to(y.dtype.element_ty), mask)
+            sums = tl.dot(part, tl.trans(weight), sums)
+    return sums

@@ -34,7 +34,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor |
     """
     shape, strides = x.shape, x.stride()
     heads, width = (1, *shape[1:])[-2:]
-    rows, (block, tile, warps) = shape[0] * heads, _config(width, TILE, PER_THREAD)
+    rows, (block, tile, warps) = shape[0] * heads, program_shape(width, TILE, PER_THREAD)
     assert strides[-1] == 1 and weight.is_contiguous() and out.is_contiguous()
     assert delta is None or delta.is_contiguous()
     if not rows:
@@ -54,7 +54,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor,
         ValueError: A row is wider than WIDEST.
     """
     rows, width = x.shape
-    block, _, warps = _config(width, 1, PER_THREAD)
+    block, _, warps = program_shape(width, 1, PER_THREAD)
     assert x.is_contiguous() and weight.is_contiguous() and bias.is_contiguous() and out.is_contiguous()
     assert delta is None or delta.is_contiguous()
     if not rows:
@@ -102,11 +102,17 @@ def _rms_norm(
     if delta is not None:
         values = (values.to(tl.float32) + tl.load(delta + own, mask, 0.0).to(tl.float32)).to(values.dtype)
         tl.store(x + theirs, values, mask)
+    tl.store(out + own, rms_normed(values, w, eps, WIDTH, out.dtype.element_ty), mask)
+
+
+@triton.jit
+def rms_normed(values, w, eps, WIDTH: tl.constexpr, DTYPE: tl.constexpr):
+    """The norms of rows [rows, columns], of which all behind WIDTH are 0, times w [rows or 1, columns]."""
     wide = values.to(tl.float32)
     normed = wide * tl.rsqrt(tl.sum(wide * wide, 1) / WIDTH + eps)[:, None]
-    if w.dtype == out.dtype.element_ty:
+    if w.dtype == DTYPE:
         normed = normed.to(w.dtype).to(tl.float32)
-    tl.store(out + own, (normed * w.to(tl.float32)).to(out.dtype.element_ty), mask)
+    return (normed * w.to(tl.float32)).to(DTYPE)
 
 
 @fast_launch
@@ -140,7 +146,7 @@ def _layer_norm(
 
 
 @functools.cache
-def _config(width: int, tile: int, per_thread: int) -> tuple[int, int, int]:
+def program_shape(width: int, tile: int, per_thread: int) -> tuple[int, int, int]:
     """Of rows so wide: elements with padding, rows of a program of at least `tile` elements, and its threads by 32."""
     if width > WIDEST:
         raise ValueError(f"Norms of rows of {width} elements are not supported on a GPU: at most {WIDEST}.")

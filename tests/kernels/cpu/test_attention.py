@@ -116,8 +116,8 @@ def test_qk_norm_rope_and_cache(dtype: torch.dtype, wide: bool, d: int, rotated:
         found = [torch.zeros(6, 8, kv_heads, d, dtype=dtype) for _ in range(2)]
         expected = [torch.zeros(6, 8, kv_heads, d, dtype=dtype) for _ in range(2)]
         q, expected_q = (torch.empty(tokens, heads, d, dtype=dtype) for _ in range(2))
-        qk_norm_rope_and_cache(qkv, norm, 1e-5, cos, sin, *found, places, q)
-        reference.qk_norm_rope_and_cache(qkv, norm, 1e-5, cos, sin, *expected, places, expected_q)
+        qk_norm_rope_and_cache(qkv, norm, 1e-5, cos, sin, None, *found, places, q)
+        reference.qk_norm_rope_and_cache(qkv, norm, 1e-5, cos, sin, None, *expected, places, expected_q)
         for own, other in zip((*found, q), (*expected, expected_q), strict=True):
             torch.testing.assert_close(own, other, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
@@ -211,8 +211,8 @@ def test_keys_and_values_are_stored_divided_by_their_scales(
     dense = [torch.zeros(2, 8, kv_heads, d, dtype=dtype) for _ in range(2)]
     found = [torch.zeros(2, 8, kv_heads, d, dtype=cache) for _ in range(2)]
     plain, q = (torch.empty(tokens, heads, d, dtype=dtype) for _ in range(2))
-    reference.qk_norm_rope_and_cache(qkv, None, 0.0, cos, sin, *dense, places, plain)
-    qk_norm_rope_and_cache(qkv, None, 0.0, cos, sin, *found, places, q, scales)
+    reference.qk_norm_rope_and_cache(qkv, None, 0.0, cos, sin, None, *dense, places, plain)
+    qk_norm_rope_and_cache(qkv, None, 0.0, cos, sin, None, *found, places, q, scales)
     of_queries = scales[0].repeat_interleave(3)[:, None]
     torch.testing.assert_close(q.float(), plain.float() * of_queries, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] / 4)
     for own, other, scale in zip(found, dense, scales, strict=True):

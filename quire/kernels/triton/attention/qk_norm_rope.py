@@ -2,7 +2,8 @@
 
 A program takes one token and a few of its heads, reads them once, and writes each where it belongs: queries to their
 tensor, keys and values to the cache. So a token costs 2 · (heads + 2 · kv_heads) · d elements of traffic; its angles
-and the norm's weight stay in the cache.
+and the norm's weight stay in the cache. Of few tokens it also adds the low-rank update of its adapter, whose B it reads
+while the projection ends.
 """
 
 from __future__ import annotations
@@ -11,14 +12,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.reference.lora import RowUpdate, lies_beside
 from quire.kernels.reference.quantized_rows import LARGEST
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import fast_launch
+from quire.kernels.triton.lora import lora_expand
 
 _CONFIGS = ((32, 2, 1), (64, 4, 1))
 """Tokens up to so many: heads of a program, and its threads by 32. With few tokens several programs share the work of
 one; with many there are enough of them."""
 _CONFIG_OF_MANY = (8, 2)
+_MOST_UPDATED, _CONFIG_OF_UPDATED = 64, (2, 2)
+"""Beyond so many tokens those that share an adapter read it less often in tiles. Heads are few, because a program keeps
+what it reads of B in registers."""
+_BLOCK_R = 16
 
 
 def qk_norm_rope_and_cache(
@@ -27,6 +34,7 @@ def qk_norm_rope_and_cache(
     eps: float,
     cos: Tensor | None,
     sin: Tensor | None,
+    update: RowUpdate | None,
     keys: Tensor,
     values: Tensor,
     slot_mapping: Tensor,
@@ -44,10 +52,25 @@ def qk_norm_rope_and_cache(
     half = 0 if cos is None else cos.shape[-1]
     overlap = can_overlap(qkv.device)
     tile, warps = next((config for most, *config in _CONFIGS if tokens <= most), _CONFIG_OF_MANY)
+    if update is not None and tokens > _MOST_UPDATED:
+        lora_expand(*update, qkv.flatten(1))
+        update = None
+    low = slot_of_row = b = ranks = factors = summands = scaled = None
+    b_stride = ranks_stride = 0
+    rank = modules = 1
+    if update is not None:
+        tile, warps = _CONFIG_OF_UPDATED
+        low, weights, (_, _, slot_of_row) = update
+        b, ranks, (factors, summands, scaled) = weights.b, weights.ranks, weights.scaling or (None, None, None)
+        assert weights.scaling is None or lies_beside(weights.scaling, weights)
+        b_stride, ranks_stride = b.stride(0), ranks.stride(0)
+        rank, modules = b.shape[2], len(weights.rows)
+        assert slot_of_row is not None and modules in (1, 3)
     _qk_norm_rope_and_cache[(tokens, -(-(heads + 2 * kv_heads) // tile))](
-        qkv, norm, cos, sin, keys, values, slot_mapping, q, scales, qkv.stride(0), eps,
+        qkv, norm, cos, sin, keys, values, slot_mapping, q, scales,
+        low, slot_of_row, b, ranks, factors, summands, scaled, b_stride, ranks_stride, qkv.stride(0), eps,
         MOST=LARGEST.get(keys.dtype, 0.0), HEADS=heads, KV_HEADS=kv_heads, D=d, HALF=half,
-        HALF_BLOCK=_block(half), REST_BLOCK=_block(d - 2 * half),
+        HALF_BLOCK=_block(half), REST_BLOCK=_block(d - 2 * half), RANK=rank, MODULES=modules, BLOCK_R=_BLOCK_R,
         TILE=tile, OVERLAP=overlap, num_warps=warps, launch_pdl=overlap,
     )  # fmt: skip
 
@@ -58,7 +81,7 @@ def _block(n: int) -> int:
 
 
 @fast_launch
-@triton.jit(do_not_specialize_on_alignment=["slot_mapping"])
+@triton.jit(do_not_specialize_on_alignment=["slot_mapping", "slot_of_row", "ranks", "factors", "summands", "scaled"])
 def _qk_norm_rope_and_cache(
     qkv,
     norm,
@@ -69,6 +92,15 @@ def _qk_norm_rope_and_cache(
     slot_mapping,
     q,
     scales,
+    low,
+    slot_of_row,
+    b,
+    ranks,
+    factors,
+    summands,
+    scaled,
+    b_stride,
+    ranks_stride,
     qkv_token,
     eps,
     MOST: tl.constexpr,
@@ -78,6 +110,9 @@ def _qk_norm_rope_and_cache(
     HALF: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
+    RANK: tl.constexpr,
+    MODULES: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -91,6 +126,20 @@ def _qk_norm_rope_and_cache(
     turns = inside[:, None] & (turning < HALF)[None, :]
     rests = inside[:, None] & (resting < D - 2 * HALF)[None, :]
     own = (head * D)[:, None]
+    if low is not None:
+        slot = tl.load(slot_of_row + token)
+        used = tl.load(ranks + (slot - 1) * ranks_stride, slot != 0, 0)
+        changed = head < tl.where(used != 0, HEADS + 2 * KV_HEADS, 0)
+        b += (slot - 1) * b_stride + (head * D * RANK)[:, None, None] + tl.arange(0, BLOCK_R)[None, None, :]
+        if scaled is not None:
+            scaled += (slot - 1) * ranks_stride
+            factors += (slot - 1) * b_stride + own
+            summands += (slot - 1) * b_stride + own
+        if HALF > 0:
+            first_b = _of_b(b, turning, changed[:, None] & (turning < HALF)[None, :], RANK)
+            second_b = _of_b(b, turning + HALF, changed[:, None] & (turning < HALF)[None, :], RANK)
+        if D > 2 * HALF:
+            rest_b = _of_b(b, resting + 2 * HALF, changed[:, None] & (resting < D - 2 * HALF)[None, :], RANK)
     wait_for_inputs(OVERLAP)
     row = qkv + token * qkv_token + own
     total = tl.zeros((TILE,), tl.float32)
@@ -100,6 +149,24 @@ def _qk_norm_rope_and_cache(
     if D > 2 * HALF:
         rest = tl.load(row + 2 * HALF + resting[None, :], rests, 0.0)
     cache_slot = tl.load(slot_mapping + token)
+    if low is not None:  # noqa: SIM102 (decided when it is compiled)
+        if used != 0:
+            module = (head >= HEADS).to(tl.int32) + (head >= HEADS + KV_HEADS).to(tl.int32)
+            its_low = low + token * (MODULES * RANK) + (module * (MODULES // 3) * RANK)[:, None]
+            its_low += tl.arange(0, BLOCK_R)[None, :]
+            if HALF > 0:
+                first = _updated(
+                    first, first_b, b, its_low, factors, summands, scaled, turning, used, turns, RANK, BLOCK_R
+                )
+                second = _updated(
+                    second, second_b, b, its_low, factors, summands, scaled, turning + HALF, used, turns,
+                    RANK, BLOCK_R,
+                )  # fmt: skip
+            if D > 2 * HALF:
+                rest = _updated(
+                    rest, rest_b, b, its_low, factors, summands, scaled, resting + 2 * HALF, used, rests,
+                    RANK, BLOCK_R,
+                )  # fmt: skip
     if norm is not None:
         if HALF > 0:
             total += tl.sum(first.to(tl.float32) * first.to(tl.float32), 1)
@@ -127,6 +194,41 @@ def _qk_norm_rope_and_cache(
         _store(
             rest, q, keys, values, scales, token, cache_slot, head, resting + 2 * HALF, rests, MOST, HEADS, KV_HEADS, D
         )
+
+
+@triton.jit
+def _of_b(b, column, mask, RANK: tl.constexpr):
+    """[heads, columns, ranks]; b has pointers to each head's first column."""
+    return tl.load(b + (column * RANK)[None, :, None], mask[:, :, None], 0.0)
+
+
+@triton.jit
+def _updated(
+    x,
+    first_b,
+    b,
+    low,
+    factors,
+    summands,
+    scaled,
+    column,
+    used,
+    mask,
+    RANK: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    """x [heads, columns] as an adapter's magnitudes scale it, plus B A x: `first_b` has B's first ranks, low [heads,
+    ranks] points to A x."""
+    sums = x.to(tl.float32)
+    if scaled is not None:  # noqa: SIM102 (decided when it is compiled)
+        if tl.load(scaled) != 0:
+            factor = tl.load(factors + column[None, :], mask, 0.0).to(tl.float32)
+            sums += sums * factor + tl.load(summands + column[None, :], mask, 0.0).to(tl.float32)
+    sums += tl.sum(first_b.to(tl.float32) * tl.load(low).to(tl.float32)[:, None, :], 2)
+    for first in range(BLOCK_R, used, BLOCK_R):
+        more = _of_b(b + first, column, mask, RANK).to(tl.float32)
+        sums += tl.sum(more * tl.load(low + first).to(tl.float32)[:, None, :], 2)
+    return sums.to(x.dtype)
 
 
 @triton.jit

@@ -45,8 +45,8 @@ def check(
     blocks = 4 if tokens <= 24 else -(-tokens // 8)
     caches = torch.full((2, 2, blocks, 8, kv_heads, d), NAN, dtype=dtype, device=device)
     found, expected = (torch.full((tokens, heads, d), NAN, dtype=dtype, device=device) for _ in range(2))
-    qk_norm_rope_and_cache(qkv, weight, 1e-3, cos, sin, *caches[0], slot_mapping, found)
-    reference.qk_norm_rope_and_cache(qkv, weight, 1e-3, cos, sin, *caches[1], slot_mapping, expected)
+    qk_norm_rope_and_cache(qkv, weight, 1e-3, cos, sin, None, *caches[0], slot_mapping, found)
+    reference.qk_norm_rope_and_cache(qkv, weight, 1e-3, cos, sin, None, *caches[1], slot_mapping, expected)
     assert torch.equal(wide, before)
     assert torch.equal(caches[0].isnan(), caches[1].isnan())  # nothing else is touched
     largest = 1.0 if not tokens else float(expected.float().abs().max())
@@ -85,8 +85,8 @@ def test_the_norm_rounds_as_the_reference_does(dtype: torch.dtype, device: str) 
         keys, values = torch.zeros((2, 2, 8, 1, 64), dtype=dtype, device=device)
         found, expected = (torch.empty((9, 4, 64), dtype=dtype, device=device) for _ in range(2))
         slot_mapping = torch.arange(9, device=device)
-        qk_norm_rope_and_cache(qkv, weight, 1e-6, None, None, keys, values, slot_mapping, found)
-        reference.qk_norm_rope_and_cache(qkv, weight, 1e-6, None, None, keys, values, slot_mapping, expected)
+        qk_norm_rope_and_cache(qkv, weight, 1e-6, None, None, None, keys, values, slot_mapping, found)
+        reference.qk_norm_rope_and_cache(qkv, weight, 1e-6, None, None, None, keys, values, slot_mapping, expected)
         assert (found != expected).float().mean() < 0.01
 
 

@@ -115,8 +115,8 @@ def test_storing(cache: torch.dtype, dtype: torch.dtype, rotated: bool, device: 
         torch.zeros(2, 3, BLOCK_SIZE, KV_HEADS, D, dtype=torch.uint8, device=device).view(cache) for _ in range(2)
     ]
     found, expected = (torch.empty(tokens, HEADS, D, dtype=dtype, device=device) for _ in range(2))
-    qk_norm_rope_and_cache(qkv, None, 0.0, cos, sin, *caches[0], places, found, scales)
-    rowwise_attention.qk_norm_rope_and_cache(qkv, None, 0.0, cos, sin, *caches[1], places, expected, scales)
+    qk_norm_rope_and_cache(qkv, None, 0.0, cos, sin, None, *caches[0], places, found, scales)
+    rowwise_attention.qk_norm_rope_and_cache(qkv, None, 0.0, cos, sin, None, *caches[1], places, expected, scales)
     assert_near(found, expected)
     own, other = (each.float() for each in caches)
     assert (own == other).float().mean() > 0.99
