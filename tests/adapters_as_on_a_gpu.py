@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.layers import factory
 from quire.lora.updates import LowRankUpdates
-from quire.planning import adapter_memory
 from quire.worker import model_runner
 from quire.worker.adapter_rows import AdapterRows
 from quire.worker.worker_parts import WorkerParts
@@ -23,10 +21,3 @@ def serve_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(WorkerParts, "updates", updates)
     monkeypatch.setattr(model_runner, "AdapterRows", lambda updates, on_gpu: AdapterRows(updates, on_gpu=True))
-    serve_experts(monkeypatch)
-
-
-def serve_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adapters may change experts on GPUs too."""
-    monkeypatch.setattr(factory, "EXPERTS_ON_GPUS", True)
-    monkeypatch.setattr(adapter_memory, "EXPERTS_ON_GPUS", True)
