@@ -11,9 +11,7 @@ from torch import Tensor
 
 from quire.kernels.dispatch import KERNELS, kernel
 from quire.kernels.reference.lora import LowRankWeights, Tiles
-from quire.layers import factory
 from quire.lora.updates import LowRankUpdates
-from quire.planning import adapter_memory
 from quire.worker import model_runner
 from quire.worker.adapter_rows import AdapterRows
 from quire.worker.worker_parts import WorkerParts
@@ -30,7 +28,6 @@ def serve_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     if KERNELS["linear", "cpu"] != KERNELS["linear", "cuda"]:
         monkeypatch.setitem(KERNELS, ("linear_and_shrink", "cpu"), f"{__name__}:linear_and_shrink")
     monkeypatch.setattr(model_runner, "AdapterRows", lambda updates, on_gpu: AdapterRows(updates, on_gpu=True))
-    serve_experts(monkeypatch)
 
 
 def linear_and_shrink(
@@ -38,9 +35,3 @@ def linear_and_shrink(
 ) -> tuple[Tensor, Tensor]:
     """A CPU's product, and A x as a GPU has it."""
     return kernel("linear", "cpu")(x, packed, bias), kernel("lora_shrink", "cuda")(x, weights, tiles)
-
-
-def serve_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adapters may change experts on GPUs too."""
-    monkeypatch.setattr(factory, "EXPERTS_ON_GPUS", True)
-    monkeypatch.setattr(adapter_memory, "EXPERTS_ON_GPUS", True)

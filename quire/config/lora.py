@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from quire.errors import ConfigError
 
 _HIGHEST_RANK = 256
-EXPERTS_ON_GPUS = False
-"""Whether adapters may change experts on GPUs too: not before tests/gpu/test_lora_experts.py has passed on one. Then
-this goes, and with it the condition where it is read in `layers/factory.py` and `planning/adapter_memory.py`."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from quire.attention.backend import AttentionLayer
 from quire.collectives.collectives import Collectives, OneRank
 from quire.collectives.delta import Delta
 from quire.collectives.engine_group import ExpertLayers
-from quire.config.lora import EXPERTS_ON_GPUS
 from quire.layers.adapted_experts import AdaptedExperts, SeparatelyAdaptedExperts
 from quire.layers.adapted_linear import AdaptedLinear
 from quire.layers.attention import Attention, Heads
@@ -228,7 +227,7 @@ class LayerFactory:
             if base.separate is None:
                 return used
             return SeparatelyAdaptedExperts(used, base.separate, self._updates.updates_of_experts(shape, whole, cut))
-        if not EXPERTS_ON_GPUS or base.adaptable is None:
+        if base.adaptable is None:
             return used
         return AdaptedExperts(used, base.adaptable, self._updates.updates_of_experts(shape, whole, cut))
 

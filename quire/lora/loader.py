@@ -1,4 +1,4 @@
-"""Brings adapters to the device in a thread of its own, so that no step waits for reading.
+"""Brings adapters to the device in threads of its own, so that no step waits for reading.
 
 Keeps the last used ones in host memory. Knows nothing about which requests want them.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import NamedTuple
 
 import torch
 
@@ -19,6 +21,16 @@ from quire.messages.workers import AdapterLoaded
 
 Read = Callable[[str], HostAdapter]
 """Reads the files of an adapter's path."""
+_READ_AT_ONCE = 4
+"""Adapters, at most: reading and hashing one keeps a core busy."""
+
+
+class _Wanted(NamedTuple):
+    """An adapter that is to be loaded, and the slot that it goes to; `reading` is what reads it, if anything does."""
+
+    adapter: Adapter
+    slot: int
+    reading: Future[HostAdapter] | None
 
 
 class AdapterLoader:
@@ -61,22 +73,39 @@ class AdapterLoader:
         self._thread.join()
 
     def _run(self) -> None:
+        """Adapters come in the order in which they were wanted, and some are read ahead of their turn."""
+        ahead: deque[_Wanted] = deque()
         with torch.inference_mode():
-            while (wanted := self._wanted.get()) is not None:
-                adapter, slot = wanted
-                try:
-                    digest, error = self._load(adapter, slot), ""
-                except QuireError as refused:
-                    digest, error = adapter.digest, refused.message
-                except Exception as failure:  # of memory, say: the engine goes on without this adapter
-                    digest, error = adapter.digest, f"{type(failure).__name__}: {failure}"
-                self._report(AdapterLoaded(Adapter(adapter.name, adapter.path, digest), slot, error))
+            while True:
+                while len(ahead) < _READ_AT_ONCE and not (ahead and self._wanted.empty()):
+                    if (wanted := self._wanted.get()) is None:
+                        for each in ahead:
+                            self._finish(each)
+                        return
+                    ahead.append(self._begin(*wanted, {each.adapter.digest for each in ahead}))
+                self._finish(ahead.popleft())
 
-    def _load(self, adapter: Adapter, slot: int) -> str:
+    def _begin(self, adapter: Adapter, slot: int, others: set[str]) -> _Wanted:
+        """Begin to read it, unless it is in host memory or will be: among `others`, which come before it."""
+        known = adapter.digest and (adapter.digest in self._host or adapter.digest in others)
+        return _Wanted(adapter, slot, None if known else self._read_beside(adapter.path))
+
+    def _finish(self, wanted: _Wanted) -> None:
+        adapter = wanted.adapter
+        try:
+            digest, error = self._load(wanted), ""
+        except QuireError as refused:
+            digest, error = adapter.digest, refused.message
+        except Exception as failure:  # of memory, say: the engine goes on without this adapter
+            digest, error = adapter.digest, f"{type(failure).__name__}: {failure}"
+        self._report(AdapterLoaded(Adapter(adapter.name, adapter.path, digest), wanted.slot, error))
+
+    def _load(self, wanted: _Wanted) -> str:
         """The digest of what was loaded."""
+        adapter, slot = wanted.adapter, wanted.slot
         host = self._host.get(adapter.digest)
         if host is None:
-            host = self._read(adapter.path)
+            host = (wanted.reading or self._read_beside(adapter.path)).result()
             if adapter.digest and host.digest != adapter.digest:
                 raise CheckpointError(
                     f"The files of adapter '{adapter.name}' in {adapter.path} have changed since it was loaded: load "
@@ -89,3 +118,19 @@ class AdapterLoader:
         if slot:
             self._memory.write(slot, host)
         return host.digest
+
+    def _read_beside(self, path: str) -> Future[HostAdapter]:
+        """In a thread that does not keep the process from ending."""
+        reading: Future[HostAdapter] = Future()
+
+        def read() -> None:
+            try:
+                with torch.inference_mode():
+                    adapter = self._read(path)
+            except BaseException as error:
+                reading.set_exception(error)
+            else:
+                reading.set_result(adapter)
+
+        threading.Thread(target=read, name="adapter", daemon=True).start()
+        return reading

@@ -37,6 +37,12 @@ class BufferRing:
         self.device_steps = torch.zeros(_COPY_PROGRAMS, dtype=torch.int64, device=device)
         self._host_steps = 0
 
+    def await_device(self) -> None:
+        """Wait until the device has run all that was launched, where nobody waits for results of the steps that were
+        staged: then every buffer may be written again."""
+        if self.device.type != "cpu":
+            torch.cuda.current_stream(self.device).synchronize()
+
     def advance(self) -> int:
         """Begin a step; the index of its buffer."""
         self._host_steps += 1

@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 
 from quire import LLM
-from quire.config.lora import EXPERTS_ON_GPUS
 from quire.lora.step_tiles import Adapted
 from quire.worker.cuda_graphs import CudaGraphs
 from quire.worker.graph_shapes import GraphShape
-from tests.adapters_as_on_a_gpu import serve_experts
 from tests.checkpoints import make_tiny
 from tests.gpu.several_cards import NEEDS_TWO
 from tests.gpu.test_parity import BLOCKS, SETTINGS, TIE, wait_for_swap_space
@@ -36,11 +34,6 @@ LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 3, "max_cpu_loras": 3,
 NAMES: list[str | None] = ["experts", None, "others", "experts", "attention", None, "others"]
 LENGTHS = [9, 21, 40, 1, 33, 18, 5]
 TOKENS = 16
-
-
-@pytest.fixture(autouse=True)
-def experts_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve_experts(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +141,6 @@ def test_rounded_text_is_near_pefts(case: str, settings: dict[str, Any], stage_o
 
 
 @NEEDS_TWO
-@pytest.mark.skipif(not EXPERTS_ON_GPUS, reason="ranks are processes of their own, in which experts are refused yet")
 @pytest.mark.parametrize("whole_experts", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_say_what_peft_says(case: str, whole_experts: bool, stage_of: Callable[[str], Stage]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
@@ -17,9 +18,11 @@ from tests.lora.adapter_files import Base, small_updates, write
 
 
 class Loader:
-    """A loader, and what it has read."""
+    """A loader, and what it has begun to read. Reads wait for `may_read`."""
 
     def __init__(self, kept: int = 2) -> None:
+        self.may_read = threading.Event()
+        self.may_read.set()
         self.updates: LowRankUpdates = small_updates()
         self.memory = AdapterMemory(self.updates, torch.float32, torch.device("cpu"))
         self.read: list[str] = []
@@ -27,13 +30,21 @@ class Loader:
 
     def _read(self, path: str) -> HostAdapter:
         self.read.append(Path(path).name)
+        assert self.may_read.wait(60)
         return read_adapter(Path(path), self.updates, torch.float32, Base)
 
     def load(self, adapter: Adapter, slot: int = 0) -> AdapterLoaded:
         self.loader.load(adapter, slot)
+        (loaded,) = self.loaded(1)
+        return loaded
+
+    def loaded(self, number: int) -> list[AdapterLoaded]:
+        """The next ones that have come."""
+        found: list[AdapterLoaded] = []
         for _ in range(12_000):
-            if loaded := self.loader.loaded():
-                return loaded[0]
+            found += self.loader.loaded()
+            if len(found) >= number:
+                return found
             time.sleep(0.005)
         raise AssertionError("nothing came")
 
@@ -87,3 +98,36 @@ def test_whatever_goes_wrong_refuses_one_adapter(tmp_path: Path, error: Exceptio
     own.loader._read = read
     assert not own.load(Adapter("b", str(write(tmp_path / "b")), "")).error
     own.loader.close()
+
+
+def test_some_are_read_at_once_and_come_in_their_order(tmp_path: Path) -> None:
+    """One that is wanted twice is read once."""
+    own = Loader(kept=9)
+    known = own.load(Adapter("known", str(write(tmp_path / "known")), "")).adapter
+    own.loader._host.clear()
+    own.read.clear()
+    own.may_read.clear()
+    adapters = [Adapter(name, str(write(tmp_path / name)), "") for name in "abcdef"]
+    wanted = [known, adapters[0], known, *adapters[1:]]
+    for number, adapter in enumerate(wanted):
+        own.loader.load(adapter, 1 + number % 2)
+    for _ in range(12_000):
+        if len(own.read) == 3:
+            break
+        time.sleep(0.005)
+    time.sleep(0.1)
+    assert sorted(own.read) == ["a", "b", "known"], "four of them are on their way"
+    own.may_read.set()
+    loaded = own.loaded(len(wanted))
+    assert [each.adapter.name for each in loaded] == [each.name for each in wanted]
+    assert not any(each.error for each in loaded)
+    assert sorted(own.read) == ["a", "b", "c", "d", "e", "f", "known"]
+    own.loader.close()
+
+
+def test_what_is_wanted_before_the_end_still_comes(tmp_path: Path) -> None:
+    own = Loader()
+    for name in "abcdef":
+        own.loader.load(Adapter(name, str(write(tmp_path / name)), ""), 0)
+    own.loader.close()
+    assert [each.adapter.name for each in own.loaded(6)] == list("abcdef")

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.processes.garbage import CALM_SEQUENCES, begin_serving, collect_in_calm, collecting, no_collection
+from quire.processes.garbage import (
+    CALM_SEQUENCES,
+    begin_serving,
+    collect_in_calm,
+    collecting,
+    no_collection,
+    rare_collection,
+)
 from quire.processes.launch import Pulse, Report
 
 
@@ -78,3 +85,19 @@ def test_nothing_is_searched_within_and_all_is_as_before_afterwards(searches: li
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_a_call_that_generates_is_seldom_searched(searches: list[int]) -> None:
+    """In a program whose thresholds are Python's, and are afterwards."""
+    gc.set_threshold(50, 10, 10)
+    kept = make_objects(20_000)
+    assert 2 in searches
+    with rare_collection():
+        searches.clear()
+        kept += make_objects(20_000)
+        assert 1 in searches
+        assert 2 not in searches
+        kept += make_objects(200_000)
+        assert 2 in searches
+    assert gc.get_threshold() == (50, 10, 10)
+    del kept

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from quire.lora.step_tiles import Adapted
+from quire.worker import buffer_ring, model_runner
+from quire.worker.buffer_ring import BufferRing
 from quire.worker.graph_shapes import GraphShape, GraphShapes
 from quire.worker.host_batch import HostBatch
 from quire.worker.model_runner import ModelRunner
@@ -16,6 +18,19 @@ from tests.worker.driver import Driver, config_for
 from tests.worker.replay_by_running import ReplayByRunning
 
 MOST = 128
+
+
+class LateRing(BufferRing):
+    """Of a device that runs nothing until it is awaited: no buffer that it has yet to copy may be written."""
+
+    _begun = 0
+
+    def await_device(self) -> None:
+        self._begun = self._host_steps
+
+    def advance(self) -> int:
+        assert self._host_steps - self._begun < self.size
+        return super().advance()
 
 
 @pytest.mark.parametrize("precompiled", [False, True])
@@ -58,3 +73,15 @@ def test_steps_with_adapters_are_captured_beside_those_without(tmp_path: Path, m
     kinds = [Adapted.NOTHING, Adapted.PROJECTIONS]
     assert list(graphs._steps) == [(shape, adapted) for shape in shapes for adapted in kinds]
     assert found == kinds * len(shapes)
+
+
+def test_steps_of_the_dummy_wait_for_a_slow_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With adapters there are two of each size, more than there are buffers, and nobody asks for their results."""
+    monkeypatch.setattr(model_runner, "BufferRing", LateRing)
+    monkeypatch.setattr(buffer_ring, "_has_memory", lambda device: True)
+    config = config_for(make_llama(tmp_path, tokenizer=False), enforce_eager=True, enable_lora=True)
+    runner = Driver(config).worker._runner
+    ring = runner._staging._ring
+    before = ring._host_steps
+    runner.run_largest()
+    assert ring._host_steps - before == 6 > ring.size

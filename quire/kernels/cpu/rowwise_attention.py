@@ -27,7 +27,7 @@ def qk_norm_rope_and_cache(
 ) -> None:
     """Arguments as in reference/rowwise_attention.py."""
     if update is not None:
-        lora_expand(*update, qkv.flatten(1))
+        lora_expand(*update, qkv.view(len(qkv), -1))
     kernels = library()
     whole = all(t is None or t.is_contiguous() for t in (qkv, cos, sin, keys, values, slot_mapping, q))
     served = kernels is not None and whole and kernels.serves(qkv, cos, sin, q)

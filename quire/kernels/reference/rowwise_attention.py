@@ -44,7 +44,7 @@ def qk_norm_rope_and_cache(
             come out multiplied with their head's of keys. None: as they are.
     """
     if update is not None:
-        lora_expand(*update, qkv.flatten(1))
+        lora_expand(*update, qkv.view(len(qkv), -1))
     heads, kv_heads = q.shape[1], keys.shape[2]
     qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
     if norm is not None:

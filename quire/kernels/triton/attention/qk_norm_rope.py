@@ -53,7 +53,7 @@ def qk_norm_rope_and_cache(
     overlap = can_overlap(qkv.device)
     tile, warps = next((config for most, *config in _CONFIGS if tokens <= most), _CONFIG_OF_MANY)
     if update is not None and tokens > _MOST_UPDATED:
-        lora_expand(*update, qkv.flatten(1))
+        lora_expand(*update, qkv.view(len(qkv), -1))
         update = None
     low = slot_of_row = b = ranks = factors = summands = scaled = None
     b_stride = ranks_stride = 0

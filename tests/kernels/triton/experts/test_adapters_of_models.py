@@ -22,6 +22,7 @@ from tests.offline.test_lora import Stage, random_prompts
 from tests.offline.test_lora_experts import EXPERTS
 from tests.worker.replay_by_running import ReplayByRunning
 
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are not interpreted where there is a card")
 TOKENS = 3
 LENGTHS = (3, 9, 1, 4, 6)
 NAMES: list[str | None] = ["experts", None, "others", "experts", "attention"]
@@ -31,9 +32,9 @@ KINDS = EXPERTS | {"attention": {"rank": 4, "modules": ("q_proj", "k_proj")}}
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Experts' products are its kernels'."""
+    """Experts' products are its kernels', and what finishes low-rank updates of attention."""
     serve_as_a_gpu(monkeypatch)
-    for op in ("route", "pack_experts", "experts", "adapted_experts"):
+    for op in ("route", "pack_experts", "experts", "adapted_experts", "qk_norm_rope_and_cache"):
         monkeypatch.setitem(KERNELS, (op, "cpu"), KERNELS[op, "cuda"])
 
 
