@@ -4,8 +4,13 @@ experts' products all together. Which kernels compute is the test's to say.
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import pytest
+from torch import Tensor
+
+from quire.kernels.dispatch import KERNELS, kernel
+from quire.kernels.reference.lora import LowRankWeights, Tiles
 from quire.lora.updates import LowRankUpdates
 from quire.worker import model_runner
 from quire.worker.adapter_rows import AdapterRows
@@ -20,4 +25,13 @@ def serve_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return LowRankUpdates(lora.max_loras, lora.max_lora_rank, "cuda") if lora.enable_lora else None
 
     monkeypatch.setattr(WorkerParts, "updates", updates)
+    if KERNELS["linear", "cpu"] != KERNELS["linear", "cuda"]:
+        monkeypatch.setitem(KERNELS, ("linear_and_shrink", "cpu"), f"{__name__}:linear_and_shrink")
     monkeypatch.setattr(model_runner, "AdapterRows", lambda updates, on_gpu: AdapterRows(updates, on_gpu=True))
+
+
+def linear_and_shrink(
+    x: Tensor, packed: Any, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles
+) -> tuple[Tensor, Tensor]:
+    """A CPU's product, and A x as a GPU has it."""
+    return kernel("linear", "cpu")(x, packed, bias), kernel("lora_shrink", "cuda")(x, weights, tiles)

@@ -135,6 +135,8 @@ KERNELS: dict[tuple[str, str], str] = {
     ("note_drafts", "cuda"): "quire.kernels.triton.drafts:note_drafts",
     ("lora_shrink", "cpu"): "quire.kernels.cpu.lora:lora_shrink",
     ("lora_shrink", "cuda"): "quire.kernels.triton.lora:lora_shrink",
+    ("linear_and_shrink", "cpu"): "quire.kernels.cpu.lora:linear_and_shrink",
+    ("linear_and_shrink", "cuda"): "quire.kernels.triton.lora_linear:linear_and_shrink",
     ("lora_expand", "cpu"): "quire.kernels.cpu.lora:lora_expand",
     ("lora_expand", "cuda"): "quire.kernels.triton.lora:lora_expand",
     ("lora_expand_silu_and_mul", "cpu"): "quire.kernels.cpu.lora:lora_expand_silu_and_mul",

@@ -37,13 +37,13 @@ class AdaptedLinear:
         if not self._update.active:
             return self._base(x)
         assert isinstance(x, Tensor)
-        low = self._update.shrink(x)
-        return PendingUpdate(self._update, low, self._base.behind(x))
+        y, low = self._base.and_shrink(x, self._update)
+        return PendingUpdate(self._update, low, y)
 
     def silu_and_mul(self, x: Rows) -> Tensor:
         """[tokens, columns] → [tokens, half of the rows], see Linear."""
         if not self._update.active:
             return self._base.silu_and_mul(x)
         assert isinstance(x, Tensor)
-        low = self._update.shrink(x)
-        return self._update.expand_silu_and_mul(low, self._base.behind(x))
+        y, low = self._base.and_shrink(x, self._update)
+        return self._update.expand_silu_and_mul(low, y)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.kernels.reference.quantized_rows import Rows
-from quire.quantization.scheme import LinearPart, LinearShape, LinearWeight, OverlappingWeight, RowForm, WeightScheme
+from quire.lora.updates import LowRankUpdate
+from quire.quantization.scheme import LinearPart, LinearShape, LinearWeight, RowForm, UpdatedWeight, WeightScheme
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.shards import Shards
 from quire.weights.tensor_options import TensorOptions
@@ -92,12 +93,13 @@ class Linear:
         """[tokens, columns] → [tokens, half of the rows]: silu of the first half of the outputs times the second."""
         return self._weight.multiply_silu_and_mul(x, self._bias)
 
-    def behind(self, x: Tensor) -> Tensor:
-        """The same, where the last kernel has waited for x and makes nothing that this product reads."""
+    def and_shrink(self, x: Tensor, update: LowRankUpdate) -> tuple[Tensor, Tensor]:
+        """The same, and A x of the update."""
         weight = self._weight
-        if isinstance(weight, OverlappingWeight):
-            return weight.multiply_behind(x, self._bias)
-        return weight.multiply(x, self._bias)
+        if isinstance(weight, UpdatedWeight):
+            return weight.multiply_and_shrink(x, self._bias, update.weights, update.tiles)
+        low = update.shrink(x)
+        return weight.multiply(x, self._bias), low
 
 
 def _divided(scheme: WeightScheme, shape: LinearShape, part: LinearPart, options: TensorOptions) -> LinearWeight:

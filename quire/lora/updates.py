@@ -73,36 +73,37 @@ class LowRankUpdate:
         """Whether the step has a token with an adapter."""
         return self._step.tiles is not None
 
+    @property
+    def tiles(self) -> Tiles:
+        """Of the step, when it is active."""
+        assert self._step.tiles is not None
+        return self._step.tiles
+
     def add(self, x: Tensor, y: Tensor, tiles: Tiles) -> None:
         """Add B A x to y [n, outputs], for rows x [n, columns] that are not the step's but those of `tiles`."""
         self._expand(self._shrink(x, self.weights, tiles), self.weights, tiles, y)
 
     def shrink(self, x: Tensor) -> Tensor:
         """A x of tokens with adapters, x [tokens, columns]: comes before the product."""
-        assert self._step.tiles is not None
-        low: Tensor = self._shrink(x, self.weights, self._step.tiles)
+        low: Tensor = self._shrink(x, self.weights, self.tiles)
         return low
 
     def expand(self, low: Tensor, y: Tensor) -> None:
         """Add B A x to the product's rows, y [tokens, outputs]."""
-        assert self._step.tiles is not None
-        self._expand(low, self.weights, self._step.tiles, y)
+        self._expand(low, self.weights, self.tiles, y)
 
     def of_rows(self, low: Tensor) -> RowUpdate:
         """What is to be added to the product's rows."""
-        assert self._step.tiles is not None
-        return RowUpdate(low, self.weights, self._step.tiles)
+        return RowUpdate(low, self.weights, self.tiles)
 
     def rms_norm(self, low: Tensor, x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor) -> None:
         """See reference/norm.py, after B A x is added to delta, which is used up."""
-        assert self._step.tiles is not None
-        self._rms_norm(low, self.weights, self._step.tiles, x, weight, eps, out, delta)
+        self._rms_norm(low, self.weights, self.tiles, x, weight, eps, out, delta)
 
     def expand_silu_and_mul(self, low: Tensor, y: Tensor) -> Tensor:
         """silu of the changed outputs' first half times the second, [tokens, outputs / 2]; y is used up."""
-        assert self._step.tiles is not None
         out = y.new_empty((y.shape[0], y.shape[1] // 2))
-        self._expand_silu_and_mul(low, self.weights, self._step.tiles, y, out)
+        self._expand_silu_and_mul(low, self.weights, self.tiles, y, out)
         return out
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.expert_adapters import ExpertAdapters
+from quire.kernels.reference.lora import LowRankWeights, Tiles
 from quire.kernels.reference.quantized_rows import Rows
 from quire.quantization.scheme import EmbeddingShape, ExpertsShape, LinearShape, RowForm
 from quire.weights.checkpoint import Checkpoint, WeightSpec
@@ -42,6 +43,7 @@ class DenseWeight:
         self._pack = kernel("pack_linear", options.device.type)
         self._linear = kernel("linear", options.device.type)
         self._linear_silu_and_mul = kernel("linear_silu_and_mul", options.device.type)
+        self._linear_and_shrink = kernel("linear_and_shrink", options.device.type)
         self._packed: Any
 
     def weight_specs(self) -> Iterator[WeightSpec]:
@@ -65,9 +67,11 @@ class DenseWeight:
         self._linear_silu_and_mul(x, self._packed, bias, out)
         return out
 
-    def multiply_behind(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        y: Tensor = self._linear(x, self._packed, bias, behind=True)
-        return y
+    def multiply_and_shrink(
+        self, x: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles
+    ) -> tuple[Tensor, Tensor]:
+        both: tuple[Tensor, Tensor] = self._linear_and_shrink(x, self._packed, bias, weights, tiles)
+        return both
 
 
 def dense_specs(shape: LinearShape) -> Iterator[WeightSpec]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.reference.expert_adapters import ExpertAdapters
+from quire.kernels.reference.lora import LowRankWeights, Tiles
 from quire.kernels.reference.quantized_rows import Rows
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.shards import Cut
@@ -162,11 +163,13 @@ class LinearWeight(Protocol):
 
 
 @runtime_checkable
-class OverlappingWeight(Protocol):
-    """A LinearWeight whose product may run beside the kernel that was launched last."""
+class UpdatedWeight(Protocol):
+    """A LinearWeight whose product is computed together with A x of its rows' low-rank updates."""
 
-    def multiply_behind(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """`multiply`; see `behind` of the op `linear`."""
+    def multiply_and_shrink(
+        self, x: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles
+    ) -> tuple[Tensor, Tensor]:
+        """`multiply`, and A x; see the op `linear_and_shrink`."""
         ...
 
 

@@ -42,6 +42,8 @@ def two_kinds(*modules: str) -> dict[str, dict[str, Any]]:
 REFERENCES = dict.fromkeys(("route", "pack_experts", "experts", "adapted_experts"), "experts") | {
     "lora_shrink": "lora",
     "lora_expand": "lora",
+    "lora_expand_silu_and_mul": "lora",
+    "lora_rms_norm": "lora",
 }
 """What computes experts and updates, by its module."""
 CASES: dict[str, dict[str, dict[str, Any]]] = {

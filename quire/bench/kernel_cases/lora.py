@@ -40,6 +40,19 @@ def _shrink(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int
     )
 
 
+def _linear_and_shrink(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int, ...]) -> KernelCase:
+    outputs = sum(rows)
+
+    def make(device: torch.device) -> Arguments:
+        x, weights, tiles = _arguments(tokens, adapters, rank, columns, rows, device)
+        weight = torch.randn(outputs, columns, dtype=x.dtype, device=device)
+        return (x, kernel("pack_linear", device.type)(weight), None, weights, tiles), {}
+
+    moved = (outputs + adapters * rank * len(rows)) * columns + tokens * (columns + outputs + 2 * len(rows) * rank)
+    name = f"{tokens} × {columns} → {outputs}, {adapters} of rank {rank}"
+    return KernelCase("linear_and_shrink", name, make, moved * _ITEM, 2 * tokens * outputs * columns)
+
+
 def _expand(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int, ...]) -> KernelCase:
     def make(device: torch.device) -> Arguments:
         x, weights, tiles = _arguments(tokens, adapters, rank, columns, rows, device)
@@ -98,11 +111,13 @@ _SHAPES = tuple(
 _BEHIND = {_QKV: _qk_norm_rope_and_cache, _GATE_UP: _expand_silu_and_mul, _DOWN: _rms_norm}
 CASES = (
     *(_shrink(*shape) for shape in _SHAPES),
+    *(_linear_and_shrink(*shape) for shape in _SHAPES),
     *(_expand(*shape) for shape in _SHAPES),
     *(_BEHIND[shape[3:]](*shape) for shape in _SHAPES),
 )
 SMALL_CASES = (
     _shrink(5, 2, 16, 64, (32, 16)),
+    _linear_and_shrink(5, 2, 16, 64, (32, 16)),
     _expand(5, 2, 16, 64, (32, 16)),
     _expand_silu_and_mul(5, 2, 16, 64, (32, 32)),
     _rms_norm(5, 2, 16, 64, (32,)),

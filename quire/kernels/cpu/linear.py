@@ -59,8 +59,8 @@ def packed_shape(rows: int, columns: int, element: int) -> tuple[int, int, int, 
     return (-(-rows // PANEL), -(-columns // group), PANEL, group)
 
 
-def linear(x: Tensor, packed: Tensor | PackedWeight, bias: Tensor | None, *, behind: bool = False) -> Tensor:
-    """Arguments as in reference/linear.py; kernels run one after the other."""
+def linear(x: Tensor, packed: Tensor | PackedWeight, bias: Tensor | None) -> Tensor:
+    """Arguments as in reference/linear.py."""
     if isinstance(packed, PackedWeight):
         y = torch.empty((x.shape[0], packed.rows), dtype=x.dtype)
         _multiply("linear", x, packed, bias, y)

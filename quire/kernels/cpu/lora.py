@@ -6,6 +6,7 @@ from torch import Tensor
 
 from quire.kernels.cpu.activation import silu_and_mul
 from quire.kernels.cpu.library import Library, library
+from quire.kernels.cpu.linear import PackedWeight, linear
 from quire.kernels.cpu.norm import rms_norm
 from quire.kernels.reference import lora as reference
 from quire.kernels.reference.lora import LowRankWeights, Tiles, lies_beside
@@ -36,6 +37,13 @@ def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
         low.data_ptr(),
     )
     return low
+
+
+def linear_and_shrink(
+    x: Tensor, packed: Tensor | PackedWeight, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles
+) -> tuple[Tensor, Tensor]:
+    """Arguments as in reference/lora.py."""
+    return linear(x, packed, bias), lora_shrink(x, weights, tiles)
 
 
 def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -> None:

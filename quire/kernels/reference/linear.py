@@ -13,12 +13,8 @@ def pack_linear(weight: Tensor) -> Tensor:
     return weight
 
 
-def linear(x: Tensor, packed: Tensor, bias: Tensor | None, *, behind: bool = False) -> Tensor:
-    """x Wᵀ + bias: x [tokens, columns], bias [rows] → [tokens, rows], all of one dtype.
-
-    `behind`: the kernel that was launched last lets others start when it has waited for x, and makes nothing that this
-    product reads; so a version may run beside it.
-    """
+def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """x Wᵀ + bias: x [tokens, columns], bias [rows] → [tokens, rows], all of one dtype."""
     return F.linear(x, packed, bias)
 
 

@@ -2,7 +2,7 @@
 
 Rows are grouped: a tile has rows of one adapter, which share a read of its weights ("segmented gather matrix-vector
 product" of Punica, Chen et al. 2023). Rows without an adapter are in tiles of their own, or in none, and are left
-alone. A x may be computed before the product that is updated, and B A x is added behind it.
+alone. A x is computed before the product that is updated, or together with it, and B A x is added behind it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from quire.kernels.reference.activation import silu_and_mul
+from quire.kernels.reference.linear import linear
 from quire.kernels.reference.norm import rms_norm
 
 
@@ -92,6 +93,21 @@ def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
         a = weights.a[slot - 1].view(-1, most, x.shape[1])[:, :rank]  # [modules, rank, columns]
         low[places, :, :rank] = (x[rows] @ a.flatten(0, 1).T).view(len(rows), -1, rank)
     return low.flatten(1)
+
+
+def linear_and_shrink(
+    x: Tensor, packed: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles
+) -> tuple[Tensor, Tensor]:
+    """The product that is updated, and A x.
+
+    Args:
+        x, packed, bias: As in `linear`.
+        weights, tiles: As in `lora_shrink`.
+
+    Returns:
+        What both return.
+    """
+    return linear(x, packed, bias), lora_shrink(x, weights, tiles)
 
 
 def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -> None:

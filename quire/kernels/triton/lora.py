@@ -2,8 +2,8 @@
 
 Both kernels move little and wait for memory, so what counts is how many reads follow from one another, and how much of
 them hides behind other kernels. A x is computed while the product that is updated runs, which has what it needs as soon
-as A x can begin. Several programs share a row, and the last of them adds up what all have, in the order of the columns.
-B's weights are read while the product ends.
+as A x can begin; `lora_linear.py` has both in one launch. Several programs share a row, and the last of them adds up
+what all have, in the order of the columns. B's weights are read while the product ends.
 
 Launches are made for the most tiles that a step of this size can have, so that they can stand in a CUDA graph; a
 program whose tile is empty ends at once.
@@ -63,7 +63,9 @@ def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
 
 def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -> None:
     """Arguments as in reference/lora.py: y is contiguous, and there are up to three modules. `lora_shrink` was launched
-    before the product that made y, and nothing between them but kernels that wait for their inputs.
+    before the product that made y, and nothing between them but kernels that wait for their inputs; or one launch made
+    both. So when this kernel starts, all kernels before A x have ended, and it may read what they wrote, like `tiles`,
+    before it waits.
     """
     assert y.is_contiguous() and len(weights.rows) <= 3
     number, size = tiles.rows.shape
@@ -207,26 +209,26 @@ def store_split_sum(
     arrived,
     block,
     split,
-    SPLITS: tl.constexpr,
+    splits,
     SPLITS_UP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    """Store sums [BLOCK_M, BLOCK_R] of all columns, of which each of SPLITS programs has a part: the last one adds them
-    up, in the order of the columns."""
-    if SPLITS == 1:
+    """Store sums [BLOCK_M, BLOCK_R] of all columns, of which each of `splits` programs, SPLITS_UP at most, has a part:
+    the last one adds them up, in the order of the columns."""
+    if splits == 1:
         tl.store(to, sums.to(to.dtype.element_ty), mask)
     else:
         SIZE: tl.constexpr = BLOCK_M * BLOCK_R
         own_part = tl.arange(0, BLOCK_M)[:, None] * BLOCK_R + tl.arange(0, BLOCK_R)[None, :]
-        tl.store(partial + (block * SPLITS + split) * SIZE + own_part, sums)
+        tl.store(partial + (block * splits + split) * SIZE + own_part, sums)
         tl.debug_barrier()  # every thread's part is written before one of them says so
-        if tl.atomic_add(arrived + block, 1) == SPLITS - 1:
+        if tl.atomic_add(arrived + block, 1) == splits - 1:
             tl.store(arrived + block, 0)
             part = tl.arange(0, SPLITS_UP)
             others = tl.load(
-                partial + (block * SPLITS + part)[:, None, None] * SIZE + own_part[None, :, :],
-                (part < SPLITS)[:, None, None],
+                partial + (block * splits + part)[:, None, None] * SIZE + own_part[None, :, :],
+                (part < splits)[:, None, None],
                 0.0,
                 cache_modifier=".cg",
             )

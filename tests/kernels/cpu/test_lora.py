@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from quire.kernels.cpu import lora as ours
+from quire.kernels.cpu.linear import pack_linear
 from quire.kernels.reference import lora as reference
 from quire.kernels.reference.lora import LowRankWeights, Scaling, Tiles
 from quire.lora.step_tiles import order_tokens
@@ -102,6 +103,18 @@ def test_a_row_is_the_same_whoever_shares_its_step() -> None:
     together = changed(list(range(60)))
     for token in (0, 1, 2, 3, 59):
         torch.testing.assert_close(changed([token])[0], together[token], rtol=1e-5, atol=1e-4)
+
+
+def test_a_product_and_a_x_are_those_of_both_ops() -> None:
+    weights, tiles = random_weights(16, 70, (40, 8), torch.float32), tiles_of([1, 0, 3])
+    x, w, bias = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) for shape in ((3, 70), (48, 70), 48))
+    for module, packed in ((ours, pack_linear(w)), (reference, w)):
+        y, low = module.linear_and_shrink(x, packed, bias, weights, tiles)
+        expected = torch.nn.functional.linear(x, w, bias)
+        torch.testing.assert_close(y, expected)
+        module.lora_expand(module.lora_shrink(x, weights, tiles), weights, tiles, expected)
+        module.lora_expand(low, weights, tiles, y)
+        torch.testing.assert_close(y, expected)
 
 
 def test_broken_rows_break_nobody_else() -> None:

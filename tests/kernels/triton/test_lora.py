@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.reference import linear as reference_linear
 from quire.kernels.reference import lora as reference
 from quire.kernels.reference import rowwise_attention
 from quire.kernels.reference.lora import LowRankWeights, RowUpdate, Scaling, Tiles
 from quire.kernels.triton import lora as ours
 from quire.kernels.triton.attention.qk_norm_rope import qk_norm_rope_and_cache
-from quire.kernels.triton.linear import linear
+from quire.kernels.triton.lora_linear import linear_and_shrink
 from quire.kernels.triton.lora_norm import lora_rms_norm
 from quire.lora.step_tiles import GPU_TILE, most_tiles, tile_tokens
 
@@ -206,19 +205,19 @@ def test_products_with_updates(tokens: int, gate: bool, device: str) -> None:
     w = (torch.randn(sum(rows), 1_024, device=device) / 32).to(dtype)
     bias = torch.randn(sum(rows), device=device).to(dtype)
 
-    def with_updates(module: Any, multiply: Any) -> Tensor:
-        low = module.lora_shrink(x, weights, tiles)
-        y: Tensor = multiply(x, w, bias, behind=True)
+    def with_updates(module: Any, linear_and_shrink: Any) -> Tensor:
+        y, low = linear_and_shrink(x, w, bias, weights, tiles)
         if not gate:
             module.lora_expand(low, weights, tiles, y)
+            assert isinstance(y, Tensor)
             return y
         out = y.new_empty((tokens, sum(rows) // 2))
         module.lora_expand_silu_and_mul(low, weights, tiles, y, out)
         return out
 
-    expected = with_updates(reference, reference_linear.linear)
+    expected = with_updates(reference, reference.linear_and_shrink)
     for _ in range(20):  # the product does not wait for A x
-        found = with_updates(ours, linear.linear)
+        found = with_updates(ours, linear_and_shrink)
         most = max(1.0, float(expected.float().abs().max()))
         assert (found.float() - expected.float()).abs().max() <= NEAR[dtype] * most
 

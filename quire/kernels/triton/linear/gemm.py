@@ -65,12 +65,12 @@ def gemm(
     """
     rows, outputs = y.shape
     columns = w.shape[1]
-    tiles = _tiles_of(y, config.block_m, config.block_n, gate)
+    tiles = tiles_of(rows, outputs, config, gate)
     if config.splits > 1:
         sums = torch.empty(
             (tiles, config.splits, config.block_m * config.block_n), dtype=torch.float32, device=x.device
         )
-        arrived = _arrivals(tiles, x.device)
+        arrived = arrivals(tiles, x.device)
     else:
         sums = arrived = y  # neither is touched
     _tile_kernel[(tiles, config.splits)](
@@ -100,13 +100,12 @@ def gemm(
     )
 
 
-def _tiles_of(y: Tensor, block_m: int, block_n: int, gate: bool) -> int:
-    """How many tiles of block_m rows of x and block_n rows of W make y [rows, outputs]."""
-    rows, outputs = y.shape
-    return cdiv(outputs, block_n // 2 if gate else block_n) * cdiv(rows, block_m)
+def tiles_of(rows: int, outputs: int, config: GemmConfig, gate: bool = False) -> int:
+    """How many tiles make y [rows, outputs]."""
+    return cdiv(outputs, config.block_n // 2 if gate else config.block_n) * cdiv(rows, config.block_m)
 
 
-def _arrivals(tiles: int, device: torch.device) -> Tensor:
+def arrivals(tiles: int, device: torch.device) -> Tensor:
     """[tiles or more] int32: how many programs of each tile are done. Zeros whenever no product is under way, for the
     last program of a tile puts them back; products of a device run one after another, on one stream."""
     assert tiles <= _MOST_TILES
@@ -143,20 +142,59 @@ def _tile_kernel(
     WAITS_LATE: tl.constexpr,
 ):
     release_dependents(OVERLAP)
-    tile = tl.program_id(0)
+    split = 0
+    splits = 1
+    if SPLIT:
+        split = tl.program_id(1)
+        splits = tl.num_programs(1)
+    multiply_tile(
+        tl.program_id(0), split, splits, x, w, bias, y, sums, arrived, rows, outputs, columns, x_stride,
+        BLOCK_M, BLOCK_N, BLOCK_K, SPLIT, WHOLE, SWAPPED, GATED, BIASED, OVERLAP, WAITS_LATE, False,
+    )  # fmt: skip
+
+
+@triton.jit
+def multiply_tile(
+    tile,
+    split,
+    splits,
+    x,
+    w,
+    bias,
+    y,
+    sums,
+    arrived,
+    rows,
+    outputs,
+    columns,
+    x_stride,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT: tl.constexpr,
+    WHOLE: tl.constexpr,
+    SWAPPED: tl.constexpr,
+    GATED: tl.constexpr,
+    BIASED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    WAITS_LATE: tl.constexpr,
+    RELEASES_LATE: tl.constexpr,
+):
+    """A tile of the product, over one of `splits` parts of the columns. RELEASES_LATE: dependents may start as soon as
+    the inputs are there; else the caller says when."""
     begin, m, w_rows = _tile_at(tile, tl.cdiv(rows, BLOCK_M), outputs, BLOCK_M, BLOCK_N, GATED)
     steps = tl.cdiv(columns, BLOCK_K)
     first = 0
     last = steps
     if SPLIT:
-        split = tl.program_id(1)
-        splits = tl.num_programs(1)
         first = split * steps // splits
         last = (split + 1) * steps // splits
     if OVERLAP:
         fetch_ahead(w, w_rows * columns, first * BLOCK_K, columns, BLOCK_N, 2 * BLOCK_K)
         if not WAITS_LATE:
             wait_for_inputs(OVERLAP)
+    if RELEASES_LATE:
+        release_dependents(OVERLAP)
     values = gemm_loop(
         x,
         m.to(tl.int64) * x_stride,

@@ -38,15 +38,15 @@ def pack_linear(weight: Tensor) -> Tensor:
     return weight
 
 
-def linear(x: Tensor, packed: Tensor, bias: Tensor | None, *, behind: bool = False) -> Tensor:
+def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     """Arguments as in reference/linear.py."""
-    config = _config_for(x, packed, gate=False)
-    if config is None:
-        return F.linear(x, packed, bias)
-    y = x.new_empty((x.shape[0], packed.shape[0]))
-    overlap = OVERLAP and can_overlap(x.device)
-    linear_with_config(x, packed, bias, y, config, gate=False, overlap=overlap, waits_late=behind)
-    return y
+    return _linear(x, packed, bias, waits_late=False)
+
+
+def linear_behind(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """The same beside the kernel that was launched last: that one lets others start when it has waited for x, and makes
+    nothing that this product reads."""
+    return _linear(x, packed, bias, waits_late=True)
 
 
 def linear_silu_and_mul(x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -60,7 +60,7 @@ def linear_silu_and_mul(x: Tensor, packed: Tensor, bias: Tensor | None, out: Ten
         and supports_gated_gemm(x, packed, out)
     ):
         gated_gemm(x, packed, out, overlap)
-    elif (config := _config_for(x, packed, gate=True)) is not None:
+    elif (config := config_for(x, packed, gate=True)) is not None:
         linear_with_config(x, packed, bias, out, config, gate=True, overlap=overlap)
     else:
         silu_and_mul(linear(x, packed, bias), out)
@@ -99,7 +99,8 @@ def linear_with_config(
         gemm(x, w, bias, y, config, gate, overlap, waits_late=waits_late)
 
 
-def _config_for(x: Tensor, w: Tensor, gate: bool) -> LinearConfig:
+def config_for(x: Tensor, w: Tensor, gate: bool) -> LinearConfig:
+    """What multiplies x [rows, columns] with w [outputs, columns]."""
     rows = x.shape[0]
     if not 0 < rows <= UP_TO[-1] or x.dtype == torch.float32 or x.stride(1) != 1 or not is_sm_90(x.device):
         return None
@@ -115,3 +116,13 @@ def tuned_config(outputs: int, columns: int, rows: int, gate: bool) -> LinearCon
 
     size = next(number for number, most in enumerate(UP_TO) if rows <= most)
     return nearest(table, outputs, columns)[size]
+
+
+def _linear(x: Tensor, packed: Tensor, bias: Tensor | None, *, waits_late: bool) -> Tensor:
+    config = config_for(x, packed, gate=False)
+    if config is None:
+        return F.linear(x, packed, bias)
+    y = x.new_empty((x.shape[0], packed.shape[0]))
+    overlap = OVERLAP and can_overlap(x.device)
+    linear_with_config(x, packed, bias, y, config, gate=False, overlap=overlap, waits_late=waits_late)
+    return y

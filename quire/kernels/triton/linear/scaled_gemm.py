@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.kernels.reference.scaled_linear import ScaledWeight
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import fast_launch
-from quire.kernels.triton.linear.gemm import GemmConfig, _arrivals, _tile_at, _tiles_of
+from quire.kernels.triton.linear.gemm import GemmConfig, _tile_at, arrivals, tiles_of
 from quire.kernels.triton.linear.inner_loops import fetch_ahead, gated
 
 BLOCK_COLUMNS = 128
@@ -43,10 +43,10 @@ def scaled_gemm(
     columns = weight.codes.shape[1]
     blocked = weight.scales.shape[1] > 1
     assert not blocked or config.block_k == weight.block[1]
-    tiles = _tiles_of(y, config.block_m, config.block_n, gate)
+    tiles = tiles_of(rows, outputs, config, gate)
     if config.splits > 1:
         size = (tiles, config.splits, config.block_m * config.block_n)
-        sums, arrived = torch.empty(size, dtype=torch.float32, device=y.device), _arrivals(tiles, y.device)
+        sums, arrived = torch.empty(size, dtype=torch.float32, device=y.device), arrivals(tiles, y.device)
     else:
         sums = arrived = y  # neither is touched
     _scaled_tile_kernel[(tiles, config.splits)](
