@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -39,27 +40,48 @@ class LocalAdapters:
     def __init__(self, client: InProcessClient) -> None:
         self._client = client
         self._loaded: dict[LoRARequest, Adapter] = {}
+        self._ids = itertools.count(1)  # a call that was interrupted leaves answers behind
 
     def load(
         self, asked: LoRARequest | None, take: Callable[[FromEngine | None], None] = lambda message: None
     ) -> Adapter | None:
-        """The adapter.
+        """See `load_all`."""
+        return self.load_all([asked], take)[0]
+
+    def load_all(
+        self,
+        asked: Sequence[LoRARequest | None],
+        take: Callable[[FromEngine | None], None] = lambda message: None,
+    ) -> list[Adapter | None]:
+        """The adapters; those that are new are loaded beside each other.
 
         Args:
-            asked: None: the base model.
+            asked: None stands for the base model.
             take: Gets what the engine says of other requests meanwhile; by default only aborted ones may be open.
 
         Raises:
-            RequestError: It cannot be served; the message names the tensor.
+            RequestError: The first one that cannot be served; the message names the tensor.
         """
-        if asked is None:
-            return None
-        if asked not in self._loaded:
-            self._client.send(Control(0, *load_command(asked)))
-            while not isinstance(done := self._client.receive(None), Done):
-                take(done)
-            self._loaded[asked] = adapter_of(done)
-        return self._loaded[asked]
+        new = [each for each in dict.fromkeys(asked) if each is not None and each not in self._loaded]
+        loading = {next(self._ids): each for each in new}
+        for number, each in loading.items():
+            self._client.send(Control(number, *load_command(each)))
+        answers: dict[int, Done] = {}
+        while len(answers) < len(loading):
+            message = self._client.receive(None)
+            if not isinstance(message, Done):
+                take(message)
+            elif message.id in loading:
+                answers[message.id] = message
+        refused: list[Done] = []
+        for number, each in loading.items():
+            if answers[number].error:
+                refused.append(answers[number])
+            else:
+                self._loaded[each] = adapter_of(answers[number])
+        for done in refused:
+            adapter_of(done)
+        return [None if each is None else self._loaded[each] for each in asked]
 
 
 def load_command(asked: LoRARequest) -> tuple[str, dict[str, str]]:

@@ -154,7 +154,7 @@ class LLM:
         parsed = [self._parse(prompt).tokens for prompt in as_prompts(prompts)]
         for tokens in parsed:
             self._submission.adds(tokens, SamplingParams(max_tokens=params.max_tokens))  # raises if it does not fit
-        adapters = list(map(self._local.adapters.load, for_each(lora_request, len(parsed))))
+        adapters = self._local.adapters.load_all(for_each(lora_request, len(parsed)))
         found: list[BeamSearchOutput] = []
         tokenizer, step = self._text.tokenizer, params.step()
         at_once = concurrency_limit or max(1, len(parsed))
@@ -228,8 +228,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Submit all prompts, wait until each sequence has ended, and assemble the outputs."""
         requests: list[tuple[str | None, list[SequenceAccumulator]]] = []
-        adapters = map(self._local.adapters.load, for_each(lora_request, len(params)))
-        each_has = zip(prompts, params, priority or [0] * len(params), list(adapters), strict=True)
+        adapters = self._local.adapters.load_all(for_each(lora_request, len(params)))
+        each_has = zip(prompts, params, priority or [0] * len(params), adapters, strict=True)
         head_start = self._config.scheduler.max_num_batched_tokens if priority is None else None
         with ExitStack() as stack:
             total = sum(each.n for each in params)

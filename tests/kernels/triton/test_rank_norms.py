@@ -226,7 +226,7 @@ def test_ranks_that_run_at_the_same_time_overwrite_nothing(monkeypatch: pytest.M
     for process in processes:
         process.start()
     for process in processes:
-        process.join(120)
+        process.join(300)
         process.kill()
     assert [each.tolist() for each in found] == [[True] * len(CALLS)] * 2
 
