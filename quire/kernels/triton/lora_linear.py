@@ -19,7 +19,7 @@ from torch import Tensor
 from quire.kernels.reference.lora import LowRankWeights, Tiles
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.device_properties import multiprocessors, program_memory
-from quire.kernels.triton.launching.launch import fast_launch
+from quire.kernels.triton.launching.launch import cdiv, fast_launch
 from quire.kernels.triton.linear.gemm import GemmConfig, arrivals, multiply_tile, tiles_of
 from quire.kernels.triton.linear.inner_loops import gemm_loop
 from quire.kernels.triton.linear.linear import config_for, linear_behind
@@ -47,7 +47,9 @@ def linear_and_shrink(
     config = config_for(x, packed, gate=False)
     if isinstance(config, GemmConfig) and len(x) <= _MOST_ROWS and 0 < len(tiles.rows) <= _MOST_TILES:
         device, count = x.device, tiles_of(len(x), len(packed), config)
-        beside = config_beside(config, multiprocessors(device), program_memory(device), count, x.element_size())
+        room = multiprocessors(device), program_memory(device)
+        adapters = min(config.block_m, len(weights.ranks))
+        beside = config_beside(config, *room, count, x.element_size(), _blocks(weights, adapters))
         if beside is not None:
             return gemm_and_shrink(x, packed, bias, weights, tiles, *beside, OVERLAP and can_overlap(x.device))
     low = lora_shrink(x, weights, tiles)
@@ -74,7 +76,7 @@ def gemm_and_shrink(
     if splits > 1:
         shape = (product_tiles, splits, config.block_m * config.block_n)
         sums, arrived = x.new_empty(shape, dtype=torch.float32), arrivals(product_tiles, x.device)
-    blocks = number * modules * (rank // _BLOCK_R)
+    blocks = _blocks(weights, number)
     partial, arrived_low = scratch_of_splits(low, blocks, _MOST_SPLITS, size * _BLOCK_R)
     block_c = _columns_of_step(config)
     _tile_and_shrink_kernel[(product_tiles * splits + programs,)](
@@ -92,12 +94,13 @@ def gemm_and_shrink(
 
 @functools.cache
 def config_beside(
-    config: GemmConfig, count: int, memory: int, tiles: int, element: int
+    config: GemmConfig, count: int, memory: int, tiles: int, element: int, blocks: int
 ) -> tuple[GemmConfig, int] | None:
     """The config of a product that leaves room for A x, and how many programs compute that.
 
-    They should run from the start, all at once: whoever reads A x starts when the last of them has. A quarter of the
-    multiprocessors is enough for 32 adapters; where the product's last wave leaves less, its programs get along with
+    They should run from the start, all at once: whoever reads A x starts when the last of them has. A program with
+    several blocks of A x may take longer than the product; so there should be one for each, up to one on each
+    multiprocessor, or else on a quarter of them. Where the product's last wave leaves less, its programs get along with
     fewer stages, so that more of them find room.
 
     Args:
@@ -105,17 +108,25 @@ def config_beside(
         count, memory: Multiprocessors, and what a program may have of one's shared memory, in bytes.
         tiles: Of the product.
         element: Bytes.
+        blocks: Of A x, where each row has another adapter.
 
     Returns:
         None: there is no room.
     """
-    for stages in range(config.stages, _FEWEST_STAGES - 1, -1):
-        each = stages * (config.block_m + config.block_n) * config.block_k * element
-        at_once = min((memory + _RESERVED) // (each + _RESERVED), _THREADS // (32 * config.warps))
-        free = -tiles * config.splits % (count * max(1, at_once))
-        if 4 * free >= count:
-            return replace(config, stages=stages), min(free, count)
+    fewest = cdiv(count, 4)
+    for least in (min(count, max(blocks, fewest)), fewest):
+        for stages in range(config.stages, _FEWEST_STAGES - 1, -1):
+            each = stages * (config.block_m + config.block_n) * config.block_k * element
+            at_once = min((memory + _RESERVED) // (each + _RESERVED), _THREADS // (32 * config.warps))
+            free = -tiles * config.splits % (count * max(1, at_once))
+            if free >= least:
+                return replace(config, stages=stages), min(free, count)
     return None
+
+
+def _blocks(weights: LowRankWeights, tiles: int) -> int:
+    """Of A x, each of _BLOCK_R ranks of a module and one tile's rows."""
+    return tiles * len(weights.rows) * (weights.b.shape[2] // _BLOCK_R)
 
 
 def _columns_of_step(config: GemmConfig) -> int:
