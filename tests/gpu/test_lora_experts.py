@@ -1,7 +1,7 @@
 """Adapters of experts on a card, beside PEFT: of Mixtral- and Qwen3-MoE-shaped models, in batches with rows of other
 adapters and of none, in graphs and without, over cached blocks, after preemptions, in fewer slots than adapters.
 
-What the engine says is judged token by token, as in test_parity.py: PEFT reads prompt and answer.
+What the engine says is judged token by token, as in test_parity.py.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from quire.lora.step_tiles import Adapted
 from quire.worker.cuda_graphs import CudaGraphs
 from quire.worker.graph_shapes import GraphShape
 from tests.checkpoints import make_tiny
+from tests.gpu.adapted import TOKENS, answers, mean_errors
 from tests.gpu.several_cards import NEEDS_TWO
 from tests.gpu.test_parity import BLOCKS, SETTINGS, TIE, wait_for_swap_space
 from tests.models.divisible import DIVISIBLE
@@ -33,7 +34,6 @@ KINDS: dict[str, dict[str, Any]] = EXPERTS | {
 LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 3, "max_cpu_loras": 3, "max_lora_rank": 40}
 NAMES: list[str | None] = ["experts", None, "others", "experts", "attention", None, "others"]
 LENGTHS = [9, 21, 40, 1, 33, 18, 5]
-TOKENS = 16
 
 
 @pytest.fixture(scope="module")
@@ -52,22 +52,11 @@ def stage_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Stage]
 def check(stage: Stage, llm: LLM, names: list[str | None] = NAMES) -> None:
     """fp32 tokens are the likeliest, with PEFT's log probabilities."""
     prompts = random_prompts(3, LENGTHS[: len(names)])
-    for prompt, name, output in zip(
-        prompts, names, stage.generate(prompts, names, llm, max_tokens=TOKENS, logprobs=2), strict=True
-    ):
-        (choice,) = output.outputs
-        tokens = list(choice.token_ids)
-        rows = expected(stage, prompt, tokens, name)
+    for name, tokens, rows, reported in answers(stage, llm, prompts, names):
         assert float((rows.amax(1) - rows[torch.arange(TOKENS), tokens]).max()) < TIE, name
-        for row, entries in zip(rows, choice.logprobs, strict=True):
+        for row, entries in zip(rows, reported, strict=True):
             for token, entry in entries.items():
                 assert entry.logprob == pytest.approx(float(row[token]), abs=TIE), name
-
-
-def expected(stage: Stage, prompt: list[int], tokens: list[int], name: str | None) -> Tensor:
-    """[tokens, vocab] log probabilities of PEFT."""
-    logits: Tensor = stage.reference.logits(prompt + tokens, name)[len(prompt) - 1 : -1]
-    return logits.log_softmax(-1)
 
 
 @pytest.mark.parametrize("eager", [True, False])
@@ -121,22 +110,10 @@ def test_preempted_text_is_pefts(mode: str, stage_of: Callable[[str], Stage]) ->
 def test_rounded_text_is_near_pefts(case: str, settings: dict[str, Any], stage_of: Callable[[str], Stage]) -> None:
     """On average as near as without an adapter, or up to twice as far; over weights of 8 bits, too."""
     stage = stage_of(case)
-    prompts = random_prompts(5, [24] * 6)
     errors = {}
     with LLM(str(stage.model), **{"dtype": "bfloat16"} | settings, **LORA, **BLOCKS, **SETTINGS) as llm:
         for name in (None, "experts", "others"):
-            found: list[float] = []
-            for prompt, output in zip(
-                prompts, stage.generate(prompts, [name] * 6, llm, max_tokens=TOKENS, logprobs=2), strict=True
-            ):
-                (choice,) = output.outputs
-                rows = expected(stage, prompt, list(choice.token_ids), name)
-                found += [
-                    abs(entry.logprob - float(row[token]))
-                    for row, entries in zip(rows, choice.logprobs, strict=True)
-                    for token, entry in entries.items()
-                ]
-            errors[name] = sum(found) / len(found)
+            errors |= mean_errors(stage, llm, random_prompts(5, [24] * 6), [name] * 6)
     assert max(errors["experts"], errors["others"]) < 2 * errors[None] + TIE, errors
 
 
