@@ -33,7 +33,7 @@ class AdaptedLinear:
         return total_of(self.pending(x))
 
     def pending(self, x: Rows) -> Tensor | PendingUpdate:
-        """The same, where B A x is left to whoever reads the outputs."""
+        """See Projection."""
         if not self._update.active:
             return self._base(x)
         assert isinstance(x, Tensor)

@@ -10,11 +10,9 @@ from torch import Tensor
 from quire.attention.backend import AttentionBackend, AttentionLayer, QKNormRope
 from quire.collectives.delta import Delta
 from quire.kernels.reference.quantized_rows import Rows
-from quire.layers.adapted_linear import AdaptedLinear
 from quire.layers.linear import Projection
 from quire.layers.norm import RMSNorm
 from quire.layers.rotary import Angles
-from quire.lora.updates import PendingUpdate
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Attention:
         self.row_form = qkv.row_form
         self._layer = layer
         self._heads = heads
-        self._qkv: Callable[[Rows], Tensor | PendingUpdate] = qkv.pending if isinstance(qkv, AdaptedLinear) else qkv
+        self._qkv = qkv.pending
         self._out = out
         self._norm = norm
 

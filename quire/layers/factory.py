@@ -126,8 +126,7 @@ class LayerFactory:
         units, width = columns if isinstance(columns, Outputs) else Outputs(columns)
         whole = LinearShape((name,), (rows,), units * width, transposed)
         if self._mesh.tp == 1:
-            product = self._adapted(whole, bias)
-            return product.pending if isinstance(product, AdaptedLinear) else product
+            return self._adapted(whole, bias).pending
         span = _times(self._mesh.part(units), width)
         own = LinearShape((name,), (rows,), span.count, transposed)
         cuts = {name: Cut(whole.columns, (span,))}

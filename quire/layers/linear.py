@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.kernels.reference.quantized_rows import Rows
-from quire.lora.updates import LowRankUpdate
+from quire.lora.updates import LowRankUpdate, PendingUpdate
 from quire.quantization.scheme import LinearPart, LinearShape, LinearWeight, RowForm, UpdatedWeight, WeightScheme
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.shards import Shards
@@ -28,6 +28,10 @@ class Projection(Protocol):
 
     def __call__(self, x: Rows) -> Tensor:
         """[tokens, columns] → [tokens, outputs]."""
+        ...
+
+    def pending(self, x: Rows) -> Tensor | PendingUpdate:
+        """The same, where what adapters add is left to whoever reads the outputs."""
         ...
 
     def silu_and_mul(self, x: Rows) -> Tensor:
@@ -88,6 +92,10 @@ class Linear:
     def __call__(self, x: Rows) -> Tensor:
         """[tokens, columns] → [tokens, outputs]."""
         return self._weight.multiply(x, self._bias)
+
+    def pending(self, x: Rows) -> Tensor:
+        """The same: it has no adapters."""
+        return self(x)
 
     def silu_and_mul(self, x: Rows) -> Tensor:
         """[tokens, columns] → [tokens, half of the rows]: silu of the first half of the outputs times the second."""

@@ -79,6 +79,10 @@ class LayerPair:
             self._add(y, self.quantized(x) if self.kind == "norm" else self.quantized(x, *others))
         return y
 
+    def pending(self, x: Tensor) -> Tensor:
+        """See Projection."""
+        return self(x)
+
     def silu_and_mul(self, x: Tensor) -> Tensor:
         """See Linear."""
         if self.mode == "quantized":

@@ -47,3 +47,7 @@ class OnDemandLayer:
     def __call__(self, *x: Tensor) -> Tensor:
         y: Tensor = self._weights.of(self._layer)(*x)
         return y
+
+    def pending(self, x: Tensor) -> Tensor:
+        """See Projection; models keep this method from when they are built."""
+        return self(x)
