@@ -73,14 +73,8 @@ class LocalAdapters:
                 take(message)
             elif message.id in loading:
                 answers[message.id] = message
-        refused: list[Done] = []
-        for number, each in loading.items():
-            if answers[number].error:
-                refused.append(answers[number])
-            else:
-                self._loaded[each] = adapter_of(answers[number])
-        for done in refused:
-            adapter_of(done)
+        for number in sorted(loading, key=lambda number: bool(answers[number].error)):  # refused ones last
+            self._loaded[loading[number]] = adapter_of(answers[number])
         return [None if each is None else self._loaded[each] for each in asked]
 
 

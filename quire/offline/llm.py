@@ -25,6 +25,7 @@ from quire.offline.metrics import OfflineMetrics
 from quire.offline.prompts import ParsedPrompt, Prompt, as_prompts, parse_prompt
 from quire.offline.run import OfflineRun
 from quire.outputs import BeamSearchOutput, RequestOutput
+from quire.processes.garbage import rare_collection
 from quire.sampling import SamplingParams
 from quire.text.sequence_accumulator import SequenceAccumulator
 from quire.text.tokenizer import Tokenizer
@@ -131,6 +132,7 @@ class LLM:
         prompts = list(map(renderer.prompt, conversations))
         return self._run(prompts, self._params_for(len(prompts), sampling_params), use_tqdm, lora_request)
 
+    @rare_collection()
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -218,6 +220,7 @@ class LLM:
 
     # --- one batch of requests --------------------------------------------------------------------------------------
 
+    @rare_collection()
     def _run(
         self,
         prompts: Iterable[ParsedPrompt],

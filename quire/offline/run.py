@@ -6,7 +6,6 @@ Owns the loop over messages. Knows nothing about the user's prompts, or about ou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ from quire.engine.inprocess import InProcessClient
 from quire.errors import GenerationError
 from quire.messages.from_engine import Deltas, FromEngine
 from quire.messages.to_engine import Abort
-from quire.processes.garbage import rare_collection
 from quire.text.sequence_accumulator import SequenceAccumulator, dispatch_deltas
 
 if TYPE_CHECKING:
@@ -50,10 +48,8 @@ class OfflineRun:
         self._open: dict[int, SequenceAccumulator] = {}
         self._unseen = 0  # prompt tokens submitted since the engine last ran
         self._errors: list[str] = []
-        self._within = ExitStack()
 
     def __enter__(self) -> OfflineRun:
-        self._within.enter_context(rare_collection())
         self._engine.interrupts.install()
         return self
 
@@ -61,7 +57,6 @@ class OfflineRun:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._engine.interrupts.uninstall()
-        self._within.close()
         if self._open:  # the next call must not receive their tokens
             self._engine.send(Abort(list(self._open)))
             if self._stats is not None:

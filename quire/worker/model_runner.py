@@ -134,6 +134,7 @@ class ModelRunner:
         self._device_tokens = device_tokens
         self._max_logprobs = slots.vocab_size if max_logprobs < 0 else min(max_logprobs, slots.vocab_size)
         self._kinds = (Adapted.NOTHING,) if adapters is None else adapters.recorded
+        self._ring = ring
         self._staging = StagingBuffer(entries * (rows + limits.tokens), ring)
         self._stager = StepStager(self._staging, slots, transfer, attention, adapters, stages, verifies=verifies)
         self._captured = CapturedSteps(slots, adapters, short)
@@ -224,7 +225,7 @@ class ModelRunner:
             self._stages.await_tokens(_EMPTY_PLAN, self._slots.last_token)
             host = HostBatch.of_dummy(self._slots.dummy, counts)
             for adapted in self._kinds:
-                self._staging.await_device()  # these may be more steps than buffers, and have no results
+                self._ring.await_device()  # these may be more steps than buffers, and have no results
                 _, hidden = self._forward.batch_and_hidden(host, self._stager.stage(_EMPTY_PLAN, host, adapted=adapted))
             logits = self._model.logits(hidden[: max(rows, positions, verified)].clone())
             if sample:

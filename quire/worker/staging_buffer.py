@@ -69,10 +69,6 @@ class StagingBuffer:
         self._end = self.num_copied = 0
         self.overflowed = False
 
-    def await_device(self) -> None:
-        """See BufferRing."""
-        self._ring.await_device()
-
     def copied(self, column: HostColumn) -> Tensor:
         """The column in device memory, in stream order after `copy_to_device`."""
         assert self._end == self.num_copied, "copied columns come before zero-copy ones"

@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
+import pytest
 from torch import Tensor
 
 from quire import LLM
+from tests.checkpoints import make_tiny
+from tests.models.divisible import DIVISIBLE
 from tests.offline.test_lora import Stage
 
 TOKENS = 16
 
 
+def stages(factory: pytest.TempPathFactory, kinds: dict[str, dict[str, Any]]) -> Callable[[str], Stage]:
+    """By case of DIVISIBLE: adapters of these kinds, and PEFT's model of them."""
+
+    @cache
+    def of(case: str) -> Stage:
+        directory = factory.mktemp("adapters")
+        return Stage(directory, make_tiny(directory / "model", **DIVISIBLE[case]), kinds, start=False)
+
+    return of
+
+
 def answers(
-    stage: Stage, llm: LLM, prompts: Sequence[list[int]], names: Sequence[str | None]
+    stage: Stage, llm: LLM, prompts: Sequence[list[int]], names: Sequence[str | None], count: int = TOKENS
 ) -> Iterator[tuple[str | None, list[int], Tensor, list[Any]]]:
-    """Greedily, of each prompt: its adapter's name, tokens, PEFT's log probabilities [tokens, vocab] there, and what
-    the engine says of the likeliest."""
-    outputs = stage.generate(list(prompts), list(names), llm, max_tokens=TOKENS, logprobs=2)
+    """Of `count` tokens of each prompt, greedily: the adapter's name, the tokens, PEFT's log probabilities [tokens, vocab]
+    there, and what the engine says of the likeliest."""
+    outputs = stage.generate(list(prompts), list(names), llm, max_tokens=count, logprobs=2)
     for prompt, name, output in zip(prompts, names, outputs, strict=True):
         (choice,) = output.outputs
         tokens = list(choice.token_ids)

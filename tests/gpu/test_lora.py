@@ -5,17 +5,14 @@ none. In 16 bits few rows take kernels of their own, which compute A x beside th
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
 
 from quire import LLM
-from tests.checkpoints import make_tiny
-from tests.gpu.adapted import mean_errors
+from tests.gpu.adapted import mean_errors, stages
 from tests.gpu.test_parity import BLOCKS, SETTINGS, TIE
 from tests.gpu.test_tensor_parallel import assert_adapted
-from tests.models.divisible import DIVISIBLE
 from tests.offline.test_lora import KINDS, Stage, random_prompts
 
 pytestmark = pytest.mark.gpu
@@ -26,14 +23,7 @@ LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 8, "max_lora_rank": 64
 
 @pytest.fixture(scope="module")
 def stage_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Stage]:
-    """The adapters of a case, and PEFT's model of them."""
-
-    @cache
-    def of(case: str) -> Stage:
-        directory = tmp_path_factory.mktemp("adapters")
-        return Stage(directory, make_tiny(directory / "model", **DIVISIBLE[case]), KINDS, start=False)
-
-    return of
+    return stages(tmp_path_factory, KINDS)
 
 
 @pytest.mark.parametrize("eager", [True, False])

@@ -7,7 +7,6 @@ What the engine says is judged token by token, as in test_parity.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
@@ -18,11 +17,9 @@ from quire import LLM
 from quire.lora.step_tiles import Adapted
 from quire.worker.cuda_graphs import CudaGraphs
 from quire.worker.graph_shapes import GraphShape
-from tests.checkpoints import make_tiny
-from tests.gpu.adapted import TOKENS, answers, mean_errors
+from tests.gpu.adapted import TOKENS, answers, mean_errors, stages
 from tests.gpu.several_cards import NEEDS_TWO
 from tests.gpu.test_parity import BLOCKS, SETTINGS, TIE, wait_for_swap_space
-from tests.models.divisible import DIVISIBLE
 from tests.offline.test_lora import Stage, random_prompts
 from tests.offline.test_lora_experts import EXPERTS
 
@@ -38,15 +35,7 @@ LENGTHS = [9, 21, 40, 1, 33, 18, 5]
 
 @pytest.fixture(scope="module")
 def stage_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Stage]:
-    """The adapters of a case, and PEFT's model of them."""
-
-    @cache
-    def of(case: str) -> Stage:
-        directory = tmp_path_factory.mktemp("adapters")
-        model = make_tiny(directory / "model", **DIVISIBLE[case])
-        return Stage(directory, model, KINDS, start=False)
-
-    return of
+    return stages(tmp_path_factory, KINDS)
 
 
 def check(stage: Stage, llm: LLM, names: list[str | None] = NAMES) -> None:

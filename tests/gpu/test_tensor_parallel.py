@@ -17,6 +17,7 @@ from quire import LLM, SamplingParams
 from quire.errors import EngineDeadError
 from quire.executor.multi_rank_executor import MultiRankExecutor
 from tests.checkpoints import make_llama, make_tiny
+from tests.gpu.adapted import answers
 from tests.gpu.several_cards import NEEDS_TWO, assert_as_near, assert_preempted_text, assert_text
 from tests.gpu.test_parity import BLOCKS, GREEDY, SETTINGS, TIE
 from tests.offline.test_lora import KINDS, Stage
@@ -92,11 +93,7 @@ def assert_adapted(tmp_path: Path, settings: dict[str, Any]) -> None:
     lora: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 16}
     with LLM(str(model), dtype="float32", **lora, **BLOCKS, **settings) as llm:
         for _ in range(2):
-            outputs = stage.generate(batch[: len(names)], names, llm, max_tokens=TOKENS)
-            for prompt, name, output in zip(batch, names, outputs, strict=False):
-                tokens = list(output.outputs[0].token_ids)
-                logits = stage.reference.logits(prompt + tokens, name)[len(prompt) - 1 : -1]
-                logprobs = logits.log_softmax(-1)
+            for name, tokens, logprobs, _ in answers(stage, llm, batch[: len(names)], names, TOKENS):
                 drawn = logprobs.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
                 assert float((logprobs.amax(1) - drawn).max()) < TIE, name
 

@@ -81,7 +81,7 @@ def test_steps_of_the_dummy_wait_for_a_slow_device(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(buffer_ring, "_has_memory", lambda device: True)
     config = config_for(make_llama(tmp_path, tokenizer=False), enforce_eager=True, enable_lora=True)
     runner = Driver(config).worker._runner
-    ring = runner._staging._ring
+    ring = runner._ring
     before = ring._host_steps
     runner.run_largest()
     assert ring._host_steps - before == 6 > ring.size

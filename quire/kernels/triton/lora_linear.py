@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,7 +19,7 @@ from quire.kernels.reference.lora import LowRankWeights, Tiles
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.device_properties import multiprocessors, program_memory
 from quire.kernels.triton.launching.launch import cdiv, fast_launch
-from quire.kernels.triton.linear.gemm import GemmConfig, arrivals, multiply_tile, tiles_of
+from quire.kernels.triton.linear.gemm import GemmConfig, multiply_tile, scratch_of_tiles, tiles_of
 from quire.kernels.triton.linear.inner_loops import gemm_loop
 from quire.kernels.triton.linear.linear import config_for, linear_behind
 from quire.kernels.triton.linear.tuned_linear_configs import OVERLAP
@@ -72,12 +71,8 @@ def gemm_and_shrink(
     assert x.is_contiguous() and tiles.rows.is_contiguous() and rank % _BLOCK_R == 0 and 0 < number <= _MOST_TILES
     y, low = x.new_empty((rows, outputs)), x.new_empty((rows, modules * rank))
     product_tiles = tiles_of(rows, outputs, config)
-    sums = arrived = y  # neither is touched
-    if splits > 1:
-        shape = (product_tiles, splits, config.block_m * config.block_n)
-        sums, arrived = x.new_empty(shape, dtype=torch.float32), arrivals(product_tiles, x.device)
-    blocks = _blocks(weights, number)
-    partial, arrived_low = scratch_of_splits(low, blocks, _MOST_SPLITS, size * _BLOCK_R)
+    sums, arrived = scratch_of_tiles(y, product_tiles, splits, config.block_m * config.block_n)
+    partial, arrived_low = scratch_of_splits(low, _blocks(weights, number), _MOST_SPLITS, size * _BLOCK_R)
     block_c = _columns_of_step(config)
     _tile_and_shrink_kernel[(product_tiles * splits + programs,)](
         x, w, w if bias is None else bias, y, sums, arrived,

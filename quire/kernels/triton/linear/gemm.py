@@ -66,13 +66,7 @@ def gemm(
     rows, outputs = y.shape
     columns = w.shape[1]
     tiles = tiles_of(rows, outputs, config, gate)
-    if config.splits > 1:
-        sums = torch.empty(
-            (tiles, config.splits, config.block_m * config.block_n), dtype=torch.float32, device=x.device
-        )
-        arrived = arrivals(tiles, x.device)
-    else:
-        sums = arrived = y  # neither is touched
+    sums, arrived = scratch_of_tiles(y, tiles, config.splits, config.block_m * config.block_n)
     _tile_kernel[(tiles, config.splits)](
         x,
         w,
@@ -105,15 +99,19 @@ def tiles_of(rows: int, outputs: int, config: GemmConfig, gate: bool = False) ->
     return cdiv(outputs, config.block_n // 2 if gate else config.block_n) * cdiv(rows, config.block_m)
 
 
-def arrivals(tiles: int, device: torch.device) -> Tensor:
-    """[tiles or more] int32: how many programs of each tile are done. Zeros whenever no product is under way, for the
-    last program of a tile puts them back; products of a device run one after another, on one stream."""
+def scratch_of_tiles(y: Tensor, tiles: int, splits: int, size: int) -> tuple[Tensor, Tensor]:
+    """What a product y needs that has so many programs a tile of `size` sums: [tiles, splits, size] fp32 for these, and
+    how many programs of each tile are done. Where a tile has one program, it touches neither."""
+    if splits == 1:
+        return y, y
     assert tiles <= _MOST_TILES
-    return _counters(device)
+    return torch.empty((tiles, splits, size), dtype=torch.float32, device=y.device), _counters(y.device)
 
 
 @functools.cache
 def _counters(device: torch.device) -> Tensor:
+    """[_MOST_TILES] int32. Zeros whenever no product is under way, for the last program of a tile puts them back;
+    products of a device run one after another, on one stream."""
     return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
 
 

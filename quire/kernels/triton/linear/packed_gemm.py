@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import cdiv, fast_launch
 from quire.kernels.triton.launching.tensor_descriptors import tensor_descriptor
-from quire.kernels.triton.linear.gemm import arrivals
+from quire.kernels.triton.linear.gemm import scratch_of_tiles
 from quire.kernels.triton.linear.packed_layout import PackedWeight
 
 ask_for_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # the name before Triton 3.9
@@ -107,11 +107,7 @@ def packed_gemm(x: Tensor, weight: PackedWeight, y: Tensor, config: PackedGemmCo
     rows, m, t = x.shape[0], config.block_m, config.warpgroups
     assert weight.rows % (64 * t) == 0
     tiles = weight.rows // (64 * t) * cdiv(rows, m)
-    if config.splits > 1:
-        sums = torch.empty((tiles, config.splits, 64 * t * m), dtype=torch.float32, device=x.device)
-        arrived = arrivals(tiles, x.device)
-    else:
-        sums = arrived = y  # neither is touched
+    sums, arrived = scratch_of_tiles(y, tiles, config.splits, 64 * t * m)
     scales = weight.scales.view(torch.int32)
     _packed_gemm_kernel[(tiles, config.splits)](
         tensor_descriptor(x, tuple(x.shape), (x.stride(0), 1), (m, 128), layout_of_x()),

@@ -7,7 +7,6 @@ tensor cores add fewer bits.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch import Tensor
 from quire.kernels.reference.scaled_linear import ScaledWeight
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import fast_launch
-from quire.kernels.triton.linear.gemm import GemmConfig, _tile_at, arrivals, tiles_of
+from quire.kernels.triton.linear.gemm import GemmConfig, _tile_at, scratch_of_tiles, tiles_of
 from quire.kernels.triton.linear.inner_loops import fetch_ahead, gated
 
 BLOCK_COLUMNS = 128
@@ -44,11 +43,7 @@ def scaled_gemm(
     blocked = weight.scales.shape[1] > 1
     assert not blocked or config.block_k == weight.block[1]
     tiles = tiles_of(rows, outputs, config, gate)
-    if config.splits > 1:
-        size = (tiles, config.splits, config.block_m * config.block_n)
-        sums, arrived = torch.empty(size, dtype=torch.float32, device=y.device), arrivals(tiles, y.device)
-    else:
-        sums = arrived = y  # neither is touched
+    sums, arrived = scratch_of_tiles(y, tiles, config.splits, config.block_m * config.block_n)
     _scaled_tile_kernel[(tiles, config.splits)](
         codes,
         scales,
