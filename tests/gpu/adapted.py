@@ -32,8 +32,8 @@ def stages(factory: pytest.TempPathFactory, kinds: dict[str, dict[str, Any]]) ->
 def answers(
     stage: Stage, llm: LLM, prompts: Sequence[list[int]], names: Sequence[str | None], count: int = TOKENS
 ) -> Iterator[tuple[str | None, list[int], Tensor, list[Any]]]:
-    """Of `count` tokens of each prompt, greedily: the adapter's name, the tokens, PEFT's log probabilities there, [count,
-    vocab], and what the engine says of the likeliest."""
+    """`count` tokens of each prompt, greedily: its adapter's name, the tokens, PEFT's log probabilities [count, vocab]
+    there, and what the engine says of the likeliest."""
     outputs = stage.generate(list(prompts), list(names), llm, max_tokens=count, logprobs=2)
     for prompt, name, output in zip(prompts, names, outputs, strict=True):
         (choice,) = output.outputs
