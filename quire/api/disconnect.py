@@ -34,6 +34,7 @@ async def run_until_disconnect(work: Coroutine[Any, Any, T], receive: Receive) -
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        del working, tasks, task  # an error refers to this frame: as a cycle, all that was sent awaits a search
 
 
 async def _listen_for_disconnect(receive: Receive) -> None:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from quire.processes.launch import Report, SendReport
 
 CALM_SEQUENCES = 256
+CALM_OBJECTS = 30_000
+"""A search of so many takes some 10 ms. Bodies of requests that are large and deep have more."""
 _PENDING = 10
 """Fewer collections of younger objects than this leave nothing worth a search."""
 _MOST_PENDING = 100
@@ -48,8 +50,11 @@ def begin_anew() -> None:
 
 
 def collect_in_calm(open_sequences: int) -> None:
-    """Search for cycles, if there may be some and few sequences are open; to be called every second or so."""
-    if open_sequences <= CALM_SEQUENCES and gc.get_count()[2] >= _PENDING:
+    """Search for cycles, if there may be some and few sequences are open, beside few objects; to be called every second
+    or so."""
+    if open_sequences > CALM_SEQUENCES or gc.get_count()[2] < _PENDING:
+        return
+    if open_sequences == 0 or len(gc.get_objects()) <= CALM_OBJECTS:  # to count takes a fifth of a search
         gc.collect()
 
 

@@ -14,7 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.api.chat_service import ChatPrompt
 from quire.api.output_collector import OutputCollector
+from quire.api.schemas.chat import ChatRequest
 from quire.metrics.stats import SequenceStats
 from tests.api.server import Server, running
 from tests.api.test_lifetimes import eventually
@@ -132,5 +134,36 @@ def test_the_sequences_of_a_request_are_no_garbage_that_must_be_searched_for(ser
             assert server.http.post(f"{server.url}/v1/completions", json=body).status_code == 200
             server.assert_all_free()
         eventually(lambda: sequences() <= before)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "status"),
+    [
+        ({"model": "another"}, 404),
+        ({"messages": [{"role": "user", "content": "a" * 1000}]}, 400),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]}, 400),
+        ({"logit_bias": {"60000": 1}}, 400),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "a"}}}}, 400),
+        ({"stream": True, "guided_regex": "("}, 400),
+    ],
+)
+def test_what_is_refused_is_no_garbage_that_must_be_searched_for(
+    server: Server, wrong: dict[str, Any], status: int
+) -> None:
+    """Its error refers to the calls that it came through, and these to all that was sent."""
+
+    def read() -> int:
+        return sum(type(each) in {ChatRequest, ChatPrompt} for each in gc.get_objects())
+
+    gc.collect()
+    before = read()
+    gc.disable()
+    try:
+        body = {"messages": USER, "max_tokens": 2} | wrong
+        answer = server.http.post(f"{server.url}/v1/chat/completions", json=body)
+        assert answer.status_code == status, answer.text
+        eventually(lambda: read() <= before, seconds=5)
     finally:
         gc.enable()

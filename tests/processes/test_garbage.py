@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from quire.processes.garbage import (
+    CALM_OBJECTS,
     CALM_SEQUENCES,
     begin_serving,
     collect_in_calm,
@@ -51,6 +52,19 @@ def test_a_crowd_is_not_searched_and_calm_is(searches: list[int]) -> None:
     assert searches.count(2) == 1
     collect_in_calm(0)
     assert searches.count(2) == 1, "nothing came since"
+    del kept
+
+
+def test_what_takes_long_to_search_waits_until_nobody_notices(searches: list[int]) -> None:
+    kept = make_objects(CALM_OBJECTS + 100)
+    collect_in_calm(1)
+    assert 2 not in searches
+    del kept
+    collect_in_calm(1)
+    assert searches.count(2) == 1
+    kept = make_objects(CALM_OBJECTS + 100)
+    collect_in_calm(0)
+    assert searches.count(2) == 2
     del kept
 
 
