@@ -133,7 +133,7 @@ def _columns_of_step(config: GemmConfig) -> int:
 @fast_launch
 @triton.jit(
     do_not_specialize=["rows", "tiles", "product_tiles", "splits", "programs"],
-    do_not_specialize_on_alignment=["ranks", "slots", "tile_rows"],
+    do_not_specialize_on_alignment=["ranks", "ranks_stride", "slots", "tile_rows"],
 )
 def _tile_and_shrink_kernel(
     x,
