@@ -44,6 +44,12 @@ def send_headers_for_ever(connection: socket.socket) -> None:
         connection.sendall(b"x" * 100_000)
 
 
+def send_slowly(connection: socket.socket) -> None:
+    for _ in range(600):
+        connection.sendall(b"x")
+        time.sleep(0.1)
+
+
 def test_headers_up_to_the_limit_pass_and_beyond_it_not(server: Server) -> None:
     assert server.get("/version", headers={"X-Large": "x" * (MAX_HEAD_BYTES - 2_000)}).status_code == 200
     for head in (
@@ -83,9 +89,7 @@ def test_who_never_stops_sending_is_closed(server: Server, monkeypatch: pytest.M
         connection.sendall(b"HELLO\r\n\r\n")
         assert answer(connection)[0] == 400
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
-            for _ in range(600):
-                connection.sendall(b"x")
-                time.sleep(0.1)
+            send_slowly(connection)
 
 
 def test_endless_headers_are_cut_off_and_cost_no_memory(server: Server) -> None:
