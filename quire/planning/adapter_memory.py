@@ -33,7 +33,8 @@ def _elements(spec: ModelSpec, rank: int, *, with_experts: bool) -> int:
     if experts is not None:
         low_rank, outputs = (each + layers_of_experts * experts.count for each in (low_rank, outputs))  # of routers
         low_rank += layers_of_experts * hidden
-        mlps += [(layers_of_experts * experts.own, experts.width)] if with_experts else []
+        if with_experts:
+            mlps.append((layers_of_experts * experts.own, experts.width))
     for number, width in mlps:
         low_rank += number * (2 * hidden + 2 * width + width + hidden)
         outputs += number * (2 * width + hidden)
