@@ -45,35 +45,20 @@ def experts_of(scheme: CodedScheme, shape: ExpertsShape, options: TensorOptions)
     return ExpertLoop(scheme, shape, options) if loops else StackedExperts(scheme, shape, options)
 
 
-class StackedExperts:
-    """See ExpertWeights."""
+class StackedCodes:
+    """Products with two stacks of codes, of gates and ups and of downs; see ExpertWeights and AdaptableExperts.
 
-    def __init__(self, scheme: CodedScheme, shape: ExpertsShape, options: TensorOptions) -> None:
+    Args:
+        shape: Of the experts.
+        options: The device.
+    """
+
+    _stacks: tuple[Coded, Coded]
+
+    def __init__(self, shape: ExpertsShape, options: TensorOptions) -> None:
         self._shape = shape
-        self._device = options.device.type
-        names = shape.names
-        self._gate_up = [
-            self._weight(scheme, options, number, (names.gate, names.up), shape.width, shape.hidden)
-            for number in shape.numbers
-        ]
-        self._down = [
-            self._weight(scheme, options, number, (names.down,), shape.hidden, shape.width) for number in shape.numbers
-        ]
+        self._options = options
         self._experts = kernel("coded_experts", options.device.type)
-        self._stacks: tuple[Coded, Coded]
-
-    def weight_specs(self) -> Iterator[WeightSpec]:
-        for gate_up, down in zip(self._gate_up, self._down, strict=True):
-            yield from gate_up.weight_specs()
-            yield from down.weight_specs()
-
-    def load(self, checkpoint: Checkpoint) -> None:
-        """See ExpertWeights.
-
-        Raises:
-            CheckpointError: Columns are reordered, differently for each expert.
-        """
-        self._stacks = self._stacked(self._gate_up, checkpoint), self._stacked(self._down, checkpoint)
 
     def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
         out = torch.empty_like(x)
@@ -87,7 +72,35 @@ class StackedExperts:
 
     @cached_property
     def _adapted_experts(self) -> Callable[..., None]:
-        return kernel("adapted_coded_experts", self._device)
+        return kernel("adapted_coded_experts", self._options.device.type)
+
+
+class StackedExperts(StackedCodes):
+    """See ExpertWeights."""
+
+    def __init__(self, scheme: CodedScheme, shape: ExpertsShape, options: TensorOptions) -> None:
+        super().__init__(shape, options)
+        names = shape.names
+        self._gate_up = [
+            self._weight(scheme, options, number, (names.gate, names.up), shape.width, shape.hidden)
+            for number in shape.numbers
+        ]
+        self._down = [
+            self._weight(scheme, options, number, (names.down,), shape.hidden, shape.width) for number in shape.numbers
+        ]
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        for gate_up, down in zip(self._gate_up, self._down, strict=True):
+            yield from gate_up.weight_specs()
+            yield from down.weight_specs()
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """See ExpertWeights.
+
+        Raises:
+            CheckpointError: Columns are reordered, differently for each expert.
+        """
+        self._stacks = self._stacked(self._gate_up, checkpoint), self._stacked(self._down, checkpoint)
 
     def _stacked(self, weights: list[CodedLinearWeight], checkpoint: Checkpoint) -> Coded:
         def weight_of(number: int) -> Coded:

@@ -16,11 +16,13 @@ from quire.gguf.tensor_types import QUANTIZED
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.codebook_linear import CodebookWeight, pack_codebook
 from quire.kernels.reference.coded_experts import stack_weights
+from quire.kernels.reference.expert_adapters import ExpertAdapters
 from quire.kernels.reference.gguf_blocks import Unpacked, unpack
 from quire.kernels.reference.grouped_linear import GroupedWeight, pack_grouped
+from quire.quantization.coded_experts import StackedCodes
 from quire.quantization.dense import DenseExperts
 from quire.quantization.formats import GgufFormat
-from quire.quantization.scheme import ExpertsShape, ExpertWeights, LinearShape
+from quire.quantization.scheme import ExpertsShape, LinearShape
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.tensor_options import TensorOptions
 
@@ -57,14 +59,12 @@ class CodedPart:
         self._linear_silu_and_mul(x, self._weight, bias, out)
 
 
-class StackedBlocks:
+class StackedBlocks(StackedCodes):
     """See ExpertWeights: gates and ups of one type, downs of another or the same."""
 
     def __init__(self, types: tuple[str, str], shape: ExpertsShape, options: TensorOptions) -> None:
+        super().__init__(shape, options)
         self._types = types
-        self._shape = shape
-        self._options = options
-        self._experts = kernel("coded_experts", options.device.type)
 
     def weight_specs(self) -> Iterator[WeightSpec]:
         yield from DenseExperts(self._shape, self._options).weight_specs()
@@ -84,11 +84,6 @@ class StackedBlocks:
             stack_weights(shape.count, lambda number: weight_of(shape.numbers[number], *downs)),
         )
 
-    def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
-        out = torch.empty_like(x)
-        self._experts(x, *self._stacks, numbers, weights, out, self._shape.others)
-        return out
-
 
 class GgufExperts:
     """See ExpertWeights: a GPU's. They are dense where one projection has several types, or floats."""
@@ -98,7 +93,7 @@ class GgufExperts:
         self._shape = shape
         self._options = options
         self._dense = DenseExperts(shape, options)
-        self._ways: list[ExpertWeights]
+        self._ways: list[StackedBlocks | DenseExperts]
 
     def weight_specs(self) -> Iterator[WeightSpec]:
         yield from self._dense.weight_specs()
@@ -111,7 +106,10 @@ class GgufExperts:
     def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
         return [way.multiply(x, numbers, weights) for way in self._ways][-1]
 
-    def _ways_for(self, checkpoint: Checkpoint) -> Iterator[ExpertWeights]:
+    def multiply_adapted(self, x: Tensor, numbers: Tensor, weights: Tensor, adapters: ExpertAdapters) -> Tensor:
+        return [way.multiply_adapted(x, numbers, weights, adapters) for way in self._ways][-1]
+
+    def _ways_for(self, checkpoint: Checkpoint) -> Iterator[StackedBlocks | DenseExperts]:
         """How they are kept; in the compile warm-up, whose checkpoint is empty, all ways that there may be."""
         contents, names = checkpoint.contents(), self._shape.names
         if not contents:

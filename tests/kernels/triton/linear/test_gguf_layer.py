@@ -1,4 +1,4 @@
-"""A layer of a GGUF file as a GPU has it, by the GPU's kernels."""
+"""Layers of a GGUF file as a GPU has them, by the GPU's kernels."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import torch
 
 from quire.kernels import dispatch
 from quire.kernels.reference.gguf_blocks import dequantize
-from quire.quantization import gguf, gguf_coded
+from quire.quantization import coded_experts, dense, gguf, gguf_coded
 from quire.quantization.formats import GgufFormat
-from quire.quantization.scheme import LinearShape
+from quire.quantization.scheme import ExpertNames, ExpertsShape, LinearShape
 from quire.weights.tensor_options import TensorOptions
+from tests.kernels.triton.experts.test_expert_adapters import adapters_of, exact
+from tests.kernels.triton.experts.test_experts import mixture
 
 pytest.importorskip("gguf")
 TYPES = {"q": ("Q4_K", 32, 512), "k": ("Q4_K", 16, 512), "v": ("Q6_K", 16, 512), "w": ("IQ4_NL", 16, 512)}
@@ -31,11 +33,41 @@ def test_modules_of_several_types(names: str, tokens: int, device: str, monkeypa
     weight.load(checkpoint)
     x = torch.randn(tokens, 512, device=device).bfloat16()
     bias = torch.randn(shape.outputs, device=device).bfloat16()
-    dense = torch.cat([dequantize(checkpoint.blocks[f"{name}.weight"], TYPES[name][0]) for name in names]).to(device)
-    expected = x.double() @ dense.double().T + bias.double()
+    whole = torch.cat([dequantize(checkpoint.blocks[f"{name}.weight"], TYPES[name][0]) for name in names]).to(device)
+    expected = x.double() @ whole.double().T + bias.double()
     close(weight.multiply(x, bias), expected)
     gate, up = expected.chunk(2, dim=1)
     close(weight.multiply_silu_and_mul(x, bias), torch.nn.functional.silu(gate) * up)
+
+
+@pytest.mark.parametrize("types", [("Q4_K", "Q4_K", "Q6_K"), ("IQ4_NL", "IQ4_NL", "Q5_1"), ("Q4_K", "Q5_K", "Q6_K")])
+def test_experts_with_adapters(types: tuple[str, str, str], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept as codes, or dense where gates are of another type than ups."""
+    from tests.quantization.test_gguf_coded import Blocks
+
+    for module in (coded_experts, dense, gguf_coded):
+        monkeypatch.setattr(module, "kernel", lambda op, _: dispatch.kernel(op, "cuda"))
+    count, size = 3, 256
+    shape, projections = ExpertsShape("e", ExpertNames(), count, size, size), ("gate_proj", "up_proj", "down_proj")
+    checkpoint = Blocks({
+        f"e.{number}.{projection}": (name, size, size)
+        for number in range(count)
+        for projection, name in zip(projections, types, strict=True)
+    })  # fmt: skip
+    form = GgufFormat(tuple((name, 1) for name in sorted(set(types))))
+    experts = gguf_coded.GgufExperts(form, shape, TensorOptions(torch.device(device), torch.bfloat16))
+    experts.load(checkpoint)
+    weights = {name: dequantize(blocks, checkpoint.types[name]) for name, blocks in checkpoint.blocks.items()}
+    gate, up, down = (
+        torch.stack([weights[f"e.{number}.{projection}.weight"] for number in range(count)]).to(device)
+        for projection in projections
+    )
+    x, _, _, numbers, shares = mixture(9, count, 2, size, size, torch.bfloat16, device)
+    adapters = adapters_of(9, 16, size, size, torch.bfloat16, device, count)
+    expected = exact(x, torch.cat((gate, up), 1), down, numbers, shares, adapters)
+    close(experts.multiply_adapted(x, numbers, shares, adapters), expected)
+    without = adapters.slots == 0
+    close(experts.multiply(x, numbers, shares)[without], expected[without])
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
