@@ -354,6 +354,8 @@ def test_settings_that_contradict_each_other_are_refused(stage: Stage) -> None:
         ({"enable_lora": True, "max_lora_rank": 257}, "--max-lora-rank"),
         ({"enable_lora": True, "max_loras": 4, "max_cpu_loras": 2}, "--max-cpu-loras"),
         ({"enable_lora": True, "lora_modules": ("a=x",), "lora_pinned": ("a", "b")}, "--lora-pinned"),
+        ({"enable_lora": True, "lora_modules": (f"{model}=x",)}, "base model's name"),
+        ({"enable_lora": True, "lora_dir": "nowhere"}, "--lora-dir nowhere is no directory"),
     ):
         with pytest.raises(ConfigError, match=word):
             LLM(model, **settings)
