@@ -161,7 +161,8 @@ def _resolve_directories(config: Config) -> tuple[Path, Path]:
     directory = hub.resolve(model.model, model.revision, model.hf_token, download_dir, gguf=gguf)
     if model.tokenizer is None:
         return directory, directory
-    return directory, hub.resolve(model.tokenizer, None, model.hf_token, download_dir, weights=False)
+    tokenizer = hub.resolve(model.tokenizer, None, model.hf_token, download_dir, weights=False, asked="--tokenizer")
+    return directory, tokenizer
 
 
 def _check_adapters_directory(directory: str | None) -> None:

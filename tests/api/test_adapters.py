@@ -75,6 +75,7 @@ def test_a_request_names_its_adapter_as_its_model(server: Server) -> None:
     refused = complete(server, "nobody")
     assert refused.status_code == 404
     assert refused.json()["error"]["code"] == "model_not_found"
+    assert "Served: tiny, alias, poet" in refused.json()["error"]["message"]
 
 
 MESSAGES = [{"role": "user", "content": "a"}]

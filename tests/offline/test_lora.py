@@ -361,5 +361,8 @@ def test_settings_that_contradict_each_other_are_refused(stage: Stage) -> None:
             LLM(model, **settings)
     with pytest.raises(RequestError, match="2 prompts need one lora_request"):
         stage.llm.generate(["a", "b"], lora_request=[None])
+    for wrong in ("a", ["a"], {"lora_name": "a"}):
+        with pytest.raises(RequestError, match="lora_request must be a LoRARequest, or a list of one"):
+            stage.llm.generate(["a"], lora_request=wrong)
     with pytest.raises(RequestError, match="lora_int_id"):
         LoRARequest("a", 0, "x")
