@@ -107,8 +107,8 @@ class CpuBudget:
         return (
             f"of {self._share:.0%} of {format_bytes(self._available)} available, weights take "
             f"{format_bytes(without.weights)}{_adapters_share(self._config, self._spec)} and activations "
-            f"{format_bytes(without.activations)}, so {format_bytes(left)} are left: give {auto or 'a smaller model'}, raise --gpu-memory-utilization, or free "
-            "memory."
+            f"{format_bytes(without.activations)}, so {format_bytes(left)} are left: "
+            f"give {auto or 'a smaller model'}, raise --gpu-memory-utilization, or free memory."
         )
 
     def _blocks_in(self, size: float, length: int) -> int:
