@@ -19,6 +19,9 @@ MAX_HEAD_BYTES = 64 * 2**10
 """Of request line and headers together."""
 HEAD_TIMEOUT_S = 60.0
 """From the first byte of a request, or from the connection, to the end of its headers. nginx's default."""
+LINGER_S, LINGER_BYTES = 2.0, 2**20
+"""For so long, and so much, is read from a client that was refused and still sends: a connection that is closed with
+bytes unread is reset, and a reset can take the answer away from a client that has not read it."""
 MAX_FRAMING = 16
 """Bytes beside the body, of chunks and trailers, for each byte of it, beyond what a head may have."""
 _HEADER_FRAMING = 4
@@ -36,7 +39,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _framing_bytes = 0  # beside the body: sizes of chunks, and what comes behind the last
     _body_bytes = 0
     _begun = False  # whether any byte of the request has come
-    _timer: asyncio.TimerHandle | None = None  # while the head is not complete
+    _timer: asyncio.TimerHandle | None = None  # while the head is not complete, or the client was refused
+    _linger_bytes: int | None = None  # still read from a client that was refused
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -53,9 +57,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._data_received(data)
 
     def _data_received(self, data: bytes) -> None:
+        if self._linger_bytes is not None:
+            self._linger_bytes -= len(data)
+            if self._linger_bytes < 0:
+                self.transport.close()
+            return
         begun, timer, body = self._num_begun, self._timer, self._body_bytes
         super().data_received(data)
-        if self._num_begun != begun or self._timer is not timer or self.transport.is_closing():
+        if self._num_begun != begun or self._timer is not timer or self._is_refused:
             return  # a head began or ended somewhere in this part
         if timer is not None:
             self._head_bytes += len(data)
@@ -64,13 +73,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._head_bytes > MAX_HEAD_BYTES or self._framing_bytes > MAX_HEAD_BYTES + MAX_FRAMING * self._body_bytes:
             self._refuse(431, _TOO_LARGE)
 
+    @property
+    def _is_refused(self) -> bool:
+        """Whether all that still comes is dropped."""
+        return self._linger_bytes is not None or self.transport.is_closing()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        if self._is_refused:
+            return
         self._begun = True
         if self._timer is None:  # a later request on the same connection
             self._begin_head()
 
     def on_headers_complete(self) -> None:
+        if self._is_refused:  # a request behind one that was
+            return
         self._end_head()
         size = len(self.url) + sum(len(name) + len(value) + _HEADER_FRAMING for name, value in self.headers)
         if size > MAX_HEAD_BYTES:
@@ -80,15 +98,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        if not self.transport.is_closing():  # refused: there is no request that the body could belong to
+        if not self._is_refused:  # else there is no request that the body could belong to
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self.transport.is_closing():
+        if not self._is_refused:
             super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        if not self.transport.is_closing():
+        if not self._is_refused:
             self._refuse(400, "This is no valid HTTP request.")
 
     def _begin_head(self) -> None:
@@ -115,5 +133,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         body = msgspec.json.encode({"error": error})
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[status] + head + body)
-        self.transport.close()
         self._end_head()
+        if (self.cycle is None or self.cycle.response_complete) and self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._linger_bytes = LINGER_BYTES
+            self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+        else:
+            self.transport.close()  # an earlier answer is under way, or this is TLS, which has no end of one direction

@@ -37,7 +37,7 @@ class AdaptedLinear:
         if not self._update.active:
             return self._base(x)
         assert isinstance(x, Tensor)
-        y, low = self._base.and_shrink(x, self._update)
+        y, low = self._base.multiply_and_shrink(x, self._update)
         return PendingUpdate(self._update, low, y)
 
     def silu_and_mul(self, x: Rows) -> Tensor:
@@ -45,5 +45,5 @@ class AdaptedLinear:
         if not self._update.active:
             return self._base.silu_and_mul(x)
         assert isinstance(x, Tensor)
-        y, low = self._base.and_shrink(x, self._update)
+        y, low = self._base.multiply_and_shrink(x, self._update)
         return self._update.expand_silu_and_mul(low, y)

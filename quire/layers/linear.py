@@ -101,8 +101,8 @@ class Linear:
         """[tokens, columns] → [tokens, half of the rows]: silu of the first half of the outputs times the second."""
         return self._weight.multiply_silu_and_mul(x, self._bias)
 
-    def and_shrink(self, x: Tensor, update: LowRankUpdate) -> tuple[Tensor, Tensor]:
-        """The same, and A x of the update."""
+    def multiply_and_shrink(self, x: Tensor, update: LowRankUpdate) -> tuple[Tensor, Tensor]:
+        """The outputs, and A x of the update; in one launch where the weight has one."""
         weight = self._weight
         if isinstance(weight, UpdatedWeight):
             return weight.multiply_and_shrink(x, self._bias, update.weights, update.tiles)

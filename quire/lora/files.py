@@ -32,7 +32,7 @@ _A, _B, _MAGNITUDES = "A", "B", "magnitude_vector"
 _REASONS = (
     (".lora_embedding_", "adapters of embeddings are not served: merge the adapter into the model"),
     (".bias", "biases of adapters are not served: merge the adapter into the model"),
-    (".experts.", "adapters of experts need experts that the model has, over weights that each of them has apart"),
+    (".experts.", "this model has no such experts, or has them in a GGUF file: those take adapters on CPUs alone"),
     ("lm_head.", "adapters of the head are not served: merge the adapter into the model"),
     ("embed_tokens.", "changed embeddings are not served: merge the adapter into the model"),
 )

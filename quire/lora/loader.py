@@ -132,5 +132,8 @@ class AdapterLoader:
             else:
                 reading.set_result(adapter)
 
-        threading.Thread(target=read, name="adapter", daemon=True).start()
+        try:
+            threading.Thread(target=read, name="adapter", daemon=True).start()
+        except RuntimeError as error:  # there are as many as the system allows
+            reading.set_exception(error)
         return reading

@@ -92,7 +92,7 @@ class LowRankUpdate:
         """Add B A x to the product's rows, y [tokens, outputs]."""
         self._expand(low, self.weights, self.tiles, y)
 
-    def of_rows(self, low: Tensor) -> RowUpdate:
+    def row_update(self, low: Tensor) -> RowUpdate:
         """What is to be added to the product's rows."""
         return RowUpdate(low, self.weights, self.tiles)
 
@@ -124,7 +124,7 @@ class PendingUpdate:
 
     def parts(self) -> tuple[Tensor, RowUpdate]:
         """The product's outputs, and what is to be added to them."""
-        return self._y, self._update.of_rows(self._low)
+        return self._y, self._update.row_update(self._low)
 
     def total(self) -> Tensor:
         """See PendingDelta."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.config import Config
 from quire.models.spec import DTYPE_BYTES, ModelSpec
+from quire.quantization.formats import GgufFormat
 
 _RANKS = 16
 """To a multiple of which a slot's ranks are rounded up (`lora/updates.py`)."""
@@ -17,10 +18,12 @@ def adapter_bytes(config: Config, spec: ModelSpec) -> int:
     on_cpu = config.device.device == "cpu"
     number = lora.max_loras + (lora.host_adapters if on_cpu else 0)
     rank = -(-lora.max_lora_rank // _RANKS) * _RANKS
-    return number * _elements(spec, rank) * DTYPE_BYTES[config.model.dtype]
+    form = spec.quantization.rules[0].format if spec.quantization else None
+    with_experts = on_cpu or not isinstance(form, GgufFormat)  # a GPU has no product of these with adapters
+    return number * _elements(spec, rank, with_experts=with_experts) * DTYPE_BYTES[config.model.dtype]
 
 
-def _elements(spec: ModelSpec, rank: int) -> int:
+def _elements(spec: ModelSpec, rank: int, *, with_experts: bool) -> int:
     """Of one adapter, or a little more: as if every MLP had a gate, and no projections were stored as one."""
     q, kv, hidden = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.hidden
     low_rank, outputs = spec.layers * (3 * hidden + q + 2 * kv + q + hidden), spec.layers * (q + 2 * kv + hidden)
@@ -30,7 +33,8 @@ def _elements(spec: ModelSpec, rank: int) -> int:
     if experts is not None:
         low_rank, outputs = (each + layers_of_experts * experts.count for each in (low_rank, outputs))  # of routers
         low_rank += layers_of_experts * hidden
-        mlps.append((layers_of_experts * experts.own, experts.width))
+        if with_experts:
+            mlps.append((layers_of_experts * experts.own, experts.width))
     for number, width in mlps:
         low_rank += number * (2 * hidden + 2 * width + width + hidden)
         outputs += number * (2 * width + hidden)

@@ -35,7 +35,10 @@ def rare_collection() -> Iterator[None]:
     """Within it, all objects are searched as seldom as in a process that serves. Those of a program that has imported
     torch take 0.2 s, which Python else spends every few hundred steps of a large batch."""
     young, middle, old = gc.get_threshold()
-    gc.set_threshold(young, middle, max(old, _MOST_PENDING))
+    if old >= _MOST_PENDING:  # within another one, say of a thread that may leave it sooner
+        yield
+        return
+    gc.set_threshold(young, middle, _MOST_PENDING)
     try:
         yield
     finally:

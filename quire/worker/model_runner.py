@@ -225,7 +225,7 @@ class ModelRunner:
             self._stages.await_tokens(_EMPTY_PLAN, self._slots.last_token)
             host = HostBatch.of_dummy(self._slots.dummy, counts)
             for adapted in self._kinds:
-                self._ring.await_device()  # these may be more steps than buffers, and have no results
+                self._ring.await_device()  # nobody takes their results, and they may be more than buffers
                 _, hidden = self._forward.batch_and_hidden(host, self._stager.stage(_EMPTY_PLAN, host, adapted=adapted))
             logits = self._model.logits(hidden[: max(rows, positions, verified)].clone())
             if sample:

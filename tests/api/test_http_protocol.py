@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import resource
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.api import request_body
+from quire.api import http_protocol, request_body
 from quire.api.http_protocol import MAX_HEAD_BYTES, BoundedHttpProtocol
 from tests.api.server import Server, running
 
@@ -33,9 +32,8 @@ def connect(server: Server) -> socket.socket:
 def answer(connection: socket.socket) -> tuple[int, dict[str, object]]:
     """Status and error of the answer, after which the connection must be closed."""
     data = b""
-    with contextlib.suppress(ConnectionResetError):  # closed before all was read that was sent: what it said is there
-        while part := connection.recv(65536):
-            data += part
+    while part := connection.recv(65536):
+        data += part
     head, _, body = data.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)["error"]
 
@@ -44,6 +42,12 @@ def send_headers_for_ever(connection: socket.socket) -> None:
     connection.sendall(b"GET /version HTTP/1.1\r\nX-Large: ")
     for _ in range(1_000):
         connection.sendall(b"x" * 100_000)
+
+
+def send_slowly(connection: socket.socket) -> None:
+    for _ in range(600):
+        connection.sendall(b"x")
+        time.sleep(0.1)
 
 
 def test_headers_up_to_the_limit_pass_and_beyond_it_not(server: Server) -> None:
@@ -59,6 +63,33 @@ def test_headers_up_to_the_limit_pass_and_beyond_it_not(server: Server) -> None:
             status, error = answer(connection)
             assert status == 431
             assert str(MAX_HEAD_BYTES) in str(error["message"])
+
+
+def test_who_still_sends_gets_its_answer_and_no_reset(server: Server) -> None:
+    """A reset takes an answer away that was not read, from a client on a system that drops what it has received."""
+    with connect(server) as connection:
+        connection.sendall(b"GET /version HTTP/1.1\r\nX-Large: " + b"x" * (MAX_HEAD_BYTES + 1))
+        assert select.select([connection], [], [], 60)[0]
+        for _ in range(5):
+            connection.sendall(b"x" * 10_000)
+            time.sleep(0.05)  # so that a reset would come
+        assert answer(connection)[0] == 431
+
+
+def test_a_request_behind_one_that_is_refused_is_not_run(server: Server) -> None:
+    refused = b"GET /version HTTP/1.1\r\nX-Large: " + b"x" * (MAX_HEAD_BYTES + 1) + b"\r\n\r\n"
+    with connect(server) as connection:
+        connection.sendall(refused + b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert answer(connection)[0] == 431  # and one answer alone
+
+
+def test_who_never_stops_sending_is_closed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "LINGER_S", 0.2)
+    with connect(server) as connection:
+        connection.sendall(b"HELLO\r\n\r\n")
+        assert answer(connection)[0] == 400
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            send_slowly(connection)
 
 
 def test_endless_headers_are_cut_off_and_cost_no_memory(server: Server) -> None:

@@ -100,6 +100,20 @@ def test_whatever_goes_wrong_refuses_one_adapter(tmp_path: Path, error: Exceptio
     own.loader.close()
 
 
+def test_one_that_no_thread_reads_is_refused_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine has no more threads for a moment."""
+    own = Loader()
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert "can't start new thread" in own.load(Adapter("a", str(write(tmp_path / "a")), "")).error
+    assert not own.load(Adapter("b", str(write(tmp_path / "b")), "")).error
+    own.loader.close()
+
+
 def test_some_are_read_at_once_and_come_in_their_order(tmp_path: Path) -> None:
     """One that is wanted twice is read once."""
     own = Loader(kept=9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from quire.models.model import build_model
 from quire.models.rank_share import rank_share
 from quire.models.spec import read_spec
 from quire.planning.adapter_memory import adapter_bytes
+from quire.quantization.description import Quantization, Rule
+from quire.quantization.formats import GgufFormat
 from quire.weights.tensor_options import TensorOptions
 from tests.checkpoints import make_llama, make_tiny
 from tests.models.divisible import DIVISIBLE
@@ -46,11 +49,16 @@ def test_each_rank_takes_what_was_reckoned_for_its_share(tmp_path: Path, mesh: M
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_experts_take_what_was_reckoned(tmp_path: Path, device: str) -> None:
+@pytest.mark.parametrize("gguf", [False, True])
+def test_experts_take_what_was_reckoned(tmp_path: Path, device: str, gguf: bool) -> None:
+    """Those of a GGUF file have no adapters on a GPU."""
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16}
     spec = read_spec(make_tiny(tmp_path, "Qwen3MoeForCausalLM", **sizes))
+    if gguf:
+        spec = replace(spec, quantization=Quantization("gguf", (Rule(("Linear",), GgufFormat()),)))
     updates = LowRankUpdates(1, 16, device)
-    build_model(spec, LayerFactory(TensorOptions(torch.device("cpu"), torch.float32), updates=updates))
-    assert updates.experts
+    options = TensorOptions(torch.device("cpu"), torch.float32)
+    build_model(spec, LayerFactory(options, spec.quantization, updates=updates))
+    assert bool(updates.experts) == (device == "cpu" or not gguf)
     config = Config().with_values(dtype="float32", enable_lora=True, device=device)
     assert adapter_bytes(config, spec) == (2 if device == "cpu" else 1) * 4 * updates.size

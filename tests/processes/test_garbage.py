@@ -115,3 +115,14 @@ def test_a_call_that_generates_is_seldom_searched(searches: list[int]) -> None:
         assert 2 in searches
     assert gc.get_threshold() == (50, 10, 10)
     del kept
+
+
+def test_calls_that_overlap_leave_python_as_it_was() -> None:
+    """Those of two threads: the second one ends last."""
+    thresholds = gc.get_threshold()
+    first, second = rare_collection(), rare_collection()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert gc.get_threshold() == thresholds

@@ -68,7 +68,7 @@ class RowUpdate(NamedTuple):
     """What is still to be added to a product's outputs: the arguments of `lora_expand`.
 
     Attributes:
-        low, weights, tiles: See there.
+        low, weights, tiles: As there.
     """
 
     low: Tensor
@@ -105,7 +105,7 @@ def linear_and_shrink(
         weights, tiles: As in `lora_shrink`.
 
     Returns:
-        What both return.
+        The product, and A x as `lora_shrink` returns it.
     """
     return linear(x, packed, bias), lora_shrink(x, weights, tiles)
 

@@ -139,7 +139,7 @@ def _splits(rows: int, columns: int) -> int:
 
 
 @fast_launch
-@triton.jit(do_not_specialize_on_alignment=["ranks", "slots", "rows"])
+@triton.jit(do_not_specialize_on_alignment=["ranks", "ranks_stride", "slots", "rows"])
 def _shrink(
     x,
     a,
@@ -238,7 +238,7 @@ def store_split_sum(
 @fast_launch
 @triton.jit(
     do_not_specialize=["tiles", "step"],
-    do_not_specialize_on_alignment=["ranks", "factors", "summands", "scaled", "slots", "rows"],
+    do_not_specialize_on_alignment=["ranks", "ranks_stride", "factors", "summands", "scaled", "slots", "rows"],
 )
 def _expand(
     low,
@@ -310,7 +310,7 @@ def _expand(
 @fast_launch
 @triton.jit(
     do_not_specialize=["tiles", "step"],
-    do_not_specialize_on_alignment=["ranks", "factors", "summands", "scaled", "slots", "rows"],
+    do_not_specialize_on_alignment=["ranks", "ranks_stride", "factors", "summands", "scaled", "slots", "rows"],
 )
 def _expand_silu_and_mul(
     low,

@@ -72,7 +72,7 @@ def gemm_and_shrink(
     y, low = x.new_empty((rows, outputs)), x.new_empty((rows, modules * rank))
     product_tiles = tiles_of(rows, outputs, config)
     sums, arrived = scratch_of_tiles(y, product_tiles, splits, config.block_m * config.block_n)
-    partial, arrived_low = scratch_of_splits(low, _blocks(weights, number), _MOST_SPLITS, size * _BLOCK_R)
+    partial, arrived_low = scratch_of_splits(low, programs // 2, _MOST_SPLITS, size * _BLOCK_R)
     block_c = _columns_of_step(config)
     _tile_and_shrink_kernel[(product_tiles * splits + programs,)](
         x, w, w if bias is None else bias, y, sums, arrived,
@@ -93,7 +93,7 @@ def config_beside(
 ) -> tuple[GemmConfig, int] | None:
     """The config of a product that leaves room for A x, and how many programs compute that.
 
-    They should run from the start, all at once: whoever reads A x starts when the last of them has. A program with
+    They should all run from the start: dependents start only once the last of them has begun. A program with
     several blocks of A x may take longer than the product; so there should be one for each, up to one on each
     multiprocessor, or else on a quarter of them. Where the product's last wave leaves less, its programs get along with
     fewer stages, so that more of them find room.
@@ -133,7 +133,7 @@ def _columns_of_step(config: GemmConfig) -> int:
 @fast_launch
 @triton.jit(
     do_not_specialize=["rows", "tiles", "product_tiles", "splits", "programs"],
-    do_not_specialize_on_alignment=["ranks", "slots", "tile_rows"],
+    do_not_specialize_on_alignment=["ranks", "ranks_stride", "slots", "tile_rows"],
 )
 def _tile_and_shrink_kernel(
     x,

@@ -52,7 +52,7 @@ def lora_rms_norm(
 
 
 @fast_launch
-@triton.jit(do_not_specialize_on_alignment=["ranks", "factors", "summands", "scaled", "slot_of_row"])
+@triton.jit(do_not_specialize_on_alignment=["ranks", "ranks_stride", "factors", "summands", "scaled", "slot_of_row"])
 def _lora_rms_norm(
     low,
     b,

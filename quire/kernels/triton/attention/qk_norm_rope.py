@@ -81,7 +81,17 @@ def _block(n: int) -> int:
 
 
 @fast_launch
-@triton.jit(do_not_specialize_on_alignment=["slot_mapping", "slot_of_row", "ranks", "factors", "summands", "scaled"])
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "slot_mapping",
+        "slot_of_row",
+        "ranks",
+        "ranks_stride",
+        "factors",
+        "summands",
+        "scaled",
+    ]
+)
 def _qk_norm_rope_and_cache(
     qkv,
     norm,

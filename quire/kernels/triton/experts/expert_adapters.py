@@ -120,7 +120,7 @@ def _splits(pairs: int, size: int, groups: int, of_place: int, columns: int) -> 
 
 
 @fast_launch
-@triton.jit(do_not_specialize=["places"], do_not_specialize_on_alignment=["ranks"])
+@triton.jit(do_not_specialize=["places"], do_not_specialize_on_alignment=["ranks", "ranks_of_slot"])
 def _shrink_pairs(
     x,
     a,
@@ -195,7 +195,7 @@ def _shrink_pairs(
 
 
 @fast_launch
-@triton.jit(do_not_specialize=["places"], do_not_specialize_on_alignment=["ranks"])
+@triton.jit(do_not_specialize=["places"], do_not_specialize_on_alignment=["ranks", "ranks_of_slot"])
 def _expand_pairs(
     low,
     b,

@@ -44,8 +44,8 @@ def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def linear_behind(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """The same beside the kernel that was launched last: that one lets others start when it has waited for x, and makes
-    nothing that this product reads."""
+    """The same beside the kernel that was launched last: that one releases its dependents only when it has waited for
+    x, and writes nothing that this product reads."""
     return _linear(x, packed, bias, waits_late=True)
 
 
