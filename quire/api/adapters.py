@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Protocol
 
 from quire.api.peers import AdapterLoaded, AdapterUnloaded, Answer, Peers
-from quire.config.lora import LoraConfig
+from quire.config.lora import LONGEST_NAME, LoraConfig
 from quire.errors import RequestError, UnknownModelError
 from quire.messages.from_engine import Done, EngineId, Ready
 from quire.messages.to_engine import Adapter
 
 _CONFIG = "adapter_config.json"
-_LONGEST_NAME = 256
 
 
 class Engines(Protocol):
@@ -99,8 +98,8 @@ class ServedAdapters:
             RequestError: It does not serve, the name is taken and not to be replaced, or the path is out of bounds.
             UnavailableError: There is no engine that could load it.
         """
-        if not 0 < len(name) <= _LONGEST_NAME:
-            raise RequestError(f"lora_name must have 1 to {_LONGEST_NAME} characters.", param="lora_name")
+        if not 0 < len(name) <= LONGEST_NAME:
+            raise RequestError(f"lora_name must have 1 to {LONGEST_NAME} characters.", param="lora_name")
         if self._lora.lora_dir and not Path(path).resolve().is_relative_to(Path(self._lora.lora_dir).resolve()):
             raise RequestError("lora_path must lie in --lora-dir on this server.", param="lora_path")
         async with self._alone():
@@ -173,7 +172,7 @@ class ServedAdapters:
 
     def _in_directory(self, name: str) -> Path | None:
         """Where --lora-dir has an adapter of this name."""
-        if not self._lora.lora_dir or "\0" in name or len(name) > _LONGEST_NAME:
+        if not self._lora.lora_dir or "\0" in name or len(name) > LONGEST_NAME:
             return None
         if name == ".." or Path(name).name != name:  # outside, or another way to write a name
             return None

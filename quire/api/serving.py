@@ -36,6 +36,8 @@ from quire.text.deltas import ChoiceDelta
 from quire.text.model_text import ModelText
 
 logger = logging.getLogger(__name__)
+_NAMES_TOLD = 16
+"""Where a request names another model: more are what /v1/models is for."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,11 @@ class Serving:
         if asked is None:
             return self.names[0]
         if asked not in self.names and not self.session.adapters.serves(asked):
+            served = [*self.names, *(adapter.name for adapter in self.session.adapters.all)]
+            more = f" and {len(served) - _NAMES_TOLD} more, see /v1/models" if len(served) > _NAMES_TOLD else ""
             raise UnknownModelError(
-                f"The model '{asked[:128]}' is not served here. Served: {', '.join(self.names)}.", param="model"
+                f"The model '{asked[:128]}' is not served here. Served: {', '.join(served[:_NAMES_TOLD])}{more}.",
+                param="model",
             )
         return asked
 

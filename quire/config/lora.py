@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from quire.errors import ConfigError
 
 _HIGHEST_RANK = 256
+LONGEST_NAME = 256
+"""Characters of an adapter's name."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,30 @@ class LoraConfig:
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             raise ConfigError("--max-cpu-loras must be at least --max-loras.", param="max_cpu_loras")
 
-    def check(self) -> None:
+    @property
+    def modules(self) -> dict[str, str]:
+        """Paths of --lora-modules by name.
+
+        Raises:
+            ConfigError: A name or path is missing, or a name stands there twice.
+        """
+        found: dict[str, str] = {}
+        for module in self.lora_modules:
+            name, _, path = module.partition("=")
+            if module.lstrip().startswith("{"):
+                name, path = _name_and_path(module)
+            if not name or not path:
+                raise ConfigError(f"--lora-modules {module}: write name=path, or JSON with both.", param="lora_modules")
+            if name in found:
+                raise ConfigError(f"--lora-modules names '{name}' twice.", param="lora_modules")
+            found[name] = path
+        return found
+
+    def check(self, model_names: Sequence[str]) -> None:
         """Refuse what means nothing together.
+
+        Args:
+            model_names: Of the base model, which no adapter can have.
 
         Raises:
             ConfigError: See there.
@@ -49,8 +76,30 @@ class LoraConfig:
                 raise ConfigError(f"--{name.replace('_', '-')} needs --enable-lora.", param=name)
         if len(set(self.lora_pinned)) > self.max_loras:
             raise ConfigError("--lora-pinned names more adapters than --max-loras has room for.", param="lora_pinned")
+        modules = self.modules
+        for name in modules:
+            if name in model_names:
+                raise ConfigError(f"--lora-modules: '{name}' is the base model's name.", param="lora_modules")
+            if len(name) > LONGEST_NAME:
+                why = f"is longer than {LONGEST_NAME} characters"
+                raise ConfigError(f"--lora-modules: '{name[:32]}…' {why}.", param="lora_modules")
+        if unknown := set(self.lora_pinned) - modules.keys():
+            raise ConfigError(f"--lora-pinned: {min(unknown)} is none of --lora-modules.", param="lora_pinned")
 
     @property
     def host_adapters(self) -> int:
         """Adapters that are kept in host memory."""
         return self.max_loras if self.max_cpu_loras is None else self.max_cpu_loras
+
+
+def _name_and_path(module: str) -> tuple[str, str]:
+    """Of JSON."""
+    try:
+        fields = msgspec.json.decode(module, type=dict[str, str | None])
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"--lora-modules {module}: this is no JSON of name and path ({error}).", param="lora_modules"
+        ) from None
+    if unknown := fields.keys() - {"name", "path", "base_model_name"}:
+        raise ConfigError(f"--lora-modules {module}: '{min(unknown)}' is not a field of it.", param="lora_modules")
+    return fields.get("name") or "", fields.get("path") or ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,8 @@ _KEYS = ("method", "model", "num_speculative_tokens", *_NGRAM_KEYS, *_SUFFIX_KEY
          "rejection_sample_method", *_SYNTHETIC_KEYS)  # fmt: skip
 _KEYS_OF: dict[Method, tuple[str, ...]] = {"ngram": _NGRAM_KEYS, "suffix": _SUFFIX_KEYS}
 _LATER = ("eagle", "medusa", "mlp_speculator", "mtp", "deepseek_mtp", "ngram_gpu", "dflash")
+_NGRAM_MODELS = ("ngram", "[ngram]")
+"""What stands for a model in vLLM's older settings of prompt lookup."""
 _FLAG = "--speculative-config"
 
 
@@ -128,7 +131,9 @@ class SpeculationConfig:
 def _parsed(asked: Mapping[str, Any]) -> Speculation:
     for key in asked:
         if key not in _KEYS:
-            raise _error(f"{_FLAG}: {key!r} is not supported. What can be said: {', '.join(_KEYS)}.")
+            close = difflib.get_close_matches(key, _KEYS, n=1)
+            hint = f"Did you mean {close[0]!r}?" if close else f"What can be said: {', '.join(_KEYS)}."
+            raise _error(f"{_FLAG}: {key!r} is not supported. {hint}")
     if asked.get("draft_tensor_parallel_size", 1) != 1:
         raise _error(f"{_FLAG}: draft_tensor_parallel_size must be 1: a draft model runs on one device.")
     method, model = _method(asked), asked.get("model", "")
@@ -136,12 +141,15 @@ def _parsed(asked: Mapping[str, Any]) -> Speculation:
         for key in keys:
             if key in asked and method != other:
                 raise _error(f'{_FLAG}: {key} belongs to "method": "{other}".')
+    if method in _KEYS_OF and model not in ("", *_NGRAM_MODELS):
+        raise _error(f'{_FLAG}: "method": "{method}" takes no "model", got {model!r}.')
     if method == "suffix":
         return _suffix(asked)
     tokens = _number(asked, "num_speculative_tokens", MOST_DRAFTS)
     if method == "ngram":
-        longest = _number(asked, "prompt_lookup_max", None, asked.get("prompt_lookup_min", 5))
-        shortest = _number(asked, "prompt_lookup_min", None, asked.get("prompt_lookup_max", 5))
+        given = next((key for key in _NGRAM_KEYS if key in asked), None)
+        both = 5 if given is None else _number(asked, given, None)
+        longest, shortest = (_number(asked, key, None, both) for key in _NGRAM_KEYS)
         if shortest > longest:
             raise _error(f"{_FLAG}: prompt_lookup_min {shortest} is more than prompt_lookup_max {longest}.")
         return Speculation("ngram", tokens, "", longest, shortest)
@@ -196,7 +204,7 @@ def _method(asked: Mapping[str, Any]) -> Method:
     """As it is named, or as the model says."""
     named, model = asked.get("method"), asked.get("model")
     if named is None:
-        named = "ngram" if model in ("ngram", "[ngram]") else "draft_model" if model else None
+        named = "ngram" if model in _NGRAM_MODELS else "draft_model" if model else None
     for method in get_args(Method):
         if named == method:
             return method  # type: ignore[no-any-return]

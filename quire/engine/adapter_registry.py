@@ -6,6 +6,7 @@ wrong. Knows nothing about slots and requests.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,12 +14,13 @@ from typing import Any
 import msgspec
 
 from quire.config.lora import LoraConfig
-from quire.errors import CheckpointError, ConfigError
+from quire.errors import CheckpointError
 from quire.executor.executor import AdapterLoader
 from quire.messages.to_engine import Adapter, Control
 from quire.messages.workers import AdapterLoaded
 
 _POLL_S = 0.001
+_log = logging.getLogger(__name__)
 
 Answer = Callable[[Control, dict[str, Any] | None, str], None]
 """Answers a command: with a value, or an error's text."""
@@ -68,55 +70,31 @@ class AdapterRegistry:
             self._answer(message, msgspec.structs.asdict(each.adapter), each.error)
 
 
-def load_modules(lora: LoraConfig, loader: AdapterLoader | None) -> list[Adapter]:
+def load_modules(lora: LoraConfig, loader: AdapterLoader | None, *, is_restart: bool = False) -> list[Adapter]:
     """Read the adapters of --lora-modules, before anything is served.
 
+    Args:
+        lora: Settings.
+        loader: Reads them; None: no adapters are served.
+        is_restart: The engine takes another's place, and goes on without those that cannot be read any more: their
+            files may be gone because they were unloaded, and S3 may be out of reach.
+
     Raises:
-        ConfigError: A name or path is missing, or stands there twice.
         CheckpointError: One does not serve.
     """
-    modules = parse_modules(lora.lora_modules)
-    if unknown := set(lora.lora_pinned) - {adapter.name for adapter in modules}:
-        raise ConfigError(f"--lora-pinned: {min(unknown)} is none of --lora-modules.", param="lora_pinned")
+    modules = lora.modules
     if not modules:
         return []
     assert loader is not None, "--lora-modules needs --enable-lora"
-    for module in modules:
-        loader.load(module, 0)
+    for name, path in modules.items():
+        loader.load(Adapter(name, path, ""), 0)
     loaded: list[AdapterLoaded] = []
     while len(loaded) < len(modules):
         loaded += loader.loaded()
         time.sleep(_POLL_S)
     for each in loaded:
-        if each.error:
+        if each.error and not is_restart:
             raise CheckpointError(f"--lora-modules {each.adapter.name}: {each.error}", param="lora_modules")
-    return [each.adapter for each in loaded]
-
-
-def parse_modules(modules: Sequence[str]) -> list[Adapter]:
-    """Adapters of --lora-modules, not read yet: `name=path`, or JSON with `name` and `path`.
-
-    Raises:
-        ConfigError: See load_modules.
-    """
-    found: dict[str, Adapter] = {}
-    for module in modules:
-        name, _, path = module.partition("=")
-        if module.lstrip().startswith("{"):
-            name, path = _of_json(module)
-        if not name or not path:
-            raise ConfigError(f"--lora-modules {module}: write name=path, or JSON with both.", param="lora_modules")
-        if name in found:
-            raise ConfigError(f"--lora-modules names '{name}' twice.", param="lora_modules")
-        found[name] = Adapter(name, path, "")
-    return list(found.values())
-
-
-def _of_json(module: str) -> tuple[str, str]:
-    try:
-        fields = msgspec.json.decode(module, type=dict[str, str | None])
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"--lora-modules {module}: this is no JSON of name and path ({error}).") from None
-    if unknown := fields.keys() - {"name", "path", "base_model_name"}:
-        raise ConfigError(f"--lora-modules {module}: '{min(unknown)}' is not a field of it.", param="lora_modules")
-    return fields.get("name") or "", fields.get("path") or ""
+        if each.error:
+            _log.warning("--lora-modules %s is left out: %s", each.adapter.name, each.error)
+    return [each.adapter for each in loaded if not each.error]

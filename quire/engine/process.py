@@ -45,7 +45,7 @@ def main(
     rows = config.scheduler.max_num_seqs
     assert rows, "settings are resolved by quire.planning.auto_config"
     flight = FlightRecorder(directory, launch.engine, executor.max_in_flight, rows)
-    adapters = load_modules(config.lora, executor.adapters)
+    adapters = load_modules(config.lora, executor.adapters, is_restart=launch.engine.epoch > 0)
     core = EngineCore(config, device_limits, runtime_info, executor, port, clock, masker, flight, adapters)
     signal.signal(STOP_ENGINE, stop)
     garbage.begin_serving()

@@ -74,8 +74,9 @@ def read_adapter(
     """
     settings, path = read_settings(directory), directory / WEIGHTS
     if not path.is_file():
-        pickled = (directory / _PICKLED).exists()
-        hint = f"{_PICKLED} may run code as it is read: save the adapter as safetensors" if pickled else "is it saved?"
+        hint = "save the adapter"
+        if (directory / _PICKLED).exists():
+            hint = f"{_PICKLED} may run code as it is read: save the adapter as safetensors"
         raise CheckpointError(f"{directory} has no {WEIGHTS}: {hint}.")
     try:
         with safe_open(str(path), framework="pt") as file, BaseNorms(open_base) as norms:
@@ -110,6 +111,10 @@ class _Reader:
             tensors = {}
             for half, name in sorted(each.names.items()):
                 stored = tensors[half] = file.get_tensor(name)  # type: ignore[no-untyped-call]
+                if not stored.isfinite().all():
+                    raise CheckpointError(
+                        f"{self._path}: {name} has values that are not finite: write the adapter again."
+                    )
                 digest.update(json.dumps([module, half, each.rank, each.scale, str(stored.dtype)]).encode())
                 digest.update(stored.contiguous().view(torch.uint8).numpy().data)
             a, b = tensors[_A], tensors[_B].float() * each.scale

@@ -102,7 +102,7 @@ def _parse(fields: dict[str, Any], path: Path) -> AdapterSettings:
             rank_stabilised=bool(fields.pop("use_rslora", False)),
             has_magnitudes=bool(fields.pop("use_dora", False)),
         )
-    except (KeyError, TypeError, ValueError, AttributeError, re.error) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, re.error) as error:
         raise CheckpointError(f"{path}: r, lora_alpha or a pattern of them is wrong ({error}).") from None
     for name, value in fields.items():
         if value and name not in _NEUTRAL:

@@ -45,8 +45,10 @@ class AdapterSources:
 
         Raises:
             ModelNotFoundError: The hub has no such adapter, or cannot be reached.
-            CheckpointError: S3 does not give it.
+            CheckpointError: S3 does not give it, or there is no such path.
         """
+        if not path or "\0" in path:
+            raise CheckpointError(f"{path!r} is no path of an adapter.")
         if path.startswith(_S3):
             with tempfile.TemporaryDirectory(prefix="quire-adapter-") as directory:
                 _fetch_from_s3(path, Path(directory))

@@ -98,10 +98,14 @@ def for_each(asked: LoRARequest | Sequence[LoRARequest | None] | None, count: in
     """One for each of so many prompts.
 
     Raises:
-        RequestError: There are more or fewer.
+        RequestError: There are more or fewer, or they are something else.
     """
     if asked is None or isinstance(asked, LoRARequest):
         return [asked] * count
+    if not isinstance(asked, list | tuple) or not all(each is None or isinstance(each, LoRARequest) for each in asked):
+        raise RequestError(
+            "lora_request must be a LoRARequest, or a list of one or None for each prompt.", param="lora_request"
+        )
     if len(asked) != count:
         raise RequestError(f"{count} prompts need one lora_request or {count}, got {len(asked)}.", param="lora_request")
     return list(asked)

@@ -92,7 +92,8 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
     mesh = check_ranks(config, spec, on_gpu=gpu is not None)
     engines = config.parallel.data_parallel_size
     _check_engines(engines, mesh, gpu, replicas=replicas)
-    config.lora.check()
+    config.lora.check(model.served_model_name or (name,))
+    _check_adapters_directory(config.lora.lora_dir)
     config.speculation.check_device(device.device, mesh.tp, mesh.pp)
     config = with_draft_model(config, spec, directory)
     dtype, dtype_reason = _resolve_dtype(config, spec, machine, gpu)
@@ -160,7 +161,14 @@ def _resolve_directories(config: Config) -> tuple[Path, Path]:
     directory = hub.resolve(model.model, model.revision, model.hf_token, download_dir, gguf=gguf)
     if model.tokenizer is None:
         return directory, directory
-    return directory, hub.resolve(model.tokenizer, None, model.hf_token, download_dir, weights=False)
+    tokenizer = hub.resolve(model.tokenizer, None, model.hf_token, download_dir, weights=False, asked="--tokenizer")
+    return directory, tokenizer
+
+
+def _check_adapters_directory(directory: str | None) -> None:
+    """Refuse one that is not there: no request would ever find an adapter in it."""
+    if directory and not Path(directory).is_dir():
+        raise ConfigError(f"--lora-dir {directory} is no directory.", param="lora_dir")
 
 
 def _check_engines(engines: int, mesh: Mesh, gpu: Gpu | None, *, replicas: bool) -> None:

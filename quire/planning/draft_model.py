@@ -102,7 +102,8 @@ def draft_model_bytes(config: Config) -> int:
 
 
 def _download(config: Config, name: str) -> Path:
-    return hub.resolve(name, None, config.model.hf_token, config.load.download_dir)
+    access = config.model.hf_token, config.load.download_dir
+    return hub.resolve(name, None, *access, asked="--speculative-config")
 
 
 def _same_tokens(first: Path, second: Path) -> bool:

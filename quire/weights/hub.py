@@ -40,6 +40,7 @@ def resolve(
     *,
     weights: bool = True,
     gguf: GgufChoice | None = None,
+    asked: str = "--model",
 ) -> Path:
     """The directory that holds `model`.
 
@@ -50,6 +51,7 @@ def resolve(
         download_dir: Where downloads are kept; default: huggingface_hub's own cache.
         weights: Whether weight files are wanted too (a tokenizer alone needs none).
         gguf: Which GGUF model, if it is one of several.
+        asked: What named the model, for messages.
 
     Raises:
         ModelNotFoundError: Neither here nor on the hub, or the hub does not let us; the message says which and what
@@ -61,7 +63,7 @@ def resolve(
     access = HubAccess(token, download_dir, revision)
 
     def fetch(name: str, patterns: tuple[str, ...]) -> Path:
-        return download(name, access, patterns)
+        return download(name, access, patterns, asked)
 
     if not weights and any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         return path
@@ -75,7 +77,7 @@ def resolve(
 
         return builtin.path(model)
     if path.exists():
-        raise ModelNotFoundError(f"{model} is a file: give --model the directory of the checkpoint, or a GGUF file.")
+        raise ModelNotFoundError(f"{model} is a file: give {asked} the directory of the checkpoint, or a GGUF file.")
     return fetch(model, PATTERNS if weights else WITHOUT_WEIGHTS)
 
 

@@ -75,6 +75,7 @@ def test_a_request_names_its_adapter_as_its_model(server: Server) -> None:
     refused = complete(server, "nobody")
     assert refused.status_code == 404
     assert refused.json()["error"]["code"] == "model_not_found"
+    assert "Served: tiny, alias, poet" in refused.json()["error"]["message"]
 
 
 MESSAGES = [{"role": "user", "content": "a"}]
@@ -116,6 +117,11 @@ def test_adapters_are_listed_with_their_base_model(server: Server) -> None:
     assert (card["id"], card["parent"], card["root"]) == ("poet", "tiny", "x")
     assert names(server)[:3] == ["tiny", "alias", "poet"]
     assert server.http.get(f"{server.url}/v1/models/tiny").json()["parent"] is None
+    cards = {card["name"]: card for card in server.http.get(f"{server.url}/api/tags").json()["models"]}
+    assert list(cards) == names(server)
+    assert (cards["poet"]["digest"], cards["poet"]["details"]["parent_model"]) == ("dx", "tiny")
+    shown = {name: server.http.post(f"{server.url}/api/show", json={"model": name}).json() for name in ("tiny", "poet")}
+    assert [each["details"]["parent_model"] for each in shown.values()] == ["", "tiny"]
 
 
 def test_an_adapter_of_the_directory_is_loaded_when_it_is_first_named(server: Server) -> None:

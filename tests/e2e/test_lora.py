@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -96,5 +97,9 @@ def test_the_pages_commands_work_and_adapters_outlive_engine_and_api_process(
             assert answers_again(server, str(model)) == base
         assert curl(unload, server.url).status_code == 200
         assert curl(complete, server.url).status_code == 404
+        shutil.rmtree(tmp_path / "poet")
+        os.kill(server.children()["engine"], signal.SIGKILL)
+        time.sleep(1)
+        assert answers_again(server, "lawyer") == lawyer  # a module of the start that is gone ends no later start
         server.signal()
         assert server.wait() == 0

@@ -83,6 +83,13 @@ def without(name: str) -> dict[str, Tensor]:
     return {each: tensor for each, tensor in whole().items() if name not in each}
 
 
+def spoilt(name: str, value: float) -> dict[str, Tensor]:
+    """One value of one tensor is another."""
+    tensors = whole()
+    tensors[f"{PREFIX}.{'mlp' if 'down' in name else 'self_attn'}.{name}.weight"][1, 2] = value
+    return tensors
+
+
 @pytest.mark.parametrize(
     ("tensors", "settings", "words"),
     [
@@ -91,6 +98,8 @@ def without(name: str) -> dict[str, Tensor]:
         (with_magnitudes(3), {"use_dora": True}, ["k_proj.lora_magnitude_vector is [3]", "[4]"]),
         (with_magnitudes(4, "down_proj"), {"use_dora": True}, ["mlp.down_proj", "quantized", "merge"]),
         (with_magnitudes(4, "k_proj"), {"use_dora": True, "lora_alpha": 0}, ["self_attn.k_proj", "all 0"]),
+        (spoilt("k_proj.lora_A", math.nan), {}, ["k_proj.lora_A.weight has values that are not finite"]),
+        (spoilt("down_proj.lora_B", math.inf), {}, ["down_proj.lora_B.weight has values that are not finite"]),
         (with_one("self_attn.k_proj.bias"), {}, ["k_proj.bias", "biases"]),
         (with_one("self_attn.k_proj.lora_B.bias"), {}, ["lora_B.bias", "biases"]),
         (with_one("embed_tokens.lora_embedding_A"), {}, ["lora_embedding_A", "embeddings"]),
@@ -121,7 +130,9 @@ def without(name: str) -> dict[str, Tensor]:
         (None, {"r": "missing"}, ["'r'"]),
         (None, {"r": 0}, ["0 is no rank"]),
         (None, {"r": "four"}, ["wrong"]),
+        (None, {"r": math.inf}, ["wrong"]),
         (None, {"lora_alpha": None}, ["wrong"]),
+        (None, {"lora_alpha": 10**400}, ["wrong"]),
         (None, {"rank_pattern": {"(": 4}}, ["wrong"]),
     ],
 )
@@ -157,7 +168,10 @@ def test_files_that_are_not_there_or_not_safe_are_refused(tmp_path: Path) -> Non
     with pytest.raises(CheckpointError, match="is no adapter of PEFT"):
         read_adapter(tmp_path, small_updates(), torch.float32, Base)
     directory = write(tmp_path / "a")
-    (directory / "adapter_model.safetensors").rename(directory / "adapter_model.bin")
+    (directory / "adapter_model.safetensors").rename(tmp_path / "weights")
+    with pytest.raises(CheckpointError, match=r"has no adapter_model.safetensors: save the adapter.$"):
+        read_adapter(directory, small_updates(), torch.float32, Base)
+    (tmp_path / "weights").rename(directory / "adapter_model.bin")
     with pytest.raises(CheckpointError, match="may run code"):
         read_adapter(directory, small_updates(), torch.float32, Base)
     (directory / "adapter_config.json").write_text("[" * 100_000)

@@ -131,6 +131,12 @@ def test_a_hub_id_is_found_in_the_cache_or_refused(tmp_path: Path, monkeypatch: 
         pass
 
 
+@pytest.mark.parametrize("path", ["", "a\0b"])
+def test_what_is_no_path_is_refused(path: str) -> None:
+    with pytest.raises(CheckpointError, match="is no path of an adapter"), AdapterSources(HubAccess()).directory(path):
+        raise AssertionError("it was found")
+
+
 def test_a_directory_wins_over_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "poets").mkdir()

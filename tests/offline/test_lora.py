@@ -354,10 +354,15 @@ def test_settings_that_contradict_each_other_are_refused(stage: Stage) -> None:
         ({"enable_lora": True, "max_lora_rank": 257}, "--max-lora-rank"),
         ({"enable_lora": True, "max_loras": 4, "max_cpu_loras": 2}, "--max-cpu-loras"),
         ({"enable_lora": True, "lora_modules": ("a=x",), "lora_pinned": ("a", "b")}, "--lora-pinned"),
+        ({"enable_lora": True, "lora_modules": (f"{model}=x",)}, "base model's name"),
+        ({"enable_lora": True, "lora_dir": "nowhere"}, "--lora-dir nowhere is no directory"),
     ):
         with pytest.raises(ConfigError, match=word):
             LLM(model, **settings)
     with pytest.raises(RequestError, match="2 prompts need one lora_request"):
         stage.llm.generate(["a", "b"], lora_request=[None])
+    for wrong in ("a", ["a"], {"lora_name": "a"}):
+        with pytest.raises(RequestError, match="lora_request must be a LoRARequest, or a list of one"):
+            stage.llm.generate(["a"], lora_request=wrong)
     with pytest.raises(RequestError, match="lora_int_id"):
         LoRARequest("a", 0, "x")

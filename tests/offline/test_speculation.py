@@ -16,7 +16,7 @@ import pytest
 from quire import LLM, LoRARequest, SamplingParams
 from quire.cli.flags import parse_config
 from quire.config import Config
-from quire.errors import ConfigError
+from quire.errors import ConfigError, ModelNotFoundError
 from quire.messages.workers import MaskedDrafts, Plan, Result, TokenBitmasks
 from quire.metrics.reader import Counter, Vector
 from quire.planning.auto_config import resolve
@@ -260,6 +260,10 @@ def test_what_cannot_be_meant_is_refused_by_name(checkpoint: Path) -> None:
         ({"method": "ngram"}, "num_speculative_tokens is missing"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "from 1 to 16, got 0"),
         ({**NGRAM, "prompt_lookup_min": 9}, "prompt_lookup_min 9 is more than prompt_lookup_max 3"),
+        ({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 0}, "prompt_lookup_min must be"),
+        ({**NGRAM, "model": "quill_draft"}, '"method": "ngram" takes no "model", got \'quill_draft\''),
+        ({**SUFFIX, "model": "quill_draft"}, '"method": "suffix" takes no "model"'),
+        ({**NGRAM, "prompt_lookup_mix": 2}, "not supported. Did you mean 'prompt_lookup_min'?"),
         (
             {**NGRAM, "suffix_decoding_max_tree_depth": 9},
             'suffix_decoding_max_tree_depth belongs to "method": "suffix"',
@@ -284,6 +288,8 @@ def test_what_cannot_be_meant_is_refused_by_name(checkpoint: Path) -> None:
             LLM(str(checkpoint), speculative_config=asked)
         assert said in refused.value.message
         assert refused.value.param == "speculative_config"
+    with pytest.raises(ModelNotFoundError, match=r"not/there' is neither .*: check --speculative-config"):
+        LLM(str(checkpoint), speculative_model="./not/there", num_speculative_tokens=3)
     on_gpus = Config().with_values(speculative_config=NGRAM).speculation
     on_gpus.check_device("cuda", 1)
     for ranks, stages in ((2, 1), (1, 2)):

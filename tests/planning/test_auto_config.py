@@ -176,6 +176,12 @@ def test_no_room_at_all_says_so(checkpoint: Path) -> None:
             resolve_for(checkpoint, Machine(2**20, fast_bfloat16=True), max_model_len=length)
 
 
+@pytest.mark.parametrize("machine", [Machine(2**27, fast_bfloat16=True), WITH_GPU])
+def test_where_adapters_take_the_memory_the_error_names_their_flags(checkpoint: Path, machine: Machine) -> None:
+    with pytest.raises(MemoryBudgetError, match=r"GiB of it for adapters, by --max-loras and --max-lora-rank\)"):
+        resolve_for(checkpoint, machine, enable_lora=True, max_loras=1_000_000)
+
+
 def test_swap_space_is_what_memory_and_sequences_can_use(checkpoint: Path) -> None:
     roomy = resolve_for(checkpoint, swap_space=0.001)
     assert roomy.memory.footprint.swap_space == pytest.approx(0.001 * GIB, rel=0.01)

@@ -52,9 +52,13 @@ def add_ollama_models(app: FastAPI, serving: Serving) -> None:
 
     @app.get("/api/tags", tags=["ollama"])
     async def tags() -> Response:
-        """Every name of the model."""
+        """Every name of the model, then the adapters that are loaded."""
+        cards = [_card(name, files) for name in serving.names]
+        for adapter in serving.session.adapters.all:
+            details = _details(files, serving.names[0])
+            cards.append(_card(adapter.name, files) | {"digest": adapter.digest, "details": details})
         modified = {"modified_at": timestamp(serving.created)}
-        return json_response({"models": [_card(name, files) | modified for name in serving.names]})
+        return json_response({"models": [card | modified for card in cards]})
 
     @app.get("/api/ps", tags=["ollama"])
     async def ps() -> Response:
@@ -72,8 +76,8 @@ def add_ollama_models(app: FastAPI, serving: Serving) -> None:
         asked = fields.model or fields.name
         if not asked:
             raise RequestError("'model' is required.", param="model")
-        serving.model_name(model_name(asked, serving.names))
-        return json_response(_described(serving, files))
+        name = serving.model_name(model_name(asked, serving.names))
+        return json_response(_described(serving, files, "" if name in serving.names else serving.names[0]))
 
 
 def _model_files(directory: Path) -> ModelFiles:
@@ -91,9 +95,10 @@ def _card(name: str, files: ModelFiles) -> dict[str, Any]:
     return {"name": name, "model": name, "size": files.size, "digest": files.digest, "details": _details(files)}
 
 
-def _details(files: ModelFiles) -> dict[str, Any]:
+def _details(files: ModelFiles, parent: str = "") -> dict[str, Any]:
+    """`parent`: of an adapter, what its base model is called."""
     return {
-        "parent_model": "",
+        "parent_model": parent,
         "format": "safetensors",
         "family": files.family,
         "families": [files.family],
@@ -102,7 +107,7 @@ def _details(files: ModelFiles) -> dict[str, Any]:
     }
 
 
-def _described(serving: Serving, files: ModelFiles) -> dict[str, Any]:
+def _described(serving: Serving, files: ModelFiles, parent: str) -> dict[str, Any]:
     template, ready = serving.text.chat_template, serving.session.ready
     length = ready.max_model_len if ready else serving.config.model.max_model_len
     return {
@@ -110,7 +115,7 @@ def _described(serving: Serving, files: ModelFiles) -> dict[str, Any]:
         "modelfile": "",
         "parameters": "",
         "template": template.source if template else "",
-        "details": _details(files),
+        "details": _details(files, parent),
         "model_info": {"general.architecture": files.family, f"{files.family}.context_length": length},
         "capabilities": _capabilities(serving),
         "modified_at": timestamp(serving.created),
