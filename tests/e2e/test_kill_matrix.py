@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -68,6 +69,17 @@ class Victim(QuireServe):
         """Nothing is planted any more."""
         self._fault_file.unlink(missing_ok=True)
 
+    def disturbed(self, requests: list[dict[str, Any]], disturb: Callable[[], None]) -> list[Streamed]:
+        """What streams get to which this happens. Steps take their time until then, so that it happens to streams that
+        are under way, however late they are read here."""
+
+        def hurry_and_disturb() -> None:
+            self.clear()
+            disturb()
+
+        self.plant("always unhurried")
+        return run(self.url, requests, hurry_and_disturb)
+
     def kill(self, name: str, number: signal.Signals) -> None:
         """Send a signal to one of its processes."""
         os.kill(self.children()[name], number)
@@ -115,7 +127,7 @@ def run_beside_others(victim: Victim, disturb: Callable[[], None]) -> tuple[list
         faulted = time.monotonic()
         disturb()
 
-    results = run(victim.url, bodies(CLIENTS), note_time_and_disturb)
+    results = victim.disturbed(bodies(CLIENTS), note_time_and_disturb)
     return results, machine.lost(faulted, machine.sample())
 
 
@@ -156,7 +168,7 @@ def test_a_slow_step_is_waited_for(victim: Victim) -> None:
         planted = time.monotonic()
         victim.plant("slow")
 
-    results = run(victim.url, bodies(CLIENTS), disturb)
+    results = victim.disturbed(bodies(CLIENTS), disturb)
     took = time.monotonic() - planted  # and no pause of a stream: one that is read late seems to be shorter
     print(f"slow: the longest pause was {max(result.pause for result in results):.1f} s")
     assert not victim.is_planted
@@ -214,7 +226,7 @@ def test_an_exception_in_a_handler_disturbs_nobody(victim: Victim) -> None:
         print(f"exception: 500, and the next request was answered after {time.monotonic() - began:.1f} s")
         assert answer.json()["usage"]["completion_tokens"] == 2
 
-    assert differences(run(victim.url, bodies(16), disturb), victim.undisturbed[:16]) == []
+    assert differences(victim.disturbed(bodies(16), disturb), victim.undisturbed[:16]) == []
     victim.assert_baseline()
 
 

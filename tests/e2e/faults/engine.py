@@ -20,6 +20,8 @@ POISON = 1_717
 """A prompt with this token ends the engine by SIGABRT, wherever `always poison` stands in the file."""
 SLOW_STEP_S = 2.5
 """Less than any step is given before the engine counts as stuck."""
+UNHURRIED_STEP_S = 0.02
+"""Of each step, as long as `always unhurried` stands in the file."""
 
 
 class FaultyExecutor:
@@ -58,6 +60,8 @@ class FaultyExecutor:
                 _break_cuda()
             case "hang":
                 self._hung = True
+            case "always unhurried":
+                time.sleep(UNHURRIED_STEP_S)
             case "always poison" if POISON in plan.tokens:
                 os.abort()
         self._inner.submit(plan)
