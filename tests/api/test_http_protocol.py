@@ -65,8 +65,9 @@ def test_headers_up_to_the_limit_pass_and_beyond_it_not(server: Server) -> None:
             assert str(MAX_HEAD_BYTES) in str(error["message"])
 
 
-def test_who_still_sends_gets_its_answer_and_no_reset(server: Server) -> None:
+def test_who_still_sends_gets_its_answer_and_no_reset(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reset takes an answer away that was not read, from a client on a system that drops what it has received."""
+    monkeypatch.setattr(http_protocol, "LINGER_S", 60.0)  # however late this client is
     with connect(server) as connection:
         connection.sendall(b"GET /version HTTP/1.1\r\nX-Large: " + b"x" * (MAX_HEAD_BYTES + 1))
         assert select.select([connection], [], [], 60)[0]

@@ -164,6 +164,6 @@ def test_what_is_refused_is_no_garbage_that_must_be_searched_for(
         body = {"messages": USER, "max_tokens": 2} | wrong
         answer = server.http.post(f"{server.url}/v1/chat/completions", json=body)
         assert answer.status_code == status, answer.text
-        eventually(lambda: read() <= before, seconds=5)
+        eventually(lambda: read() <= before)
     finally:
         gc.enable()
