@@ -26,7 +26,9 @@ Owns the tree, and how what others raise is said; it knows nothing about HTTP fr
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from typing import ClassVar
 
 _ERROR_NUMBER = re.compile(r"\[Errno -?\d+\] ")
@@ -195,3 +197,9 @@ def reason(error: BaseException) -> str:
     lines = _ERROR_NUMBER.sub("", own or str(error)).strip().splitlines()
     text = lines[0].rstrip(".") if lines else re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()
     return text[0].lower() + text[1:] if text[:2].istitle() else text
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The sentence about the known name that is spelled nearly so, behind a space; empty where none is."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean '{close[0]}'?" if close else ""

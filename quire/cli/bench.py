@@ -5,13 +5,12 @@ Benchmarks are loaded by name, because those that compute load torch.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Sequence
 
 from quire.cli.flags import parse, parse_with_engine
 from quire.config import environment
-from quire.errors import ConfigError
+from quire.errors import ConfigError, did_you_mean
 
 BENCHMARKS = {
     "throughput": ("quire.bench.throughput:ThroughputOptions", "all prompts at once, in this process"),
@@ -35,8 +34,7 @@ def run(arguments: Sequence[str]) -> int:
         print(_usage())
         return 0
     if name not in BENCHMARKS:
-        close = difflib.get_close_matches(name, BENCHMARKS, n=1)
-        hint = f" Did you mean '{close[0]}'?" if close else ""
+        hint = did_you_mean(name, BENCHMARKS)
         raise ConfigError(f"'{name}' is not a benchmark.{hint} Benchmarks: {', '.join(BENCHMARKS)}.")
     module_name, options_name = BENCHMARKS[name][0].split(":")
     module = importlib.import_module(module_name)

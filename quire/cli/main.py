@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import select
 import sys
 from collections.abc import Callable, Sequence
 
-from quire.errors import QuireError, SetupError
+from quire.errors import QuireError, SetupError, did_you_mean
 from quire.version import __version__
 
 COMMANDS = {
@@ -37,8 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(__version__)
         raise SystemExit(0)
     if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f" Did you mean '{close[0]}'?" if close else ""
+        hint = did_you_mean(name, COMMANDS)
         print(f"quire: error: '{name}' is not a command.{hint} Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
         raise SystemExit(2)
     try:

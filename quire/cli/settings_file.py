@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Collection
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from quire.errors import ConfigError, reason
+from quire.errors import ConfigError, did_you_mean, reason
 
 
 def read_flags(path: str, known: Collection[str]) -> list[str]:
@@ -39,8 +38,7 @@ def read_flags(path: str, known: Collection[str]) -> list[str]:
 def _flag(path: str, key: str, value: Any, known: Collection[str]) -> list[str]:
     name = key.replace("-", "_")
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean '{close[0].replace('_', '-')}'?" if close else ""
+        hint = did_you_mean(name, known).replace("_", "-")
         raise ConfigError(f"{path}: '{key}' is not a setting of this command.{hint}", param=name)
     flag = name.replace("_", "-")
     if value is None:

@@ -6,7 +6,6 @@ I/O; `quire.planning.auto_config` makes the automatic choices (`None`, `auto`) a
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -21,7 +20,7 @@ from quire.config.parallel import ParallelConfig
 from quire.config.scheduler import SchedulerConfig
 from quire.config.server import ServerConfig
 from quire.config.speculation import SpeculationConfig
-from quire.errors import ConfigError
+from quire.errors import ConfigError, did_you_mean
 
 __all__ = [
     "BUILTIN_MODEL",
@@ -69,8 +68,7 @@ class Config:
         changes: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             if name not in owner:
-                close = difflib.get_close_matches(name, owner, n=1)
-                hint = f" Did you mean '{close[0]}'?" if close else ""
+                hint = did_you_mean(name, owner)
                 raise ConfigError(f"'{name}' is not an argument that Quire supports.{hint}", param=name)
             changes.setdefault(owner[name], {})[name] = value
         return replace(self, **{part: replace(getattr(self, part), **c) for part, c in changes.items()})

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, did_you_mean
 
 Method = Literal["ngram", "suffix", "draft_model", "eagle3"]
 MOST_DRAFTS = 16
@@ -131,9 +130,8 @@ class SpeculationConfig:
 def _parsed(asked: Mapping[str, Any]) -> Speculation:
     for key in asked:
         if key not in _KEYS:
-            close = difflib.get_close_matches(key, _KEYS, n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else f"What can be said: {', '.join(_KEYS)}."
-            raise _error(f"{_FLAG}: {key!r} is not supported. {hint}")
+            hint = did_you_mean(key, _KEYS) or f" What can be said: {', '.join(_KEYS)}."
+            raise _error(f"{_FLAG}: {key!r} is not supported.{hint}")
     if asked.get("draft_tensor_parallel_size", 1) != 1:
         raise _error(f"{_FLAG}: draft_tensor_parallel_size must be 1: a draft model runs on one device.")
     method, model = _method(asked), asked.get("model", "")

@@ -92,9 +92,8 @@ def load_modules(lora: LoraConfig, loader: AdapterLoader | None, *, is_restart: 
     while len(loaded) < len(modules):
         loaded += loader.loaded()
         time.sleep(_POLL_S)
-    for each in loaded:
-        if each.error and not is_restart:
+    for each in (each for each in loaded if each.error):
+        if not is_restart:
             raise CheckpointError(f"--lora-modules {each.adapter.name}: {each.error}", param="lora_modules")
-        if each.error:
-            _log.warning("--lora-modules %s is left out: %s", each.adapter.name, each.error)
+        _log.warning("--lora-modules %s is left out: %s", each.adapter.name, each.error)
     return [each.adapter for each in loaded if not each.error]

@@ -106,7 +106,7 @@ class CpuBudget:
         left = max(0, int(self._bytes) - without.total)
         return (
             f"of {self._share:.0%} of {format_bytes(self._available)} available, weights take "
-            f"{format_bytes(without.weights)}{_adapters_share(self._config, self._spec)} and activations "
+            f"{format_bytes(without.weights)}{_of_adapters(adapter_bytes(self._config, self._spec))} and activations "
             f"{format_bytes(without.activations)}, so {format_bytes(left)} are left: "
             f"give {auto or 'a smaller model'}, raise --gpu-memory-utilization, or free memory."
         )
@@ -131,10 +131,10 @@ class GpuBudget:
         speculation = config.speculation.speculation
         drafts = 0 if speculation is None else speculation.tokens
         limits = StepLimits(demand.rows, demand.chunk, length_limit(config, spec), drafts)
-        self._weights = spec.weight_bytes(dtype) + adapter_bytes(config, spec)
+        self._adapters = adapter_bytes(config, spec)
+        self._weights = spec.weight_bytes(dtype) + self._adapters
         self._activations = gpu_activation_bytes(spec, dtype, demand.block_size, limits)
         self._weights += draft_bytes(config).weights
-        self._adapters = _adapters_share(config, spec)
         self._others = gpu.memory_bytes - gpu.free_bytes
         self._left = int(self._share * gpu.memory_bytes) - self._others - self._weights - self._activations
 
@@ -160,15 +160,14 @@ class GpuBudget:
     def shortage(self, length: int, auto: str) -> str:
         return (
             f"of {self._share:.0%} of {self._gpu.name}'s {format_bytes(self._gpu.memory_bytes)}, others have "
-            f"{format_bytes(self._others)}, weights take {format_bytes(self._weights)}{self._adapters} "
+            f"{format_bytes(self._others)}, weights take {format_bytes(self._weights)}{_of_adapters(self._adapters)} "
             f"and activations about {format_bytes(self._activations)}, so {format_bytes(max(0, self._left))} are left: "
             f"{f'give {auto}, ' if auto else ''}raise --gpu-memory-utilization, or give a smaller model."
         )
 
 
-def _adapters_share(config: Config, spec: ModelSpec) -> str:
+def _of_adapters(size: int) -> str:
     """How much of what weights take is of adapters, in words; empty if none are served."""
-    size = adapter_bytes(config, spec)
     return f" ({format_bytes(size)} of it for adapters, by --max-loras and --max-lora-rank)" if size else ""
 
 

@@ -1,5 +1,5 @@
-"""When a process looks for cycles among all its objects: one that serves, while few sequences are open; a user's,
-seldom while it generates.
+"""When a process looks for cycles among all its objects: one that serves, while few sequences are open and few
+objects live; a user's, seldom while it generates.
 
 Such a collection holds all threads, in proportion to what lives: some thirty objects for each open sequence, so a crowd
 that lives for a moment makes it long. Only very much garbage is not left until then.

@@ -9,6 +9,7 @@ import logging
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -119,23 +120,30 @@ def shown(container: Any) -> str:
     return f"{type(container).__name__} of {len(container)}: {list(container)[-3:]!r:.300}"
 
 
-def sequences() -> int:
-    return sum(isinstance(each, OutputCollector | SequenceStats) for each in gc.get_objects())
+@contextmanager
+def no_garbage(*types: type) -> Iterator[None]:
+    """None of these that is made within it needs a search for cycles to go."""
+
+    def living() -> int:
+        return sum(type(each) in types for each in gc.get_objects())
+
+    gc.collect()
+    before = living()
+    gc.disable()
+    try:
+        yield
+        eventually(lambda: living() <= before)
+    finally:
+        gc.enable()
 
 
 def test_the_sequences_of_a_request_are_no_garbage_that_must_be_searched_for(server: Server) -> None:
     """A scope and its request are a cycle, so what they refer to would wait for a search, and that holds the loop."""
-    gc.collect()
-    before = sequences()
-    gc.disable()
-    try:
+    with no_garbage(OutputCollector, SequenceStats):
         for stream in (False, True):
             body = {"prompt": "a", "n": 4, "max_tokens": 2, "stream": stream}
             assert server.http.post(f"{server.url}/v1/completions", json=body).status_code == 200
             server.assert_all_free()
-        eventually(lambda: sequences() <= before)
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize(
@@ -153,17 +161,7 @@ def test_what_is_refused_is_no_garbage_that_must_be_searched_for(
     server: Server, wrong: dict[str, Any], status: int
 ) -> None:
     """Its error refers to the calls that it came through, and these to all that was sent."""
-
-    def read() -> int:
-        return sum(type(each) in {ChatRequest, ChatPrompt} for each in gc.get_objects())
-
-    gc.collect()
-    before = read()
-    gc.disable()
-    try:
+    with no_garbage(ChatRequest, ChatPrompt):
         body = {"messages": USER, "max_tokens": 2} | wrong
         answer = server.http.post(f"{server.url}/v1/chat/completions", json=body)
         assert answer.status_code == status, answer.text
-        eventually(lambda: read() <= before)
-    finally:
-        gc.enable()

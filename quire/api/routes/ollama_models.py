@@ -53,10 +53,9 @@ def add_ollama_models(app: FastAPI, serving: Serving) -> None:
     @app.get("/api/tags", tags=["ollama"])
     async def tags() -> Response:
         """Every name of the model, then the adapters that are loaded."""
-        cards = [_card(name, files) for name in serving.names]
-        for adapter in serving.session.adapters.all:
-            details = _details(files, serving.names[0])
-            cards.append(_card(adapter.name, files) | {"digest": adapter.digest, "details": details})
+        cards = [_card(name, files, files.digest) for name in serving.names]
+        adapters = serving.session.adapters.all
+        cards += [_card(adapter.name, files, adapter.digest, serving.names[0]) for adapter in adapters]
         modified = {"modified_at": timestamp(serving.created)}
         return json_response({"models": [card | modified for card in cards]})
 
@@ -67,7 +66,7 @@ def add_ollama_models(app: FastAPI, serving: Serving) -> None:
         if ready is None:
             return json_response({"models": []})
         more = {"expires_at": NEVER, "size_vram": files.size, "context_length": ready.max_model_len}
-        return json_response({"models": [_card(serving.names[0], files) | more]})
+        return json_response({"models": [_card(serving.names[0], files, files.digest) | more]})
 
     @app.post("/api/show", openapi_extra=openapi_body(OllamaShowRequest), tags=["ollama"])
     async def show(request: Request) -> Response:
@@ -91,12 +90,12 @@ def _model_files(directory: Path) -> ModelFiles:
     )
 
 
-def _card(name: str, files: ModelFiles) -> dict[str, Any]:
-    return {"name": name, "model": name, "size": files.size, "digest": files.digest, "details": _details(files)}
+def _card(name: str, files: ModelFiles, digest: str, parent: str = "") -> dict[str, Any]:
+    return {"name": name, "model": name, "size": files.size, "digest": digest, "details": _details(files, parent)}
 
 
-def _details(files: ModelFiles, parent: str = "") -> dict[str, Any]:
-    """`parent`: of an adapter, what its base model is called."""
+def _details(files: ModelFiles, parent: str) -> dict[str, Any]:
+    """`parent`: of an adapter, what its base model is called; else empty."""
     return {
         "parent_model": parent,
         "format": "safetensors",

@@ -5,12 +5,11 @@ Owns the lists. A field that would change the answer is never silently dropped.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import RequestError, UnsupportedField
+from quire.errors import RequestError, UnsupportedField, did_you_mean
 
 IGNORED = frozenset({
     "client_metadata",
@@ -124,6 +123,4 @@ def _equal(value: Any, neutral: Any) -> bool:
 def _unknown(name: str, known: Collection[str]) -> RequestError:
     if len(name) > _LONGEST_NAME:
         return RequestError(f"'{name[:_LONGEST_NAME]}…' is not a known field.")
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
-    return RequestError(f"'{name}' is not a known field.{hint}", param=name)
+    return RequestError(f"'{name}' is not a known field.{did_you_mean(name, known)}", param=name)
