@@ -122,11 +122,11 @@ def scratch_of_splits(low: Tensor, blocks: int, splits: int, size: int) -> tuple
     if splits == 1:
         return low, low
     assert blocks <= _MOST_BLOCKS
-    return torch.empty((blocks, splits, size), dtype=torch.float32, device=low.device), _counters(low.device)
+    return torch.empty((blocks, splits, size), dtype=torch.float32, device=low.device), counters_of_splits(low.device)
 
 
 @functools.cache
-def _counters(device: torch.device) -> Tensor:
+def counters_of_splits(device: torch.device) -> Tensor:
     """[_MOST_BLOCKS] int32: how many programs of each block are done. Zeros whenever no kernel is under way: the last
     program of a block puts them back."""
     return torch.zeros(_MOST_BLOCKS, dtype=torch.int32, device=device)

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import cdiv, fast_launch
-from quire.kernels.triton.linear.inner_loops import fetch_ahead, gated, gemm_loop, weight_rows
+from quire.kernels.triton.linear.inner_loops import fetch_ahead, gates_and_ups, gemm_loop, silu_times, weight_rows
+from quire.kernels.triton.linear.row_updates import updated_gates_and_ups
 
 _MOST_TILES = 65_536
 """Of a product whose tiles have several programs."""
@@ -147,6 +148,7 @@ def _tile_kernel(
         splits = tl.num_programs(1)
     multiply_tile(
         tl.program_id(0), split, splits, x, w, bias, y, sums, arrived, rows, outputs, columns, x_stride,
+        None, None, None, None, None, 0, 0,
         BLOCK_M, BLOCK_N, BLOCK_K, SPLIT, WHOLE, SWAPPED, GATED, BIASED, OVERLAP, WAITS_LATE, False,
     )  # fmt: skip
 
@@ -166,6 +168,13 @@ def multiply_tile(
     outputs,
     columns,
     x_stride,
+    update,
+    slot_of_row,
+    factors,
+    summands,
+    scaled,
+    scaling_stride,
+    scaled_stride,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -179,7 +188,9 @@ def multiply_tile(
     RELEASES_LATE: tl.constexpr,
 ):
     """A tile of the product, over one of `splits` parts of the columns. RELEASES_LATE: dependents may start as soon as
-    the inputs are there; else the caller says when."""
+    the inputs are there; else the caller says when. `update` and what follows: of gates and ups, see row_updates.py;
+    None: there is none.
+    """
     begin, m, w_rows = _tile_at(tile, tl.cdiv(rows, BLOCK_M), outputs, BLOCK_M, BLOCK_N, GATED)
     steps = tl.cdiv(columns, BLOCK_K)
     first = 0
@@ -193,6 +204,9 @@ def multiply_tile(
             wait_for_inputs(OVERLAP)
     if RELEASES_LATE:
         release_dependents(OVERLAP)
+    slot = 0
+    if update is not None:
+        slot = tl.load(slot_of_row + m, m < rows, 0)
     values = gemm_loop(
         x,
         m.to(tl.int64) * x_stride,
@@ -221,9 +235,17 @@ def multiply_tile(
             values = tl.load(own + place, cache_modifier=".cg")
             for other in range(1, splits):
                 values += tl.load(own + other * SIZE + place, cache_modifier=".cg")
-            _write_tile(values, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N, GATED, BIASED)
+            _write_tile(
+                values, bias, y, m, w_rows, begin, rows, outputs,
+                update, slot, factors, summands, scaled, scaling_stride, scaled_stride,
+                BLOCK_M, BLOCK_N, GATED, BIASED,
+            )  # fmt: skip
     else:
-        _write_tile(values, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N, GATED, BIASED)
+        _write_tile(
+            values, bias, y, m, w_rows, begin, rows, outputs,
+            update, slot, factors, summands, scaled, scaling_stride, scaled_stride,
+            BLOCK_M, BLOCK_N, GATED, BIASED,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -247,6 +269,13 @@ def _write_tile(
     begin,
     rows,
     outputs,
+    update,
+    slot,
+    factors,
+    summands,
+    scaled,
+    scaling_stride,
+    scaled_stride,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GATED: tl.constexpr,
@@ -256,8 +285,15 @@ def _write_tile(
     MADE: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     if BIASED:
         sums += tl.load(bias + w_rows).to(tl.float32)[None, :]
-    if GATED:
-        sums = gated(sums, BLOCK_M, MADE)
     n = begin + tl.arange(0, MADE)
     inside = (m < rows)[:, None] & (n < outputs)[None, :]
+    if GATED:
+        gate, up = gates_and_ups(sums, BLOCK_M, MADE)
+        if update is not None:  # noqa: SIM102 (decided when it is compiled)
+            if tl.max(slot, 0) > 0:
+                gate, up = updated_gates_and_ups(
+                    gate, up, update, m, begin, n, slot, inside, outputs, factors, summands, scaled,
+                    scaling_stride, scaled_stride, y.dtype.element_ty,
+                )  # fmt: skip
+        sums = silu_times(gate, up)
     tl.store(y + m.to(tl.int64)[:, None] * outputs + n[None, :], sums.to(y.dtype.element_ty), inside)
