@@ -45,7 +45,5 @@ class AdaptedLinear:
         if not self._update.active:
             return self._base.silu_and_mul(x)
         assert isinstance(x, Tensor)
-        if (updated := self._base.updated_silu_and_mul(x, self._update)) is not None:
-            return updated
         y, low = self._base.multiply_and_shrink(x, self._update)
         return self._update.expand_silu_and_mul(low, y)

@@ -101,13 +101,6 @@ class Linear:
         """[tokens, columns] → [tokens, half of the rows]: silu of the first half of the outputs times the second."""
         return self._weight.multiply_silu_and_mul(x, self._bias)
 
-    def updated_silu_and_mul(self, x: Tensor, update: LowRankUpdate) -> Tensor | None:
-        """`silu_and_mul` with the update; None: these are several launches."""
-        weight = self._weight
-        if not isinstance(weight, UpdatedWeight):
-            return None
-        return weight.multiply_updated_silu_and_mul(x, self._bias, update.weights, update.tiles)
-
     def multiply_and_shrink(self, x: Tensor, update: LowRankUpdate) -> tuple[Tensor, Tensor]:
         """The outputs, and A x of the update; in one launch where the weight has one."""
         weight = self._weight

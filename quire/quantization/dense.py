@@ -43,7 +43,6 @@ class DenseWeight:
         self._pack = kernel("pack_linear", options.device.type)
         self._linear = kernel("linear", options.device.type)
         self._linear_silu_and_mul = kernel("linear_silu_and_mul", options.device.type)
-        self._updated_linear_silu_and_mul = kernel("updated_linear_silu_and_mul", options.device.type)
         self._linear_and_shrink = kernel("linear_and_shrink", options.device.type)
         self._packed: Any
 
@@ -67,12 +66,6 @@ class DenseWeight:
         out = x.new_empty((x.shape[0], self._shape.outputs // 2))
         self._linear_silu_and_mul(x, self._packed, bias, out)
         return out
-
-    def multiply_updated_silu_and_mul(
-        self, x: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles
-    ) -> Tensor | None:
-        y: Tensor | None = self._updated_linear_silu_and_mul(x, self._packed, bias, weights, tiles)
-        return y
 
     def multiply_and_shrink(
         self, x: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles

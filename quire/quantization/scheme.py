@@ -164,13 +164,7 @@ class LinearWeight(Protocol):
 
 @runtime_checkable
 class UpdatedWeight(Protocol):
-    """A LinearWeight with kernels for products and low-rank updates of their rows together."""
-
-    def multiply_updated_silu_and_mul(
-        self, x: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles
-    ) -> Tensor | None:
-        """`multiply_silu_and_mul` with the updates; see the op `updated_linear_silu_and_mul`."""
-        ...
+    """A LinearWeight whose product is computed together with A x of its rows' low-rank updates."""
 
     def multiply_and_shrink(
         self, x: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles

@@ -110,21 +110,6 @@ def linear_and_shrink(
     return linear(x, packed, bias), lora_shrink(x, weights, tiles)
 
 
-def updated_linear_silu_and_mul(
-    x: Tensor, packed: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles
-) -> Tensor | None:
-    """silu of the first half of a product's updated outputs times the second, in one launch.
-
-    Args:
-        x, packed, bias: As in `linear`.
-        weights, tiles: As in `lora_shrink`; `tiles` with the slots of rows.
-
-    Returns:
-        None where that is left to `linear_and_shrink` and `lora_expand_silu_and_mul`, as always here.
-    """
-    return None
-
-
 def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -> None:
     """Scale rows of y [n, outputs] where their adapter does so, and add B A x, in place. A x is rounded to the dtype of
     y before, as PEFT does.
@@ -150,6 +135,20 @@ def lora_expand_silu_and_mul(low: Tensor, weights: LowRankWeights, tiles: Tiles,
     """
     lora_expand(low, weights, tiles, y)
     silu_and_mul(y, out)
+
+
+def updated_linear_silu_and_mul(
+    x: Tensor, packed: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles, out: Tensor
+) -> None:
+    """All of it, from x [n, columns] to out [n, width]: the product that is updated, its updates and the gate.
+
+    Args:
+        x, packed, bias: As in `linear`.
+        weights, tiles: As in `lora_expand_silu_and_mul`; `tiles` with the slots of rows.
+        out: Contiguous.
+    """
+    y, low = linear_and_shrink(x, packed, bias, weights, tiles)
+    lora_expand_silu_and_mul(low, weights, tiles, y, out)
 
 
 def lora_rms_norm(

@@ -27,44 +27,37 @@ from quire.kernels.triton.linear.inner_loops import fetch_ahead, gemm_loop
 from quire.kernels.triton.linear.linear import config_for
 from quire.kernels.triton.linear.row_updates import NOTHING_YET, hand_over
 from quire.kernels.triton.linear.tuned_linear_configs import OVERLAP
-from quire.kernels.triton.lora import counters_of_splits
-from quire.kernels.triton.lora_linear import MOST_ROWS, MOST_SPLITS, MOST_TILES, config_beside
+from quire.kernels.triton.lora import counters_of_splits, lora_expand_silu_and_mul
+from quire.kernels.triton.lora_linear import MOST_ROWS, MOST_SPLITS, MOST_TILES, config_beside, linear_and_shrink
 
-_FASTER: frozenset[tuple[int, int]] = frozenset()
-"""Outputs and columns of the weights whose products were measured to be faster so; not one was measured yet."""
 _BLOCK_R = 16
 _OUTPUTS_OF_WARP = 64
 """Of B that a program asks for at once: more take so many registers that those of other programs find no room."""
 
 
 def updated_linear_silu_and_mul(
-    x: Tensor, packed: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles
-) -> Tensor | None:
-    """Arguments as in reference/lora.py: x is contiguous, and the rank is a multiple of 16.
+    x: Tensor, packed: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles, out: Tensor
+) -> None:
+    """Arguments as in reference/lora.py: x is contiguous, and the rank is a multiple of 16."""
+    if (chosen := _config_for(x, packed, weights, tiles)) is None:
+        y, low = linear_and_shrink(x, packed, bias, weights, tiles)
+        lora_expand_silu_and_mul(low, weights, tiles, y, out)
+    else:
+        gated_gemm_and_update(x, packed, bias, weights, tiles, out, *chosen, OVERLAP and can_overlap(x.device))
 
-    Returns:
-        None: for so many rows, or on this GPU, product, updates and gate are kernels of their own.
-    """
-    if tuple(packed.shape) not in _FASTER:
+
+def _config_for(x: Tensor, w: Tensor, weights: LowRankWeights, tiles: Tiles) -> tuple[GemmConfig, int] | None:
+    """A product's config, and how many programs there are for updates; None: with so many rows, or on this GPU, product
+    and updates are kernels of their own."""
+    if len(x) > MOST_ROWS or not 0 < len(tiles.rows) <= MOST_TILES:
         return None
-    return _in_one_launch(x, packed, bias, weights, tiles)
-
-
-def _in_one_launch(
-    x: Tensor, packed: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles
-) -> Tensor | None:
-    """The same for a weight of any shape."""
-    if len(x) > MOST_ROWS or not 0 < len(tiles.rows) <= MOST_TILES or len(weights.rows) != 2:
-        return None
-    for config in (config_for(x, packed, gate=False), config_for(x, packed, gate=True)):
-        if not isinstance(config, GemmConfig):
-            continue
-        blocks = min(config.block_m, len(weights.ranks)) * (weights.b.shape[2] // _BLOCK_R)
-        room = multiprocessors(x.device), program_memory(x.device)
-        count = tiles_of(len(x), len(packed) // 2, config, gate=True)
-        if (beside := config_beside(config, *room, count, x.element_size(), 2 * blocks)) is not None:
-            overlap = OVERLAP and can_overlap(x.device)
-            return gated_gemm_and_update(x, packed, bias, weights, tiles, *beside, overlap)
+    for config in (config_for(x, w, gate=False), config_for(x, w, gate=True)):  # the first leaves more room
+        if isinstance(config, GemmConfig):
+            blocks = 2 * min(config.block_m, len(weights.ranks)) * (weights.b.shape[2] // _BLOCK_R)
+            room = multiprocessors(x.device), program_memory(x.device)
+            count = tiles_of(len(x), len(w) // 2, config, gate=True)
+            if (beside := config_beside(config, *room, count, x.element_size(), blocks)) is not None:
+                return beside
     return None
 
 
@@ -74,20 +67,20 @@ def gated_gemm_and_update(
     bias: Tensor | None,
     weights: LowRankWeights,
     tiles: Tiles,
+    out: Tensor,
     config: GemmConfig,
     programs: int,
     overlap: bool,
-) -> Tensor:
+) -> None:
     """What `gemm` makes with this config and a gate, with updates by so many programs, two at least."""
     (rows, columns), width, (number, size) = x.shape, len(w) // 2, tiles.rows.shape
     rank, splits, scaling = weights.b.shape[2], config.splits, weights.scaling
     assert weights.rows == (width, width) and tiles.slot_of_row is not None
-    assert x.is_contiguous() and tiles.rows.is_contiguous()
+    assert x.is_contiguous() and tiles.rows.is_contiguous() and out.is_contiguous()
     assert rank % _BLOCK_R == 0 and 0 < number <= MOST_TILES
     assert scaling is None or lies_beside(scaling, weights)
-    y = x.new_empty((rows, width))
     product_tiles = tiles_of(rows, width, config, gate=True)
-    sums, arrived = scratch_of_tiles(y, product_tiles, splits, config.block_m * config.block_n)
+    sums, arrived = scratch_of_tiles(out, product_tiles, splits, config.block_m * config.block_n)
     shrinking = max(1, programs // 3)
     expanding = max(1, programs - shrinking)
     blocks = max(shrinking, number * (rank // _BLOCK_R))
@@ -96,7 +89,7 @@ def gated_gemm_and_update(
     block_c, block_o = (1 << (each.bit_length() - 1) for each in (most // (size + 2 * _BLOCK_R), most // _BLOCK_R))
     block_o = min(block_o, _OUTPUTS_OF_WARP * config.warps, max(16, next_power_of_2(width)))
     _gated_tile_and_update_kernel[(shrinking + expanding + product_tiles * splits,)](
-        x, w, w if bias is None else bias, y, sums, arrived,
+        x, w, w if bias is None else bias, out, sums, arrived,
         weights.a, weights.b, weights.ranks, factors, summands, scaled, tiles.slots, tiles.rows, tiles.slot_of_row,
         _nothing_yet(next_power_of_2(blocks * size * 2 * _BLOCK_R), 4, x.device), counters_of_splits(x.device),
         x.new_empty((expanding, size, 2 * rank)), _nothing_yet(MOST_ROWS * 2 * width, x.element_size(), x.device),
@@ -108,7 +101,6 @@ def gated_gemm_and_update(
         BLOCK_T=size, BLOCK_R=_BLOCK_R, BLOCK_C=block_c, WHOLE_C=columns % block_c == 0, BLOCK_O=block_o,
         OVERLAP=overlap, num_warps=config.warps, num_stages=config.stages, launch_pdl=overlap,
     )  # fmt: skip
-    return y
 
 
 @functools.cache

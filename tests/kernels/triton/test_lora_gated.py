@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.reference import lora as reference
+from quire.kernels.reference.linear import linear
 from quire.kernels.reference.lora import LowRankWeights, Scaling, Tiles
 from quire.kernels.triton.launching.dependent_launch import can_overlap
 from quire.kernels.triton.linear.gemm import GemmConfig, gemm
@@ -34,7 +35,8 @@ def test_gates_and_ups_with_their_updates(
     expected = updated(x, w, bias, weights, tiles)
     unchanged = [number for number, slot in enumerate(slots) if slot == 0 or not weights.ranks[slot - 1]]
     for programs in (2, 7, 100):
-        y = gated_gemm_and_update(x, w, bias, weights, tiles, config, programs, overlap)
+        y = torch.empty_like(alone)
+        gated_gemm_and_update(x, w, bias, weights, tiles, y, config, programs, overlap)
         assert torch.equal(y[unchanged], alone[unchanged])
         assert (y.double() - expected).abs().max() <= NEAR[dtype] * expected.abs().max()
 
@@ -45,7 +47,7 @@ def updated(x: Tensor, w: Tensor, bias: Tensor | None, weights: LowRankWeights, 
     factors, summands, used = weights.scaling
     scaling = Scaling(factors.double(), summands.double(), used)
     exact = weights._replace(a=weights.a.double(), b=weights.b.double(), scaling=scaling)
-    y = reference.linear(x.double(), w.double(), None if bias is None else bias.double())
+    y = linear(x.double(), w.double(), None if bias is None else bias.double())
     out = y.new_empty((len(x), len(w) // 2))
     reference.lora_expand_silu_and_mul(reference.lora_shrink(x.double(), exact, tiles), exact, tiles, y, out)
     return out
