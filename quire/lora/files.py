@@ -113,40 +113,43 @@ class _Reader:
             tensors = {}
             for half, name in sorted(each.names.items()):
                 stored = tensors[half] = file.get_tensor(name)  # type: ignore[no-untyped-call]
-                if not stored.abs().amax().isfinite():  # of each value, isfinite takes ten times as long
+                if not torch.stack(torch.aminmax(stored)).isfinite().all():  # of each value it takes much longer
                     raise CheckpointError(
                         f"{self._path}: {name} has values that are not finite: write the adapter again."
                     )
                 digest.update(json.dumps([module, half, each.rank, each.scale, str(stored.dtype)]).encode())
                 digest.update(stored.contiguous().view(torch.uint8).numpy().data)
-            a, b = tensors[_A], tensors[_B].float() * each.scale
+            a, b = tensors[_A], tensors[_B]
             if (shape := self._updates.experts.get(experts_of(module))) is not None:
                 parameter = parameter_of(shape, a.shape, b.shape)
                 assert parameter is not None, "shapes are checked"
                 for expert, own_a, own_b in by_expert(shape, parameter, a, b):
-                    self._place(expert, own_a, own_b, each.rank)
+                    self._place(expert, each, own_a, own_b)
                 continue
-            self._place(module, a, b, each.rank, tensors.get(_MAGNITUDES))
+            self._place(module, each, a, b, tensors.get(_MAGNITUDES))
         return HostAdapter(self._weights[0], self._ranks, digest.hexdigest())
 
-    def _place(self, module: str, a: Tensor, b: Tensor, rank: int, magnitudes: Tensor | None = None) -> None:
-        """This rank's part of one module: A [rank, columns], B [rows, rank] times the scale, and magnitudes [rows]."""
-        target = self._updates.targets[module]
+    def _place(self, module: str, of: _Module, a: Tensor, b: Tensor, magnitudes: Tensor | None = None) -> None:
+        """This rank's part of one module: A [rank, columns], B [rows, rank], and magnitudes [rows]."""
+        target, rank = self._updates.targets[module], of.rank
         if (part := target.part) is None:
             return
         views, first = self._views[part.update], part.module * self._updates.rank
-        own_b = take_spans(b, 0, part.rows)
+        views.a[0, first : first + rank].copy_(take_spans(a, 1, part.columns))
+        own_b, to = take_spans(b, 0, part.rows), views.b[0, part.outputs, :rank]
         if magnitudes is not None:
             try:
-                factors, summands = self._norms.factors(module, target, magnitudes, a.float(), b)
+                factors, summands = self._norms.factors(module, target, magnitudes, a.float(), b.float() * of.scale)
             except CheckpointError as error:
                 raise CheckpointError(f"{self._path}: {error.message}.") from None
             views.factors[0, part.outputs].copy_(factors - 1)
             views.summands[0, part.outputs].copy_(summands)
             self._ranks[1, part.update] = 1
-            own_b = factors.unsqueeze(1) * own_b
-        views.a[0, first : first + rank].copy_(take_spans(a, 1, part.columns))
-        views.b[0, part.outputs, :rank].copy_(own_b)
+            to.copy_(own_b.float() * of.scale * factors.unsqueeze(1))
+        elif own_b.dtype == to.dtype:
+            torch.mul(own_b, of.scale, out=to)  # in fp32 too, but without a copy in new memory, which takes longest
+        else:
+            to.copy_(own_b.float() * of.scale)
         self._ranks[0, part.update] = max(int(self._ranks[0, part.update]), rank)
 
 
