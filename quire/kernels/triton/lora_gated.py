@@ -31,6 +31,8 @@ from quire.kernels.triton.lora import counters_of_splits, lora_expand_silu_and_m
 from quire.kernels.triton.lora_linear import MOST_ROWS, MOST_SPLITS, MOST_TILES, config_beside, linear_and_shrink
 
 _BLOCK_R = 16
+_INTEGERS = {2: torch.int16, 4: torch.int32}
+"""By bytes."""
 _OUTPUTS_OF_WARP = 64
 """Of B that a program asks for at once: more take so many registers that those of other programs find no room."""
 
@@ -91,8 +93,9 @@ def gated_gemm_and_update(
     _gated_tile_and_update_kernel[(shrinking + expanding + product_tiles * splits,)](
         x, w, w if bias is None else bias, out, sums, arrived,
         weights.a, weights.b, weights.ranks, factors, summands, scaled, tiles.slots, tiles.rows, tiles.slot_of_row,
-        _nothing_yet(next_power_of_2(blocks * size * 2 * _BLOCK_R), 4, x.device), counters_of_splits(x.device),
-        x.new_empty((expanding, size, 2 * rank)), _nothing_yet(MOST_ROWS * 2 * width, x.element_size(), x.device),
+        _nothing_yet("A x", next_power_of_2(blocks * size * 2 * _BLOCK_R), torch.int32, x.device),
+        counters_of_splits(x.device), x.new_empty((expanding, size, 2 * rank)),
+        _nothing_yet("B A x", MOST_ROWS * 2 * width, _INTEGERS[x.element_size()], x.device),
         rows, width, columns, product_tiles, splits, number, shrinking, expanding,
         weights.a.stride(0), weights.b.stride(0), weights.ranks.stride(0),
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLIT=splits > 1,
@@ -104,12 +107,11 @@ def gated_gemm_and_update(
 
 
 @functools.cache
-def _nothing_yet(elements: int, size: int, device: torch.device) -> Tensor:
-    """Where values of so many bytes are handed over. Products of a device run one after another, on one stream. A
-    graph's capture must not make it: others might be replayed before that one."""
+def _nothing_yet(what: str, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Where `what` is handed over. Products of a device run one after another, on one stream. A graph's capture must
+    not make it: others might be replayed before that one."""
     assert device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
-    kind = torch.int16 if size == 2 else torch.int32
-    return torch.full((elements,), NOTHING_YET.value, dtype=kind, device=device)
+    return torch.full((elements,), NOTHING_YET.value, dtype=dtype, device=device)
 
 
 @fast_launch

@@ -1,8 +1,7 @@
 """B A x on its way from the programs that make it to those that add it, in one launch.
 
-It lies in memory of the product's dtype. What is not there yet has all bits set, which no number has.
-So each element says itself whether it is there: who adds it asks until it is, and then sets its bits again for the next
-launch.
+It lies in memory of the product's dtype. What is not there yet has all bits set, which no number has. So each element
+says itself whether it is there: who adds it asks until it is, and then sets its bits again for the next launch.
 """
 
 from __future__ import annotations
