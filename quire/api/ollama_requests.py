@@ -6,7 +6,7 @@ Owns what each field means. Knows nothing about responses.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from quire.api.chat_service import THINKING_SWITCHES
@@ -24,9 +24,9 @@ from quire.api.schemas.ollama import (
 from quire.errors import RequestError
 
 
-def model_name(asked: str, names: Sequence[str]) -> str:
-    """The name that is meant: Ollama's clients add a tag."""
-    return asked.removesuffix(":latest") if asked not in names else asked
+def model_name(asked: str, serves: Callable[[str], bool]) -> str:
+    """The name that is meant: Ollama's clients add a tag, which a name may also have of itself."""
+    return asked if serves(asked) else asked.removesuffix(":latest")
 
 
 def chat_request(body: OllamaChatRequest | OllamaGenerateRequest, variables: Collection[str]) -> ChatRequest:

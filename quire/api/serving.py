@@ -77,6 +77,10 @@ class Serving:
         """Names of the model; the first is the one it is called by."""
         return self.config.model.served_model_name or (self.config.model.model,)
 
+    def serves(self, name: str) -> bool:
+        """Whether the model or an adapter is called so."""
+        return name in self.names or self.session.adapters.serves(name)
+
     def model_name(self, asked: str | None) -> str:
         """The name to answer under.
 
@@ -85,7 +89,7 @@ class Serving:
         """
         if asked is None:
             return self.names[0]
-        if asked not in self.names and not self.session.adapters.serves(asked):
+        if not self.serves(asked):
             served = [*self.names, *(adapter.name for adapter in self.session.adapters.all)]
             more = f" and {len(served) - _NAMES_TOLD} more, see /v1/models" if len(served) > _NAMES_TOLD else ""
             raise UnknownModelError(

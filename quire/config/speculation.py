@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -72,7 +72,7 @@ class Speculation:
 class SpeculationConfig:
     """Several tokens a step: some are guessed, and the model checks them all at once. Outputs stay what they are."""
 
-    speculative_config: dict[str, Any] = field(default_factory=dict)
+    speculative_config: dict[str, Any] | None = None
     """Who guesses, as JSON: {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4,
     "prompt_lookup_min": 2}, {"method": "suffix"}, {"model": DRAFT, "num_speculative_tokens": 5} with a smaller
     model of the same tokenizer, or {"method": "eagle3", "model": HEAD, "num_speculative_tokens": 4} with an EAGLE-3
@@ -89,7 +89,7 @@ class SpeculationConfig:
         Raises:
             ConfigError: A value cannot be meant, or is not supported; the message names it.
         """
-        asked = dict(self.speculative_config)
+        asked = dict(self.speculative_config or {})
         for key, value in (
             ("model", self.speculative_model),
             ("num_speculative_tokens", self.num_speculative_tokens),
@@ -97,7 +97,7 @@ class SpeculationConfig:
             if value is not None and asked.setdefault(key, value) != value:
                 raise _error(f"{_FLAG} says {asked[key]!r} for {key}, and its own flag says {value!r}: give one.")
         given = {key: value for key, value in asked.items() if value is not None}
-        if not given:
+        if not given and self.speculative_config is None:
             return None
         speculation = _parsed(given)
         return replace(speculation, synthetic_rates=_synthetic_rates(given, speculation.tokens))

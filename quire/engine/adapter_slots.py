@@ -29,7 +29,7 @@ class _Slot:
         number: From 1.
         adapter: What it has, or will have when it is loaded; None: nothing.
         ready: Whether it is there.
-        users: Requests that it was given to and that are not over.
+        users: Requests that it was given to and that are not over, with the names that they call the adapter by.
         used: When it lost its last user, in turns of a counter.
         last_step: The newest plan by then: steps up to it may read it.
         pinned: Whether its adapter stays.
@@ -38,7 +38,7 @@ class _Slot:
     number: int
     adapter: Adapter | None = None
     ready: bool = False
-    users: set[int] = field(default_factory=set)
+    users: dict[int, str] = field(default_factory=dict)
     used: int = 0
     last_step: int = 0
     pinned: bool = False
@@ -98,15 +98,15 @@ class AdapterSlots:
         self._waiting.pop(request_id, None)
         slot = self._of_request.pop(request_id, None)
         if slot is not None:
-            slot.users.remove(request_id)
+            del slot.users[request_id]
             self._turn += 1
             slot.used, slot.last_step = self._turn, self._scheduler.last_step
         self._may_grant = True
 
     @property
     def running(self) -> list[str]:
-        """Names of the adapters that requests use."""
-        return sorted({slot.adapter.name for slot in self._slots if slot.adapter and slot.users})
+        """Names of the adapters that requests use; one adapter may have several."""
+        return sorted(set[str]().union(*(slot.users.values() for slot in self._slots)))
 
     @property
     def waiting(self) -> list[str]:
@@ -153,7 +153,7 @@ class AdapterSlots:
                 continue
             self._passes = self._passes + 1 if blocked else 0
             del self._waiting[request_id]
-            slot.users.add(request_id)
+            slot.users[request_id] = adapter.name
             self._of_request[request_id] = slot
             if slot.ready:
                 self._scheduler.adapter_arrived(request_id, ADAPTER, slot.number)

@@ -223,7 +223,7 @@ class RankProcesses:
     def _death(self, rank: int) -> Exception:
         """Why a rank is gone."""
         child = self._children[self._index(rank)]
-        cause = child.cause_of_death().rstrip(".")
+        cause = child.cause_of_death()
         if (failure := child.failure) is not None and failure.error:
             raise_reported_failure(failure)
         if cause.startswith("Rank "):  # it has waited for another in vain

@@ -47,7 +47,7 @@ def with_draft_model(config: Config, spec: ModelSpec, directory: Path) -> Config
     if draft.rope_length_mode is not None or any(group.window is not None for group in draft.kv_groups()):
         raise _error(f"The draft model {name} has sliding windows or a RoPE by length, which is not supported yet.")
     own = {"method": speculation.method, "model": str(found), "num_speculative_tokens": speculation.tokens}
-    return replace(config, speculation=SpeculationConfig({**config.speculation.speculative_config, **own}))
+    return replace(config, speculation=SpeculationConfig({**(config.speculation.speculative_config or {}), **own}))
 
 
 def _check_head(name: str, draft: ModelSpec, spec: ModelSpec) -> None:

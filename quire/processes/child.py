@@ -50,7 +50,7 @@ class Child(Protocol):
         ...
 
     def cause_of_death(self) -> str:
-        """Why it is gone, in one line; waits for its end."""
+        """Why it is gone, in one line without a full stop; waits for its end."""
         ...
 
     def close(self) -> None:

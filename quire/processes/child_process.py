@@ -102,13 +102,13 @@ class ChildProcess:
         return self._process.poll()
 
     def cause_of_death(self) -> str:
-        """Why it is gone, in one line: what it reported, else its signal or exit code."""
+        """Why it is gone, in one line without a full stop: what it reported, else its signal or exit code."""
         self.reports()
         if self.failure is not None:
-            return self.failure.message
+            return self.failure.message.rstrip(".")
         code = self._process.wait()
         if self._killed_for and code == -signal.SIGKILL:
-            return self._killed_for
+            return self._killed_for.rstrip(".")
         if code < 0:
             hint = " (out of memory? see the kernel's log)" if code == -signal.SIGKILL else ""
             return f"it was ended by {signal.Signals(-code).name}{hint}"

@@ -58,7 +58,7 @@ class EngineProcess:
 
     @property
     def cause_of_death(self) -> str:
-        """Why it is gone, in one line."""
+        """Why it is gone, in one line without a full stop."""
         return self._child.cause_of_death()
 
     def __enter__(self) -> EngineProcess:

@@ -168,6 +168,24 @@ def test_adapters_are_loaded_and_unloaded_while_serving(server: Server, adapters
     assert "bad" not in names(server)
 
 
+def test_ollamas_tag_may_be_part_of_an_adapters_name(server: Server, adapters: Path) -> None:
+    def text(model: str) -> str:
+        body = {"model": model, "prompt": "a", "stream": False, "options": {"num_predict": COUNT}}
+        answer = server.http.post(f"{server.url}/api/generate", json=body)
+        assert answer.status_code == 200, answer.text
+        for path in ("generate", "show"):  # without a prompt a model is only loaded
+            assert server.http.post(f"{server.url}/api/{path}", json={"model": model}).status_code == 200
+        return str(answer.json()["response"])
+
+    assert text("poet:latest") == text_of("dx")
+    named = {"lora_name": "poet:latest"}
+    late = named | {"lora_path": str(adapters / "late")}
+    assert server.http.post(f"{server.url}/v1/load_lora_adapter", json=late).status_code == 200
+    assert (text("poet:latest"), text("poet")) == (text_of("dlate"), text_of("dx"))
+    assert server.http.post(f"{server.url}/v1/unload_lora_adapter", json=named).status_code == 200
+    assert text("poet:latest") == text_of("dx")
+
+
 def test_metrics_name_the_adapters_in_use(server: Server) -> None:
     complete(server, "poet")
     page = server.http.get(f"{server.url}/metrics").text

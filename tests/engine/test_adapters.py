@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -51,6 +52,7 @@ class Engine:
         self.got: dict[int, list[int]] = {}
         self.ends: dict[int, End] = {}
         self.done: dict[int, Done] = {}
+        self.running: Sequence[str] = []
         self.ready = self.client.receive(None)
         assert isinstance(self.ready, Ready)
 
@@ -58,6 +60,7 @@ class Engine:
         """What the engine says next, if anything."""
         match self.client.receive(0.0):
             case Deltas() as deltas:
+                self.running = deltas.load.running_adapters
                 at = 0
                 for number, count in zip(deltas.ids, deltas.counts, strict=True):
                     self.got.setdefault(number, []).extend(deltas.tokens[at : at + count])
@@ -161,6 +164,21 @@ def test_equal_prompts_share_what_they_share_an_adapter_in() -> None:
         engine.until(lambda number=number: number in engine.ends)
         assert engine.got[number] == expected(prompt, adapter[2] if adapter else "", 3)
     assert [engine.ends[number].cached_tokens for number in range(5)] == [0, 0, 0, 36, 36]
+
+
+def test_every_name_that_runs_is_told_also_two_of_one_adapter() -> None:
+    """A slot's adapter has the name it was loaded under; what runs is called as requests call it."""
+    engine = Engine({"x": "dx"}, max_loras=1)
+    engine.add(1, [1, 2, 3], 4, Adapter("first", "x", "dx"))
+    engine.until(lambda: 1 in engine.ends)
+    for number, name in enumerate(("second", "third", "second"), 2):
+        engine.add(number, [1, 2, 3], 20 + number, Adapter(name, "x", "dx"))
+    engine.until(lambda: len(engine.got) == 4)
+    assert engine.running == ["second", "third"]
+    engine.until(lambda: 3 in engine.ends)
+    assert engine.running == ["second"]
+    engine.until(lambda: len(engine.ends) == 4)
+    assert engine.running == []
 
 
 def test_requests_of_other_adapters_run_while_one_is_on_its_way() -> None:

@@ -283,6 +283,8 @@ def test_what_cannot_be_meant_is_refused_by_name(checkpoint: Path) -> None:
         ({**SYNTHETIC, "synthetic_acceptance_rates": [0.9, math.nan, 0, 0]}, "between 0 and 1 and not rise"),
         ({**NGRAM, "disable_by_batch_size": 4}, "'disable_by_batch_size' is not supported"),
         ({**NGRAM, "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size must be 1"),
+        ({}, 'give a "method" (ngram or suffix or draft_model or eagle3) or a "model"'),
+        ({"method": None}, 'give a "method"'),
     ):
         with pytest.raises(ConfigError) as refused:
             LLM(str(checkpoint), speculative_config=asked)

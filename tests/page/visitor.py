@@ -37,7 +37,6 @@ class Visitor:
 
     Attributes:
         page: Playwright's page.
-        asked: Paths of all requests so far.
     """
 
     def __init__(
@@ -50,7 +49,6 @@ class Visitor:
         **options: Any,
     ) -> None:
         self.server = server
-        self.asked: list[str] = []
         self._elsewhere: list[str] = []
         self._wrong: list[str] = []
         viewport = {"width": size[0], "height": size[1]}
@@ -68,9 +66,7 @@ class Visitor:
         self.page.goto(server.url + "/")
 
     def _note_request(self, request: Any) -> None:
-        if request.url.startswith(self.server.url + "/"):
-            self.asked.append(request.url.removeprefix(self.server.url))
-        elif not request.url.startswith(("data:", "blob:")):
+        if not request.url.startswith((f"{self.server.url}/", "data:", "blob:")):
             self._elsewhere.append(request.url)
 
     def _note_console(self, message: Any) -> None:

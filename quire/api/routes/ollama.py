@@ -45,14 +45,14 @@ def add_ollama(app: FastAPI, serving: Serving) -> None:
 
 
 def _loaded(serving: Serving, kind: Kind, asked: str, *, unload: bool) -> Response:
-    serving.model_name(model_name(asked, serving.names))
+    serving.model_name(model_name(asked, serving.serves))
     return json_response(loaded(kind, asked, WallClock(), unload=unload))
 
 
 async def _answer(serving: Serving, request: Request, body: OllamaChatRequest | OllamaGenerateRequest) -> Response:
     clock = SystemClock()
     began = clock.now()
-    name = serving.model_name(model_name(body.model, serving.names))
+    name = serving.model_name(model_name(body.model, serving.serves))
     kind: Kind = "generate" if isinstance(body, OllamaGenerateRequest) else "chat"
     choices = await _start(serving, body, name, request.state.caller)
     shows = body.think is not False

@@ -75,7 +75,7 @@ def add_ollama_models(app: FastAPI, serving: Serving) -> None:
         asked = fields.model or fields.name
         if not asked:
             raise RequestError("'model' is required.", param="model")
-        name = serving.model_name(model_name(asked, serving.names))
+        name = serving.model_name(model_name(asked, serving.serves))
         return json_response(_described(serving, files, "" if name in serving.names else serving.names[0]))
 
 

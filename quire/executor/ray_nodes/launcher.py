@@ -174,7 +174,7 @@ class RayNodes:
                 return
             if driver.exit_code() is None:
                 continue
-            cause = driver.cause_of_death().rstrip(".")
+            cause = driver.cause_of_death()
             self._say(f"Ray's driver process died, and its nodes with it: {cause}; it is started again")
             driver.close()
             if self._is_closed.wait(AGAIN_S):

@@ -32,7 +32,7 @@ class News(NamedTuple):
         lines: That it has printed.
         is_ready: Whether its settings were found good, and it joins the head.
         exit_code: None while it runs.
-        cause: Why it is gone.
+        cause: Why it is gone, without a full stop.
         error: Class of the SetupError that was the cause; empty: another one.
     """
 

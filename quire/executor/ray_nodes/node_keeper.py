@@ -120,7 +120,7 @@ class NodeKeeper:
         node.was_ready |= news.is_ready
         if news.exit_code is None:
             return
-        node.last = f"Node {number} of {self._placement.nodes} ({news.host}): {news.cause.rstrip('.')}"
+        node.last = f"Node {number} of {self._placement.nodes} ({news.host}): {news.cause}"
         if news.error and not node.was_ready:
             raise SETUP_ERRORS.get(news.error, SetupError)(f"{node.last}.")
         if news.exit_code:

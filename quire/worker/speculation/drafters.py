@@ -49,7 +49,7 @@ def build_drafter(
         tokens = min(tokens, max(DRAFT_TOKENS_A_STEP, limits.rows))
     own = config.with_values(
         model=speculation.model, quantization=None, kv_cache_dtype="auto", logits_processors=(), swap_space=0.0,
-        num_gpu_blocks_override=blocks, speculative_config={}, speculative_model=None, num_speculative_tokens=None,
+        num_gpu_blocks_override=blocks, speculative_config=None, speculative_model=None, num_speculative_tokens=None,
         enable_lora=False, lora_modules=(), lora_pinned=(), lora_dir=None, max_num_batched_tokens=tokens,
     )  # fmt: skip
     is_head = draft.head is not None  # its RoPE goes as far as the model's, whatever it was trained on

@@ -70,7 +70,7 @@ def test_what_a_follower_says_before_it_dies_is_not_lost_where_it_dies_during_a_
 def test_a_follower_that_fails_says_why() -> None:
     news = all_news(actor("missing"))
     assert (news.is_ready, news.exit_code, news.error) == (False, 3, "ModelNotFoundError")
-    assert news.cause == "No such model here."
+    assert news.cause == "No such model here"
 
 
 def test_a_follower_ends_with_its_actor() -> None:

@@ -68,7 +68,7 @@ def test_all_are_started_and_print_what_they_say(kept: Kept) -> None:
 
 
 def test_a_node_that_is_wrong_ends_the_start_with_its_error(kept: Kept) -> None:
-    kept.cluster.said.append([(2, News("two", [], exit_code=3, cause="No such model.", error="ModelNotFoundError"))])
+    kept.cluster.said.append([(2, News("two", [], exit_code=3, cause="No such model", error="ModelNotFoundError"))])
     with pytest.raises(ModelNotFoundError, match=r"Node 2 of 3 \(two\): No such model\.$"):
         kept.keeper.start_all(10)
 
