@@ -19,7 +19,14 @@ from torch import Tensor
 
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import cdiv, fast_launch
-from quire.kernels.triton.linear.inner_loops import fetch_ahead, gates_and_ups, gemm_loop, silu_times, weight_rows
+from quire.kernels.triton.linear.inner_loops import (
+    fetch_ahead,
+    gated,
+    gates_and_ups,
+    gemm_loop,
+    silu_times,
+    weight_rows,
+)
 from quire.kernels.triton.linear.row_updates import updated_gates_and_ups
 
 _MOST_TILES = 65_536
@@ -235,13 +242,13 @@ def multiply_tile(
             values = tl.load(own + place, cache_modifier=".cg")
             for other in range(1, splits):
                 values += tl.load(own + other * SIZE + place, cache_modifier=".cg")
-            _write_tile(
+            _write_updated_tile(
                 values, bias, y, m, w_rows, begin, rows, outputs,
                 update, slot, factors, summands, scaled, scaling_stride, scaled_stride,
                 BLOCK_M, BLOCK_N, GATED, BIASED,
             )  # fmt: skip
     else:
-        _write_tile(
+        _write_updated_tile(
             values, bias, y, m, w_rows, begin, rows, outputs,
             update, slot, factors, summands, scaled, scaling_stride, scaled_stride,
             BLOCK_M, BLOCK_N, GATED, BIASED,
@@ -269,6 +276,32 @@ def _write_tile(
     begin,
     rows,
     outputs,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GATED: tl.constexpr,
+    BIASED: tl.constexpr,
+):
+    """What sums [BLOCK_M, BLOCK_N] make of y [rows, outputs]."""
+    MADE: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
+    if BIASED:
+        sums += tl.load(bias + w_rows).to(tl.float32)[None, :]
+    if GATED:
+        sums = gated(sums, BLOCK_M, MADE)
+    n = begin + tl.arange(0, MADE)
+    inside = (m < rows)[:, None] & (n < outputs)[None, :]
+    tl.store(y + m.to(tl.int64)[:, None] * outputs + n[None, :], sums.to(y.dtype.element_ty), inside)
+
+
+@triton.jit
+def _write_updated_tile(
+    sums,
+    bias,
+    y,
+    m,
+    w_rows,
+    begin,
+    rows,
+    outputs,
     update,
     slot,
     factors,
@@ -281,19 +314,20 @@ def _write_tile(
     GATED: tl.constexpr,
     BIASED: tl.constexpr,
 ):
-    """What sums [BLOCK_M, BLOCK_N] make of y [rows, outputs]."""
-    MADE: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
-    if BIASED:
-        sums += tl.load(bias + w_rows).to(tl.float32)[None, :]
-    n = begin + tl.arange(0, MADE)
-    inside = (m < rows)[:, None] & (n < outputs)[None, :]
-    if GATED:
-        gate, up = gates_and_ups(sums, BLOCK_M, MADE)
-        if update is not None:  # noqa: SIM102 (decided when it is compiled)
-            if tl.max(slot, 0) > 0:
-                gate, up = updated_gates_and_ups(
-                    gate, up, update, m, begin, n, slot, inside, outputs, factors, summands, scaled,
-                    scaling_stride, scaled_stride, y.dtype.element_ty,
-                )  # fmt: skip
-        sums = silu_times(gate, up)
-    tl.store(y + m.to(tl.int64)[:, None] * outputs + n[None, :], sums.to(y.dtype.element_ty), inside)
+    """The same with what is handed over, if anything is."""
+    if update is None:
+        _write_tile(sums, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N, GATED, BIASED)
+    else:
+        tl.static_assert(GATED)
+        if BIASED:
+            sums += tl.load(bias + w_rows).to(tl.float32)[None, :]
+        gate, up = gates_and_ups(sums, BLOCK_M, BLOCK_N // 2)
+        n = begin + tl.arange(0, BLOCK_N // 2)
+        inside = (m < rows)[:, None] & (n < outputs)[None, :]
+        if tl.max(slot, 0) > 0:
+            gate, up = updated_gates_and_ups(
+                gate, up, update, m, begin, n, slot, inside, outputs, factors, summands, scaled,
+                scaling_stride, scaled_stride, y.dtype.element_ty,
+            )  # fmt: skip
+        made = silu_times(gate, up)
+        tl.store(y + m.to(tl.int64)[:, None] * outputs + n[None, :], made.to(y.dtype.element_ty), inside)
