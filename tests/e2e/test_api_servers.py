@@ -20,7 +20,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.checkpoints import make_llama
-from tests.e2e.faults.engine import FAULT_FILE, POISON
+from tests.e2e.faults.engine import POISON
+from tests.e2e.faults.server import FaultyServer
 from tests.e2e.mixed_streams import ROUNDING, Streamed, bodies, run
 from tests.e2e.serve import QuireServe
 from tests.e2e.test_lora import write_adapter
@@ -31,7 +32,7 @@ CLIENTS = 32
 SHORT = {"prompt": "The sea", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
 
 
-class Pair(QuireServe):
+class Pair(FaultyServer):
     """A server with two API processes, whose engine fails on demand.
 
     Attributes:
@@ -39,11 +40,9 @@ class Pair(QuireServe):
     """
 
     def __init__(self, fault_file: Path) -> None:
-        self.fault_file = fault_file
         super().__init__(
-            "--dtype", "float32", "--port", "0", "--max-restarts", "100", "--api-server-count", "2",
-            environment={FAULT_FILE: str(fault_file)}, command=("tests.e2e.faults.serve",),
-        )  # fmt: skip
+            fault_file, "--dtype", "float32", "--port", "0", "--max-restarts", "100", "--api-server-count", "2"
+        )
         self.wait_ready()
         self.undisturbed = run(self.url, bodies(CLIENTS))
 
@@ -188,7 +187,7 @@ def test_a_killed_engine_costs_no_stream_of_either_process(pair: Pair) -> None:
 def test_a_request_that_kills_the_engine_fails_alone(pair: Pair) -> None:
     """It is in one process, and nothing of the other is blamed."""
     pair.wait_whole()
-    pair.fault_file.write_text("always poison")
+    pair.plant("always poison")
     answers: list[httpx.Response] = []
 
     def poison() -> None:
@@ -198,7 +197,7 @@ def test_a_request_that_kills_the_engine_fails_alone(pair: Pair) -> None:
     thread = threading.Thread(target=poison)
     results = run(pair.url, bodies(CLIENTS), thread.start)
     thread.join(200)
-    pair.fault_file.unlink()
+    pair.clear()
     assert answers[0].status_code == 500
     assert "stopped each time" in answers[0].text
     assert_undisturbed(pair, results)

@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.faults.engine import FAULT_FILE, POISON, SLOW_STEP_S
+from tests.e2e.faults.engine import POISON, SLOW_STEP_S
+from tests.e2e.faults.server import FaultyServer
 from tests.e2e.machine_share import MachineShare
 from tests.e2e.mixed_streams import ROUNDING, Streamed, bodies, run
 from tests.e2e.process_usage import Usage, usage
-from tests.e2e.serve import QuireServe
 
 pytestmark = pytest.mark.long("reliability")
 
@@ -30,7 +30,7 @@ ZMQ_FDS, ZMQ_THREADS = 8, 2
 """What the supervisor opens once, with the first death that it tells of. Each process has three descriptors there."""
 
 
-class Victim(QuireServe):
+class Victim(FaultyServer):
     """A server that fails on demand.
 
     Attributes:
@@ -40,11 +40,7 @@ class Victim(QuireServe):
     """
 
     def __init__(self, fault_file: Path) -> None:
-        self._fault_file = fault_file
-        super().__init__(
-            "--dtype", "float32", "--port", "0", "--max-restarts", "100",
-            environment={FAULT_FILE: str(fault_file)}, command=("tests.e2e.faults.serve",),
-        )  # fmt: skip
+        super().__init__(fault_file, "--dtype", "float32", "--port", "0", "--max-restarts", "100")
         self.wait_ready()
         self.start_s = float(re.search(r"Ready in ([\d.]+) s", self.log)[1])  # type: ignore[index]
         self.undisturbed: list[Streamed] = []
@@ -53,21 +49,6 @@ class Victim(QuireServe):
     def supervisor(self) -> Usage:
         """What the supervisor holds."""
         return usage(self.process.pid)["serve"]  # the module that is run here
-
-    def plant(self, fault: str) -> None:
-        """The engine fails so at its next step."""
-        written = self._fault_file.with_suffix(".new")
-        written.write_text(fault)
-        written.replace(self._fault_file)  # at once: a step between making a file and writing it would find nothing
-
-    @property
-    def is_planted(self) -> bool:
-        """Whether the engine has not seen it yet."""
-        return self._fault_file.exists()
-
-    def clear(self) -> None:
-        """Nothing is planted any more."""
-        self._fault_file.unlink(missing_ok=True)
 
     def disturbed(self, requests: list[dict[str, Any]], disturb: Callable[[], None]) -> list[Streamed]:
         """What streams get to which this happens. Steps take their time until then, so that it happens to streams that

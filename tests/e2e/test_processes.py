@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tests.checkpoints import edit_config, make_llama
+from tests.e2e.faults.server import FaultyServer
 from tests.e2e.process_usage import descendants
 from tests.e2e.serve import QuireServe, stream_lines
 
@@ -116,25 +117,29 @@ def test_sockets_are_private(server: QuireServe) -> None:
         assert os.stat(Path(path).parent).st_mode & 0o077 == 0
 
 
-def test_sigterm_drains_open_streams_refuses_new_ones_and_exits_0(server: QuireServe) -> None:
-    undisturbed = texts_of(stream_lines(server.url + "/v1/completions", SEVERAL))
-    engine = server.children()["engine"]
-    reader = Reader(server, SEVERAL)  # of many tokens: it must not end before the next line
-    os.kill(engine, signal.SIGSTOP)  # nor before the refusal is seen
-    server.signal()
-    while httpx.get(server.url + "/ready", timeout=20).status_code == 200:
-        time.sleep(0.01)
-    answer = server.post("/v1/completions", LONG | {"max_tokens": 1})
-    assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
-    assert "shutting down" in answer.json()["error"]["message"]
-    with contextlib.suppress(ProcessLookupError):  # on a slow machine it counts as stuck by now, and was replaced
-        os.kill(engine, signal.SIGCONT)
-    reader.join(JOIN_S)
-    assert reader.error is None
-    assert reader.lines[-1] == "[DONE]"
-    assert texts_of(reader.lines) == undisturbed
-    assert server.wait() == 0
-    assert server.last_line == "stopped"
+def test_sigterm_drains_open_streams_refuses_new_ones_and_exits_0(checkpoint: Path, tmp_path: Path) -> None:
+    with FaultyServer(tmp_path / "fault", str(checkpoint), "--port", "0") as server:
+        server.wait_ready()
+        undisturbed = texts_of(stream_lines(server.url + "/v1/completions", SEVERAL))
+        engine = server.children()["engine"]
+        server.plant("always unhurried")  # the stream must not end before the next line
+        reader = Reader(server, SEVERAL)
+        os.kill(engine, signal.SIGSTOP)  # nor before the refusal is seen
+        server.clear()
+        server.signal()
+        while httpx.get(server.url + "/ready", timeout=20).status_code == 200:
+            time.sleep(0.01)
+        answer = server.post("/v1/completions", LONG | {"max_tokens": 1})
+        assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
+        assert "shutting down" in answer.json()["error"]["message"]
+        with contextlib.suppress(ProcessLookupError):  # on a slow machine it counts as stuck by now, and was replaced
+            os.kill(engine, signal.SIGCONT)
+        reader.join(JOIN_S)
+        assert reader.error is None
+        assert reader.lines[-1] == "[DONE]"
+        assert texts_of(reader.lines) == undisturbed
+        assert server.wait() == 0
+        assert server.last_line == "stopped"
 
 
 def test_a_second_signal_ends_at_once_and_says_so(checkpoint: Path) -> None:
@@ -160,12 +165,18 @@ def test_open_requests_are_ended_when_the_drain_time_is_over(checkpoint: Path) -
         assert "shutting down" in "".join(reader.lines)
 
 
-def test_a_killed_engine_is_replaced_and_its_streams_go_on_also_during_a_drain(checkpoint: Path) -> None:
-    with QuireServe(str(checkpoint), "--port", "0", "--shutdown-timeout", "120") as server:
+def test_a_killed_engine_is_replaced_and_its_streams_go_on_also_during_a_drain(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """Steps take their time until it is killed, so that it has streams then, however late they are read here."""
+    flags = str(checkpoint), "--port", "0", "--shutdown-timeout", "120"
+    with FaultyServer(tmp_path / "fault", *flags) as server:
         server.wait_ready()
         undisturbed = texts_of(stream_lines(server.url + "/v1/completions", SEVERAL))
+        server.plant("always unhurried")
         reader = Reader(server, SEVERAL)
         os.kill(server.children()["engine"], signal.SIGKILL)
+        server.clear()
         server.wait_line("engine process died: it was ended by SIGKILL")
         later = server.post("/v1/completions", LONG | {"max_tokens": 3})  # waits for the next engine
         assert later.json()["usage"]["completion_tokens"] == 3
@@ -176,10 +187,12 @@ def test_a_killed_engine_is_replaced_and_its_streams_go_on_also_during_a_drain(c
         assert re.search(r'quire:process_restarts_total{.*process="engine"} 1.0', metrics)
         assert re.search(r"quire:sequences_replayed_total{.*} 24.0", metrics)
 
+        server.plant("always unhurried")
         reader = Reader(server, SEVERAL)
         server.signal()
         server.wait_line("SIGTERM")
         os.kill(server.children()["engine"], signal.SIGKILL)
+        server.clear()
         reader.join(JOIN_S)
         assert texts_of(reader.lines) == undisturbed
         assert server.wait() == 0, server.log

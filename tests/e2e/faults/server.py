@@ -1,0 +1,36 @@
+"""A server that fails, or takes its time, when a test says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.e2e.faults.engine import FAULT_FILE
+from tests.e2e.serve import QuireServe
+
+
+class FaultyServer(QuireServe):
+    """See faults/serve.py.
+
+    Args:
+        fault_file: Where faults are planted; no such file is there yet.
+        arguments: Of `quire serve`.
+    """
+
+    def __init__(self, fault_file: Path, *arguments: str) -> None:
+        self._fault_file = fault_file
+        super().__init__(*arguments, environment={FAULT_FILE: str(fault_file)}, command=("tests.e2e.faults.serve",))
+
+    def plant(self, fault: str) -> None:
+        """The engine fails so at its next step."""
+        written = self._fault_file.with_suffix(".new")
+        written.write_text(fault)
+        written.replace(self._fault_file)  # at once: a step between making a file and writing it would find nothing
+
+    @property
+    def is_planted(self) -> bool:
+        """Whether the engine has not seen it yet."""
+        return self._fault_file.exists()
+
+    def clear(self) -> None:
+        """Nothing is planted any more."""
+        self._fault_file.unlink(missing_ok=True)
