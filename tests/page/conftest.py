@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.serve import QuireServe
+from tests.e2e.faults.server import FaultyServer
 from tests.page.visitor import KEY, Visitor, write_adapter
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
@@ -32,18 +32,20 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="package")
-def server(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuireServe]:
+def server(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
     adapter = tmp_path_factory.mktemp("poet")
     write_adapter(adapter)
     names = ("--served-model-name", "quill", "second-name", "--enable-lora", "--lora-modules", f"poet={adapter}")
     sizes = ("--num-gpu-blocks-override", str(BLOCKS), "--max-num-seqs", "4")
     developer = {"QUIRE_SERVER_DEV_MODE": "1"}
-    with QuireServe("quill", *names, *sizes, "--port", "0", "--api-key", KEY, environment=developer) as server:
-        yield server.wait_ready()
+    flags = ("quill", *names, *sizes, "--port", "0", "--api-key", KEY)
+    with FaultyServer(tmp_path_factory.mktemp("faults") / "fault", *flags, environment=developer) as server:
+        server.wait_ready()
+        yield server
 
 
 @pytest.fixture
-def visitor(browser: Any, server: QuireServe) -> Iterator[Visitor]:
+def visitor(browser: Any, server: FaultyServer) -> Iterator[Visitor]:
     """Somebody with the key at a large window."""
     with Visitor(browser, server) as visitor:
         yield visitor

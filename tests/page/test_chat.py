@@ -14,6 +14,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from tests.e2e.faults.server import FaultyServer
 from tests.e2e.serve import QuireServe
 from tests.page.visitor import KEY, Visitor
 
@@ -27,11 +28,12 @@ NOTE_WHAT_IS_SHOWN = """() => {
 }"""
 
 
-def test_an_answer_streams_in_with_what_it_took(visitor: Visitor) -> None:
+def test_an_answer_streams_in_with_what_it_took(visitor: Visitor, server: FaultyServer) -> None:
     page = visitor.page
     page.fill("[name=temperature]", "0")
     page.evaluate(NOTE_WHAT_IS_SHOWN)
-    visitor.ask("Write a short story about a fox.")
+    with server.unhurried():
+        visitor.ask("Write a short story about a fox.")
     (whole,) = visitor.answers
     shown = [text for text in dict.fromkeys(page.evaluate("window.shown")) if text]
     assert len(shown) >= 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.e2e.faults.engine import FAULT_FILE
@@ -14,11 +16,13 @@ class FaultyServer(QuireServe):
     Args:
         fault_file: Where faults are planted; no such file is there yet.
         arguments: Of `quire serve`.
+        environment: Added to this process's.
     """
 
-    def __init__(self, fault_file: Path, *arguments: str) -> None:
+    def __init__(self, fault_file: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
         self._fault_file = fault_file
-        super().__init__(*arguments, environment={FAULT_FILE: str(fault_file)}, command=("tests.e2e.faults.serve",))
+        own = {FAULT_FILE: str(fault_file), **(environment or {})}
+        super().__init__(*arguments, environment=own, command=("tests.e2e.faults.serve",))
 
     def plant(self, fault: str) -> None:
         """The engine fails so at its next step."""
@@ -34,3 +38,12 @@ class FaultyServer(QuireServe):
     def clear(self) -> None:
         """Nothing is planted any more."""
         self._fault_file.unlink(missing_ok=True)
+
+    @contextmanager
+    def unhurried(self) -> Iterator[None]:
+        """Every step takes its time, so that what is read of a stream comes in pieces."""
+        self.plant("always unhurried")
+        try:
+            yield
+        finally:
+            self.clear()
