@@ -122,10 +122,9 @@ def test_sigterm_drains_open_streams_refuses_new_ones_and_exits_0(checkpoint: Pa
         server.wait_ready()
         undisturbed = texts_of(stream_lines(server.url + "/v1/completions", SEVERAL))
         engine = server.children()["engine"]
-        server.plant("always unhurried")  # the stream must not end before the next line
-        reader = Reader(server, SEVERAL)
-        os.kill(engine, signal.SIGSTOP)  # nor before the refusal is seen
-        server.clear()
+        with server.unhurried():  # the stream must not end before the engine is stopped
+            reader = Reader(server, SEVERAL)
+            os.kill(engine, signal.SIGSTOP)  # nor before the refusal is seen
         server.signal()
         while httpx.get(server.url + "/ready", timeout=20).status_code == 200:
             time.sleep(0.01)
@@ -173,10 +172,9 @@ def test_a_killed_engine_is_replaced_and_its_streams_go_on_also_during_a_drain(
     with FaultyServer(tmp_path / "fault", *flags) as server:
         server.wait_ready()
         undisturbed = texts_of(stream_lines(server.url + "/v1/completions", SEVERAL))
-        server.plant("always unhurried")
-        reader = Reader(server, SEVERAL)
-        os.kill(server.children()["engine"], signal.SIGKILL)
-        server.clear()
+        with server.unhurried():
+            reader = Reader(server, SEVERAL)
+            os.kill(server.children()["engine"], signal.SIGKILL)
         server.wait_line("engine process died: it was ended by SIGKILL")
         later = server.post("/v1/completions", LONG | {"max_tokens": 3})  # waits for the next engine
         assert later.json()["usage"]["completion_tokens"] == 3
@@ -187,12 +185,11 @@ def test_a_killed_engine_is_replaced_and_its_streams_go_on_also_during_a_drain(
         assert re.search(r'quire:process_restarts_total{.*process="engine"} 1.0', metrics)
         assert re.search(r"quire:sequences_replayed_total{.*} 24.0", metrics)
 
-        server.plant("always unhurried")
-        reader = Reader(server, SEVERAL)
-        server.signal()
-        server.wait_line("SIGTERM")
-        os.kill(server.children()["engine"], signal.SIGKILL)
-        server.clear()
+        with server.unhurried():
+            reader = Reader(server, SEVERAL)
+            server.signal()
+            server.wait_line("SIGTERM")
+            os.kill(server.children()["engine"], signal.SIGKILL)
         reader.join(JOIN_S)
         assert texts_of(reader.lines) == undisturbed
         assert server.wait() == 0, server.log

@@ -7,6 +7,8 @@ other: see linear/row_updates.py.
 
 In the grid those that compute A x come first, then those that compute B A x, and GPUs start programs in that order: so
 who waits for others always waits for programs that run.
+
+No layer calls it yet: first a GPU has to say that it is faster than what `AdaptedLinear` does.
 """
 
 from __future__ import annotations

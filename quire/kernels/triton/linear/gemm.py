@@ -330,4 +330,4 @@ def _write_updated_tile(
                 scaling_stride, scaled_stride, y.dtype.element_ty,
             )  # fmt: skip
         made = silu_times(gate, up)
-        tl.store(y + m.to(tl.int64)[:, None] * outputs + n[None, :], made.to(y.dtype.element_ty), inside)
+        _write_tile(made, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N // 2, False, False)
