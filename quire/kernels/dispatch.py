@@ -135,7 +135,6 @@ KERNELS: dict[tuple[str, str], str] = {
     ("note_drafts", "cuda"): "quire.kernels.triton.drafts:note_drafts",
     ("lora_shrink", "cpu"): "quire.kernels.cpu.lora:lora_shrink",
     ("lora_shrink", "cuda"): "quire.kernels.triton.lora:lora_shrink",
-    ("updated_linear_silu_and_mul", "cuda"): "quire.kernels.triton.lora_gated:updated_linear_silu_and_mul",
     ("linear_and_shrink", "cpu"): "quire.kernels.cpu.lora:linear_and_shrink",
     ("linear_and_shrink", "cuda"): "quire.kernels.triton.lora_linear:linear_and_shrink",
     ("lora_expand", "cpu"): "quire.kernels.cpu.lora:lora_expand",

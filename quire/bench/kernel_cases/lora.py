@@ -74,20 +74,6 @@ def _expand_silu_and_mul(tokens: int, adapters: int, rank: int, columns: int, ro
     )
 
 
-def _updated_linear_silu_and_mul(
-    tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int, ...]
-) -> KernelCase:
-    outputs = sum(rows)
-
-    def make(device: torch.device) -> Arguments:
-        (x, packed, bias, weights, tiles), _ = _linear_and_shrink(tokens, adapters, rank, columns, rows).make(device)
-        return (x, packed, bias, weights, tiles, x.new_empty((tokens, outputs // 2))), {}
-
-    moved = (outputs + adapters * rank * 2) * columns + adapters * rank * outputs + tokens * (columns + outputs // 2)
-    name = f"{tokens} × {columns} → {outputs}, {adapters} of rank {rank}"
-    return KernelCase("updated_linear_silu_and_mul", name, make, moved * _ITEM, 2 * tokens * outputs * columns)
-
-
 def _rms_norm(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int, ...]) -> KernelCase:
     (width,) = rows
 
@@ -128,14 +114,12 @@ CASES = (
     *(_linear_and_shrink(*shape) for shape in _SHAPES),
     *(_expand(*shape) for shape in _SHAPES),
     *(_BEHIND[shape[3:]](*shape) for shape in _SHAPES),
-    *(_updated_linear_silu_and_mul(*shape) for shape in _SHAPES if shape[3:] == _GATE_UP),
 )
 SMALL_CASES = (
     _shrink(5, 2, 16, 64, (32, 16)),
     _linear_and_shrink(5, 2, 16, 64, (32, 16)),
     _expand(5, 2, 16, 64, (32, 16)),
     _expand_silu_and_mul(5, 2, 16, 64, (32, 32)),
-    _updated_linear_silu_and_mul(5, 2, 16, 64, (32, 32)),
     _rms_norm(5, 2, 16, 64, (32,)),
     _qk_norm_rope_and_cache(5, 2, 16, 64, (64, 32, 32)),
 )

@@ -137,20 +137,6 @@ def lora_expand_silu_and_mul(low: Tensor, weights: LowRankWeights, tiles: Tiles,
     silu_and_mul(y, out)
 
 
-def updated_linear_silu_and_mul(
-    x: Tensor, packed: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles, out: Tensor
-) -> None:
-    """All of it, from x [n, columns] to out [n, width]: the product that is updated, its updates and the gate.
-
-    Args:
-        x, packed, bias: As in `linear`.
-        weights, tiles: As in `lora_expand_silu_and_mul`; `tiles` with the slots of rows.
-        out: Contiguous.
-    """
-    y, low = linear_and_shrink(x, packed, bias, weights, tiles)
-    lora_expand_silu_and_mul(low, weights, tiles, y, out)
-
-
 def lora_rms_norm(
     low: Tensor,
     weights: LowRankWeights,

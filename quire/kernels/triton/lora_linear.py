@@ -25,12 +25,12 @@ from quire.kernels.triton.linear.linear import config_for, linear_behind
 from quire.kernels.triton.linear.tuned_linear_configs import OVERLAP
 from quire.kernels.triton.lora import lora_shrink, scratch_of_splits, store_split_sum
 
-MOST_ROWS = 64
+_MOST_ROWS = 64
 """With more rows A x is not small any more."""
-MOST_TILES = 128
+_MOST_TILES = 128
 """So many rows have fewer. A program reads the slots of all at once."""
 _BLOCK_R = 16
-MOST_SPLITS = 8
+_MOST_SPLITS = 8
 """Of the columns of A x: adding up more parts takes longer than they save."""
 _FEWEST_STAGES = 3
 _RESERVED = 1024
@@ -44,7 +44,7 @@ def linear_and_shrink(
 ) -> tuple[Tensor, Tensor]:
     """Arguments as in reference/lora.py: x is contiguous, and the rank is a multiple of 16."""
     config = config_for(x, packed, gate=False)
-    if isinstance(config, GemmConfig) and len(x) <= MOST_ROWS and 0 < len(tiles.rows) <= MOST_TILES:
+    if isinstance(config, GemmConfig) and len(x) <= _MOST_ROWS and 0 < len(tiles.rows) <= _MOST_TILES:
         device, count = x.device, tiles_of(len(x), len(packed), config)
         room = multiprocessors(device), program_memory(device)
         adapters = min(config.block_m, len(weights.ranks))
@@ -68,11 +68,11 @@ def gemm_and_shrink(
     """x Wᵀ + bias by `gemm` with this config, and A x by so many programs."""
     (rows, columns), outputs, (number, size) = x.shape, len(w), tiles.rows.shape
     rank, modules, splits = weights.b.shape[2], len(weights.rows), config.splits
-    assert x.is_contiguous() and tiles.rows.is_contiguous() and rank % _BLOCK_R == 0 and 0 < number <= MOST_TILES
+    assert x.is_contiguous() and tiles.rows.is_contiguous() and rank % _BLOCK_R == 0 and 0 < number <= _MOST_TILES
     y, low = x.new_empty((rows, outputs)), x.new_empty((rows, modules * rank))
     product_tiles = tiles_of(rows, outputs, config)
     sums, arrived = scratch_of_tiles(y, product_tiles, splits, config.block_m * config.block_n)
-    partial, arrived_low = scratch_of_splits(low, programs // 2, MOST_SPLITS, size * _BLOCK_R)
+    partial, arrived_low = scratch_of_splits(low, programs // 2, _MOST_SPLITS, size * _BLOCK_R)
     block_c = _columns_of_step(config)
     _tile_and_shrink_kernel[(product_tiles * splits + programs,)](
         x, w, w if bias is None else bias, y, sums, arrived,
@@ -80,7 +80,7 @@ def gemm_and_shrink(
         rows, outputs, columns, product_tiles, splits, number, programs, weights.a.stride(0), weights.ranks.stride(0),
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLIT=splits > 1,
         WHOLE=columns % config.block_k == 0, SWAPPED=config.swapped, BIASED=bias is not None,
-        RANK=rank, MODULES=modules, MOST_TILES=MOST_TILES, MOST_SPLITS=MOST_SPLITS,
+        RANK=rank, MODULES=modules, MOST_TILES=_MOST_TILES, MOST_SPLITS=_MOST_SPLITS,
         BLOCK_T=size, BLOCK_R=_BLOCK_R, BLOCK_C=block_c, WHOLE_C=columns % block_c == 0,
         OVERLAP=overlap, num_warps=config.warps, num_stages=config.stages, launch_pdl=overlap,
     )  # fmt: skip
@@ -186,7 +186,6 @@ def _tile_and_shrink_kernel(
         multiply_tile(
             program % product_tiles, program // product_tiles, splits, x, w, bias, y, sums, arrived,
             rows, outputs, columns, columns,
-            None, None, None, None, None, 0, 0,
             BLOCK_M, BLOCK_N, BLOCK_K, SPLIT, WHOLE, SWAPPED, False, BIASED, OVERLAP, False, True,
         )  # fmt: skip
     else:

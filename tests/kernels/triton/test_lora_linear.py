@@ -77,4 +77,4 @@ def test_a_x_finds_room_beside_every_product_of_a_layer(blocks: int, fewest: int
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it replaces the driver")
 def test_a_x_leaves_as_much_room_as_the_product_alone() -> None:
-    assert len(printed_by("tests.kernels.triton.compile_lora_linear").splitlines()) == 5
+    assert len(printed_by("tests.kernels.triton.compile_lora_linear").splitlines()) == 4

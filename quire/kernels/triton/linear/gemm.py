@@ -19,15 +19,7 @@ from torch import Tensor
 
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import cdiv, fast_launch
-from quire.kernels.triton.linear.inner_loops import (
-    fetch_ahead,
-    gated,
-    gates_and_ups,
-    gemm_loop,
-    silu_times,
-    weight_rows,
-)
-from quire.kernels.triton.linear.row_updates import updated_gates_and_ups
+from quire.kernels.triton.linear.inner_loops import fetch_ahead, gated, gemm_loop, weight_rows
 
 _MOST_TILES = 65_536
 """Of a product whose tiles have several programs."""
@@ -155,7 +147,6 @@ def _tile_kernel(
         splits = tl.num_programs(1)
     multiply_tile(
         tl.program_id(0), split, splits, x, w, bias, y, sums, arrived, rows, outputs, columns, x_stride,
-        None, None, None, None, None, 0, 0,
         BLOCK_M, BLOCK_N, BLOCK_K, SPLIT, WHOLE, SWAPPED, GATED, BIASED, OVERLAP, WAITS_LATE, False,
     )  # fmt: skip
 
@@ -175,13 +166,6 @@ def multiply_tile(
     outputs,
     columns,
     x_stride,
-    update,
-    slot_of_row,
-    factors,
-    summands,
-    scaled,
-    scaling_stride,
-    scaled_stride,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -195,9 +179,7 @@ def multiply_tile(
     RELEASES_LATE: tl.constexpr,
 ):
     """A tile of the product, over one of `splits` parts of the columns. RELEASES_LATE: dependents may start as soon as
-    the inputs are there; else the caller says when. `update` and what follows: of gates and ups, see row_updates.py;
-    None: there is none.
-    """
+    the inputs are there; else the caller says when."""
     begin, m, w_rows = _tile_at(tile, tl.cdiv(rows, BLOCK_M), outputs, BLOCK_M, BLOCK_N, GATED)
     steps = tl.cdiv(columns, BLOCK_K)
     first = 0
@@ -211,9 +193,6 @@ def multiply_tile(
             wait_for_inputs(OVERLAP)
     if RELEASES_LATE:
         release_dependents(OVERLAP)
-    slot = 0
-    if update is not None:
-        slot = tl.load(slot_of_row + m, m < rows, 0)
     values = gemm_loop(
         x,
         m.to(tl.int64) * x_stride,
@@ -242,17 +221,9 @@ def multiply_tile(
             values = tl.load(own + place, cache_modifier=".cg")
             for other in range(1, splits):
                 values += tl.load(own + other * SIZE + place, cache_modifier=".cg")
-            _write_updated_tile(
-                values, bias, y, m, w_rows, begin, rows, outputs,
-                update, slot, factors, summands, scaled, scaling_stride, scaled_stride,
-                BLOCK_M, BLOCK_N, GATED, BIASED,
-            )  # fmt: skip
+            _write_tile(values, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N, GATED, BIASED)
     else:
-        _write_updated_tile(
-            values, bias, y, m, w_rows, begin, rows, outputs,
-            update, slot, factors, summands, scaled, scaling_stride, scaled_stride,
-            BLOCK_M, BLOCK_N, GATED, BIASED,
-        )  # fmt: skip
+        _write_tile(values, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N, GATED, BIASED)
 
 
 @triton.jit
@@ -290,44 +261,3 @@ def _write_tile(
     n = begin + tl.arange(0, MADE)
     inside = (m < rows)[:, None] & (n < outputs)[None, :]
     tl.store(y + m.to(tl.int64)[:, None] * outputs + n[None, :], sums.to(y.dtype.element_ty), inside)
-
-
-@triton.jit
-def _write_updated_tile(
-    sums,
-    bias,
-    y,
-    m,
-    w_rows,
-    begin,
-    rows,
-    outputs,
-    update,
-    slot,
-    factors,
-    summands,
-    scaled,
-    scaling_stride,
-    scaled_stride,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    GATED: tl.constexpr,
-    BIASED: tl.constexpr,
-):
-    """The same with what is handed over, if anything is."""
-    if update is None:
-        _write_tile(sums, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N, GATED, BIASED)
-    else:
-        tl.static_assert(GATED)
-        if BIASED:
-            sums += tl.load(bias + w_rows).to(tl.float32)[None, :]
-        gate, up = gates_and_ups(sums, BLOCK_M, BLOCK_N // 2)
-        n = begin + tl.arange(0, BLOCK_N // 2)
-        inside = (m < rows)[:, None] & (n < outputs)[None, :]
-        if tl.max(slot, 0) > 0:
-            gate, up = updated_gates_and_ups(
-                gate, up, update, m, begin, n, slot, inside, outputs, factors, summands, scaled,
-                scaling_stride, scaled_stride, y.dtype.element_ty,
-            )  # fmt: skip
-        made = silu_times(gate, up)
-        _write_tile(made, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N // 2, False, False)
