@@ -122,11 +122,11 @@ def scratch_of_splits(low: Tensor, blocks: int, splits: int, size: int) -> tuple
     if splits == 1:
         return low, low
     assert blocks <= _MOST_BLOCKS
-    return torch.empty((blocks, splits, size), dtype=torch.float32, device=low.device), counters_of_splits(low.device)
+    return torch.empty((blocks, splits, size), dtype=torch.float32, device=low.device), _counters(low.device)
 
 
 @functools.cache
-def counters_of_splits(device: torch.device) -> Tensor:
+def _counters(device: torch.device) -> Tensor:
     """[_MOST_BLOCKS] int32: how many programs of each block are done. Zeros whenever no kernel is under way: the last
     program of a block puts them back."""
     return torch.zeros(_MOST_BLOCKS, dtype=torch.int32, device=device)
@@ -284,25 +284,26 @@ def _expand(
     output = before + place
     slot = tl.load(slots + tile)
     if slot == 0:
-        wait_for_inputs(OVERLAP)  # whoever waits for this kernel must see the work of those before it
+        _wait_for_all(tile, OVERLAP)
         return
     while slot != 0:
         row = tl.load(rows + tile * BLOCK_M + tl.arange(0, BLOCK_M))
         used = tl.load(ranks + (slot - 1) * ranks_stride)
+        rescaled = tl.load(scaled + (slot - 1) * ranks_stride) if SCALED else 0
         weight = _rows_of_b(b, slot, output, inside, b_stride, 0, RANK, BLOCK_R)
         tile += step
         slot_behind = tl.load(slots + tile, tile < tiles, 0)
         to = y + row[:, None] * OUTPUTS + output[None, :]
         mask = (row >= 0)[:, None] & inside[None, :]
         wait_for_inputs(OVERLAP)
+        own = _low_of_rows(low, row, used, module, RANK, MODULES, BLOCK_R)
         if used != 0:
             whole = tl.load(to, mask, 0.0).to(tl.float32)
             if SCALED:
-                whole = scaled_outputs(whole, factors, summands, scaled, slot, output, inside, b_stride, ranks_stride)
+                whole = scaled_outputs(whole, factors, summands, rescaled, slot, output, inside, b_stride)
             whole += _b_low(
-                low, b, weight, slot, used, row, module, output, inside, b_stride,
-                RANK, MODULES, BLOCK_M, BLOCK_R, BLOCK_N, IEEE,
-            )  # fmt: skip
+                low, b, own, weight, slot, used, row, module, output, inside, b_stride, RANK, MODULES, BLOCK_R, IEEE
+            )
             tl.store(to, whole.to(y.dtype.element_ty), mask)
         slot = slot_behind
 
@@ -345,12 +346,13 @@ def _expand_silu_and_mul(
     tile = tl.program_id(0) // BLOCKS
     first = tl.load(rows + tile * BLOCK_M)
     if first < 0:
-        wait_for_inputs(OVERLAP)  # whoever waits for this kernel must see the work of those before it
+        _wait_for_all(tile, OVERLAP)
         return
     while first >= 0:
         slot = tl.load(slots + tile)
         row = tl.load(rows + tile * BLOCK_M + tl.arange(0, BLOCK_M))
         used = tl.load(ranks + (slot - 1) * ranks_stride, slot != 0, 0)
+        rescaled = tl.load(scaled + (slot - 1) * ranks_stride, slot != 0, 0) if SCALED else 0
         mask = (row >= 0)[:, None] & inside[None, :]
         changed = place < tl.where(used != 0, WIDTH, 0)
         gate_weight = _rows_of_b(b, slot, place, changed, b_stride, 0, RANK, BLOCK_R)
@@ -359,23 +361,33 @@ def _expand_silu_and_mul(
         wait_for_inputs(OVERLAP)
         gate = tl.load(at, mask, 0.0).to(tl.float32)
         up = tl.load(at + WIDTH, mask, 0.0).to(tl.float32)
+        gate_low = _low_of_rows(low, row, used, 0, RANK, MODULES, BLOCK_R)
+        up_low = _low_of_rows(low, row, used, MODULES - 1, RANK, MODULES, BLOCK_R)
         if used != 0:
             if SCALED:
-                gate = scaled_outputs(gate, factors, summands, scaled, slot, place, inside, b_stride, ranks_stride)
-                up = scaled_outputs(up, factors, summands, scaled, slot, WIDTH + place, inside, b_stride, ranks_stride)
+                gate = scaled_outputs(gate, factors, summands, rescaled, slot, place, inside, b_stride)
+                up = scaled_outputs(up, factors, summands, rescaled, slot, WIDTH + place, inside, b_stride)
             gate += _b_low(
-                low, b, gate_weight, slot, used, row, 0, place, inside, b_stride,
-                RANK, MODULES, BLOCK_M, BLOCK_R, BLOCK_N, IEEE,
+                low, b, gate_low, gate_weight, slot, used, row, 0, place, inside, b_stride,
+                RANK, MODULES, BLOCK_R, IEEE,
             )  # fmt: skip
             up += _b_low(
-                low, b, up_weight, slot, used, row, MODULES - 1, WIDTH + place, inside, b_stride,
-                RANK, MODULES, BLOCK_M, BLOCK_R, BLOCK_N, IEEE,
+                low, b, up_low, up_weight, slot, used, row, MODULES - 1, WIDTH + place, inside, b_stride,
+                RANK, MODULES, BLOCK_R, IEEE,
             )  # fmt: skip
         gate = gate.to(y.dtype.element_ty)
         up = up.to(y.dtype.element_ty)
         tl.store(out + row[:, None] * WIDTH + place[None, :], gated_silu(gate, up), mask)
         tile += step
         first = tl.load(rows + tile * BLOCK_M, tile < tiles, -1)
+
+
+@triton.jit
+def _wait_for_all(tile, OVERLAP: tl.constexpr):
+    """What a program does that has no rows. Whoever waits for this kernel must see the work of those before it, so the
+    programs of the first tile wait for that; others end at once, and the next kernel's programs have their room."""
+    if tile == 0:
+        wait_for_inputs(OVERLAP)
 
 
 @triton.jit
@@ -386,9 +398,9 @@ def _rows_of_b(b, slot, output, inside, b_stride, first, RANK: tl.constexpr, BLO
 
 
 @triton.jit
-def scaled_outputs(whole, factors, summands, scaled, slot, output, inside, b_stride, ranks_stride):
+def scaled_outputs(whole, factors, summands, rescaled, slot, output, inside, b_stride):
     """A product's outputs, [rows, outputs], as an adapter's magnitudes scale them, if it has any."""
-    if tl.load(scaled + (slot - 1) * ranks_stride) != 0:
+    if rescaled != 0:
         at_output = (slot - 1) * b_stride + output
         factor = tl.load(factors + at_output, inside, 0.0).to(tl.float32)
         summand = tl.load(summands + at_output, inside, 0.0).to(tl.float32)
@@ -397,9 +409,19 @@ def scaled_outputs(whole, factors, summands, scaled, slot, output, inside, b_str
 
 
 @triton.jit
+def _low_of_rows(low, row, used, module, RANK: tl.constexpr, MODULES: tl.constexpr, BLOCK_R: tl.constexpr):
+    """[rows, BLOCK_R], the first ranks of A x; 0 where nothing changes. It is read together with what the product made,
+    not once that is there."""
+    rank = tl.arange(0, BLOCK_R)[None, :]
+    its = (row >= 0)[:, None] & (rank < used)
+    return tl.load(low + row[:, None] * (MODULES * RANK) + module * RANK + rank, its, 0.0)
+
+
+@triton.jit
 def _b_low(
     low,
     b,
+    own,
     weight,
     slot,
     used,
@@ -410,20 +432,14 @@ def _b_low(
     b_stride,
     RANK: tl.constexpr,
     MODULES: tl.constexpr,
-    BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    BLOCK_N: tl.constexpr,
     IEEE: tl.constexpr,
 ):
-    """[BLOCK_M, BLOCK_N], B A x of a tile's rows, from A x; `weight` are B's first ranks."""
-    own = low + row[:, None] * (MODULES * RANK) + module * RANK + tl.arange(0, BLOCK_R)[None, :]
-    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for first in range(0, used, BLOCK_R):
-        if first > 0:
-            weight = _rows_of_b(b, slot, output, inside, b_stride, first, RANK, BLOCK_R)
-        part = tl.load(own + first, (row >= 0)[:, None], 0.0)
-        if IEEE:
-            sums = tl.dot(part, tl.trans(weight), sums, input_precision="ieee")
-        else:
-            sums = tl.dot(part, tl.trans(weight), sums)
+    """[rows, outputs], B A x of a tile's rows, from A x; `own` and `weight` are the first ranks of that and of B."""
+    precision: tl.constexpr = "ieee" if IEEE else "tf32"
+    sums = tl.dot(own, tl.trans(weight), input_precision=precision)
+    for first in range(BLOCK_R, used, BLOCK_R):
+        more = _rows_of_b(b, slot, output, inside, b_stride, first, RANK, BLOCK_R)
+        part = _low_of_rows(low + first, row, used - first, module, RANK, MODULES, BLOCK_R)
+        sums = tl.dot(part, tl.trans(more), sums, input_precision=precision)
     return sums

@@ -83,6 +83,7 @@ def _lora_rms_norm(
     w = tl.load(weight + column, inside, 0.0)
     slot = tl.load(slot_of_row + row)
     used = tl.load(ranks + (slot - 1) * ranks_stride, slot != 0, 0)
+    rescaled = tl.load(scaled + (slot - 1) * ranks_stride, slot != 0, 0) if SCALED else 0
     rank = tl.arange(0, BLOCK_R)
     b += (slot - 1) * b_stride + column[:, None] * RANK + rank[None, :]
     changed = (column < tl.where(used != 0, WIDTH, 0))[:, None]
@@ -94,7 +95,7 @@ def _lora_rms_norm(
     added = tl.load(delta + own, mask, 0.0).to(tl.float32)
     if used != 0:
         if SCALED:
-            added = scaled_outputs(added, factors, summands, scaled, slot, column, inside, b_stride, ranks_stride)
+            added = scaled_outputs(added, factors, summands, rescaled, slot, column, inside, b_stride)
         its_low = low + row * RANK + rank
         added += tl.sum(b_rows.to(tl.float32) * tl.load(its_low).to(tl.float32)[None, :], 1)[None, :]
         for first in range(BLOCK_R, used, BLOCK_R):

@@ -141,8 +141,9 @@ def _qk_norm_rope_and_cache(
         used = tl.load(ranks + (slot - 1) * ranks_stride, slot != 0, 0)
         changed = head < tl.where(used != 0, HEADS + 2 * KV_HEADS, 0)
         b += (slot - 1) * b_stride + (head * D * RANK)[:, None, None] + tl.arange(0, BLOCK_R)[None, None, :]
+        rescaled = 0
         if scaled is not None:
-            scaled += (slot - 1) * ranks_stride
+            rescaled = tl.load(scaled + (slot - 1) * ranks_stride, slot != 0, 0)
             factors += (slot - 1) * b_stride + own
             summands += (slot - 1) * b_stride + own
         if HALF > 0:
@@ -159,22 +160,24 @@ def _qk_norm_rope_and_cache(
     if D > 2 * HALF:
         rest = tl.load(row + 2 * HALF + resting[None, :], rests, 0.0)
     cache_slot = tl.load(slot_mapping + token)
-    if low is not None:  # noqa: SIM102 (decided when it is compiled)
+    if low is not None:
+        module = (head >= HEADS).to(tl.int32) + (head >= HEADS + KV_HEADS).to(tl.int32)
+        its_low = low + token * (MODULES * RANK) + (module * (MODULES // 3) * RANK)[:, None]
+        its_low += tl.arange(0, BLOCK_R)[None, :]
+        first_low = tl.load(its_low, (tl.arange(0, BLOCK_R) < used)[None, :], 0.0)  # with the others, not behind them
         if used != 0:
-            module = (head >= HEADS).to(tl.int32) + (head >= HEADS + KV_HEADS).to(tl.int32)
-            its_low = low + token * (MODULES * RANK) + (module * (MODULES // 3) * RANK)[:, None]
-            its_low += tl.arange(0, BLOCK_R)[None, :]
             if HALF > 0:
                 first = _updated(
-                    first, first_b, b, its_low, factors, summands, scaled, turning, used, turns, RANK, BLOCK_R
-                )
+                    first, first_b, b, first_low, its_low, factors, summands, rescaled, turning, used, turns,
+                    RANK, BLOCK_R,
+                )  # fmt: skip
                 second = _updated(
-                    second, second_b, b, its_low, factors, summands, scaled, turning + HALF, used, turns,
+                    second, second_b, b, first_low, its_low, factors, summands, rescaled, turning + HALF, used, turns,
                     RANK, BLOCK_R,
                 )  # fmt: skip
             if D > 2 * HALF:
                 rest = _updated(
-                    rest, rest_b, b, its_low, factors, summands, scaled, resting + 2 * HALF, used, rests,
+                    rest, rest_b, b, first_low, its_low, factors, summands, rescaled, resting + 2 * HALF, used, rests,
                     RANK, BLOCK_R,
                 )  # fmt: skip
     if norm is not None:
@@ -217,24 +220,25 @@ def _updated(
     x,
     first_b,
     b,
+    first_low,
     low,
     factors,
     summands,
-    scaled,
+    rescaled,
     column,
     used,
     mask,
     RANK: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    """x [heads, columns] as an adapter's magnitudes scale it, plus B A x: `first_b` has B's first ranks, low [heads,
-    ranks] points to A x."""
+    """x [heads, columns] as an adapter's magnitudes scale it, plus B A x: `first_b` and `first_low` have B's and
+    A x's first ranks, low [heads, ranks] points to A x; factors is None where no adapter has magnitudes."""
     sums = x.to(tl.float32)
-    if scaled is not None:  # noqa: SIM102 (decided when it is compiled)
-        if tl.load(scaled) != 0:
+    if factors is not None:  # noqa: SIM102 (decided when it is compiled)
+        if rescaled != 0:
             factor = tl.load(factors + column[None, :], mask, 0.0).to(tl.float32)
             sums += sums * factor + tl.load(summands + column[None, :], mask, 0.0).to(tl.float32)
-    sums += tl.sum(first_b.to(tl.float32) * tl.load(low).to(tl.float32)[:, None, :], 2)
+    sums += tl.sum(first_b.to(tl.float32) * first_low.to(tl.float32)[:, None, :], 2)
     for first in range(BLOCK_R, used, BLOCK_R):
         more = _of_b(b + first, column, mask, RANK).to(tl.float32)
         sums += tl.sum(more * tl.load(low + first).to(tl.float32)[:, None, :], 2)
