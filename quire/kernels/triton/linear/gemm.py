@@ -145,10 +145,44 @@ def _tile_kernel(
     if SPLIT:
         split = tl.program_id(1)
         splits = tl.num_programs(1)
+    begin, m, w_rows, first, last = place_of_tile(
+        tl.program_id(0), split, splits, rows, outputs, columns, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT, GATED
+    )
+    if OVERLAP:
+        fetch_ahead(w, w_rows * columns, first * BLOCK_K, columns, BLOCK_N, 2 * BLOCK_K)
+        if not WAITS_LATE:
+            wait_for_inputs(OVERLAP)
     multiply_tile(
-        tl.program_id(0), split, splits, x, w, bias, y, sums, arrived, rows, outputs, columns, x_stride,
-        BLOCK_M, BLOCK_N, BLOCK_K, SPLIT, WHOLE, SWAPPED, GATED, BIASED, OVERLAP, WAITS_LATE, False,
+        tl.program_id(0), split, splits, begin, m, w_rows, first, last, x, w, bias, y, sums, arrived,
+        rows, outputs, columns, x_stride,
+        BLOCK_M, BLOCK_N, BLOCK_K, SPLIT, WHOLE, SWAPPED, GATED, BIASED, OVERLAP, WAITS_LATE,
     )  # fmt: skip
+
+
+@triton.jit
+def place_of_tile(
+    tile,
+    split,
+    splits,
+    rows,
+    outputs,
+    columns,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    """A tile's first output, its rows of x [BLOCK_M], and its rows of the weight [BLOCK_N]; then a split's first step
+    of BLOCK_K columns, and the one behind its last."""
+    begin, m, w_rows = _tile_at(tile, tl.cdiv(rows, BLOCK_M), outputs, BLOCK_M, BLOCK_N, GATED)
+    steps = tl.cdiv(columns, BLOCK_K)
+    first = 0
+    last = steps
+    if SPLIT:
+        first = split * steps // splits
+        last = (split + 1) * steps // splits
+    return begin, m, w_rows, first, last
 
 
 @triton.jit
@@ -156,6 +190,11 @@ def multiply_tile(
     tile,
     split,
     splits,
+    begin,
+    m,
+    w_rows,
+    first,
+    last,
     x,
     w,
     bias,
@@ -176,23 +215,9 @@ def multiply_tile(
     BIASED: tl.constexpr,
     OVERLAP: tl.constexpr,
     WAITS_LATE: tl.constexpr,
-    RELEASES_LATE: tl.constexpr,
 ):
-    """A tile of the product, over one of `splits` parts of the columns. RELEASES_LATE: dependents may start as soon as
-    the inputs are there; else the caller says when."""
-    begin, m, w_rows = _tile_at(tile, tl.cdiv(rows, BLOCK_M), outputs, BLOCK_M, BLOCK_N, GATED)
-    steps = tl.cdiv(columns, BLOCK_K)
-    first = 0
-    last = steps
-    if SPLIT:
-        first = split * steps // splits
-        last = (split + 1) * steps // splits
-    if OVERLAP:
-        fetch_ahead(w, w_rows * columns, first * BLOCK_K, columns, BLOCK_N, 2 * BLOCK_K)
-        if not WAITS_LATE:
-            wait_for_inputs(OVERLAP)
-    if RELEASES_LATE:
-        release_dependents(OVERLAP)
+    """A tile of the product at its place, over one of `splits` parts of the columns. The caller has waited for x,
+    unless x is there and WAITS_LATE."""
     values = gemm_loop(
         x,
         m.to(tl.int64) * x_stride,
