@@ -69,6 +69,7 @@ def gemm_and_shrink(
     product_tiles = tiles_of(rows, outputs, config)
     sums, arrived = scratch_of_tiles(y, product_tiles, splits, config.block_m * config.block_n)
     shared = product_tiles * splits
+    # Blocks are cut by programs beside the product, where these are enough for all, or else by the product's.
     partial, arrived_low = scratch_of_splits(low, max(shared, programs) // 2, _MOST_SPLITS, size * _BLOCK_R)
     most = max(1, config.block_n // (splits * 2 * _BLOCK_R))  # half as much of A as a product's program has of W
     block_c = _columns_of_step(config)
