@@ -105,8 +105,8 @@ class Submission:
             thinking, deadline, tenant, adapter: See Add.
 
         Raises:
-            RequestError: The prompt is empty, a token id is none of the model's, too many logprobs are asked for, or a
-                priority or arguments that would be ignored.
+            RequestError: The prompt is empty, a token id is none of the model's, no token could be drawn, too many
+                logprobs are asked for, or a priority or arguments that would be ignored.
             ContextLengthError: Prompt and output do not fit; the message has the numbers.
         """
         tokens = self._truncated(tokens, params, truncation_side)
@@ -126,6 +126,7 @@ class Submission:
             params = msgspec.structs.replace(params, structured_outputs=None)
         params = self._resolve_logprobs(self._resolve_length(len(tokens), params))
         stop_ids = [*(() if params.ignore_eos else self._eos_ids), *(params.stop_token_ids or ())]
+        _check_allowed(params, stop_ids, bad_words)
         seed = self._new_seed() if params.seed is None else params.seed
         arrival = self._clock.now()
         first, *others = (next(self._ids) for _ in range(params.n))
@@ -213,6 +214,20 @@ class Submission:
                 param="max_tokens",
             )
         return params
+
+
+def _check_allowed(params: SamplingParams, stop_ids: Sequence[int], bad_words: Sequence[Sequence[int]]) -> None:
+    """Of the allowed tokens one can be drawn at first; what follows depends on the output."""
+    if params.allowed_token_ids is None or params.max_tokens == 0:
+        return
+    forbidden = {word[0] for word in bad_words if len(word) == 1}
+    if params.min_tokens:
+        forbidden.update(stop_ids)
+    if all(token in forbidden for token in params.allowed_token_ids):
+        raise RequestError(
+            "allowed_token_ids leaves no token to draw: bad_words forbid them, and min_tokens those that stop.",
+            param="allowed_token_ids",
+        )
 
 
 def _too_long(prompt_len: int, longest: int) -> ContextLengthError:

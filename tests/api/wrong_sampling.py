@@ -53,6 +53,8 @@ SAMPLING = [
                 allowed_token_ids=[5] * 270_000),
     completion("more allowed tokens than any vocabulary", "allowed_token_ids takes at most 278528 ids, got 278529.",
                 "allowed_token_ids", allowed_token_ids=[5] * 278_529),
+    completion("allowed tokens that all stop, and no end", "allowed_token_ids leaves no token to draw: …",
+                "allowed_token_ids", allowed_token_ids=[5, 6], stop_token_ids=[6, 5], min_tokens=1),
     chat("an empty bad word", "bad_words must be texts that are not empty.", "bad_words", bad_words=["a", ""]),
     chat("a bad word of spaces", "bad_words must be texts that are not empty.", "bad_words", bad_words=["  "]),
     chat("a bad word that is a number", "bad_words[0] must be a valid string.", "bad_words[0]", bad_words=[5]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -50,6 +52,24 @@ def test_max_tokens_is_what_is_left() -> None:
     assert add.sampling.max_tokens == 70
     (add,) = submission(num_blocks=2).adds([1] * 30, SamplingParams(max_tokens=None))
     assert add.sampling.max_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "bad_words"),
+    [
+        ({"allowed_token_ids": [7, 9], "stop_token_ids": [9], "min_tokens": 1}, []),
+        ({"allowed_token_ids": [4, 5]}, [[4], [5], [6, 5]]),
+        ({"allowed_token_ids": [4, 7], "min_tokens": 2}, [[4]]),
+    ],
+)
+def test_some_allowed_token_can_be_drawn(settings: dict[str, Any], bad_words: list[list[int]]) -> None:
+    made = submission()
+    with pytest.raises(RequestError, match="leaves no token to draw") as raised:
+        made.adds([1], SamplingParams(**settings), bad_words=bad_words)
+    assert raised.value.param == "allowed_token_ids"
+    more = settings | {"allowed_token_ids": [*settings["allowed_token_ids"], 6]}
+    assert made.adds([1], SamplingParams(**more), bad_words=bad_words)
+    assert made.adds([1], SamplingParams(**settings | {"min_tokens": 0}), bad_words=bad_words[1:])
 
 
 def test_stop_ids_are_the_models_and_the_requests() -> None:

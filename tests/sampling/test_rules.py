@@ -11,7 +11,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.errors import GenerationError, RequestError
-from quire.sampling import RepetitionDetectionParams
+from quire.sampling import RepetitionDetectionParams, StructuredOutputsParams
 from quire.text.bad_words import bad_word_tokens
 from tests.checkpoints import IM_END_ID, VOCAB_SIZE, make_llama
 from tests.reference import Reference
@@ -114,7 +114,8 @@ def test_rules_shape_random_draws_too(llm: LLM) -> None:
 
 
 def test_a_request_without_a_token_to_draw_fails_alone(llm: LLM) -> None:
-    params = SamplingParams(max_tokens=4, allowed_token_ids=[IM_END_ID], min_tokens=2)
+    digits = StructuredOutputsParams(regex="[0-9]+")
+    params = SamplingParams(max_tokens=4, allowed_token_ids=[IM_END_ID], structured_outputs=digits)
     with pytest.raises(GenerationError, match="No token is left to draw"):
         llm.generate([[5, 6], [7, 8]], [SamplingParams(max_tokens=4), params])
     assert llm._engine.counts()["requests"] == 0
