@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.kernels.reference.scaled_linear import ScaledWeight
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import fast_launch
-from quire.kernels.triton.linear.gemm import GemmConfig, _tile_at, scratch_of_tiles, tiles_of
+from quire.kernels.triton.linear.gemm import GemmConfig, place_of_tile, scratch_of_tiles, tiles_of
 from quire.kernels.triton.linear.inner_loops import fetch_ahead, gated
 
 BLOCK_COLUMNS = 128
@@ -101,15 +101,14 @@ def _scaled_tile_kernel(
 ):
     release_dependents(OVERLAP)
     tile = tl.program_id(0)
-    begin, m, w_rows = _tile_at(tile, tl.cdiv(rows, BLOCK_M), outputs, BLOCK_M, BLOCK_N, GATED)
-    steps = tl.cdiv(columns, BLOCK_K)
-    first = 0
-    last = steps
+    split = 0
+    splits = 1
     if SPLIT:
         split = tl.program_id(1)
         splits = tl.num_programs(1)
-        first = split * steps // splits
-        last = (split + 1) * steps // splits
+    begin, m, w_rows, first, last = place_of_tile(
+        tile, split, splits, rows, outputs, columns, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT, GATED
+    )
     if OVERLAP:
         fetch_ahead(w, w_rows * columns, first * BLOCK_K, columns, BLOCK_N, 2 * BLOCK_K)
         wait_for_inputs(OVERLAP)
