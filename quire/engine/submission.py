@@ -218,7 +218,7 @@ class Submission:
 
 def _check_allowed(params: SamplingParams, stop_ids: Sequence[int], bad_words: Sequence[Sequence[int]]) -> None:
     """Of the allowed tokens one can be drawn at first; what follows depends on the output."""
-    if params.allowed_token_ids is None or params.max_tokens == 0:
+    if params.allowed_token_ids is None:
         return
     forbidden = {word[0] for word in bad_words if len(word) == 1}
     if params.min_tokens:
