@@ -5,6 +5,9 @@ them hides behind other kernels. A x is computed while the product that is updat
 as A x can begin; `lora_linear.py` has both in one launch. Several programs share a row, and the last of them adds up
 what all have, in the order of the columns. B's weights are read while the product ends.
 
+What a program reads once the product is there is all asked for before any of it is used. Triton makes threads exchange
+what they read as soon as it is widened or multiplied, and no later read is asked for before that is done.
+
 Launches are made for the most tiles that a step of this size can have, so that they can stand in a CUDA graph; a
 program whose tile is empty ends at once.
 """
@@ -22,6 +25,7 @@ from quire.kernels.reference.lora import LowRankWeights, Tiles, lies_beside
 from quire.kernels.triton.activation import gated_silu
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
+from quire.kernels.triton.linear.inner_loops import fetch_ahead
 
 _BLOCK_K, _BLOCK_N, _BLOCK_R = 256, 128, 16
 WIDEST_RANK = 64
@@ -80,7 +84,7 @@ def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -
         weights.b.stride(0), weights.ranks.stride(0),
         ROWS_0=rows[0], ROWS_1=rows[1], ROWS_2=rows[2], RANK=rank, MODULES=modules, BLOCK_M=size, BLOCK_R=_BLOCK_R,
         BLOCK_N=_BLOCK_N, IEEE=y.dtype == torch.float32, SCALED=weights.scaling is not None, OVERLAP=overlap,
-        num_warps=_WARPS, launch_pdl=overlap,
+        num_warps=_WARPS, num_stages=1, launch_pdl=overlap,
     )  # fmt: skip
 
 
@@ -99,7 +103,7 @@ def lora_expand_silu_and_mul(low: Tensor, weights: LowRankWeights, tiles: Tiles,
         weights.b.stride(0), weights.ranks.stride(0),
         WIDTH=width, RANK=rank, MODULES=len(weights.rows), BLOCK_M=size, BLOCK_R=_BLOCK_R,
         BLOCK_N=_BLOCK_N, IEEE=y.dtype == torch.float32, SCALED=weights.scaling is not None, OVERLAP=overlap,
-        num_warps=_WARPS, launch_pdl=overlap,
+        num_warps=_WARPS, num_stages=1, launch_pdl=overlap,
     )  # fmt: skip
 
 
@@ -296,9 +300,10 @@ def _expand(
         to = y + row[:, None] * OUTPUTS + output[None, :]
         mask = (row >= 0)[:, None] & inside[None, :]
         wait_for_inputs(OVERLAP)
-        own = _low_of_rows(low, row, used, module, RANK, MODULES, BLOCK_R)
+        own = _low_of_rows(low, row, module, RANK, MODULES, BLOCK_R)
+        made = tl.load(to, mask, 0.0)
         if used != 0:
-            whole = tl.load(to, mask, 0.0).to(tl.float32)
+            whole = made.to(tl.float32)
             if SCALED:
                 whole = scaled_outputs(whole, factors, summands, rescaled, slot, output, inside, b_stride)
             whole += _b_low(
@@ -341,28 +346,38 @@ def _expand_silu_and_mul(
     """BLOCK_N results, of each `step`th tile's rows, with an adapter or without."""
     release_dependents(OVERLAP)
     BLOCKS: tl.constexpr = (WIDTH + BLOCK_N - 1) // BLOCK_N
-    place = tl.program_id(0) % BLOCKS * BLOCK_N + tl.arange(0, BLOCK_N)
+    FETCHED: tl.constexpr = BLOCK_N * (RANK & -RANK)  # of a tile's weights, a power of two
+    block = tl.program_id(0) % BLOCKS
+    place = block * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = place < WIDTH
+    gates_and_ups = tl.arange(0, 2) * (WIDTH * RANK)
     tile = tl.program_id(0) // BLOCKS
     first = tl.load(rows + tile * BLOCK_M)
     if first < 0:
         _wait_for_all(tile, OVERLAP)
         return
+    slot = tl.load(slots + tile)
     while first >= 0:
-        slot = tl.load(slots + tile)
         row = tl.load(rows + tile * BLOCK_M + tl.arange(0, BLOCK_M))
         used = tl.load(ranks + (slot - 1) * ranks_stride, slot != 0, 0)
         rescaled = tl.load(scaled + (slot - 1) * ranks_stride, slot != 0, 0) if SCALED else 0
         mask = (row >= 0)[:, None] & inside[None, :]
-        changed = place < tl.where(used != 0, WIDTH, 0)
+        changed = place < tl.where(slot != 0, WIDTH, 0)  # whether its rank is 0 is not known yet
         gate_weight = _rows_of_b(b, slot, place, changed, b_stride, 0, RANK, BLOCK_R)
         up_weight = _rows_of_b(b, slot, WIDTH + place, changed, b_stride, 0, RANK, BLOCK_R)
+        tile += step
+        first = tl.load(rows + tile * BLOCK_M, tile < tiles, -1)
+        slot_behind = tl.load(slots + tile, tile < tiles, 0)
         at = y + row[:, None] * (2 * WIDTH) + place[None, :]
         wait_for_inputs(OVERLAP)
-        gate = tl.load(at, mask, 0.0).to(tl.float32)
-        up = tl.load(at + WIDTH, mask, 0.0).to(tl.float32)
-        gate_low = _low_of_rows(low, row, used, 0, RANK, MODULES, BLOCK_R)
-        up_low = _low_of_rows(low, row, used, MODULES - 1, RANK, MODULES, BLOCK_R)
+        gate_low = _low_of_rows(low, row, 0, RANK, MODULES, BLOCK_R)
+        up_low = _low_of_rows(low, row, MODULES - 1, RANK, MODULES, BLOCK_R)
+        gate = tl.load(at, mask, 0.0)
+        up = tl.load(at + WIDTH, mask, 0.0)
+        if OVERLAP and slot_behind != 0:
+            b_behind = b + (slot_behind - 1) * b_stride
+            fetch_ahead(b_behind, gates_and_ups, block * (BLOCK_N * RANK), WIDTH * RANK, 2, FETCHED)
+        gate, up = gate.to(tl.float32), up.to(tl.float32)
         if used != 0:
             if SCALED:
                 gate = scaled_outputs(gate, factors, summands, rescaled, slot, place, inside, b_stride)
@@ -378,8 +393,7 @@ def _expand_silu_and_mul(
         gate = gate.to(y.dtype.element_ty)
         up = up.to(y.dtype.element_ty)
         tl.store(out + row[:, None] * WIDTH + place[None, :], gated_silu(gate, up), mask)
-        tile += step
-        first = tl.load(rows + tile * BLOCK_M, tile < tiles, -1)
+        slot = slot_behind
 
 
 @triton.jit
@@ -409,12 +423,11 @@ def scaled_outputs(whole, factors, summands, rescaled, slot, output, inside, b_s
 
 
 @triton.jit
-def _low_of_rows(low, row, used, module, RANK: tl.constexpr, MODULES: tl.constexpr, BLOCK_R: tl.constexpr):
-    """[rows, BLOCK_R], the first ranks of A x; 0 where nothing changes. It is read together with what the product made,
-    not once that is there."""
-    rank = tl.arange(0, BLOCK_R)[None, :]
-    its = (row >= 0)[:, None] & (rank < used)
-    return tl.load(low + row[:, None] * (MODULES * RANK) + module * RANK + rank, its, 0.0)
+def _low_of_rows(low, row, module, RANK: tl.constexpr, MODULES: tl.constexpr, BLOCK_R: tl.constexpr):
+    """[rows, BLOCK_R], the first ranks of A x, or whatever stands there where the adapter changes nothing. It is read
+    together with what the product made, not once that is there."""
+    at = low + row[:, None] * (MODULES * RANK) + module * RANK + tl.arange(0, BLOCK_R)[None, :]
+    return tl.load(at, (row >= 0)[:, None], 0.0)
 
 
 @triton.jit
@@ -440,6 +453,6 @@ def _b_low(
     sums = tl.dot(own, tl.trans(weight), input_precision=precision)
     for first in range(BLOCK_R, used, BLOCK_R):
         more = _rows_of_b(b, slot, output, inside, b_stride, first, RANK, BLOCK_R)
-        part = _low_of_rows(low + first, row, used - first, module, RANK, MODULES, BLOCK_R)
+        part = _low_of_rows(low + first, row, module, RANK, MODULES, BLOCK_R)
         sums = tl.dot(part, tl.trans(more), sums, input_precision=precision)
     return sums

@@ -175,12 +175,16 @@ def _tile_and_shrink_kernel(
     release_dependents(OVERLAP)
     every = tl.arange(0, MOST_TILES)
     used = tl.load(slots + every, every < tiles, 0)  # those that are in use come first
+    taken = programs * most // (MODULES * (RANK // BLOCK_R))  # tiles, by programs beside the product
+    slot_behind = tl.load(slots + taken, taken < tiles, 0)
     if program < shared:
         multiply_tile(
             tile, split, splits, begin, m, w_rows, first, last, x, w, bias, y, sums, arrived,
             rows, outputs, columns, columns,
             BLOCK_M, BLOCK_N, BLOCK_K, SPLIT, WHOLE, SWAPPED, False, BIASED, OVERLAP, False,
         )  # fmt: skip
+        if slot_behind == 0:
+            return
     blocks = MODULES * (RANK // BLOCK_R) * tl.sum((used != 0).to(tl.int32), 0)
     beside = tl.minimum(blocks, programs * most)
     begin_block, end_block, number, workers = 0, beside, program - shared, programs

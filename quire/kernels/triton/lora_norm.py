@@ -84,24 +84,35 @@ def _lora_rms_norm(
     slot = tl.load(slot_of_row + row)
     used = tl.load(ranks + (slot - 1) * ranks_stride, slot != 0, 0)
     rescaled = tl.load(scaled + (slot - 1) * ranks_stride, slot != 0, 0) if SCALED else 0
-    rank = tl.arange(0, BLOCK_R)
+    rank = tl.arange(0, BLOCK_R // 2)  # of an output a thread reads half of the ranks at once, and adds them up alone
     b += (slot - 1) * b_stride + column[:, None] * RANK + rank[None, :]
+    its_low = low + row * RANK + rank
     changed = (column < tl.where(used != 0, WIDTH, 0))[:, None]
-    b_rows = tl.load(b, changed, 0.0)
+    first_b = tl.load(b, changed, 0.0)
+    second_b = tl.load(b + BLOCK_R // 2, changed, 0.0)
     wait_for_inputs(OVERLAP)
     own = (row * WIDTH + column)[None, :]
     mask = inside[None, :]
     values = tl.load(x + own, mask, 0.0)
-    added = tl.load(delta + own, mask, 0.0).to(tl.float32)
+    outputs = tl.load(delta + own, mask, 0.0)
+    its = rank < tl.where(used != 0, BLOCK_R // 2, 0)
+    first_low = tl.load(its_low, its, 0.0)
+    second_low = tl.load(its_low + BLOCK_R // 2, its, 0.0)
+    added = outputs.to(tl.float32)  # all is asked for by now; see lora.py
     if used != 0:
         if SCALED:
             added = scaled_outputs(added, factors, summands, rescaled, slot, column, inside, b_stride)
-        its_low = low + row * RANK + rank
-        added += tl.sum(b_rows.to(tl.float32) * tl.load(its_low).to(tl.float32)[None, :], 1)[None, :]
-        for first in range(BLOCK_R, used, BLOCK_R):
-            more = tl.load(b + first, changed, 0.0).to(tl.float32)
-            added += tl.sum(more * tl.load(its_low + first).to(tl.float32)[None, :], 1)[None, :]
+        update = _b_low(first_b, first_low) + _b_low(second_b, second_low)
+        for first in range(BLOCK_R, used, BLOCK_R // 2):
+            update += _b_low(tl.load(b + first, changed, 0.0), tl.load(its_low + first))
+        added += update[None, :]
     added = added.to(values.dtype).to(tl.float32)
     values = (values.to(tl.float32) + added).to(values.dtype)
     tl.store(x + own, values, mask)
     tl.store(out + own, rms_normed(values, w[None, :], eps, WIDTH, out.dtype.element_ty), mask)
+
+
+@triton.jit
+def _b_low(b, low):
+    """[outputs] fp32, of some ranks of B [outputs, ranks] and of A x."""
+    return tl.sum(b.to(tl.float32) * low.to(tl.float32)[None, :], 1)

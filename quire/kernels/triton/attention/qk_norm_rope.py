@@ -160,26 +160,39 @@ def _qk_norm_rope_and_cache(
     if D > 2 * HALF:
         rest = tl.load(row + 2 * HALF + resting[None, :], rests, 0.0)
     cache_slot = tl.load(slot_mapping + token)
+    if HALF > 0:
+        angle = token * HALF + turning[None, :] + tl.zeros((TILE, 1), tl.int32)  # every head's own load: no exchange
+        c = tl.load(cos + angle, turns, 0.0)
+        s = tl.load(sin + angle, turns, 0.0)
     if low is not None:
         module = (head >= HEADS).to(tl.int32) + (head >= HEADS + KV_HEADS).to(tl.int32)
         its_low = low + token * (MODULES * RANK) + (module * (MODULES // 3) * RANK)[:, None]
         its_low += tl.arange(0, BLOCK_R)[None, :]
-        first_low = tl.load(its_low, (tl.arange(0, BLOCK_R) < used)[None, :], 0.0)  # with the others, not behind them
+        first_low = tl.load(its_low, (tl.arange(0, BLOCK_R) < tl.where(used != 0, BLOCK_R, 0))[None, :], 0.0)
+        # All is asked for by now; see lora.py.
+        if HALF > 0:
+            first_sums, second_sums = first.to(tl.float32), second.to(tl.float32)
+        if D > 2 * HALF:
+            rest_sums = rest.to(tl.float32)
         if used != 0:
             if HALF > 0:
-                first = _updated(
-                    first, first_b, b, first_low, its_low, factors, summands, rescaled, turning, used, turns,
+                first_sums = _updated(
+                    first_sums, first_b, b, first_low, its_low, factors, summands, rescaled, turning, used, turns,
                     RANK, BLOCK_R,
                 )  # fmt: skip
-                second = _updated(
-                    second, second_b, b, first_low, its_low, factors, summands, rescaled, turning + HALF, used, turns,
-                    RANK, BLOCK_R,
+                second_sums = _updated(
+                    second_sums, second_b, b, first_low, its_low, factors, summands, rescaled, turning + HALF, used,
+                    turns, RANK, BLOCK_R,
                 )  # fmt: skip
             if D > 2 * HALF:
-                rest = _updated(
-                    rest, rest_b, b, first_low, its_low, factors, summands, rescaled, resting + 2 * HALF, used, rests,
-                    RANK, BLOCK_R,
+                rest_sums = _updated(
+                    rest_sums, rest_b, b, first_low, its_low, factors, summands, rescaled, resting + 2 * HALF, used,
+                    rests, RANK, BLOCK_R,
                 )  # fmt: skip
+        if HALF > 0:
+            first, second = first_sums.to(first.dtype), second_sums.to(second.dtype)
+        if D > 2 * HALF:
+            rest = rest_sums.to(rest.dtype)
     if norm is not None:
         if HALF > 0:
             total += tl.sum(first.to(tl.float32) * first.to(tl.float32), 1)
@@ -193,9 +206,7 @@ def _qk_norm_rope_and_cache(
         if D > 2 * HALF:
             rest = _normed(rest, scale, norm + own + 2 * HALF + resting[None, :], rests & changes[:, None], changes)
     if HALF > 0:
-        angle = token * HALF + turning[None, :] + tl.zeros((TILE, 1), tl.int32)  # every head's own load: no exchange
-        c = tl.load(cos + angle, turns, 0.0).to(tl.float32)
-        s = tl.load(sin + angle, turns, 0.0).to(tl.float32)
+        c, s = c.to(tl.float32), s.to(tl.float32)
         x, y = first.to(tl.float32), second.to(tl.float32)
         first = tl.where(changes[:, None], (x * c - y * s).to(first.dtype), first)
         second = tl.where(changes[:, None], (y * c + x * s).to(second.dtype), second)
@@ -217,7 +228,7 @@ def _of_b(b, column, mask, RANK: tl.constexpr):
 
 @triton.jit
 def _updated(
-    x,
+    sums,
     first_b,
     b,
     first_low,
@@ -231,18 +242,17 @@ def _updated(
     RANK: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    """x [heads, columns] as an adapter's magnitudes scale it, plus B A x: `first_b` and `first_low` have B's and
+    """Sums [heads, columns] as an adapter's magnitudes scale them, plus B A x: `first_b` and `first_low` have B's and
     A x's first ranks, low [heads, ranks] points to A x; factors is None where no adapter has magnitudes."""
-    sums = x.to(tl.float32)
     if factors is not None:  # noqa: SIM102 (decided when it is compiled)
         if rescaled != 0:
             factor = tl.load(factors + column[None, :], mask, 0.0).to(tl.float32)
             sums += sums * factor + tl.load(summands + column[None, :], mask, 0.0).to(tl.float32)
-    sums += tl.sum(first_b.to(tl.float32) * first_low.to(tl.float32)[:, None, :], 2)
+    update = tl.sum(first_b.to(tl.float32) * first_low.to(tl.float32)[:, None, :], 2)
     for first in range(BLOCK_R, used, BLOCK_R):
         more = _of_b(b + first, column, mask, RANK).to(tl.float32)
-        sums += tl.sum(more * tl.load(low + first).to(tl.float32)[:, None, :], 2)
-    return sums.to(x.dtype)
+        update += tl.sum(more * tl.load(low + first).to(tl.float32)[:, None, :], 2)
+    return sums + update
 
 
 @triton.jit
