@@ -2,9 +2,10 @@
 
     python benchmarks/h200/lora_swaps.py --model DIR [--streams 16] [--slots 8] [--adapters 40] [--seconds 4]
 
-Streams decode with adapters that stay on the device. Beside them short requests come at a fixed rate. For some seconds
-in turn these share the few adapters that there is room for beside the streams', or each has another that must be
-brought first; so steps have as many adapters either way. One JSON line for each kind, with milliseconds between two
+Streams decode with adapters that stay on the device; as many of each length are under way at any time, so that steps
+take as long at the end as at the beginning. Beside them short requests come at a fixed rate. For some seconds in turn
+these share the few adapters that there is room for beside the streams', or each has another that must be brought first;
+so steps have as many adapters either way. One JSON line for each kind, with milliseconds between two
 pieces of a stream; the last has the ratio of the 99th percentiles. The weights of model and adapters are random.
 """
 
@@ -30,6 +31,8 @@ _RESIDENT = 4
 """Adapters of the streams."""
 _TURNS = 3
 _GUEST_TOKENS = 8
+_PROMPT_TOKENS, _STREAM_TOKENS = 16, 1_040
+"""Of a prompt, and of a stream with its prompt before it begins anew."""
 KINDS = ("resident", "swapped")
 
 
@@ -56,7 +59,10 @@ class Load:
         """Each kind of guests for so many seconds, in turns."""
         for adapter in self._adapters:  # bring all to the host
             await self._guest(adapter)
-        running = [asyncio.create_task(self._stream(number)) for number in range(streams)]
+        running = [
+            asyncio.create_task(self._stream(number, number * (_STREAM_TOKENS - _PROMPT_TOKENS) // streams))
+            for number in range(streams)
+        ]
         await asyncio.sleep(1)
         resident = self._adapters[_RESIDENT : self._slots]
         next_adapter: dict[str, Iterator[LoRARequest]] = {
@@ -77,10 +83,13 @@ class Load:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    async def _stream(self, number: int) -> None:
-        while True:  # as long as a sequence may be, again and again
-            last, seen = 0.0, None
-            async for _ in self._generate(number, None, self._adapters[number % _RESIDENT]):
+    async def _stream(self, number: int, behind: int) -> None:
+        """One stream after another, the first from a prompt that is so many tokens longer."""
+        adapter = self._adapters[number % _RESIDENT]
+        while True:
+            prompt = [number + 1] * (_PROMPT_TOKENS + behind)
+            last, seen, behind = 0.0, None, 0
+            async for _ in self._generate(prompt, _STREAM_TOKENS - len(prompt), adapter):
                 now = time.perf_counter()
                 if seen is not None and seen == self._kind:
                     self.gaps[seen].append((now - last) * 1e3)
@@ -92,14 +101,14 @@ class Load:
         self.guests[kind].append((time.perf_counter() - began) * 1e3)
 
     async def _guest(self, adapter: LoRARequest) -> None:
-        async for _ in self._generate(0, _GUEST_TOKENS, adapter):
+        async for _ in self._generate([1] * _PROMPT_TOKENS, _GUEST_TOKENS, adapter):
             pass
 
-    def _generate(self, first: int, tokens: int | None, adapter: LoRARequest) -> Any:
+    def _generate(self, prompt: list[int], tokens: int, adapter: LoRARequest) -> Any:
         params = SamplingParams(
             temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
         )
-        return self._llm.generate({"prompt_token_ids": [first + 1] * 16}, params, lora_request=adapter)
+        return self._llm.generate({"prompt_token_ids": prompt}, params, lora_request=adapter)
 
 
 def main() -> None:
