@@ -13,12 +13,12 @@ from triton.runtime.jit import JITFunction
 
 from quire.kernels.triton.ranks import handed_on, pulled, pulled_norm, pushed, pushed_norm
 from quire.kernels.triton.ranks.stage_window import layout_of
-from tests.kernels.triton.compile_cases import NoCard, _compile_only
+from tests.kernels.triton.compile_cases import NoCard, compile_only
 
 
 def main() -> None:
     triton.runtime.driver.set_active(NoCard())
-    JITFunction.__getitem__ = _compile_only  # type: ignore[method-assign]
+    JITFunction.__getitem__ = compile_only  # type: ignore[method-assign]
     for module in (handed_on, pulled, pulled_norm, pushed, pushed_norm):
         module.__dict__["can_overlap"] = lambda device: True
     layout = layout_of(513, 3, 8_192 * 4_096 * 2)

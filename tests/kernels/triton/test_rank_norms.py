@@ -237,6 +237,7 @@ CALLS = [(19, 4_096), (3, 8_192), (40, 2_048), (1, 64), (23, 4_096), (9, 8_192)]
 
 def norm_in_calls(rank: int, windows: list[Tensor], found: Tensor) -> None:
     """A rank: in turn pulled and pushed."""
+    torch.set_num_threads(1)  # those of the process that it is a fork of are not there
     layout, addresses = layout_of(2), torch.tensor([window.data_ptr() for window in windows])
     counts, calls = torch.zeros(PULLED_PROGRAMS, dtype=torch.int32), torch.zeros(PUSHED_WORDS, dtype=torch.int32)
     for number, (rows, width) in enumerate(CALLS):

@@ -91,11 +91,14 @@ def store_normed(
         scale, by = row_scales(larger.to(tl.float32, bitcast=True), largest, smallest, AXIS)
         if AXIS is not None:
             by = by[:, None]
-        codes = _codes(low * by, out.dtype.element_ty, ROUND)
         if WIDE:
+            codes = _codes(low * by, out.dtype.element_ty, ROUND)
             tl.store(out.to(tl.pointer_type(tl.int8), bitcast=True) + at, codes.to(tl.int8), inside)
         else:
-            both = codes | (_codes(high * by, out.dtype.element_ty, ROUND) << 8)
+            # Both of a word are converted together. A thread's codes of two words would be converted as a pair too, and
+            # pulled apart: ptxas 12.8, which Triton 3.6 has, takes the second one before it is there.
+            first, second = tl.split(_codes(tl.join(low * by, high * by), out.dtype.element_ty, ROUND))
+            both = first | (second << 8)
             tl.store(out.to(tl.pointer_type(tl.int16), bitcast=True) + at, both.to(tl.int16), inside)
         tl.store(scales + rows, scale, row_inside)
 
