@@ -5,8 +5,8 @@
 Streams decode with adapters that stay on the device; as many of each length are under way at any time, so that steps
 take as long at the end as at the beginning. Beside them short requests come at a fixed rate. For some seconds in turn
 these share the few adapters that there is room for beside the streams', or each has another that must be brought first;
-so steps have as many adapters either way. One JSON line for each kind, with milliseconds between two
-pieces of a stream; the last has the ratio of the 99th percentiles. The weights of model and adapters are random.
+so steps have as many adapters either way. One JSON line for each kind, with milliseconds between two pieces of a
+stream; the last has the ratio of the 99th percentiles. The weights of model and adapters are random.
 """
 
 from __future__ import annotations

@@ -34,6 +34,8 @@ _FEW, _SOME = 64, 512
 """Rows up to which columns are shared out finely, or at all."""
 _MOST_SPLITS = 16
 _WARPS = 4
+_EXPAND_STAGES = 1
+"""A loop over further ranks is no pipeline: its beginning would run, with barriers, also where there are none."""
 _PROGRAMS = 512
 """That a GPU runs at once: some four of their size on each multiprocessor."""
 _MOST_BLOCKS = 65_536
@@ -84,7 +86,7 @@ def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -
         weights.b.stride(0), weights.ranks.stride(0),
         ROWS_0=rows[0], ROWS_1=rows[1], ROWS_2=rows[2], RANK=rank, MODULES=modules, BLOCK_M=size, BLOCK_R=_BLOCK_R,
         BLOCK_N=_BLOCK_N, IEEE=y.dtype == torch.float32, SCALED=weights.scaling is not None, OVERLAP=overlap,
-        num_warps=_WARPS, num_stages=1, launch_pdl=overlap,
+        num_warps=_WARPS, num_stages=_EXPAND_STAGES, launch_pdl=overlap,
     )  # fmt: skip
 
 
@@ -103,7 +105,7 @@ def lora_expand_silu_and_mul(low: Tensor, weights: LowRankWeights, tiles: Tiles,
         weights.b.stride(0), weights.ranks.stride(0),
         WIDTH=width, RANK=rank, MODULES=len(weights.rows), BLOCK_M=size, BLOCK_R=_BLOCK_R,
         BLOCK_N=_BLOCK_N, IEEE=y.dtype == torch.float32, SCALED=weights.scaling is not None, OVERLAP=overlap,
-        num_warps=_WARPS, num_stages=1, launch_pdl=overlap,
+        num_warps=_WARPS, num_stages=_EXPAND_STAGES, launch_pdl=overlap,
     )  # fmt: skip
 
 
