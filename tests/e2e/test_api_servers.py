@@ -119,7 +119,7 @@ def test_a_killed_api_process_takes_only_its_own_streams_with_it(pair: Pair) -> 
     pair.wait_whole()
     for _ in range(2):
         before, counted = pair.all_children()["api"], pair.metrics()
-        results = run(pair.url, bodies(CLIENTS), functools.partial(os.kill, before[0], signal.SIGKILL))
+        results = pair.disturbed(bodies(CLIENTS), functools.partial(os.kill, before[0], signal.SIGKILL))
         cut = {number for number, result in enumerate(results) if "Error" in result.error}
         assert 0 < len(cut) < CLIENTS
         assert_undisturbed(pair, results, but=cut)
@@ -177,7 +177,7 @@ def test_a_killed_engine_costs_no_stream_of_either_process(pair: Pair) -> None:
     pair.wait_whole()
     replayed, counted = pair.total("quire:sequences_replayed_total"), pair.metrics()
     engine = pair.children()["engine"]  # found before: streams do not wait for that
-    results = run(pair.url, bodies(CLIENTS), lambda: os.kill(engine, signal.SIGKILL))
+    results = pair.disturbed(bodies(CLIENTS), lambda: os.kill(engine, signal.SIGKILL))
     assert_undisturbed(pair, results)
     pair.wait_whole()
     assert pair.total("quire:sequences_replayed_total") - replayed >= CLIENTS // 2
@@ -188,7 +188,6 @@ def test_a_killed_engine_costs_no_stream_of_either_process(pair: Pair) -> None:
 def test_a_request_that_kills_the_engine_fails_alone(pair: Pair) -> None:
     """It is in one process, and nothing of the other is blamed."""
     pair.wait_whole()
-    pair.plant("always poison")
     answers: list[httpx.Response] = []
 
     def poison() -> None:
@@ -196,7 +195,12 @@ def test_a_request_that_kills_the_engine_fails_alone(pair: Pair) -> None:
         answers.append(httpx.post(pair.url + "/v1/completions", json=body, timeout=200))
 
     thread = threading.Thread(target=poison)
-    results = run(pair.url, bodies(CLIENTS), thread.start)
+
+    def plant_and_poison() -> None:
+        pair.plant("always poison")
+        thread.start()
+
+    results = pair.disturbed(bodies(CLIENTS), plant_and_poison)
     thread.join(200)
     pair.clear()
     assert answers[0].status_code == 500
@@ -207,7 +211,7 @@ def test_a_request_that_kills_the_engine_fails_alone(pair: Pair) -> None:
 
 def test_all_streams_finish_in_a_drain(pair: Pair) -> None:
     pair.wait_whole()
-    results = run(pair.url, bodies(CLIENTS), lambda: pair.signal())
+    results = pair.disturbed(bodies(CLIENTS), lambda: pair.signal())
     assert pair.wait() == 0
     assert_undisturbed(pair, results)
 

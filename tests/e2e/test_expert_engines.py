@@ -13,6 +13,7 @@ import pytest
 
 from quire.executor.rank_processes import PATIENCE_S
 from tests.checkpoints import VOCAB_SIZE, make_tiny, write_tokenizer
+from tests.e2e.faults.server import FaultyServer
 from tests.e2e.mixed_streams import ROUNDING, Streamed, bodies, run
 from tests.e2e.process_usage import children_of, command_line
 from tests.e2e.serve import QuireServe
@@ -22,6 +23,7 @@ from tests.models.divisible import DIVISIBLE
 pytestmark = pytest.mark.long("many cards")
 
 CLIENTS = 16
+SETTINGS = ("--dtype", "float32", "--port", "0")
 
 
 @pytest.fixture(scope="module")
@@ -31,21 +33,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def serve(model: Path, *arguments: str) -> QuireServe:
-    return QuireServe(str(model), "--dtype", "float32", "--port", "0", *arguments).wait_ready()
-
-
 @pytest.fixture(scope="module")
 def one_engine(model: Path) -> list[Streamed]:
-    with serve(model) as one:
+    with QuireServe(str(model), *SETTINGS) as one:
+        one.wait_ready()
         results = run(one.url, bodies(CLIENTS))
     assert [result.error for result in results] == [""] * CLIENTS
     return results
 
 
 @pytest.fixture(scope="module")
-def server(model: Path) -> Iterator[QuireServe]:
-    with serve(model, "-dp", "2", "-ep", "--max-restarts", "2") as server:
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
+    fault_file = tmp_path_factory.mktemp("faults") / "fault"
+    with FaultyServer(fault_file, str(model), *SETTINGS, "-dp", "2", "-ep", "--max-restarts", "2") as server:
+        server.wait_ready()
         yield server
 
 
@@ -77,7 +78,7 @@ def test_engines_answer_as_one_and_sleep_when_nobody_asks(server: QuireServe, on
 
 @pytest.mark.parametrize("fault", ["SIGKILL", "rank SIGSTOP"])
 def test_when_one_is_lost_all_are_replaced_and_no_request_is(
-    fault: str, server: QuireServe, one_engine: list[Streamed]
+    fault: str, server: FaultyServer, one_engine: list[Streamed]
 ) -> None:
     """It counts as one restart."""
     engines, began = server.all_children()["engine"], server.line_count
@@ -93,7 +94,7 @@ def test_when_one_is_lost_all_are_replaced_and_no_request_is(
         server.wait_line("process died", began)
         seen_s = time.monotonic() - killed
 
-    results = run(server.url, bodies(CLIENTS), disturb)
+    results = server.disturbed(bodies(CLIENTS), disturb)
     assert_same(results, one_engine)
     server.wait_line("recovered in", began)
     said = [line for line in server.lines_since(began) if "process died" in line]
@@ -108,7 +109,8 @@ def test_when_one_is_lost_all_are_replaced_and_no_request_is(
 
 
 def test_it_ends_in_order(model: Path) -> None:
-    with serve(model, "-dp", "2", "-ep", "-tp", "2", "--api-server-count", "2") as server:
+    with QuireServe(str(model), *SETTINGS, "-dp", "2", "-ep", "-tp", "2", "--api-server-count", "2") as server:
+        server.wait_ready()
         assert server.post("/v1/completions", {"prompt": "Once", "max_tokens": 4}).status_code == 200
         server.signal()
         assert server.wait() == 0

@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -49,17 +48,6 @@ class Victim(FaultyServer):
     def supervisor(self) -> Usage:
         """What the supervisor holds."""
         return usage(self.process.pid)["serve"]  # the module that is run here
-
-    def disturbed(self, requests: list[dict[str, Any]], disturb: Callable[[], None]) -> list[Streamed]:
-        """What streams get to which this happens. Steps take their time until then, so that it happens to streams that
-        are under way, however late they are read here."""
-
-        def hurry_and_disturb() -> None:
-            self.clear()
-            disturb()
-
-        self.plant("always unhurried")
-        return run(self.url, requests, hurry_and_disturb)
 
     def kill(self, name: str, number: signal.Signals) -> None:
         """Send a signal to one of its processes."""

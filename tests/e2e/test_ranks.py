@@ -12,6 +12,7 @@ import pytest
 
 from quire.processes.launch import EXIT_CRASHED
 from quire.processes.process_state import process_state
+from tests.e2e.faults.server import FaultyServer
 from tests.e2e.mixed_streams import Streamed, bodies, run
 from tests.e2e.process_usage import children_of, command_line
 from tests.e2e.serve import QuireServe
@@ -22,15 +23,15 @@ CLIENTS = 32
 SETTINGS = ("--dtype", "float32", "--port", "0", "--max-restarts", "100")
 
 
-class RankServer(QuireServe):
+class RankServer(FaultyServer):
     """A server of two ranks.
 
     Attributes:
         one_rank: What the streams get from a server of one.
     """
 
-    def __init__(self, one_rank: list[Streamed], *ranks: str) -> None:
-        super().__init__(*SETTINGS, *ranks)
+    def __init__(self, fault_file: Path, one_rank: list[Streamed], *ranks: str) -> None:
+        super().__init__(fault_file, *SETTINGS, *ranks)
         self.one_rank = one_rank
         self.wait_ready()
 
@@ -59,8 +60,8 @@ def one_rank() -> list[Streamed]:
 
 
 @pytest.fixture(scope="module")
-def server(one_rank: list[Streamed]) -> Iterator[RankServer]:
-    with RankServer(one_rank, "-tp", "2") as ranks:
+def server(one_rank: list[Streamed], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankServer]:
+    with RankServer(tmp_path_factory.mktemp("faults") / "fault", one_rank, "-tp", "2") as ranks:
         yield ranks
 
 
@@ -86,7 +87,7 @@ def test_two_ranks_answer_as_one(server: RankServer) -> None:
 @pytest.mark.parametrize(("rank", "fault"), [(0, "SIGKILL"), (1, "SIGKILL"), (1, "SIGSTOP")])
 def test_a_rank_that_fails_is_named_and_costs_no_request(server: RankServer, rank: int, fault: str) -> None:
     ranks, began = server.ranks(), server.line_count
-    results = run(server.url, bodies(CLIENTS), lambda: os.kill(ranks[rank], signal.Signals[fault]))
+    results = server.disturbed(bodies(CLIENTS), lambda: os.kill(ranks[rank], signal.Signals[fault]))
     server.wait_line(rf"engine process died.*Rank {rank} of 2 \(process {ranks[rank]}\)", began)
     server.wait_line("recovered in", began)
     server.assert_same(results)
@@ -136,12 +137,14 @@ def test_a_drain_ends_ranks_in_order() -> None:
         assert gone(list(children.values()))
 
 
-def test_stages_answer_as_one_rank_and_one_that_dies_costs_no_request(one_rank: list[Streamed]) -> None:
-    with RankServer(one_rank, "-pp", "2") as server:
+def test_stages_answer_as_one_rank_and_one_that_dies_costs_no_request(
+    one_rank: list[Streamed], tmp_path: Path
+) -> None:
+    with RankServer(tmp_path / "fault", one_rank, "-pp", "2") as server:
         assert any("ranks       2 processes" in line for line in server.log.splitlines())
         server.serve_undisturbed()
         ranks = server.ranks()
-        results = run(server.url, bodies(CLIENTS), lambda: os.kill(ranks[0], signal.SIGKILL))
+        results = server.disturbed(bodies(CLIENTS), lambda: os.kill(ranks[0], signal.SIGKILL))
         server.wait_line(rf"engine process died: Rank 0 of 2 \(process {ranks[0]}\) died")
         server.assert_same(results)
         assert gone(ranks)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
+from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.e2e.faults.server import FaultyServer
 from tests.e2e.mixed_streams import ROUNDING, Streamed, bodies, run
-from tests.e2e.serve import QuireServe
 
 CLIENTS = 16
 
@@ -22,13 +23,14 @@ def metric(page: str, name: str, engine: int) -> float:
 
 
 @pytest.mark.long("reliability")
-def test_one_of_two_engines_may_be_killed() -> None:
-    with QuireServe("--dtype", "float32", "--port", "0", "--data-parallel-size", "2") as server:
+def test_one_of_two_engines_may_be_killed(tmp_path: Path) -> None:
+    flags = ("--dtype", "float32", "--port", "0", "--data-parallel-size", "2")
+    with FaultyServer(tmp_path / "fault", *flags) as server:
         server.wait_ready()
         undisturbed = run(server.url, bodies(CLIENTS))
         before = server.all_children()["engine"]
         assert len(before) == 2
-        results = run(server.url, bodies(CLIENTS), lambda: os.kill(before[0], signal.SIGKILL))
+        results = server.disturbed(bodies(CLIENTS), lambda: os.kill(before[0], signal.SIGKILL))
         assert [result.error for result in (*undisturbed, *results)] == [""] * 2 * CLIENTS
         assert [result.outcome for result in results] == [result.outcome for result in undisturbed]
         assert max(map(Streamed.rounding_error, results, undisturbed)) <= ROUNDING

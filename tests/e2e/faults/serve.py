@@ -22,7 +22,7 @@ MODULES = Modules("tests.e2e.faults.engine", "tests.e2e.faults.api")
 def main() -> int:
     config = environment.apply(parse_config(sys.argv[1:], "serve", "A server that fails on demand."))
     with listen(config.server) as listener:
-        resolved = resolve(config)
+        resolved = resolve(config, replicas=True)
         supervisor = Supervisor(resolved.config, listener, developer_mode=True, modules=MODULES)
         announce_settings(resolved.config, resolved.reasons)
         return supervisor.run()

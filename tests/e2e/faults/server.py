@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.e2e.faults.engine import FAULT_FILE
+from tests.e2e.mixed_streams import Streamed, run
 from tests.e2e.serve import QuireServe
 
 
@@ -47,3 +49,14 @@ class FaultyServer(QuireServe):
             yield
         finally:
             self.clear()
+
+    def disturbed(self, requests: list[dict[str, Any]], disturb: Callable[[], None]) -> list[Streamed]:
+        """What streams get to which this happens. Steps take their time until then, so that it happens to streams that
+        are under way, however late they are read here."""
+
+        def hurry_and_disturb() -> None:
+            self.clear()
+            disturb()
+
+        self.plant("always unhurried")
+        return run(self.url, requests, hurry_and_disturb)
