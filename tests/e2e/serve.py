@@ -117,8 +117,13 @@ class QuireServe:
         return httpx.post(self.url + path, json=body, timeout=180, **options)
 
     def counts(self) -> dict[str, Any]:
-        """What API process and engine hold (in developer mode)."""
-        counts: dict[str, Any] = httpx.get(self.url + "/debug/counts", timeout=60).json()
+        """What API process and engine hold (in developer mode), once there is an engine: the last answer to those who
+        wait may be that theirs has died."""
+        deadline = time.monotonic() + START_S
+        while (answer := httpx.get(self.url + "/debug/counts", timeout=60)).status_code == 503:
+            assert time.monotonic() < deadline, answer.text
+            time.sleep(0.05)
+        counts: dict[str, Any] = answer.json()
         return counts
 
     def _read(self) -> None:
