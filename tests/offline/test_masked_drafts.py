@@ -34,6 +34,9 @@ GRAMMARS: list[dict[str, Any]] = [
     {"choice": ["to the left of the house", "to the right of the house"]},
     {},
 ]
+ACCEPTED, DRAFTED = "vllm:spec_decode_num_accepted_tokens", "vllm:spec_decode_num_draft_tokens"
+TURNS = 4
+"""Most until enough guesses were tried: how many are, depends on when the process beside has answered with masks."""
 ASKED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "seeded": {"temperature": 1.1, "top_p": 0.95, "seed": 5},
@@ -99,10 +102,13 @@ def test_guesses_change_no_output_under_a_grammar(
         return found
 
     monkeypatch.setattr(NgramIndex, "propose", propose)
-    before = counters(guessing)
-    assert answers(guessing, ASKED[asked]) == expected
-    after = counters(guessing)
-    gained = {name: after[name] - before[name] for name in after}
-    tokens = sum(len(output) for _, output, _ in expected)
-    assert tokens / 10 < gained["vllm:spec_decode_num_accepted_tokens"] < gained["vllm:spec_decode_num_draft_tokens"]
+    before, tokens = counters(guessing), sum(len(output) for _, output, _ in expected)
+    accepted = drafted = 0.0
+    for _ in range(TURNS if process == "beside it" else 1):
+        assert answers(guessing, ASKED[asked]) == expected
+        after = counters(guessing)
+        accepted, drafted = (after[name] - before[name] for name in (ACCEPTED, DRAFTED))
+        if accepted > tokens / 10:
+            break
+    assert tokens / 10 < accepted < drafted
     assert after["vllm:num_preemptions"] > 0
