@@ -94,6 +94,17 @@ def command_line(pid: int) -> list[str]:
         return []
 
 
+def ranks_of(engine: int) -> list[int]:
+    """Process ids of an engine's ranks, in the order of their start."""
+    return [pid for pid in children_of(engine) if "quire.executor.rank_process" in command_line(pid)]
+
+
+def processor_seconds(pid: int) -> float:
+    """That a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _name(entry: Path) -> str:
     arguments = (entry / "cmdline").read_text().split("\0")
     module = arguments[arguments.index("-m") + 1] if "-m" in arguments else arguments[0]

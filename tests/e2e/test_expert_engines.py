@@ -15,7 +15,7 @@ from quire.executor.rank_processes import PATIENCE_S
 from tests.checkpoints import VOCAB_SIZE, make_tiny, write_tokenizer
 from tests.e2e.faults.server import FaultyServer
 from tests.e2e.mixed_streams import ROUNDING, Streamed, bodies, run
-from tests.e2e.process_usage import children_of, command_line
+from tests.e2e.process_usage import processor_seconds, ranks_of
 from tests.e2e.serve import QuireServe
 from tests.e2e.test_ranks import gone
 from tests.models.divisible import DIVISIBLE
@@ -54,16 +54,6 @@ def assert_same(results: list[Streamed], wanted: list[Streamed]) -> None:
     assert [result.error for result in results] == [""] * CLIENTS
     assert [result.outcome for result in results] == [result.outcome for result in wanted]
     assert max(map(Streamed.rounding_error, results, wanted)) <= ROUNDING
-
-
-def ranks_of(engine: int) -> list[int]:
-    """Process ids of an engine's ranks."""
-    return [pid for pid in children_of(engine) if "quire.executor.rank_process" in command_line(pid)]
-
-
-def processor_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_engines_answer_as_one_and_sleep_when_nobody_asks(server: QuireServe, one_engine: list[Streamed]) -> None:

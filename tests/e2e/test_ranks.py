@@ -14,7 +14,7 @@ from quire.processes.launch import EXIT_CRASHED
 from quire.processes.process_state import process_state
 from tests.e2e.faults.server import FaultyServer
 from tests.e2e.mixed_streams import Streamed, bodies, run
-from tests.e2e.process_usage import children_of, command_line
+from tests.e2e.process_usage import processor_seconds, ranks_of
 from tests.e2e.serve import QuireServe
 
 pytestmark = pytest.mark.long("many cards")
@@ -37,8 +37,7 @@ class RankServer(FaultyServer):
 
     def ranks(self) -> list[int]:
         """Process ids of the present engine's ranks, in the order of their start."""
-        children = children_of(self.children()["engine"])
-        return [pid for pid in children if "quire.executor.rank_process" in command_line(pid)]
+        return ranks_of(self.children()["engine"])
 
     def serve_undisturbed(self) -> None:
         """The streams get what one rank would say, whatever has happened."""
@@ -71,12 +70,6 @@ def gone(processes: list[int]) -> bool:
     while any(process_state(pid) not in ("", "Z", "X") for pid in processes) and time.monotonic() < deadline:
         time.sleep(0.05)
     return all(process_state(pid) in ("", "Z", "X") for pid in processes)
-
-
-def processor_seconds(pid: int) -> float:
-    """That a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_two_ranks_answer_as_one(server: RankServer) -> None:
@@ -137,9 +130,7 @@ def test_a_drain_ends_ranks_in_order() -> None:
         assert gone(list(children.values()))
 
 
-def test_stages_answer_as_one_rank_and_one_that_dies_costs_no_request(
-    one_rank: list[Streamed], tmp_path: Path
-) -> None:
+def test_stages_answer_as_one_rank_and_one_that_dies_costs_no_request(one_rank: list[Streamed], tmp_path: Path) -> None:
     with RankServer(tmp_path / "fault", one_rank, "-pp", "2") as server:
         assert any("ranks       2 processes" in line for line in server.log.splitlines())
         server.serve_undisturbed()

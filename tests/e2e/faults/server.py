@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +53,11 @@ class FaultyServer(QuireServe):
     def disturbed(self, requests: list[dict[str, Any]], disturb: Callable[[], None]) -> list[Streamed]:
         """What streams get to which this happens. Steps take their time until then, so that it happens to streams that
         are under way, however late they are read here."""
+        with ExitStack() as slow:
+            slow.enter_context(self.unhurried())
 
-        def hurry_and_disturb() -> None:
-            self.clear()
-            disturb()
+            def hurry_and_disturb() -> None:
+                slow.close()  # for good: what is planted then stays
+                disturb()
 
-        self.plant("always unhurried")
-        return run(self.url, requests, hurry_and_disturb)
+            return run(self.url, requests, hurry_and_disturb)
