@@ -1,8 +1,10 @@
-"""Run by test_memory: serves a model in this process until its KV cache is full, and says as JSON what that took."""
+"""Run by test_kv_cache_plan: serves a model in this process until its KV cache is full, and says as JSON what that took
+and what was planned, with what the C library keeps of freed buffers (MALLOC_MMAP_THRESHOLD_)."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ from quire.engine.inprocess import InProcessClient
 from quire.executor.cpu_executor import CpuExecutor
 from quire.messages.from_engine import Deltas
 from quire.messages.to_engine import Add
+from quire.planning import footprint
 from quire.planning.auto_config import ResolvedConfig, resolve
 from quire.sampling import SamplingParams
 
@@ -52,6 +55,7 @@ def fill(resolved: ResolvedConfig) -> None:
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
+    footprint.MAPPED_BYTES = int(os.environ.get("MALLOC_MMAP_THRESHOLD_", footprint.MAPPED_BYTES))
     resolved = resolve(Config().with_values(**settings))
     warm = torch.randn(64, 64)  # the threads and what they hold are torch's, not the model's
     assert (warm @ warm).isfinite().all()

@@ -37,9 +37,11 @@ WIDE = MANY_LOGITS | {
 
 
 @pytest.mark.long("engine")
+@pytest.mark.parametrize("keeps", [False, True], ids=["nothing kept", "the library as it is"])
 @pytest.mark.parametrize(
     ("model", "tokens", "near", "kernels"),
-    [(MANY_LOGITS, 512, 0.03, None), (WIDE, 4_096, 0.12, None), (WIDE, 4_096, 0.12, "none")],
+    [(MANY_LOGITS, 512, 0.05, None), (WIDE, 4_096, 0.03, None), (WIDE, 4_096, 0.03, "none")],
+    ids=["many logits", "wide", "wide, torch alone"],
 )
 def test_the_report_is_near_what_is_used(
     tmp_path: Path,
@@ -47,24 +49,25 @@ def test_the_report_is_near_what_is_used(
     tokens: int,
     near: float,
     kernels: str | None,
+    keeps: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A process's own memory at its highest (weights, a KV cache written to its last block, the largest steps), less
-    what the process had before: 660 MiB of weights and many logits, then 150 MiB of weights and large steps, where
-    one buffer more or less that the C library keeps is 3% alone."""
+    what the process had before: 660 MiB of weights and many logits, then 150 MiB of weights and large steps.
+
+    Where the C library returns each buffer that is freed, this is the same in every run. As it is, how many it keeps
+    depends on which thread frees first: one more is 4% of the smaller model."""
     if kernels is not None:
         monkeypatch.setenv("QUIRE_CPU_ISA", kernels)
+    if not keeps:
+        monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(2**17))  # a fixed one: by itself it grows up to MAPPED_BYTES
     (tmp_path / "config.json").write_text(json.dumps(model))
-    settings = {
+    found = used_memory({
         "model": str(tmp_path), "dtype": "float32", "load_format": "dummy", "use_tqdm_on_load": False,
         "max_num_seqs": 8, "num_gpu_blocks_override": 8 * 768 // 16, "swap_space": 0, "max_num_batched_tokens": tokens,
-    }  # fmt: skip
-    for _ in range(3):  # what the C library keeps depends on which thread frees first, where others use the processor
-        found = used_memory(settings)
-        reported = found["weights"] + found["kv"] + found["step"]
-        if reported == pytest.approx(found["used"], rel=near):
-            return
-    assert reported == pytest.approx(found["used"], rel=near), found
+    })  # fmt: skip
+    reported = found["weights"] + found["kv"] + found["step"]
+    assert reported == pytest.approx(found["used"], rel=0.2 if keeps else near), found
 
 
 def used_memory(settings: dict[str, object]) -> dict[str, int]:
