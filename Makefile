@@ -58,6 +58,7 @@ lint: lint-style lint-types lint-rooms ## Check style, types and which room impo
 .PHONY: lint-style lint-types lint-rooms
 lint-style: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
 lint-types: $(VENV)/.installed-dev
 	@$(BIN)/mypy
 	@$(BIN)/mypy --config-file tests/mypy.ini
