@@ -2,10 +2,11 @@
 
     python benchmarks/host_drafts.py [--rows 1,32] [--drafts 0,4] [--method draft_model] [--steps 300] [--profile]
 
-Quill with its draft model or its EAGLE-3 head, on the executor of a GPU. A CPU takes its place whose captured steps do
-nothing: each row gains three tokens, or one where it has no drafts. So what is left is engine and worker, and small
-changes of the slot table; events and launches, which cost a real host some µs each, are not in it. Prints the median of
-turns of the engine's loop, beside those of an engine without speculation; `by_plain` is a token's cost against it.
+Quill with its draft model, its EAGLE-3 head, or n-grams where none is found again (`--method ngram --drafts 0`), on the
+executor of a GPU. A CPU takes its place whose captured steps do nothing: each row gains three tokens, or one where it
+has no drafts. So what is left is engine and worker, and small changes of the slot table; events and launches, which
+cost a real host some µs each, are not in it. Prints the median of turns of the engine's loop, beside those of an engine
+without speculation; `by_plain` is a token's cost against it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from quire.engine.core import EngineCore
 from quire.executor import factory
 from quire.executor.gpu_executor import GpuExecutor
 from quire.lora.step_tiles import Adapted
+from quire.speculation.ngram_index import NgramIndex
 from quire.worker import buffer_ring
 from quire.worker.graph_shapes import GraphShape
 from quire.worker.sampling import sampled_outputs
@@ -105,6 +107,16 @@ def fix_drafts(number: int) -> None:
     DraftLengths.choose, DraftLengths._best = chosen, BEST  # type: ignore[method-assign]
 
 
+def find_nothing() -> None:
+    """Looked for as ever: all tokens of the stand-in are the same, so that it would always find some."""
+    propose = NgramIndex.propose
+
+    def nothing(self: NgramIndex, most: int) -> list[int]:
+        return propose(self, most)[:0]
+
+    NgramIndex.propose = nothing  # type: ignore[method-assign]
+
+
 def measure(llm: LLM, rows: int, steps: int, profile: cProfile.Profile | None = None) -> float:
     """Median milliseconds of a turn in which one step is planned and launched, and one is finished."""
     times: list[float] = []
@@ -133,18 +145,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="1,32")
     parser.add_argument("--drafts", default="0,4")
-    parser.add_argument("--method", choices=["draft_model", "eagle3"], default="draft_model")
+    parser.add_argument("--method", choices=["draft_model", "eagle3", "ngram"], default="draft_model")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--profile", action="store_true", help="where the time of the last figure goes")
     options = parser.parse_args()
+    if options.method == "ngram" and options.drafts != "0":
+        parser.error("--method ngram finds nothing, and has no drafts: --drafts 0.")
     torch.set_num_threads(1)
     take_the_place_of_a_gpu()
     shared: dict[str, Any] = {
         "max_model_len": 2048, "max_num_seqs": 32, "enable_prefix_caching": False, "num_gpu_blocks_override": 4200,
         "dtype": "float32", "max_num_batched_tokens": 512,
     }  # fmt: skip
-    model = {"draft_model": "quill_draft", "eagle3": "quill_eagle3"}[options.method]
-    speculation = {"method": options.method, "model": model, "num_speculative_tokens": 4}
+    model = {"draft_model": {"model": "quill_draft"}, "eagle3": {"model": "quill_eagle3"}}.get(options.method, {})
+    speculation = {"method": options.method, "num_speculative_tokens": 4, **model}
+    if options.method == "ngram":
+        find_nothing()
     off, on = LLM("quill", **shared), LLM("quill", speculative_config=speculation, **shared)
     for rows in map(int, options.rows.split(",")):
         plain = min(measure(off, rows, options.steps) for _ in range(3))

@@ -18,6 +18,7 @@ SWEEPS = sorted((ROOT / "tuning").glob("*/tune_*.py"))
     [
         ("host_step.py", ["--sequences", "3", "--steps", "8"], ["worker_ms", "engine_ms"]),
         ("host_drafts.py", ["--rows", "1,2", "--steps", "8", "--method", "eagle3"], ["by_plain", '"drafts": 4']),
+        ("host_drafts.py", ["--rows", "2", "--steps", "8", "--method", "ngram", "--drafts", "0"], ["by_plain"]),
         ("host_request.py", ["--tokens", "5,40", "--runs", "2"], ["40 tokens", "2,000 cached + 50", "after"]),
         ("host_request.py", ["--tokens", "5,40", "--runs", "2", "--cold"], ["launch"]),
         ("host_choices.py", ["--tokens", "300", "--choices", "1,3", "--runs", "2"], ["3 choices", "longest turn"]),
