@@ -40,14 +40,14 @@ WIDE = MANY_LOGITS | {
 @pytest.mark.parametrize("keeps", [False, True], ids=["nothing kept", "the library as it is"])
 @pytest.mark.parametrize(
     ("model", "tokens", "near", "kernels"),
-    [(MANY_LOGITS, 512, 0.05, None), (WIDE, 4_096, 0.03, None), (WIDE, 4_096, 0.03, "none")],
+    [(MANY_LOGITS, 512, (0.05, 0.06), None), (WIDE, 4_096, (0.03, 0.2), None), (WIDE, 4_096, (0.03, 0.2), "none")],
     ids=["many logits", "wide", "wide, torch alone"],
 )
 def test_the_report_is_near_what_is_used(
     tmp_path: Path,
     model: dict[str, object],
     tokens: int,
-    near: float,
+    near: tuple[float, float],
     kernels: str | None,
     keeps: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -56,7 +56,7 @@ def test_the_report_is_near_what_is_used(
     what the process had before: 660 MiB of weights and many logits, then 150 MiB of weights and large steps.
 
     Where the C library returns each buffer that is freed, this is the same in every run. As it is, how many it keeps
-    depends on which thread frees first: one more is 4% of the smaller model."""
+    depends on which thread frees first: one more is 4% of the smaller model. `near` is of either."""
     if kernels is not None:
         monkeypatch.setenv("QUIRE_CPU_ISA", kernels)
     if not keeps:
@@ -67,7 +67,7 @@ def test_the_report_is_near_what_is_used(
         "max_num_seqs": 8, "num_gpu_blocks_override": 8 * 768 // 16, "swap_space": 0, "max_num_batched_tokens": tokens,
     })  # fmt: skip
     reported = found["weights"] + found["kv"] + found["step"]
-    assert reported == pytest.approx(found["used"], rel=0.2 if keeps else near), found
+    assert reported == pytest.approx(found["used"], rel=near[keeps]), found
 
 
 def used_memory(settings: dict[str, object]) -> dict[str, int]:
