@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.soak_traffic import SoakTraffic
-from tests.e2e.process_usage import Usage, usage
+from tests.e2e.process_usage import PROMPT_MALLOC, Usage, usage
 from tests.e2e.serve import QuireServe
 
 CLIENTS = 8
@@ -36,10 +36,6 @@ FLAGS = (
 )  # fmt: skip
 """A small KV cache, whose memory has all been used soon: what is never written to takes no memory. Nobody is turned
 away, however slow the machine."""
-
-PROMPT_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**17), "MALLOC_TRIM_THRESHOLD_": str(2**17)}
-"""Freed memory is the system's again at once, so that what is resident is what is held. Otherwise glibc keeps up to
-64 MiB of what large tensors have taken, now more and now less (mallopt(3), M_MMAP_THRESHOLD)."""
 
 
 @dataclass

@@ -14,6 +14,9 @@ _NAMES = {
     "quire.engine.start": "engine",
 }
 """By the module that a process runs; others keep the last part of theirs."""
+PROMPT_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**17), "MALLOC_TRIM_THRESHOLD_": str(2**17)}
+"""Freed memory is the system's again at once, so that what is resident is what is held. Otherwise glibc keeps up to
+64 MiB of what large tensors have taken, now more and now less (mallopt(3), M_MMAP_THRESHOLD)."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from quire.planning.machine import Gpu, Machine
 from quire.weights.tensor_options import TensorOptions
 from quire.worker.kv_tensors import allocate_kv_cache
 from tests.checkpoints import edit_config, make_llama
+from tests.e2e.process_usage import PROMPT_MALLOC
 
 MANY_LOGITS = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 131_072, "hidden_size": 512, "intermediate_size": 1_408,
@@ -59,8 +60,8 @@ def test_the_report_is_near_what_is_used(
     depends on which thread frees first: one more is 4% of the smaller model. `near` is of either."""
     if kernels is not None:
         monkeypatch.setenv("QUIRE_CPU_ISA", kernels)
-    if not keeps:
-        monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(2**17))  # a fixed one: by itself it grows up to MAPPED_BYTES
+    for name, value in PROMPT_MALLOC.items() if not keeps else ():
+        monkeypatch.setenv(name, value)
     (tmp_path / "config.json").write_text(json.dumps(model))
     found = used_memory({
         "model": str(tmp_path), "dtype": "float32", "load_format": "dummy", "use_tqdm_on_load": False,
