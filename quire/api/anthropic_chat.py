@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from quire.api.chat_service import THINKING_SWITCHES
 from quire.api.request_body import check_fields
 from quire.api.schemas.chat import ChatRequest
 from quire.api.schemas.messages import (
@@ -28,6 +27,7 @@ from quire.api.schemas.messages import (
     ToolUseBlock,
 )
 from quire.errors import RequestError
+from quire.text.hints import THINKING_SWITCHES
 
 _NAMES = {
     "stop": "stop_sequences",

@@ -23,6 +23,7 @@ from quire.output_parsers.reasoning_grammar import reasoning_in_front
 from quire.output_parsers.registry import create_parser, special_tokens
 from quire.sampling import SamplingParams
 from quire.structured_outputs_params import StructuredOutputsParams
+from quire.text.hints import HintLog
 from quire.text.model_text import ModelText
 from quire.text.thinking_budget import reasoning_tokens, thinking_budget
 from quire.text.tokenizer import Tokenizer
@@ -97,13 +98,16 @@ class ChatParsers:
         """The reasoning that may come before an answer with a form, see `reasoning_in_front`."""
         return reasoning_in_front(self.reasoning_parser, turn, self._special_ids)
 
-    def budget(self, params: SamplingParams, turn: Turn | None = None) -> ThinkingBudget | None:
-        """The limit on an answer's reasoning, see `thinking_budget`."""
+    def budget(self, params: SamplingParams, turn: Turn | None = None, *, hints: HintLog) -> ThinkingBudget | None:
+        """The limit on an answer's reasoning, see `thinking_budget`; dropped where reasoning cannot be limited."""
+        if params.thinking_token_budget not in (None, -1) and not self.limits_reasoning:
+            hints.drop("thinking_token_budget", "this model's reasoning is not told apart by tokens of its own")
+            return None
         return thinking_budget(params.thinking_token_budget, self.reasoning_parser, self.tokenizer, turn)
 
     @property
     def limits_reasoning(self) -> bool:
-        """Whether `budget` can be asked for."""
+        """Whether `budget` has an effect."""
         if self.reasoning_parser is None or self.tokenizer is None:
             return False
         return reasoning_tokens(self.reasoning_parser, self.tokenizer) is not None

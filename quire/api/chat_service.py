@@ -28,10 +28,8 @@ from quire.sampling import SamplingParams
 from quire.structured_output.constraint import constraint_of
 from quire.structured_output.json_schema import json_schema_of
 from quire.structured_outputs_params import StructuredOutputsParams
+from quire.text.hints import HintLog
 from quire.text.model_text import ModelText
-
-THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""What templates call the variable that switches reasoning on or off."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +54,21 @@ class ChatPrompt:
 
 @dataclass(frozen=True)
 class ChatService:
-    """Conversations with one model."""
+    """Conversations with one model.
+
+    A hint that the model cannot follow is dropped and named in the log once, never refused.
+    """
 
     server: ServerConfig
     session: EngineSession
     text: ModelText
     renderer: PromptRenderer
     parsers: ChatParsers = field(default_factory=ChatParsers)
+
+    @property
+    def hints(self) -> HintLog:
+        """Where hints go that are dropped."""
+        return self.text.hints
 
     async def start(self, fields: ChatRequest) -> RequestChoices:
         """The running answers. Must be closed.
@@ -115,6 +121,8 @@ class ChatService:
                 prompts_shown=shown,
                 held=fields.held,
             )
+        if fields.verbosity not in (None, "medium"):
+            self.hints.drop("verbosity", "the models know of none")
         turn = Turn.behind(text, fields.continued)
         parsing = self.parsers.parsing(tools, turn, formed=params.structured_outputs is not None)
         params = await self._constrained(params, tools, turn)
@@ -122,7 +130,7 @@ class ChatService:
         if tools is None and params.structured_outputs is not None:
             behind = self.parsers.before_form(turn)
         options |= await self.session.grammar_options(params, behind)
-        options["thinking"] = self.parsers.budget(params, turn)
+        options["thinking"] = self.parsers.budget(params, turn, hints=self.hints)
         return ChatPrompt(tokens, params, options, parsing, may_call=tools is not None, form_begins_late=bool(behind))
 
     async def run(self, fields: ChatRequest, prompt: ChatPrompt) -> RequestChoices:
@@ -156,25 +164,12 @@ class ChatService:
             fields.messages,
             add_generation_prompt=fields.add_generation_prompt,
             continue_final_message=fields.continue_final_message,
-            variables=self._variables(fields),
+            variables=fields.chat_template_kwargs or {},
+            reasoning_effort=fields.reasoning_effort,
             tools=() if hidden else shown_tools(fields.tools or ()),
             documents=fields.documents or (),
             template=fields.chat_template,
         )
-
-    def _variables(self, fields: ChatRequest) -> Mapping[str, Any]:
-        """The template's variables: what reasoning_effort means, then the request's own."""
-        variables: dict[str, Any] = {}
-        effort, template = fields.reasoning_effort, self.text.chat_template
-        if effort is not None and template is not None:
-            known = template.variables.intersection(("reasoning_effort", *THINKING_SWITCHES))
-            if not known and effort != "none":
-                raise RequestError(
-                    "reasoning_effort: this model's chat template knows no effort: leave it out.",
-                    param="reasoning_effort",
-                )
-            variables |= {name: effort if name == "reasoning_effort" else effort != "none" for name in known}
-        return variables | (fields.chat_template_kwargs or {})
 
     def _sampling(self, fields: ChatRequest) -> SamplingParams:
         return fields.sampling(

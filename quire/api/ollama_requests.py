@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from quire.api.chat_service import THINKING_SWITCHES
 from quire.api.request_body import check_fields
 from quire.api.schemas.chat import ChatRequest
 from quire.api.schemas.completion import CompletionRequest
@@ -22,6 +21,7 @@ from quire.api.schemas.ollama import (
     Think,
 )
 from quire.errors import RequestError
+from quire.text.hints import THINKING_SWITCHES
 
 
 def model_name(asked: str, serves: Callable[[str], bool]) -> str:

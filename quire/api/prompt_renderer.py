@@ -22,6 +22,7 @@ from quire.errors import CheckpointError, ConfigError, ContextLengthError, Reque
 from quire.text.bad_words import bad_word_tokens
 from quire.text.chat_template import ChatTemplate
 from quire.text.fill_in_middle import FillInMiddle, fill_in_middle
+from quire.text.hints import NOT_READ, THINKING_SWITCHES
 from quire.text.model_text import ModelText
 from quire.text.tokenizer import Tokenizer
 
@@ -49,6 +50,7 @@ class Conversation:
         add_generation_prompt: End with the head of an answer; by default, unless the last message is continued.
         continue_final_message: End inside the last message.
         variables: Of the template, by name.
+        reasoning_effort: For templates that know of it, or can switch reasoning off; others get none.
         tools, documents: As JSON.
         template: Text of another template than the model's.
     """
@@ -57,6 +59,7 @@ class Conversation:
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
+    reasoning_effort: str | None = None
     tools: Sequence[Mapping[str, Any]] = ()
     documents: Sequence[Mapping[str, Any]] = ()
     template: str | None = None
@@ -182,16 +185,32 @@ class PromptRenderer:
         continues = bool(conversation.continue_final_message)
         opens = conversation.add_generation_prompt
         variables = {name: value for name, value in self._variables.items() if name in template.variables}
+        asked = self._text.hints.used(conversation.variables, template.variables)
         options: dict[str, Any] = {
             "tools": conversation.tools,
             "documents": conversation.documents,
             "add_generation_prompt": not continues if opens is None else opens,
             "continue_final_message": continues,
-            "variables": {**variables, **conversation.variables},
+            "variables": {**variables, **self._effort(conversation, template), **asked},
         }
         if size > LARGE:
             return await self._readers.render(plain, size, template=conversation.template, **options)
         return await self._run(size, lambda: template.render(plain, **options))
+
+    def _effort(self, conversation: Conversation, template: ChatTemplate) -> dict[str, Any]:
+        """What `reasoning_effort` means to this template."""
+        effort = conversation.reasoning_effort
+        if effort is None:
+            return {}
+        switches = dict.fromkeys(THINKING_SWITCHES, effort != "none")
+        known = {
+            name: value
+            for name, value in {**switches, "reasoning_effort": effort}.items()
+            if name in template.variables
+        }
+        if not known and effort != "none":
+            self._text.hints.drop("reasoning_effort", NOT_READ)
+        return known
 
     def _plain(self, conversation: Conversation, template: ChatTemplate) -> list[dict[str, Any]]:
         """The messages as this template reads them."""

@@ -22,7 +22,7 @@ class ConversationRenderer:
         continue_final_message: Go on with the last message instead.
         chat_template: Another template than the model's, as jinja source.
         tools: What the model may call, as in OpenAI's API.
-        chat_template_kwargs: Variables of the template.
+        chat_template_kwargs: Variables of the template; hints about reasoning are dropped where it reads none.
 
     Raises:
         ConfigError: The model has neither a chat template nor, by skip_tokenizer_init, a tokenizer.
@@ -47,11 +47,12 @@ class ConversationRenderer:
         assert template is not None
         self._tokenizer = text.tokenizer
         self._template = template.with_tools() if tools else template
+        variables = text.hints.used(chat_template_kwargs or {}, self._template.variables)
         self._options: dict[str, Any] = {
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
-            "variables": chat_template_kwargs,
+            "variables": variables,
         }
 
     def prompt(self, messages: Sequence[Message]) -> ParsedPrompt:

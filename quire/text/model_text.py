@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config import Config
 from quire.text.generation_config import DefaultSampling, default_sampling, eos_ids
+from quire.text.hints import HintLog
 from quire.text.tokenizer import Tokenizer, load_tokenizer, read_json
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class ModelText:
         defaults: Sampling values for what a request leaves open.
         eos_ids: Tokens that end a sequence unless `ignore_eos`.
         tokenizer_settings: What tokenizer_config.json says.
+        hints: Which hints were dropped because the model cannot follow them.
     """
 
     tokenizer: Tokenizer | None
@@ -33,6 +35,7 @@ class ModelText:
     defaults: DefaultSampling
     eos_ids: tuple[int, ...]
     tokenizer_settings: Mapping[str, Any] = field(default_factory=dict)
+    hints: HintLog = field(default_factory=HintLog)
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:

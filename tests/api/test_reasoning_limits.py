@@ -156,8 +156,8 @@ def test_the_budget_of_anthropics_messages(server: Server, speaker: Speaker) -> 
     assert text["text"].endswith("Snow.")
 
 
-def test_where_reasoning_is_not_known_a_budget_is_refused(
-    tmp_path_factory: pytest.TempPathFactory, server: Server
+def test_where_reasoning_is_not_told_apart_a_budget_is_dropped(
+    tmp_path_factory: pytest.TempPathFactory, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     for value in (-2, 1.5, "x"):
         body = {"messages": MESSAGES, "thinking_token_budget": value}
@@ -165,9 +165,12 @@ def test_where_reasoning_is_not_known_a_budget_is_refused(
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "thinking_token_budget")
     with speaking(tmp_path_factory.mktemp("model"), reasoning_parser="granite", max_model_len=512) as (other, speaker):
         speaker.text = "Snow."
-        body = {"messages": MESSAGES, "max_tokens": 5}
-        answer = other.post("/v1/chat/completions", body | {"thinking_token_budget": 5})
-        assert answer.status_code == 400
-        assert "does not begin and end by tokens of its own" in answer.json()["error"]["message"]
+        body = {"max_tokens": 5, "thinking_token_budget": 5}
+        assert other.post("/v1/chat/completions", body | {"messages": MESSAGES}).status_code == 200
+        assert other.post("/v1/completions", body | {"prompt": "a"}).status_code == 200
+        ids = {"token_ids": [5], "sampling_params": body}
+        assert other.post("/inference/v1/generate", ids).status_code == 200
         thinking = {"type": "enabled", "budget_tokens": 3}
-        assert other.post("/v1/messages", body | {"thinking": thinking}).status_code == 200
+        body = {"messages": MESSAGES, "max_tokens": 5, "thinking": thinking}
+        assert other.post("/v1/messages", body).status_code == 200
+    assert len([line for line in caplog.messages if line.startswith("thinking_token_budget is ignored")]) == 1

@@ -253,6 +253,32 @@ def test_reasoning_that_the_prompt_has_ended_is_none(server: Server, model: Spea
         assert ask(server, **fields)["message"] == {"role": "assistant", "content": "ok"}
 
 
+def test_hints_that_a_template_does_not_read_are_dropped_and_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with speaking(tmp_path, "{% for m in messages %}{{ m.content }}{% endfor %}") as (server, model):
+        model.text = "Rain."
+        plain = prompt(server)
+        hints: tuple[dict[str, Any], ...] = (
+            {"reasoning_effort": "high"},
+            {"reasoning_effort": "none"},
+            {"verbosity": "low"},
+            {"verbosity": "medium"},
+            {"chat_template_kwargs": {"enable_thinking": False, "thinking_budget": 5}},
+        )
+        for hint in hints * 2:
+            assert prompt(server, **hint) == plain
+        tokens = server.post("/tokenize", {"messages": MESSAGES, "chat_template_kwargs": {"thinking": True}})
+        assert tokens.status_code == 200
+        misspelt = {"messages": MESSAGES, "chat_template_kwargs": {"enable_thinkin": True}}
+        assert server.post("/v1/chat/completions", misspelt).status_code == 400
+    named = [line.split(" is ignored")[0] for line in caplog.messages if " is ignored: " in line]
+    assert named == [
+        "reasoning_effort", "verbosity", "chat_template_kwargs.enable_thinking", "chat_template_kwargs.thinking_budget",
+        "chat_template_kwargs.thinking",
+    ]  # fmt: skip
+
+
 def test_the_template_gets_tools_as_they_were_sent(server: Server) -> None:
     tool = {**WEATHER, "function": {**WEATHER["function"], "strict": False}}  # type: ignore[dict-item]
     text = prompt(server, tools=[tool])

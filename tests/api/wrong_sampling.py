@@ -105,9 +105,6 @@ SAMPLING = [
           priority=1),
     chat("priority beyond 32 bits", "priority must be between -2147483647 and 2147483647, got 9223372036854775808.",
           "priority", priority=2**63),
-    chat("a budget where reasoning is not known",
-          "thinking_token_budget: how this model reasons is not known: leave it out, or start the server with "
-          "--reasoning-parser.", "thinking_token_budget", thinking_token_budget=5),
     chat("a negative budget", "thinking_token_budget must be at least -1, got -2.", "thinking_token_budget",
           thinking_token_budget=-2),
     chat("an empty salt", "cache_salt must be a text of 1 to 1024 characters.", "cache_salt", cache_salt=""),

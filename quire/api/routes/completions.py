@@ -77,7 +77,7 @@ async def prepare_completion(
     params = _sampling(serving, fields)
     options = fields.options() | await serving.session.grammar_options(params)
     options["bad_words"] = await serving.renderer.bad_words(fields.bad_words)
-    options["thinking"] = serving.chat.parsers.budget(params)
+    options["thinking"] = serving.chat.parsers.budget(params, hints=serving.chat.hints)
     prompts = fields.prompts
     check_num_sequences(len(prompts), params.n, param="prompt")
     kept = fields.kept_tokens(longest)

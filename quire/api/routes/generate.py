@@ -58,7 +58,7 @@ async def answer_generate(serving: Serving, request: Request, fields: GenerateRe
             **fields.queue_options(),
             **await serving.session.grammar_options(params),
             bad_words=bad_words,
-            thinking=serving.chat.parsers.budget(params),
+            thinking=serving.chat.parsers.budget(params, hints=serving.chat.hints),
         )
     tokenizer = serving.text.tokenizer
     choices = RequestChoices(serving.session, collector, tokenizer)

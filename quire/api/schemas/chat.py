@@ -72,7 +72,12 @@ class ChatRequest(SamplingFields):
     tool_choice: ToolChoice | None = Field(default=None, description="Default auto, if there are tools.")
     parallel_tool_calls: bool | None = Field(default=None, description="Default true; false for one call at most.")
     include_reasoning: bool | None = Field(default=None, description="Default true: show the model's reasoning.")
-    reasoning_effort: ReasoningEffort | None = Field(default=None, description="For templates that know of it.")
+    reasoning_effort: ReasoningEffort | None = Field(
+        default=None, description="For templates that know of it; others ignore it."
+    )
+    verbosity: Literal["low", "medium", "high"] | None = Field(
+        default=None, description="Ignored: the models know of none."
+    )
 
     @property
     def longest(self) -> int | None:

@@ -19,6 +19,7 @@ IGNORED = frozenset({
     "service_tier",
     "safety_identifier",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
     "guided_decoding_backend",
 })  # fmt: skip
@@ -43,7 +44,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "previous_input_messages": ([],),
     "prompt_embeds": (),
     "return_prompt_text": (False,),
-    "verbosity": ("medium",),
     "web_search_options": (),
 }
 """Fields that OpenAI or vLLM know and no endpoint serves, with the values (beside null) that ask for nothing: clients
@@ -59,6 +59,7 @@ ELSEWHERE: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "verbosity": ("medium",),
 }
 """The same for fields that some endpoints serve, and all others refuse."""
 
