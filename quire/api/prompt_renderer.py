@@ -214,8 +214,7 @@ class PromptRenderer:
 
     def _plain(self, conversation: Conversation, template: ChatTemplate) -> list[dict[str, Any]]:
         """The messages as this template reads them."""
-        knows_developer, content = "developer" in template.source, self._content(template)
-        return plain_messages(conversation.messages, knows_developer=knows_developer, content=content)
+        return plain_messages(conversation.messages, content=self._content(template))
 
     async def _template(self, conversation: Conversation) -> ChatTemplate:
         template = self._text.chat_template

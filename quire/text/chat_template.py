@@ -5,7 +5,10 @@ Owns finding the template, what it is given and what its errors become. Knows no
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,12 @@ import jinja2.nodes
 import jinja2.sandbox
 
 from quire.errors import CheckpointError, ConfigError, RequestError
+from quire.text.arrangements import arrangements, has_moving_system, system_texts
+from quire.text.message_form import PROBE_TOOL, CallForm, find_call_form, fit
 from quire.text.template_sandbox import counted_range, limited, template_environment
 from quire.text.tokenizer import read_json
 
+logger = logging.getLogger(__name__)
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -82,7 +88,10 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text of a conversation.
+        """The text of a conversation, rendered as it was sent where the template takes that.
+
+        Calls are given the form that the template shows. A conversation that the template refuses, or of which it
+        passes over a system message, is arranged anew if that helps: see `arrangements`.
 
         Args:
             messages: Plain JSON data; content is a string, or a list of parts if the template reads these.
@@ -96,21 +105,53 @@ class ChatTemplate:
             RequestError: The template refuses the messages, or the request asks for what cannot be.
         """
         self._check(variables or {}, add_generation_prompt, continue_final_message)
-        chat = [{key: value for key, value in message.items() if value is not None} for message in messages]
-        if continue_final_message:
+        values: dict[str, Any] = {
+            **self._special_tokens,
+            **(variables or {}),
+            "tools": list(tools) if tools else None,
+            "documents": list(documents) if documents else None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        knows_developer = "developer" in self.source
+        chat = [fit(message, lambda: self._call_form, knows_developer=knows_developer) for message in messages]
+        refusal = None
+        try:
+            text = self._rendered(chat, values, continue_final_message)
+            if not has_moving_system(chat) or _shows(text, chat):
+                return text
+        except _TemplateRefusal as error:
+            refusal = error
+        tried = [chat]
+        for arranged in arrangements(chat):
+            if arranged in tried or (continue_final_message and not _end_alike(arranged, chat)):
+                continue
+            tried.append(arranged)
+            with contextlib.suppress(_TemplateRefusal):
+                other = self._rendered(arranged, values, continue_final_message)
+                if _shows(other, chat):
+                    logger.debug("the chat template does not take a conversation as it was sent: arranged anew")
+                    return other
+        if refusal is not None:
+            raise RequestError(refusal.message, param="messages") from refusal
+        return text
+
+    @cached_property
+    def _call_form(self) -> CallForm:
+        def rendered(messages: Sequence[Mapping[str, Any]]) -> str | None:
+            values = {**self._special_tokens, "tools": [PROBE_TOOL], "documents": None, "add_generation_prompt": True}
+            try:
+                return self._run({**values, "messages": messages, "range": counted_range()})
+            except RequestError:
+                return None
+
+        return find_call_form(rendered)
+
+    def _rendered(self, chat: Sequence[dict[str, Any]], values: dict[str, Any], continued: bool) -> str:
+        chat = list(chat)
+        if continued:
             _mark_end(chat)
-        text = self._run(
-            {
-                **self._special_tokens,
-                **(variables or {}),
-                "messages": chat,
-                "tools": list(tools) if tools else None,
-                "documents": list(documents) if documents else None,
-                "add_generation_prompt": add_generation_prompt,
-                "range": counted_range(),
-            }
-        )
-        return _cut_at_mark(text) if continue_final_message else text
+        text = self._run({**values, "messages": chat, "range": counted_range()})
+        return _cut_at_mark(text) if continued else text
 
     def _check(self, variables: Mapping[str, Any], add_generation_prompt: bool, continue_final_message: bool) -> None:
         for name in variables:
@@ -130,13 +171,17 @@ class ChatTemplate:
         try:
             return "".join(limited(self._template.generate(values)))
         except jinja2.TemplateError as error:
-            raise RequestError(
+            raise _TemplateRefusal(
                 f"The chat template refuses these messages: {error.message}", param="messages"
             ) from error
         except RequestError:
             raise
         except Exception as error:  # whatever foreign code runs into: RecursionError, TypeError, MemoryError …
-            raise RequestError("The chat template cannot render these messages.", param="messages") from error
+            raise _TemplateRefusal("The chat template cannot render these messages.", param="messages") from error
+
+
+class _TemplateRefusal(RequestError):
+    """A template does not take messages as they are."""
 
 
 def load_chat_template(directory: Path, override: str | None = None) -> ChatTemplate | None:
@@ -188,11 +233,28 @@ def _mark_end(chat: list[dict[str, Any]]) -> None:
     """Let the text of the last message end with the mark."""
     content = chat[-1].get("content") if chat else None
     if isinstance(content, list) and content and isinstance(content[-1].get("text"), str):
-        chat[-1]["content"] = [*content[:-1], {**content[-1], "text": content[-1]["text"] + _MARK}]
+        chat[-1] = {**chat[-1], "content": [*content[:-1], {**content[-1], "text": content[-1]["text"] + _MARK}]}
     elif isinstance(content, str):
-        chat[-1]["content"] += _MARK
+        chat[-1] = {**chat[-1], "content": content + _MARK}
     else:
         raise RequestError("continue_final_message needs a last message with text.", param="messages")
+
+
+def _shows(text: str, chat: Sequence[dict[str, Any]]) -> bool:
+    """Whether a prompt has all that system messages say."""
+    return all(said in text for said in system_texts(chat))
+
+
+def _end_alike(arranged: Sequence[dict[str, Any]], chat: Sequence[dict[str, Any]]) -> bool:
+    """Whether what is to be continued still ends a conversation."""
+    end, before = (_last_text(one[-1].get("content")) if one else "" for one in (arranged, chat))
+    return end.endswith(before) and arranged[-1].get("role") == chat[-1].get("role")
+
+
+def _last_text(content: Any) -> str:
+    if isinstance(content, list) and content and isinstance(content[-1], dict):
+        content = content[-1].get("text")
+    return content if isinstance(content, str) else ""
 
 
 def _goes_through_content(template: jinja2.nodes.Template) -> bool:

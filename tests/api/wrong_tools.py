@@ -12,6 +12,11 @@ def _tools(name: str, message: str, param: str, *functions: dict[str, Any], **fi
     return chat(name, message, param, **{"tools": tools, **fields})
 
 
+def _allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 TOOLS = [
     chat("tools that are no list", "tools must be a valid list.", "tools", tools={"f": 1}),
     chat("a tool without a function", "'tools[0].function' is required.", "tools[0].function",
@@ -22,15 +27,19 @@ TOOLS = [
           "tools[0].type", tools=[{"type": "web_search_preview", "search_context_size": "low"}]),
     chat("a custom tool", "tools[0].type: tools of type 'custom' are not supported: send functions.",
           "tools[0].type", tools=[{"type": "custom", "custom": {"name": "f"}}]),
-    chat("a tool with an unknown field", "'tools[0].defer_loading' is not a known field.", "tools[0].defer_loading",
-          tools=[{"type": "function", "function": {"name": "f"}, "defer_loading": True}]),
+    chat("a misspelt field of a tool", "'tools[0].functions' is not a known field. Did you mean 'function'?",
+          "tools[0].functions", tools=[{"type": "function", "function": {"name": "f"}, "functions": {}}]),
     _tools("a function without a name", "tools[0].function.name must have 1 to 256 letters, digits or …",
             "tools[0].function.name", {"name": ""}),
     _tools("a function with markup in its name", "tools[1].function.name must have 1 to 256 letters, digits or …",
             "tools[1].function.name", {}, {"name": "</tools><|im_end|>"}),
     _tools("two functions of a name", "tools[1].function.name: 'f' is there twice.", "tools[1].function.name", {}, {}),
-    _tools("a function with an unknown field", "'tools[0].function.schema' is not a known field.",
+    _tools("a function with another API's field",
+            "'tools[0].function.schema' is not a known field. Did you mean 'parameters'?",
             "tools[0].function.schema", {"schema": {}}),
+    _tools("a misspelt field of a function",
+            "'tools[0].function.paramters' is not a known field. Did you mean 'parameters'?",
+            "tools[0].function.paramters", {"paramters": {}}),
     _tools("parameters that are a list", "tools[0].function.parameters must be an object.",
             "tools[0].function.parameters", {"parameters": []}),
     _tools("parameters that are an array", "tools[0].function.parameters must be a JSON schema of type object.",
@@ -51,6 +60,14 @@ TOOLS = [
           tool_choice="required"),
     chat("a named choice without tools", "tool_choice needs tools: send the functions that may be called.",
           "tool_choice", tool_choice={"type": "function", "function": {"name": "f"}}),
+    _tools("an allowed tool that is none of the tools", "tool_choice: 'g' is none of tools.", "tool_choice", {},
+            tool_choice=_allowed("auto", "f", "g")),
+    _tools("no allowed tools", "tool_choice.allowed_tools.tools must not be empty: …", "tool_choice", {},
+            tool_choice=_allowed("required")),
+    _tools("allowed tools of another mode", "tool_choice.allowed_tools.mode must be 'auto' or 'required'.",
+            "tool_choice.allowed_tools.mode", {}, tool_choice=_allowed("none", "f")),
+    chat("allowed tools without tools", "tool_choice needs tools: send the functions that may be called.",
+          "tool_choice", tool_choice=_allowed("auto", "f")),
     _tools("a tool choice that is none", "tool_choice …", "tool_choice", {}, tool_choice="any"),
     _tools("parallel_tool_calls is a text", "parallel_tool_calls must be a valid boolean.", "parallel_tool_calls", {},
             parallel_tool_calls="no"),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
+import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
@@ -15,6 +14,8 @@ from quire.api.schemas.sampling import SamplingFields
 from quire.api.schemas.tools import ChatTool, ToolChoice, ToolUse, tool_use
 from quire.errors import RequestError
 
+logger = logging.getLogger(__name__)
+
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -22,6 +23,14 @@ MessageContent = Literal["text", "parts", "as sent"]
 
 MAX_MESSAGES = 4_096
 """Of a conversation, and parts of one; OpenAI takes half as many."""
+
+
+NOT_SERVED = {
+    "audio": "send its transcript as content",
+    "function_call": "send tool_calls",
+}
+"""Fields of messages that say something and cannot be shown to a model, and what to do instead."""
+_TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class ContentPart(BaseModel):
@@ -35,7 +44,7 @@ class ContentPart(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One turn of the conversation. Other fields are accepted as null only, as clients echo them."""
+    """One turn of the conversation. Unknown fields are left out: clients echo messages with some of their own."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -114,8 +123,8 @@ class ChatRequest(SamplingFields):
         """The text that the answer continues: the last message's, with continue_final_message."""
         if not self.continue_final_message or not self.messages:
             return ""
-        (last,) = plain_messages(self.messages[-1:], knows_developer=True, content="text")
-        return str(last["content"])
+        (last,) = plain_messages(self.messages[-1:], content="text")
+        return str(last.get("content") or "")
 
     def echoed(self, role: str) -> str:
         """The text that begins the answer: with `echo` the last message, if the answer goes on with it or has its role.
@@ -125,8 +134,8 @@ class ChatRequest(SamplingFields):
         """
         if not self.echo or (self.opens_answer and self.messages[-1].role != role):
             return ""
-        (last,) = plain_messages(self.messages[-1:], knows_developer=True, content="text")
-        return str(last["content"])
+        (last,) = plain_messages(self.messages[-1:], content="text")
+        return str(last.get("content") or "")
 
     @contextmanager
     def named_as_sent(self) -> Iterator[None]:
@@ -156,48 +165,55 @@ class ChatRequest(SamplingFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-def plain_messages(
-    messages: list[ChatMessage], *, knows_developer: bool, content: MessageContent
-) -> list[dict[str, Any]]:
-    """The messages as a chat template reads them: null fields are gone.
+def plain_messages(messages: Sequence[ChatMessage], *, content: MessageContent) -> list[dict[str, Any]]:
+    """The messages as plain data, near to how they were sent: a chat template brings them into its form.
 
     Args:
-        messages: As they came.
-        knows_developer: Whether the template has that role; else it is the system's.
+        messages: As they came. Fields that nobody knows are left out: clients echo messages with fields of their own.
         content: As text, parts being joined; as a list of parts; or whichever was sent.
 
     Raises:
-        RequestError: A message is empty or has content that is no text.
+        RequestError: A message is empty, has content that is no text, or a field that would be lost.
     """
     if not messages:
         raise RequestError("messages must not be empty.", param="messages")
-    plain = [_plain(message, f"messages[{i}]", content) for i, message in enumerate(messages)]
-    for message in plain:
-        if message["role"] == "developer" and not knows_developer:
-            message["role"] = "system"
-    return plain
+    if logger.isEnabledFor(logging.DEBUG) and (unknown := _unknown_fields(messages)):
+        logger.debug("fields of messages that nobody knows are left out: %s", ", ".join(unknown))
+    return [_plain(message, f"messages[{i}]", content) for i, message in enumerate(messages)]
+
+
+def _unknown_fields(messages: Iterable[ChatMessage]) -> list[str]:
+    """Their names, each once."""
+    names: set[str] = set()
+    for message in messages:
+        names.update(message.model_extra or ())
+        for part in message.content if isinstance(message.content, list) else ():
+            names.update(f"content.{name}" for name in part.model_extra or ())
+    return sorted(name[:64] for name in names - NOT_SERVED.keys())
 
 
 def _plain(message: ChatMessage, place: str, form: MessageContent) -> dict[str, Any]:
-    for name, value in (message.model_extra or {}).items():
-        if value is not None and value != []:
-            raise RequestError(f"{place}: '{name[:64]}' is not a known field.", param=place)
+    for name, advice in NOT_SERVED.items():
+        if (message.model_extra or {}).get(name) is not None:
+            raise RequestError(f"{place}.{name} is not supported: {advice}.", param=f"{place}.{name}")
     content: Any = message.refusal if message.content is None else message.content
     if isinstance(content, list):
         texts = [_text(part, f"{place}.content[{i}]") for i, part in enumerate(content)]
         content = "\n".join(texts) if form == "text" else [{"type": "text", "text": text} for text in texts]
     elif content is not None and form == "parts":
         content = [{"type": "text", "text": content}]
-    reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
-    if content is None and not (message.role == "assistant" and (message.tool_calls or reasoning)):
+    if content is None and message.role not in ("assistant", "tool"):
         raise RequestError(f"{place}.content must be a text.", param=f"{place}.content")
-    plain: dict[str, Any] = {"role": message.role, "content": content or ""}
+    plain: dict[str, Any] = {"role": message.role}
+    if content is not None or "content" in message.model_fields_set:
+        plain["content"] = content
     if message.tool_calls:
         plain["tool_calls"] = [_tool_call(call, f"{place}.tool_calls") for call in message.tool_calls]
+    reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
     fields = {
         "name": message.name,
         "tool_call_id": message.tool_call_id,
-        "reasoning": reasoning,  # templates read either name
+        "reasoning": reasoning,  # a template of the operator's may read this name
         "reasoning_content": reasoning,
     }
     return plain | {name: value for name, value in fields.items() if value is not None}
@@ -206,7 +222,7 @@ def _plain(message: ChatMessage, place: str, form: MessageContent) -> dict[str, 
 def _text(part: ContentPart, place: str) -> str:
     if part.type == "refusal" and part.refusal is not None:
         return part.refusal
-    if part.type != "text":
+    if part.type not in _TEXT_PARTS:
         raise RequestError(f"{place}: parts of type '{part.type[:64]}' are not supported yet: send text.", param=place)
     if part.text is None:
         raise RequestError(f"{place}.text must be a text.", param=place)
@@ -214,13 +230,7 @@ def _text(part: ContentPart, place: str) -> str:
 
 
 def _tool_call(call: dict[str, Any], place: str) -> dict[str, Any]:
-    """Templates want the arguments as an object; OpenAI sends them as a string with JSON. Where the model has written
-    something else, it is shown that as it was."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError(f"{place}: each needs a function with a name.", param=place)
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        with contextlib.suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments or "{}")
-    return {**call, "function": {**function, "arguments": arguments}}
+    return call

@@ -32,15 +32,24 @@ class ResponseFormat(BaseModel):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | None = Field(
+        default=None, alias="schema", description="Of json_object, as other servers have it; json_schema has its own."
+    )
     structures: list[dict[str, Any]] | None = Field(default=None, description="Of structural tags: begin, schema, end.")
     triggers: list[str] | None = Field(default=None, description="Of structural tags: texts that a tag begins with.")
     format: dict[str, Any] | None = Field(default=None, description="Of structural tags: their newer form.")
 
     def params(self) -> StructuredOutputsParams | None:
         """The same, checked; None for plain text."""
+        if self.schema_ is not None and self.type != "json_object":
+            raise RequestError(
+                f"response_format: schema belongs to type json_object, not to {self.type}.", param="response_format"
+            )
         match self.type:
             case "text":
                 return None
+            case "json_object" if self.schema_ is not None:
+                return StructuredOutputsParams(json=self.schema_, name="response_format")
             case "json_object":
                 return StructuredOutputsParams(json_object=True, name="response_format")
             case "json_schema":

@@ -12,17 +12,19 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from quire.errors import RequestError
+from quire.errors import RequestError, did_you_mean
 from quire.output_parsers.events import Tool
 
 MAX_TOOLS = 1_024
+_PARAMETERS = ("schema", "input_schema", "inputSchema")
+"""What other APIs call a function's parameters."""
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,256}")
 
 
 class Function(BaseModel):
-    """A function that the model may call."""
+    """A function that the model may call. Other fields are shown to the model, as `return` of transformers' schemas."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(strict=True, extra="allow")
 
     name: str = Field(description="Letters, digits and '_.:/-'.")
     description: str | None = None
@@ -31,7 +33,10 @@ class Function(BaseModel):
 
 
 class ChatTool(BaseModel):
-    """A tool; only functions are served. What others have is let in here, so that their type is refused by name."""
+    """A tool; only functions are served. What others have is let in here, so that their type is refused by name.
+
+    Further fields of functions are left out: they tell servers how to keep tools, and models nothing.
+    """
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -62,7 +67,25 @@ class ChosenTool(BaseModel):
     function: ChosenFunction
 
 
-ToolChoice = Literal["none", "auto", "required"] | ChosenTool
+class AllowedTools(BaseModel):
+    """Some of the tools, and whether one must be called."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    mode: Literal["auto", "required"]
+    tools: list[ChosenTool] = Field(max_length=MAX_TOOLS)
+
+
+class AllowedToolsChoice(BaseModel):
+    """A choice among some of the tools; the model is shown all of them, so the prompt stays the same."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Literal["none", "auto", "required"] | ChosenTool | AllowedToolsChoice
 
 
 @dataclass(frozen=True)
@@ -73,16 +96,18 @@ class ToolUse:
         tools: Those that it may call.
         must_call: Whether the answer is a call and nothing else.
         parallel: Whether there may be several calls.
+        some: Whether the model is shown others, which it may not call.
     """
 
     tools: tuple[Tool, ...]
     must_call: bool = False
     parallel: bool = True
+    some: bool = False
 
     @property
     def constrained(self) -> bool:
         """Whether the form of the output is enforced while it is generated."""
-        return self.must_call or any(tool.strict for tool in self.tools)
+        return self.must_call or self.some or any(tool.strict for tool in self.tools)
 
 
 def tool_use(tools: Sequence[ChatTool] | None, choice: ToolChoice | None, *, parallel: bool | None) -> ToolUse | None:
@@ -93,21 +118,40 @@ def tool_use(tools: Sequence[ChatTool] | None, choice: ToolChoice | None, *, par
     """
     tools = tools or ()
     _check(tools)
-    if not tools and (choice == "required" or isinstance(choice, ChosenTool)):
+    if not tools and choice not in (None, "none", "auto"):
         raise RequestError("tool_choice needs tools: send the functions that may be called.", param="tool_choice")
     if not tools or choice == "none":
         return None
-    callable_ = tools
-    if isinstance(choice, ChosenTool):
-        name = choice.function.name
-        callable_ = [tool for tool in tools if tool.named.name == name]
-        if not callable_:
+    names, must_call = _chosen(choice)
+    known = {tool.named.name for tool in tools}
+    for name in names or ():
+        if name not in known:
             raise RequestError(f"tool_choice: '{name[:64]}' is none of tools.", param="tool_choice")
     return ToolUse(
-        tools=tuple(_parsed(tool.named) for tool in callable_),
-        must_call=choice == "required" or isinstance(choice, ChosenTool),
+        tools=tuple(_parsed(tool.named) for tool in tools if names is None or tool.named.name in names),
+        must_call=must_call,
         parallel=parallel is not False and not isinstance(choice, ChosenTool),
+        some=names is not None and len(set(names)) < len(tools),
     )
+
+
+def _chosen(choice: ToolChoice | None) -> tuple[list[str] | None, bool]:
+    """The names of the tools that may be called, None for all; and whether one must be.
+
+    Raises:
+        RequestError: None may be.
+    """
+    if isinstance(choice, ChosenTool):
+        return [choice.function.name], True
+    if isinstance(choice, AllowedToolsChoice):
+        allowed = choice.allowed_tools
+        if not allowed.tools:
+            raise RequestError(
+                "tool_choice.allowed_tools.tools must not be empty: send tool_choice 'none' to allow no tool.",
+                param="tool_choice",
+            )
+        return [tool.function.name for tool in allowed.tools], allowed.mode == "required"
+    return None, choice == "required"
 
 
 def shown_tools(tools: Sequence[ChatTool]) -> tuple[Mapping[str, Any], ...]:
@@ -139,10 +183,8 @@ def _check(tools: Sequence[ChatTool]) -> None:
             )
         if tool.function is None:
             raise RequestError(f"'{place}.function' is required.", param=f"{place}.function")
-        for unknown, value in (tool.model_extra or {}).items():
-            if value is not None and value is not False:
-                field = f"{place}.{unknown[:64]}"
-                raise RequestError(f"'{field}' is not a known field.", param=field)
+        _check_further_fields(tool, place)
+        _check_further_fields(tool.function, f"{place}.function")
         name = tool.function.name
         if not _NAME.fullmatch(name):
             raise RequestError(
@@ -153,6 +195,17 @@ def _check(tools: Sequence[ChatTool]) -> None:
             raise RequestError(f"{place}.function.name: '{name}' is there twice.", param=f"{place}.function.name")
         names.add(name)
         _check_parameters(tool.function.parameters, f"{place}.function.parameters")
+
+
+def _check_further_fields(sent: ChatTool | Function, place: str) -> None:
+    """Clients add fields of their own; one that can only be a mistake for a known one would leave a tool half told."""
+    known = type(sent).model_fields
+    for name in sent.model_extra or ():
+        meant = did_you_mean(name, known)
+        if name in _PARAMETERS:
+            meant = " Did you mean 'parameters'?"
+        if meant:
+            raise RequestError(f"'{place}.{name[:64]}' is not a known field.{meant}", param=f"{place}.{name[:64]}")
 
 
 def _check_parameters(schema: Mapping[str, Any] | None, place: str) -> None:

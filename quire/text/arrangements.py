@@ -1,0 +1,145 @@
+"""Conversations that a chat template does not take, arranged as it might: the same words in other turns.
+
+APIs take a system message anywhere and several turns of one role in a row. Many templates take one system message, in
+front, and turns that alternate. Owns how messages are arranged anew, so that nothing of their text is lost. Knows no
+template.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+Message = dict[str, Any]
+_SYSTEM = ("system", "developer")
+_BETWEEN = "\n\n"
+_ID_LENGTH = 9
+
+
+def arrangements(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """Other forms of a conversation, the one nearest to it first. Some may be equal.
+
+    Args:
+        messages: Whose calls, if there are any, have a form that the template takes.
+    """
+    messages = _with_short_ids(messages)
+    yield list(messages)
+    folded = _in_user_turns(messages)
+    yield folded
+    yield _alternating(folded)
+    yield _alternating(_in_front(messages))
+    yield _alternating(_without_system(messages))
+
+
+def system_texts(messages: Sequence[Message]) -> list[str]:
+    """What system messages say, part by part."""
+    return [text.strip() for message in messages if _is_system(message) for text in _texts(message.get("content"))]
+
+
+def has_moving_system(messages: Sequence[Message]) -> bool:
+    """Whether there is a system message that is not the first message: templates may pass over it."""
+    return any(_is_system(message) for message in messages[1:])
+
+
+def _is_system(message: Message) -> bool:
+    return message.get("role") in _SYSTEM
+
+
+def _texts(content: Any) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    parts = content if isinstance(content, list) else ()
+    return [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+
+
+def _with_short_ids(messages: Sequence[Message]) -> Sequence[Message]:
+    """Calls named by nine letters and digits, as Mistral's templates want it."""
+
+    def short(name: Any) -> Any:
+        if not isinstance(name, str) or (len(name) == _ID_LENGTH and name.isalnum()):
+            return name
+        return hashlib.sha256(name.encode(errors="replace")).hexdigest()[:_ID_LENGTH]
+
+    named = []
+    for message in messages:
+        if isinstance(calls := message.get("tool_calls"), list):
+            renamed = [{**call, "id": short(call.get("id"))} if isinstance(call, dict) else call for call in calls]
+            message = {**message, "tool_calls": renamed}
+        if "tool_call_id" in message:
+            message = {**message, "tool_call_id": short(message["tool_call_id"])}
+        named.append(message)
+    return named
+
+
+def _num_leading(messages: Sequence[Message]) -> int:
+    """How many system messages are in front."""
+    return next((i for i, message in enumerate(messages) if not _is_system(message)), len(messages))
+
+
+def _in_user_turns(messages: Sequence[Message]) -> list[Message]:
+    """One system message in front at most; a later one becomes a part of the user's turn beside it, or is one itself.
+    So it keeps its place, and what stands before it is the same prompt as without it."""
+    leading = _num_leading(messages)
+    arranged = _merged(messages[:leading])
+    moved = False  # whether the turn before came from a system message
+    for message in messages[leading:]:
+        moves = _is_system(message)
+        if moves:
+            message = {**message, "role": "user"}
+        if (moves or moved) and message.get("role") == "user" and arranged and arranged[-1].get("role") == "user":
+            arranged[-1] = _joined(arranged[-1], message)
+        else:
+            arranged.append(message)
+        moved = moves
+    return arranged
+
+
+def _in_front(messages: Sequence[Message]) -> list[Message]:
+    """All system messages as one, in front."""
+    return _merged([m for m in messages if _is_system(m)]) + [m for m in messages if not _is_system(m)]
+
+
+def _without_system(messages: Sequence[Message]) -> list[Message]:
+    """What system messages say begins the first turn of the user."""
+    system = [{**message, "role": "user"} for message in messages if _is_system(message)]
+    others = [message for message in messages if not _is_system(message)]
+    if system and others and others[0].get("role") == "user":
+        return [_joined(_merged(system)[0], others[0]), *others[1:]]
+    return _merged(system) + others
+
+
+def _alternating(messages: Sequence[Message]) -> list[Message]:
+    """Turns of the user, or of the assistant, that follow one another are one. Calls stay where they are."""
+    arranged: list[Message] = []
+    for message in messages:
+        before = arranged[-1] if arranged else {}
+        plain = all(one.keys() <= {"role", "content"} for one in (before, message))
+        if plain and message.get("role") == before.get("role") and message.get("role") in ("user", "assistant"):
+            arranged[-1] = _joined(before, message)
+        else:
+            arranged.append(message)
+    return arranged
+
+
+def _merged(messages: Sequence[Message]) -> list[Message]:
+    """All as one message, of the first one's role."""
+    merged: list[Message] = []
+    for message in messages:
+        merged = [_joined(merged[0], message) if merged else message]
+    return merged
+
+
+def _joined(first: Message, second: Message) -> Message:
+    """The first message, with what the second says behind it."""
+    before, behind = first.get("content") or "", second.get("content") or ""
+    if isinstance(before, str) and isinstance(behind, str):
+        return {**first, "content": before + _BETWEEN + behind if before and behind else before or behind}
+    separator = [{"type": "text", "text": _BETWEEN}] if before and behind else []
+    return {**first, "content": [*_parts(before), *separator, *_parts(behind)]}
+
+
+def _parts(content: Any) -> list[Any]:
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []
