@@ -98,11 +98,14 @@ class ToolFormat:
         read: Reads an answer.
         special_tokens: Tokens that the text must show, whatever `skip_special_tokens` says.
         syntaxes: How calls can be enforced; the first that fits the vocabulary counts.
+        read_calls_or_form: Reads an answer that a grammar makes either calls by the book or a form, where `read` might
+            take the form for a call; None where `read` does not.
     """
 
     read: ReadAnswer
     special_tokens: tuple[str, ...]
     syntaxes: tuple[CallSyntax, ...]
+    read_calls_or_form: ReadAnswer | None = None
 
     @property
     def has_messages(self) -> bool:

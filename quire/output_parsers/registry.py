@@ -126,6 +126,8 @@ def create_parser(
     tool = tool_format(tool_parser) if tool_parser else None
     read_answer = tool.read if tool else (reasoning and reasoning.answer) or read_plain
     either = calls_or_form and tool is not None and not tool.has_messages
+    if calls_or_form and tool is not None and tool.read_calls_or_form is not None:
+        read_answer = tool.read_calls_or_form
 
     def read(scanner: TextScanner) -> Steps[None]:
         if reasoning:

@@ -94,6 +94,7 @@ class JsonCall:
         closing: Tags,
         names: Collection[str] | None = None,
         id_key: str | None = None,
+        whole: bool = False,
     ) -> None:
         """
         Args:
@@ -102,12 +103,15 @@ class JsonCall:
             closing: Tags that may follow the object: arguments that lack a bracket end before them.
             names: What may be called; None for whatever the model writes.
             id_key: The member that is the call's id; it counts only in front of the arguments.
+            whole: A call has a name and `arguments`, and nothing else in front of the latter; else other members are
+                passed over, and a call without arguments is one too.
         """
         self._scanner = scanner
         self._calls = calls
         self._closing = closing
         self._names = names
         self._id_key = id_key
+        self._whole = whole
         self._name: str | None = None
         self._id: str | None = None
         self._held: str | None = None
@@ -131,7 +135,7 @@ class JsonCall:
                 yield from scanner.skip_space()
             whole = separator == "}"
         scanner.take()
-        if not self._started and self._name is not None:
+        if not self._started and self._name is not None and not self._whole:
             yield from self._start(self._held or "{}")
         return self._started
 
@@ -139,6 +143,8 @@ class JsonCall:
         """Read `"key": value`; False if it is none or cannot be part of a call."""
         scanner = self._scanner
         key = _decoded((yield from scanner.json_string()))
+        if self._whole and not self._started and key not in ("name", "arguments"):
+            return False
         if key is None or (yield from scanner.skip_space()) != ":":
             return False
         scanner.take()

@@ -26,6 +26,7 @@ WEATHER = {
 MESSAGES: Any = [{"role": "user", "content": "How is the weather in Oslo?"}]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 SECOND = CALL.replace("Oslo", "Rome")
+FENCED = "```json\n" + CALL.split("\n")[1] + "\n```"
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +122,7 @@ def test_calls_streamed_by_the_asynchronous_client(server: Server, model: Speake
 
 
 @pytest.mark.parametrize(
-    "said", ["hello", CALL, f"<think>hm</think>ok {CALL}", f"a{CALL}{SECOND}", CALL[:-20], "<tool"]
+    "said", ["hello", CALL, f"<think>hm</think>ok {CALL}", f"a{CALL}{SECOND}", CALL[:-20], "<tool", f"ok\n{FENCED}"]
 )
 def test_streamed_and_whole_answers_are_equal(server: Server, model: Speaker, said: str) -> None:
     model.text = said
@@ -146,6 +147,57 @@ def test_streamed_and_whole_answers_are_equal(server: Server, model: Speaker, sa
     assert whole["finish_reason"] == ("tool_calls" if calls else "stop")
 
 
+def test_a_call_without_tags_is_one_where_tools_are_offered(server: Server, model: Speaker) -> None:
+    model.text = FENCED
+    for fields in ({}, {"parallel_tool_calls": False}):
+        choice = ask(server, **fields)
+        assert [call["function"]["arguments"] for call in choice["message"]["tool_calls"]] == ['{"city": "Oslo"}']
+        assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+    for fields in (
+        {"tools": None},
+        {"tool_choice": "none"},
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    ):
+        assert ask(server, **fields)["message"] == {"role": "assistant", "content": FENCED}
+    body = {"model": "tiny", "max_tokens": 100, "messages": MESSAGES, "tools": [
+        {"name": "get_weather", "input_schema": {"type": "object", "properties": {}}},
+    ]}  # fmt: skip
+    answer = server.post("/v1/messages", body).json()
+    assert [(block["type"], block["input"]) for block in answer["content"]] == [("tool_use", {"city": "Oslo"})]
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_allowed_tools_are_all_that_may_be_called_and_all_are_shown(server: Server) -> None:
+    other = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
+    tools = [WEATHER, other]
+
+    def rendered(choice: Any, **fields: Any) -> dict[str, Any]:
+        body = {"messages": MESSAGES, "tools": tools, "tool_choice": choice, **fields}
+        answer = server.post("/v1/chat/completions/render", body)
+        assert answer.status_code == 200, answer.text
+        request: dict[str, Any] = answer.json()
+        return request
+
+    def grammar(choice: Any, **fields: Any) -> str:
+        form = rendered(choice, **fields)["sampling_params"].get("structured_outputs") or {"grammar": ""}
+        text: str = form["grammar"]
+        return text
+
+    for mode in ("auto", "required"):
+        limited = grammar(allowed(mode, "get_time"))
+        assert "get_time" in limited
+        assert "get_weather" not in limited
+    named = {"type": "function", "function": {"name": "get_time"}}
+    assert grammar(allowed("required", "get_time"), parallel_tool_calls=False) == grammar(named)
+    assert grammar(allowed("auto", "get_time", "get_weather")) == grammar("auto") == ""
+    assert grammar(allowed("required", "get_weather", "get_time")) == grammar("required")
+    assert rendered(allowed("auto", "get_time"))["token_ids"] == rendered("auto")["token_ids"]
+
+
 def test_parallel_tool_calls_false_ends_behind_the_first_call(server: Server, model: Speaker) -> None:
     model.text = CALL + SECOND * 10
     choice = ask(server, parallel_tool_calls=False)
@@ -154,6 +206,58 @@ def test_parallel_tool_calls_false_ends_behind_the_first_call(server: Server, mo
     names = [call for c in stream(server, parallel_tool_calls=False) for call in c["delta"].get("tool_calls", [])]
     assert {call["index"] for call in names} == {0}
     server.assert_all_free()
+
+
+def test_fields_that_clients_add_to_messages_and_functions_are_left_out(
+    server: Server, model: Speaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    user = {"role": "user", "content": "hi"}
+    said = {"role": "assistant", "content": "yo"}
+    text = {"type": "text", "text": "hi"}
+    pairs: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = [
+        ([user, said | {"parsed": {"city": "Oslo"}, "annotations": [], "audio": None}, user], [user, said, user]),
+        ([user | {"id": 7, "opts": {"visible": False}}], [user]),
+        ([user, said | {"provider_specific_fields": {"refusal": None}, "refusal": None}, user], [user, said, user]),
+        ([user, said | {"metadata": {"by": "x"}, "function_call": None, "tool_calls": None}], [user, said]),
+        ([user | {"content": [text | {"cache_control": {"type": "ephemeral"}}]}], [user]),
+        ([user, {"role": "assistant", "content": None}, user], [user, {"role": "assistant", "content": ""}, user]),
+    ]
+    with caplog.at_level("DEBUG", "quire.api.schemas.chat"):
+        for sent, meant in pairs:
+            assert prompt(server, messages=sent) == prompt(server, messages=meant)
+    assert "annotations, parsed" in caplog.messages[0]
+    assert any("content.cache_control" in line for line in caplog.messages)
+    function = {**WEATHER["function"], "return": {"type": "string"}}  # type: ignore[dict-item]
+    shown = prompt(server, tools=[{"type": "function", "function": function, "cache_control": {"type": "ephemeral"}}])
+    assert json.dumps(function) in shown
+    assert "cache_control" not in shown
+
+
+def test_a_former_call_reaches_a_template_that_asks_for_null(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' and m.content is none %}{% for c in m.tool_calls %}"
+        "{{ 'CALL ' + c.function.name + c.function.arguments }}{% endfor %}{% else %}{{ m.content }}{% endif %}"
+        "{% endfor %}{% if tools %}<tool_call>{% endif %}"
+    )
+    call = {"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": '{"city":"Oslo"}'}}
+    result = {"role": "tool", "tool_call_id": "c", "content": "20"}
+    with speaking(tmp_path, template) as (server, _):
+        for content in ({"content": None}, {"content": ""}, {}):
+            messages = [*MESSAGES, {"role": "assistant", "tool_calls": [call], **content}, result]
+            assert 'CALL get_weather{"city":"Oslo"}20' in prompt(server, messages=messages)
+            tokens = server.post("/tokenize", {"messages": messages}).json()["tokens"]
+            assert "CALL get_weather" in server.post("/detokenize", {"tokens": tokens}).json()["prompt"]
+
+
+def test_a_form_of_any_json_may_have_a_schema(server: Server) -> None:
+    def form(response_format: dict[str, Any]) -> Any:
+        body = {"messages": MESSAGES, "response_format": response_format, "reasoning_effort": "none"}
+        answer = server.post("/v1/chat/completions/render", body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["sampling_params"]["structured_outputs"]
+
+    assert form({"type": "json_object", "schema": PERSON}) == form(FORM)
+    assert form({"type": "json_object"}) != form(FORM)
 
 
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}

@@ -26,6 +26,8 @@ PAIRS = [(name, None) for name in TOOL_PARSERS] + [(None, name) for name in REAS
     ("hermes", "qwen3"), ("openai", "openai_gptoss"), ("mistral", "mistral"), ("kimi_k2", "kimi_k2"),
 ]  # fmt: skip
 JSON_PIECES = [
+    "```json\n",
+    "<tools>",
     '{"name": "f", "arguments": {"s": "x"}}',
     "{",
     "}",
@@ -103,6 +105,8 @@ def test_the_time_is_linear_in_the_text(tool: str | None, reasoning: str | None)
             *tags_of(tool, reasoning),
             '{"name": "f',
             '[f(s="',
+            '\n{"name": "f',
+            "\n```json\n",
             "<function=f",
             "\n",
             " ",
@@ -120,6 +124,18 @@ def test_every_name_has_a_format() -> None:
         assert tool_format(name).special_tokens
     for name in REASONING_PARSERS:
         assert reasoning_format(name).end
+
+
+def test_json_that_is_no_call_is_held_back_no_longer_than_needed() -> None:
+    def said(text: str) -> str:
+        events = create_parser("hermes", None, tools=TOOLS).feed(text)
+        return "".join(event.text for event in events if isinstance(event, ContentDelta))
+
+    for text in ('{"n"', '{"name": "g"', '{"name": "f", "a"', "[1", "```json\n[1", "```p", "a\n{", "a\nb", '{"f": {'):
+        expected = text[: text.index("\n") + 1] if text == "a\n{" else text
+        assert said(text) == expected, text
+    for text in ('{"name": "f", "arguments"', "```json\n{", "["):
+        assert said(text) == "", text
 
 
 def test_reasoning_alone_is_no_content() -> None:

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.output_parsers.transcripts.transcript import Call, Transcript
+from quire.output_parsers.events import Tool
+from tests.output_parsers.transcripts.transcript import Call, Transcript, function
 
 Hermes = partial(Transcript, "hermes", None)
+Coder = partial(Transcript, "hermes", None, tools=(function("get_weather", city="string"), function("f")))
+"""A model that leaves the tags out, as Qwen2.5-Coder does."""
 PARIS = Call("get_weather", '{"city": "Paris"}')
 PARIS_TEXT = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+BARE = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
+SPREAD = '{\n  "name": "get_weather",\n  "arguments": {\n    "city": "Paris"\n  }\n}'
+SPREAD_PARIS = Call("get_weather", '{\n    "city": "Paris"\n  }')
+SCHEMA = '{"name": "f", "description": "Does.", "parameters": {"type": "object"}}'
 
 TRANSCRIPTS = [
     Hermes("no call", "The answer is 4 < 5.\n", content="The answer is 4 < 5.\n"),
@@ -73,4 +80,29 @@ TRANSCRIPTS = [
     Hermes("a closing tag alone", "a</tool_call>b", content="a</tool_call>b"),
     Hermes("only white space", " \n ", content=" \n "),
     Hermes("nothing", ""),
+    Coder("bare", BARE, calls=(PARIS,)),
+    Coder("bare, over several lines", f"\n{SPREAD}\n", calls=(SPREAD_PARIS,)),
+    Coder("in a block", f"```json\n{SPREAD}\n```", calls=(SPREAD_PARIS,)),
+    Coder("in a block without a language", f"```\n{BARE}\n```\n", calls=(PARIS,)),
+    Coder("in the tags of tools", f"<tools>\n{BARE}\n</tools>", calls=(PARIS,)),
+    Coder("with tags", f"I look.\n{PARIS_TEXT}", content="I look.\n", calls=(PARIS,)),
+    Coder("text around a block", f"I look:\n```json\n{BARE}\n```\nWait.", content="I look:\n\nWait.", calls=(PARIS,)),
+    Coder("bare in two lines", f"{BARE}\n{BARE}", calls=(PARIS, PARIS)),
+    Coder("two blocks", f"```json\n{BARE}\n```\n\n```json\n{BARE}\n```", calls=(PARIS, PARIS)),
+    Coder("two in a block", f"```json\n{BARE}\n{BARE}\n```", calls=(PARIS, PARIS)),
+    Coder("a bare list", f"[{BARE}, {BARE}]", calls=(PARIS, PARIS)),
+    Coder("a closing tag without an opening one", f"{BARE}\n</tool_call>", calls=(PARIS,)),
+    Coder("cut off in a bare name", BARE[:15], content=BARE[:15]),
+    Coder("cut off in bare arguments", BARE[:-5], calls=(Call("get_weather", '{"city": "Par'),)),
+    Coder("cut off in a block", f"```json\n{BARE}\n``", calls=(PARIS,), content="``"),
+    Coder("malformed block", f"```json\n{BARE[:-2]}\n```", calls=(Call("get_weather", '{"city": "Paris"\n'),)),
+    Coder("another name", BARE.replace("get_weather", "get_time"), content=BARE.replace("get_weather", "get_time")),
+    Coder("an answer in JSON", '{"name": "Paris", "country": 1}', content='{"name": "Paris", "country": 1}'),
+    Coder("an answer in a block", '```json\n{"a": [1]}\n```', content='```json\n{"a": [1]}\n```'),
+    Coder("code", "```python\nf()\n```", content="```python\nf()\n```"),
+    Coder("a tool described", SCHEMA, content=SCHEMA),
+    Coder("a name alone", '{"name": "f"}', content='{"name": "f"}'),
+    Coder("within a line", f"Write {BARE}.", content=f"Write {BARE}."),
+    Coder("no tools", BARE, content=BARE, tools=()),
+    Coder("a strict tool", BARE, content=BARE, tools=(Tool("get_weather", {}, strict=True),)),
 ]
