@@ -1,19 +1,22 @@
 """What reaches the application at all: request heads of bounded size that arrive in time.
 
 uvicorn reads heads of any size for as long as the client likes. Everything that is refused before there is a request is
-answered here, as an OpenAI error body. Knows nothing about routes.
+answered here, as an OpenAI error body. Owns also how clients of HTTP/1.0 are answered. Knows nothing about routes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from quire.api.measured_loop import MeasuredLoop
 from quire.errors import RequestError
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGISendEvent
 
 MAX_HEAD_BYTES = 64 * 2**10
 """Of request line and headers together."""
@@ -26,8 +29,26 @@ MAX_FRAMING = 16
 """Bytes beside the body, of chunks and trailers, for each byte of it, beyond what a head may have."""
 _HEADER_FRAMING = 4
 """Bytes of a header beside its name and its value."""
+_UNCHUNKED = ("0.9", "1.0")
 _TOO_LARGE = f"Request line and headers together must be at most {MAX_HEAD_BYTES} bytes."
 _TOO_SLOW = "The request's headers did not arrive in time."
+
+
+class UnchunkedCycle(RequestResponseCycle):
+    """A request of HTTP/1.0, which knows no chunks: an answer of unknown length ends with the connection (RFC 9112,
+    sections 6.1 and 6.3). It is closed behind each answer, so nothing is kept alive by mistake."""
+
+    _is_sized = False
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """See uvicorn's."""
+        if message["type"] == "http.response.start":
+            self._is_sized = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            if not self._is_sized:
+                self.chunked_encoding = False
+        elif message["type"] == "http.response.body" and not self._is_sized:
+            self.expected_content_length = len(message.get("body", b""))  # as much as there is, each time
+        await super().send(message)
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -95,6 +116,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(431, _TOO_LARGE)
             return
         super().on_headers_complete()
+        if self.scope["http_version"] in _UNCHUNKED and self.cycle is not None and self.cycle.scope is self.scope:
+            self.cycle.__class__ = UnchunkedCycle  # its task begins in a later turn of the event loop
+            self.cycle.waiting_for_100_continue = False
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)

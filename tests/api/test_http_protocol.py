@@ -29,8 +29,9 @@ def connect(server: Server) -> socket.socket:
     return socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=60)
 
 
-def answer(connection: socket.socket) -> tuple[int, dict[str, object]]:
-    """Status and error of the answer, after which the connection must be closed."""
+def answer(connection: socket.socket, request: bytes = b"") -> tuple[int, dict[str, object]]:
+    """Status and error of the answer to a request, or to what was sent; after it the connection must be closed."""
+    connection.sendall(request)
     data = b""
     while part := connection.recv(65536):
         data += part
@@ -171,3 +172,83 @@ def test_what_is_no_http_is_told_so(server: Server, data: bytes) -> None:
         status, error = answer(connection)
         assert (status, error["message"]) == (400, "This is no valid HTTP request.")
         assert set(error) == {"message", "type", "param", "code"}
+
+
+def whole_answer(connection: socket.socket, request: bytes) -> tuple[bytes, bytes]:
+    """Head and body, up to the end of the connection, which the server must close."""
+    connection.sendall(request)
+    data = b""
+    while part := connection.recv(65536):
+        data += part
+    head, _, body = data.partition(b"\r\n\r\n")
+    return head.lower() + b"\r\n", body
+
+
+def post(path: str, body: dict[str, object], version: str = "1.0", *headers: str) -> bytes:
+    sent = json.dumps(body)
+    head = f"POST {path} HTTP/{version}", "Content-Type: application/json", f"Content-Length: {len(sent)}", *headers
+    return ("\r\n".join(head) + "\r\n\r\n" + sent).encode()
+
+
+@pytest.mark.parametrize("headers", [(), ("Connection: keep-alive",), ("Expect: 100-continue",)], ids=str)
+def test_a_client_of_http_1_0_gets_no_chunks_and_the_end_of_the_connection(
+    server: Server, headers: tuple[str, ...]
+) -> None:
+    chat: dict[str, object] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
+    for path, body, first in (
+        ("/v1/chat/completions", {**chat, "stream": True}, b"data: "),
+        ("/v1/chat/completions", chat, b"{"),
+        ("/v1/messages", {**chat, "model": "tiny", "stream": True}, b"event: message_start"),
+        ("/api/chat", {**chat, "model": "tiny"}, b"{"),
+        ("/v1/chat/completions", {**chat, "messages": []}, b'{"error"'),
+    ):
+        with connect(server) as connection:
+            head, answered = whole_answer(connection, post(path, body, "1.0", *headers))
+        assert head.startswith(b"http/1.1 ")  # and no 100
+        assert not head.startswith(b"http/1.1 100")
+        assert b"\r\ntransfer-encoding:" not in head
+        assert b"\r\nconnection: close\r\n" in head
+        assert answered.startswith(first)
+        if b"content-length" in head:
+            assert b"content-length: %d\r\n" % len(answered) in head
+        assert answered.strip().endswith((b"[DONE]", b"}"))
+    server.assert_all_free()
+
+
+def test_a_client_of_http_1_1_gets_chunks_and_keeps_its_connection(server: Server) -> None:
+    body: dict[str, object] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "stream": True}
+    with connect(server) as connection:
+        for _ in range(2):
+            connection.sendall(post("/v1/chat/completions", body, "1.1", "Host: x"))
+            data = b""
+            while not data.endswith(b"0\r\n\r\n"):
+                data += connection.recv(65536)
+            assert b"\r\ntransfer-encoding: chunked\r\n" in data
+        head, _ = whole_answer(connection, post("/v1/chat/completions", body, "1.1", "Host: x", "Connection: close"))
+        assert b"\r\ntransfer-encoding: chunked\r\n" in head
+
+
+def test_a_request_of_http_1_0_without_a_body_is_answered(server: Server) -> None:
+    for method, status in ((b"GET", b"200"), (b"HEAD", b"405")):
+        with connect(server) as connection:
+            head, body = whole_answer(connection, method + b" /version HTTP/1.0\r\n\r\n")
+        assert head.startswith(b"http/1.1 " + status)
+        assert b"\r\nconnection: close\r\n" in head
+        assert bool(body) == (method == b"GET")
+
+
+NO_UTF_8 = (
+    b"/\xff", b"/%FF", b"/%00", b"/%ED%A0%80", b"/v1/models/%FF", b"/v1/models/\xff", b"/v1/responses/%FF",
+    b"/v1/responses/%00", b"/v1/files/%FF/content", b"/v1/batches/%FF", b"/v1/files?after=%FF", b"/v1/files?\xff",
+    b"/v1/batches?limit=%FF", b"http://x/%FF", b"http://x", b"//%FF", b"/%", b"*", b"?a",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("method", [b"GET", b"POST", b"DELETE"])
+def test_a_path_or_query_that_is_no_utf_8_is_refused(server: Server, method: bytes) -> None:
+    for path in NO_UTF_8:
+        with connect(server) as connection:
+            request = method + b" " + path + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+            status, error = answer(connection, request)
+        assert status in (400, 404, 405, 415), path
+        assert error["message"]

@@ -43,6 +43,51 @@ def test_a_stream_has_the_same_bytes() -> None:
     uvloop.run(check())
 
 
+def test_a_client_of_http_1_0_gets_the_same_bytes_without_chunks() -> None:
+    async def check() -> None:
+        async with StubBackend(behaviour=raw(*chunked(*SSE), b"0\r\n\r\n")) as one, running_router(one) as router:
+            answer = await _answer(router, b"POST /v1/completions HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}")
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert body == b"".join(SSE)
+            assert b"transfer-encoding" not in head.lower()
+            assert b"\r\nconnection: close" in head.lower()
+
+    uvloop.run(check())
+
+
+def test_a_path_or_query_that_is_no_utf_8_is_refused() -> None:
+    async def check() -> None:
+        async with StubBackend() as one, running_router(one) as router:
+            for path in (
+                b"/%FF",
+                b"/\xff",
+                b"/v1/completions/%FF",
+                b"/v1/completions?\xff",
+                b"http://x",
+                b"*",
+                b"/%00",
+            ):
+                request = b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}" % path
+                answer = await _answer(router, request)
+                assert answer[9:12] in (b"400", b"404"), path
+                assert b'{"error"' in answer
+            assert not one.seen
+            passed = await _answer(router, b"POST /v1/completions?a=%FF HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}")
+            assert passed[9:12] == b"200"
+            assert one.seen[0].path == "/v1/completions?a=%FF"
+
+    uvloop.run(check())
+
+
+async def _answer(router: RouterUnderTest, request: bytes) -> bytes:
+    """All bytes up to the end of the connection."""
+    reader, writer = await asyncio.open_connection(router.client.base_url.host, router.client.base_url.port)
+    writer.write(request)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
 def test_each_part_of_a_stream_comes_before_the_next_is_made() -> None:
     async def check() -> None:
         turns = [asyncio.Event() for _ in SSE]
