@@ -7,6 +7,7 @@ refuse in the same words.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from typing import Any, Protocol, TypeVar
 
@@ -32,6 +33,7 @@ nothing here. What is right is cheap to decode, and decoded in a thread."""
 MAX_REPORTED = 1_000
 """A body with more wrong values is refused as a whole: to describe each would take longer than to find it."""
 _MALFORMED = re.compile(r"JSON is malformed: (.+) \(byte (\d+)\)")
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 _DICTIONARY = re.compile(r"a valid dictionary( or instance of \w+)?")
 _CLASS_NAME = re.compile(r"(?:[A-Z][a-z]+)+")  # of a union's members; fields are written in lower case
 _UNION_TAGS = frozenset({"str", "int", "float", "bool", "list", "dict"})
@@ -139,6 +141,12 @@ def decode_body(raw: bytes) -> dict[str, Any]:
     except RecursionError:
         raise RequestError("The request body is nested too deeply.") from None
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        if _HALF_PAIR.search(raw) and (place := _place_of_half_pair(raw)) is not None:
+            raise RequestError(
+                f"{place or 'The request body'} has half of a surrogate pair (\\ud800 to \\udfff), which is no "
+                "character: send both halves, or leave it out.",
+                param=place or None,
+            ) from None
         raise RequestError(f"The request body is not valid JSON: {_fault(raw, error)}.") from None
     if not isinstance(body, dict):
         raise RequestError("The request body must be a JSON object.")
@@ -181,6 +189,36 @@ def _fault(raw: bytes, error: Exception) -> str:
     if malformed is not None:
         return f"{malformed[1]} at byte {malformed[2]}"
     return "a number is out of range" if "out of range" in str(error) else "it breaks off too early"
+
+
+def _place_of_half_pair(raw: bytes) -> str | None:
+    """The field with half a surrogate pair; empty if the name of one has it, None if the body has another fault."""
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    left: list[tuple[str, Any]] = [("", body)]
+    while left:
+        place, value = left.pop()
+        match value:
+            case str() if not _is_text(value):
+                return place
+            case list():
+                left += reversed([(f"{place}[{i}]", entry) for i, entry in enumerate(value)])
+            case dict():
+                if not all(map(_is_text, value)):
+                    return place
+                inside = f"{place}." if place else ""
+                left += reversed([(inside + name[:64], entry) for name, entry in value.items()])
+    return None
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _wrong_value(error: ValidationError) -> RequestError:

@@ -94,7 +94,10 @@ class CallForm:
             return arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
         if isinstance(arguments, str):
             with contextlib.suppress(ValueError, RecursionError):
-                return json.loads(arguments or "{}")
+                read = json.loads(arguments or "{}")
+                if "\\u" in arguments:
+                    json.dumps(read, ensure_ascii=False).encode()  # fails for half a surrogate pair
+                return read
         return {} if arguments is None else arguments
 
 

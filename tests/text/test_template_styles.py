@@ -175,9 +175,10 @@ def test_text_beside_calls_and_answers_without_text_stay(tokenizer: PreTrainedTo
 
 def test_arguments_that_are_no_json_are_shown_as_they_were(tokenizer: PreTrainedTokenizerFast) -> None:
     for template in (LLAMA, DEEPSEEK_R1):
-        broken = {**CALL, "function": {"name": "weather", "arguments": '{"city": '}}
-        sent = [ASKED, {"role": "assistant", "content": None, "tool_calls": [broken]}, RESULT]
-        assert ours(template, tokenizer, sent, tools=TOOLS) == theirs(template, tokenizer, sent, tools=TOOLS)
+        for arguments in ('{"city": ', '{"city": "\\ud800"}'):
+            broken = {**CALL, "function": {"name": "weather", "arguments": arguments}}
+            sent = [ASKED, {"role": "assistant", "content": None, "tool_calls": [broken]}, RESULT]
+            assert ours(template, tokenizer, sent, tools=TOOLS) == theirs(template, tokenizer, sent, tools=TOOLS)
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking"])

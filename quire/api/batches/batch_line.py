@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 
 from quire.api.in_process_calls import Answer
+from quire.api.request_body import decode_body
+from quire.errors import RequestError
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 """Where a batch's requests may go."""
@@ -55,11 +57,9 @@ def parse_line(raw: bytes, endpoints: Collection[str]) -> BatchLine:
         BatchLineError: It is none.
     """
     try:
-        line = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError):
-        raise BatchLineError("invalid_json_line", "This line is not valid JSON.") from None
-    if not isinstance(line, dict):
-        raise BatchLineError("invalid_json_line", "This line is not a JSON object.")
+        line = decode_body(raw)
+    except RequestError as error:
+        raise BatchLineError("invalid_json_line", error.message.replace("The request body", "This line")) from None
     custom_id, method, url, body = (line.get(name) for name in ("custom_id", "method", "url", "body"))
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_ID:
         raise BatchLineError(
