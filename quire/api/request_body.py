@@ -32,6 +32,8 @@ LARGE_BYTES, LARGE_VALUES = 2**17, 2**12
 nothing here. What is right is cheap to decode, and decoded in a thread."""
 MAX_REPORTED = 1_000
 """A body with more wrong values is refused as a whole: to describe each would take longer than to find it."""
+MAX_PLACE = 200
+"""Characters of a field's place in a message."""
 _MALFORMED = re.compile(r"JSON is malformed: (.+) \(byte (\d+)\)")
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 _DICTIONARY = re.compile(r"a valid dictionary( or instance of \w+)?")
@@ -142,6 +144,7 @@ def decode_body(raw: bytes) -> dict[str, Any]:
         raise RequestError("The request body is nested too deeply.") from None
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
         if _HALF_PAIR.search(raw) and (place := _place_of_half_pair(raw)) is not None:
+            place = place[:MAX_PLACE]
             raise RequestError(
                 f"{place or 'The request body'} has half of a surrogate pair (\\ud800 to \\udfff), which is no "
                 "character: send both halves, or leave it out.",

@@ -54,6 +54,17 @@ def test_the_form_begins_behind_reasoning(llm: LLM) -> None:
         assert choice.finish_reason == "stop"
 
 
+def test_hints_that_the_template_does_not_read_are_dropped(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    asked = params(max_tokens=1)
+    (plain,) = llm.chat(MESSAGES, asked, use_tqdm=False)
+    for _ in range(2):
+        (hinted,) = llm.chat(MESSAGES, asked, use_tqdm=False, chat_template_kwargs={"thinking_budget": 9})
+        assert hinted.prompt == plain.prompt
+    assert sum("thinking_budget is ignored" in line for line in caplog.messages) == 1
+    with pytest.raises(RequestError, match="'enable_thinkin' is no variable"):
+        llm.chat(MESSAGES, asked, use_tqdm=False, chat_template_kwargs={"enable_thinkin": True})
+
+
 def test_where_the_prompt_opens_no_reasoning_the_model_may(llm: LLM) -> None:
     options: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
     asked = params(structured_outputs=CHOICE, thinking_token_budget=6, n=4)

@@ -127,8 +127,8 @@ def ours(template: str, tokenizer: PreTrainedTokenizerFast, messages: list[dict[
 def theirs(template: str, tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], **options: Any) -> str:
     """`render_jinja_template` is what apply_chat_template renders with once it has taken nulls out of messages."""
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-    (text,), _ = render_jinja_template([messages], chat_template=template, **special, **options)
-    assert isinstance(text, str)
+    rendered: Any = render_jinja_template([messages], chat_template=template, **special, **options)
+    text: str = rendered[0][0]
     return text
 
 
