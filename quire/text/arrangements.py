@@ -23,13 +23,13 @@ def arrangements(messages: Sequence[Message]) -> Iterator[list[Message]]:
     Args:
         messages: Whose calls, if there are any, have a form that the template takes.
     """
-    messages = _with_short_ids(messages)
-    yield list(messages)
-    folded = _in_user_turns(messages)
-    yield folded
-    yield _alternating(folded)
-    yield _alternating(_in_front(messages))
-    yield _alternating(_without_system(messages))
+    for named in (messages, _with_short_ids(messages)):
+        yield list(named)
+        folded = _in_user_turns(named)
+        yield folded
+        yield _alternating(folded)
+        yield _alternating(_in_front(named))
+        yield _alternating(_without_system(named))
 
 
 def system_texts(messages: Sequence[Message]) -> list[str]:
@@ -37,7 +37,7 @@ def system_texts(messages: Sequence[Message]) -> list[str]:
     return [text.strip() for message in messages if _is_system(message) for text in _texts(message.get("content"))]
 
 
-def has_moving_system(messages: Sequence[Message]) -> bool:
+def has_later_system(messages: Sequence[Message]) -> bool:
     """Whether there is a system message that is not the first message: templates may pass over it."""
     return any(_is_system(message) for message in messages[1:])
 
@@ -61,11 +61,13 @@ def _with_short_ids(messages: Sequence[Message]) -> Sequence[Message]:
             return name
         return hashlib.sha256(name.encode(errors="replace")).hexdigest()[:_ID_LENGTH]
 
+    def renamed(call: Any) -> Any:
+        return {**call, "id": short(call["id"])} if isinstance(call, dict) and "id" in call else call
+
     named = []
     for message in messages:
         if isinstance(calls := message.get("tool_calls"), list):
-            renamed = [{**call, "id": short(call.get("id"))} if isinstance(call, dict) else call for call in calls]
-            message = {**message, "tool_calls": renamed}
+            message = {**message, "tool_calls": [renamed(call) for call in calls]}
         if "tool_call_id" in message:
             message = {**message, "tool_call_id": short(message["tool_call_id"])}
         named.append(message)

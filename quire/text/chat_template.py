@@ -19,7 +19,7 @@ import jinja2.nodes
 import jinja2.sandbox
 
 from quire.errors import CheckpointError, ConfigError, RequestError
-from quire.text.arrangements import arrangements, has_moving_system, system_texts
+from quire.text.arrangements import arrangements, has_later_system, system_texts
 from quire.text.message_form import PROBE_TOOL, CallForm, find_call_form, fit
 from quire.text.template_sandbox import counted_range, limited, template_environment
 from quire.text.tokenizer import read_json
@@ -117,7 +117,7 @@ class ChatTemplate:
         refusal = None
         try:
             text = self._rendered(chat, values, continue_final_message)
-            if not has_moving_system(chat) or _shows(text, chat):
+            if not has_later_system(chat) or _shows(text, chat):
                 return text
         except _TemplateRefusal as error:
             refusal = error

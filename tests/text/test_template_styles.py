@@ -196,6 +196,9 @@ def test_ids_of_other_apis_fit_a_template_that_wants_nine_letters(tokenizer: Pre
     text = ours(MISTRAL, tokenizer, [ASKED, called, {**RESULT, "tool_call_id": "call_0123456789abcdef"}], tools=TOOLS)
     shown = text.partition("[RESULT]20 degrees")[2]
     assert (len(shown), text.count(shown)) == (9, 2)
+    printed = QWEN_3_5.replace("{% endfor %}", "{% for c in m.tool_calls or [] %}{{ c.id }}{% endfor %}{% endfor %}")
+    kept = ours(printed, tokenizer, [ASKED, {**called, "content": "a"}, *turns("u1", "s2")])
+    assert kept == "[user]Weather?[assistant]acall_0123456789abcdef[user]1\n\n2"
 
 
 def turns(*said: str) -> list[dict[str, Any]]:
