@@ -222,6 +222,10 @@ def test_fields_that_clients_add_to_messages_and_functions_are_left_out(
         ([user | {"content": [text | {"cache_control": {"type": "ephemeral"}}]}], [user]),
         ([user, {"role": "assistant", "content": None}, user], [user, {"role": "assistant", "content": ""}, user]),
     ]
+    made = {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
+    call = {"id": "c", "type": "function", "function": made}
+    parsed = {**call, "index": 0, "function": {**made, "parsed_arguments": {"city": "Oslo"}, "strict": None}}
+    pairs.append(([user, said | {"tool_calls": [parsed]}], [user, said | {"tool_calls": [call]}]))
     with caplog.at_level("DEBUG", "quire.api.schemas.chat"):
         for sent, meant in pairs:
             assert prompt(server, messages=sent) == prompt(server, messages=meant)

@@ -230,7 +230,9 @@ def _text(part: ContentPart, place: str) -> str:
 
 
 def _tool_call(call: dict[str, Any], place: str) -> dict[str, Any]:
+    """What a model sees of a call: templates may print all of it, and clients add to it what they have made of it."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError(f"{place}: each needs a function with a name.", param=place)
-    return call
+    shown = {name: call[name] for name in ("id", "type") if call.get(name) is not None}
+    return {**shown, "function": {"name": function["name"], "arguments": function.get("arguments")}}
