@@ -53,6 +53,13 @@ class RequestError(QuireError, ValueError):
     status = 400
     type = "invalid_request_error"
 
+    def rename(self, name: str) -> None:
+        """Call the field by the client's name: in `param`, and where the message begins with it."""
+        if self.param is None or name == self.param:
+            return
+        self.message = re.sub(rf"^('?){re.escape(self.param)}(?!\w)", lambda match: match[1] + name, self.message)
+        self.args, self.param = (self.message,), name
+
 
 class UnsupportedField(RequestError):
     """A known field that this version does not serve. `param` names it."""
@@ -64,9 +71,48 @@ class UnsupportedField(RequestError):
 
 
 class ContextLengthError(RequestError):
-    """Prompt plus output exceed the model's context length or what the KV cache can ever hold."""
+    """Prompt plus output exceed the model's context length or what the KV cache can ever hold.
+
+    Args:
+        prompt_tokens: Of the prompt.
+        longest: Most tokens, prompt and output, of a sequence.
+        asked: Tokens of output that were asked for; None if the prompt alone is too long.
+        param: The field that asked for them.
+        at_least: Whether the prompt was not counted to its end.
+    """
 
     code = "context_length_exceeded"
+
+    def __init__(
+        self,
+        prompt_tokens: int,
+        longest: int,
+        *,
+        asked: int | None = None,
+        param: str = "prompt",
+        at_least: bool = False,
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.longest = longest
+        self.asked = asked
+        self._at_least = at_least
+        super().__init__(self._said_of(param), param=param)
+
+    def rename(self, name: str) -> None:
+        self.message, self.param = self._said_of(name), name
+        self.args = (self.message,)
+
+    def _said_of(self, field: str) -> str:
+        """Clients look for "maximum context length is … tokens"."""
+        many = f"{'at least ' if self._at_least else ''}{self.prompt_tokens} tokens"
+        if self.asked is not None:
+            room = self.longest - self.prompt_tokens
+            return (
+                f"The prompt has {many} and {field} is {self.asked}; the maximum context length is {self.longest} "
+                f"tokens. Shorten the prompt or lower {field} to {room}."
+            )
+        room = " and must leave room for an answer" if self.prompt_tokens <= self.longest else ""
+        return f"The prompt has {many}{room}; the maximum context length is {self.longest} tokens. Shorten the prompt."
 
 
 class AuthenticationError(RequestError):

@@ -1,33 +1,22 @@
 """Anthropic's conversations as ChatRequests.
 
-Owns what each field means as a chat. Knows nothing about responses.
+Owns what each field means as a chat, and how errors about it are said. Knows nothing about responses.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from quire.api.anthropic_blocks import chat_messages
+from quire.api.anthropic_tools import chat_tool_choice, chat_tools
 from quire.api.request_body import check_fields
 from quire.api.schemas.chat import ChatRequest
-from quire.api.schemas.messages import (
-    AnthropicTool,
-    AnthropicToolChoice,
-    Block,
-    CountTokensRequest,
-    Message,
-    MessagesRequest,
-    RedactedThinkingBlock,
-    TextBlock,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-)
-from quire.errors import RequestError
-from quire.text.hints import THINKING_SWITCHES
+from quire.api.schemas.field_names import fields_named
+from quire.api.schemas.messages import ContextManagement, CountTokensRequest, CustomTool, MessagesRequest
+from quire.errors import ContextLengthError, UnsupportedField
+from quire.text.hints import THINKING_SWITCHES, HintLog
 
 _NAMES = {
     "stop": "stop_sequences",
@@ -35,23 +24,22 @@ _NAMES = {
     "reasoning_effort": "output_config.effort",
     "thinking_token_budget": "thinking.budget_tokens",
     "response_format": "output_config.format",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
 """Fields of a ChatRequest by their names in Anthropic's body, where these differ."""
 
 
-def chat_request(
-    body: CountTokensRequest, variables: Collection[str], *, limits_reasoning: bool = False
-) -> ChatRequest:
+def chat_request(body: CountTokensRequest, variables: Collection[str]) -> ChatRequest:
     """The chat that is meant.
 
     Args:
         variables: Of the model's chat template, which may have a switch for thinking.
-        limits_reasoning: Whether thinking can be given a budget here; else a budget is ignored.
 
     Raises:
         RequestError: A field is wrong, or asks for what is not served; it is named as Anthropic does.
     """
-    fields: dict[str, Any] = {"model": body.model, "messages": _conversation(body)}
+    _check_edits(body.context_management)
+    fields: dict[str, Any] = {"model": body.model, "messages": chat_messages(body.system, body.messages)}
     if isinstance(body, MessagesRequest):
         fields |= {
             "max_tokens": body.max_tokens,
@@ -62,116 +50,69 @@ def chat_request(
             "top_k": body.top_k,
         }
     if body.tools:
-        fields["tools"] = [_tool(tool) for tool in body.tools]
+        fields["tools"] = chat_tools(body.tools) or None
     if body.tool_choice is not None:
-        fields |= _tool_choice(body.tool_choice)
+        fields |= chat_tool_choice(body.tool_choice, body.tools or ())
     if body.messages[-1].role == "assistant":
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
     if body.thinking is not None:
         on = body.thinking.type != "disabled"
         fields["chat_template_kwargs"] = {name: on for name in THINKING_SWITCHES if name in variables}
-        if on and limits_reasoning:
+        if on:
             fields["thinking_token_budget"] = body.thinking.budget_tokens
-    if body.output_config is not None and body.output_config.effort is not None:
+    if body.output_config is not None:
         fields["reasoning_effort"] = body.output_config.effort
-    if body.output_config is not None and (form := body.output_config.format) is not None:
+    form = body.output_format if body.output_config is None else body.output_config.format or body.output_format
+    if form is not None:
         schema = {"name": "output", "schema": form.schema_, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     with named_by_anthropic():
         return check_fields({name: value for name, value in fields.items() if value is not None}, ChatRequest)
 
 
+def log_hints(body: CountTokensRequest, hints: HintLog) -> None:
+    """Take note of the hints that no model here can follow."""
+    if body.speed not in (None, "standard"):
+        hints.drop("speed", "there is one speed")
+    if body.fallbacks:
+        hints.drop("fallbacks", "no request is declined")
+    if body.output_config is not None and body.output_config.task_budget is not None:
+        hints.drop("output_config.task_budget", "the model is not told of it")
+    if body.thinking is not None and body.thinking.type == "between_tools":
+        hints.drop("thinking.type between_tools", "a model thinks in front of each answer, or not at all")
+    if body.context_management is not None and body.context_management.edits:
+        hints.drop("context_management", "a conversation is read as a whole, as long as it fits")
+    if any(isinstance(tool, CustomTool) and tool.defer_loading for tool in body.tools or ()):
+        hints.drop("tools.defer_loading", "the model is shown all tools at once")
+
+
 @contextmanager
 def named_by_anthropic() -> Iterator[None]:
-    """A RequestError about a field of the chat names Anthropic's."""
+    """A RequestError about a field of the chat names Anthropic's. One about the context has the words by which
+    Anthropic's clients know what to do: ask for less, or make the conversation shorter."""
     try:
-        yield
-    except RequestError as error:
-        name = _NAMES.get(error.param or "")
-        if name is None:
-            raise
-        raise RequestError(re.sub(rf"\b{error.param}\b", name, error.message), param=name) from None
+        with fields_named(_NAMES):
+            yield
+    except ContextLengthError as error:
+        error.message = _context_error(error)
+        raise
 
 
-def _conversation(body: CountTokensRequest) -> list[dict[str, Any]]:
-    system = [{"role": "system", "content": _text(body.system)}] if body.system else []
-    turns = (_turn(message, f"messages[{i}]") for i, message in enumerate(body.messages))
-    return [*system, *(message for turn in turns for message in turn)]
+def _context_error(error: ContextLengthError) -> str:
+    if error.asked is None:
+        most = min(error.longest, error.prompt_tokens - 1)  # an answer needs room
+        return f"prompt is too long: {error.prompt_tokens} tokens > {most} maximum"
+    return (
+        f"input length and `max_tokens` exceed context limit: {error.prompt_tokens} + {error.asked} > "
+        f"{error.longest}, decrease input length or `max_tokens` and try again"
+    )
 
 
-def _turn(message: Message, place: str) -> list[dict[str, Any]]:
-    blocks: Sequence[Block] = message.content if isinstance(message.content, list) else ()
-    if message.role == "assistant" and blocks:
-        return [_answer(blocks, place)]
-    if isinstance(message.content, str):
-        return [{"role": message.role, "content": message.content}]
-    return _question(message.role, blocks, place)
-
-
-def _answer(blocks: Sequence[Block], place: str) -> dict[str, Any]:
-    texts: list[dict[str, Any]] = []
-    thoughts: list[str] = []
-    calls: list[dict[str, Any]] = []
-    for i, block in enumerate(blocks):
-        match block:
-            case TextBlock():
-                texts.append({"type": "text", "text": block.text})
-            case ThinkingBlock():
-                thoughts.append(block.thinking)
-            case ToolUseBlock():
-                function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
-                calls.append({"id": block.id, "type": "function", "function": function})
-            case ToolResultBlock():
-                raise RequestError(f"{place}.content[{i}]: results belong to the user's turns.", param=place)
-            case RedactedThinkingBlock():
-                pass
-    answer: dict[str, Any] = {"role": "assistant", "content": texts or ("" if not calls else None)}
-    if thoughts:
-        answer["reasoning"] = "".join(thoughts)
-    if calls:
-        answer["tool_calls"] = calls
-    return answer
-
-
-def _question(role: str, blocks: Sequence[Block], place: str) -> list[dict[str, Any]]:
-    """Results of calls are messages of their own; what stands between them is text."""
-    messages: list[dict[str, Any]] = []
-    texts: list[dict[str, Any]] = []
-    for i, block in enumerate(blocks):
-        match block:
-            case TextBlock():
-                if not texts:
-                    messages.append({"role": role, "content": texts})
-                texts.append({"type": "text", "text": block.text})
-            case ToolResultBlock() if role == "user":
-                content = _text(block.content or "")
-                messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
-                texts = []
-            case _:
-                raise RequestError(f"{place}.content[{i}]: '{block.type}' is no block of role {role}.", param=place)
-    return messages or [{"role": role, "content": ""}]
-
-
-def _text(content: str | Sequence[TextBlock]) -> str | list[dict[str, Any]]:
-    if isinstance(content, str):
-        return content
-    return [{"type": "text", "text": block.text} for block in content]
-
-
-def _tool(tool: AnthropicTool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
-    if tool.description is not None:
-        function["description"] = tool.description
-    if tool.strict is not None:
-        function["strict"] = tool.strict
-    return {"type": "function", "function": function}
-
-
-def _tool_choice(choice: AnthropicToolChoice) -> dict[str, Any]:
-    if (choice.type == "tool") != (choice.name is not None):
-        raise RequestError("tool_choice: a name belongs to type tool, and to no other.", param="tool_choice")
-    named = {"type": "function", "function": {"name": choice.name}}
-    fields: dict[str, Any] = {"tool_choice": {"any": "required", "tool": named}.get(choice.type, choice.type)}
-    if choice.disable_parallel_tool_use:
-        fields["parallel_tool_calls"] = False
-    return fields
+def _check_edits(management: ContextManagement | None) -> None:
+    """Clearing makes room, which can be left undone; a summary is an answer of its own."""
+    edits = (management.edits if management else None) or ()
+    for i, edit in enumerate(edits):
+        if not edit.type.startswith("clear_"):
+            raise UnsupportedField(
+                f"context_management.edits[{i}].type", f"'{edit.type[:64]}' is none of clear_tool_uses, clear_thinking"
+            )

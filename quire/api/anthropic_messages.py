@@ -56,7 +56,7 @@ class AnthropicMessages:
         if message.reasoning and self._show_thinking:
             content.append({"type": "thinking", "thinking": message.reasoning, "signature": SIGNATURE})
         if message.content:
-            content.append({"type": "text", "text": message.content, "citations": None})
+            content.append({"type": "text", "text": message.content})
         for call in message.tool_calls:
             content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _object(call.arguments)})
         return {**self._head, "content": content, **_stop(whole), "usage": self._usage()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.api.dropped_tools import DROPPED_TOOLS
 from quire.api.request_headers import request_header
 from quire.api.request_ids import HEADER
 from quire.config import ServerConfig
@@ -28,7 +29,7 @@ class CrossOriginMiddleware:
             allow_methods=config.allowed_methods,
             allow_headers=config.allowed_headers,
             allow_credentials=config.allow_credentials,
-            expose_headers=[HEADER],
+            expose_headers=[HEADER, DROPPED_TOOLS],
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -22,6 +22,9 @@ _ERROR_TYPES = {
     503: "overloaded_error",
 }
 
+_DETAILS = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
+"""Of errors about a field: with these Anthropic's SDKs send the conversation without it."""
+
 
 class ErrorShapeMiddleware:
     """ASGI middleware that writes error bodies anew for other APIs than OpenAI's."""
@@ -71,4 +74,7 @@ def _shaped(scope: Scope, status: int, body: bytes) -> bytes:
 def anthropic_error(status: int, body: dict[str, Any], request_id: str) -> dict[str, Any]:
     """Anthropic's error for OpenAI's."""
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": body["error"]["message"]}, "request_id": request_id}
+    error = {"type": kind, "message": body["error"]["message"]}
+    if (details := _DETAILS.get(body["error"].get("param") or "")) is not None:
+        error["details"] = details
+    return {"type": "error", "error": error, "request_id": request_id}

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from quire.api.request_body import check_fields
 from quire.api.schemas.chat import ChatRequest
 from quire.api.schemas.completion import CompletionRequest
+from quire.api.schemas.field_names import fields_named
 from quire.api.schemas.ollama import (
     OPTION_FIELDS,
     OllamaChatRequest,
@@ -22,6 +24,14 @@ from quire.api.schemas.ollama import (
 )
 from quire.errors import RequestError
 from quire.text.hints import THINKING_SWITCHES
+
+_NAMES = {
+    "max_tokens": "num_predict",
+    "repetition_penalty": "repeat_penalty",
+    "reasoning_effort": "think",
+    "response_format": "format",
+}
+"""Fields of a chat or completion by their names in Ollama's body, where these differ."""
 
 
 def model_name(asked: str, serves: Callable[[str], bool]) -> str:
@@ -64,6 +74,11 @@ def completion_request(body: OllamaGenerateRequest) -> CompletionRequest:
     if body.suffix:
         fields["suffix"] = body.suffix
     return check_fields(fields, CompletionRequest)
+
+
+def named_by_ollama() -> AbstractContextManager[None]:
+    """A RequestError about a field of a chat or completion names Ollama's."""
+    return fields_named(_NAMES)
 
 
 def _shared(body: OllamaChatRequest | OllamaGenerateRequest) -> dict[str, Any]:

@@ -276,10 +276,7 @@ def check_length(fewest: int, longest: int) -> None:
         ContextLengthError: It cannot.
     """
     if fewest > longest:
-        raise ContextLengthError(
-            f"The prompt has at least {fewest} tokens; a sequence here holds at most {longest}. Shorten it.",
-            param="prompt",
-        )
+        raise ContextLengthError(fewest, longest, at_least=True)
 
 
 def _replaced(template: ChatTemplate, source: str) -> ChatTemplate:

@@ -233,6 +233,8 @@ def _wrong_value(error: ValidationError) -> RequestError:
     texts = dict.fromkeys(_DICTIONARY.sub("an object", message) for message in messages)
     if worst["type"] == "too_long":
         return RequestError(f"{place} may have at most {worst['ctx']['max_length']} entries.", param=place)
+    if worst["type"] == "too_short" and worst["ctx"]["min_length"] == 1:
+        return RequestError(f"{place} must not be empty.", param=place)
     if worst["type"] == "missing":
         return RequestError(f"'{place}' is required.", param=place)
     if worst["type"] == "extra_forbidden":

@@ -153,7 +153,7 @@ class Submission:
         if not tokens:
             raise RequestError("The prompt is empty: send at least one token.", param="prompt")
         if len(tokens) > self.longest:
-            raise _too_long(len(tokens), self.longest)
+            raise ContextLengthError(len(tokens), self.longest)
         vocab = self._ready.vocab_size
         if not 0 <= min(tokens) <= max(tokens) < vocab:
             wrong = next(token for token in tokens if not 0 <= token < vocab)
@@ -199,20 +199,13 @@ class Submission:
     def _resolve_length(self, prompt_len: int, params: SamplingParams) -> SamplingParams:
         room = self.longest - prompt_len
         if room < 1:
-            raise _too_long(prompt_len, self.longest)
+            raise ContextLengthError(prompt_len, self.longest)
         if params.max_tokens is None:
             if params.min_tokens > room:
-                raise ContextLengthError(
-                    f"min_tokens is {params.min_tokens}, but only {room} tokens fit after the prompt.",
-                    param="min_tokens",
-                )
+                raise ContextLengthError(prompt_len, self.longest, asked=params.min_tokens, param="min_tokens")
             return msgspec.structs.replace(params, max_tokens=room)
         if params.max_tokens > room:
-            raise ContextLengthError(
-                f"The prompt has {prompt_len} tokens and max_tokens is {params.max_tokens}; together a sequence here "
-                f"holds at most {self.longest}. Shorten the prompt or lower max_tokens to {room}.",
-                param="max_tokens",
-            )
+            raise ContextLengthError(prompt_len, self.longest, asked=params.max_tokens, param="max_tokens")
         return params
 
 
@@ -228,11 +221,3 @@ def _check_allowed(params: SamplingParams, stop_ids: Sequence[int], bad_words: S
             "allowed_token_ids leaves no token to draw: bad_words forbid them, and min_tokens those that stop.",
             param="allowed_token_ids",
         )
-
-
-def _too_long(prompt_len: int, longest: int) -> ContextLengthError:
-    return ContextLengthError(
-        f"The prompt has {prompt_len} tokens and must leave room for an answer; "
-        f"a sequence here holds at most {longest}. Shorten the prompt.",
-        param="prompt",
-    )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.api.server import Server
-from tests.api.speaker import Speaker
+from tests.api.speaker import Speaker, speaking
 
 SCHEMA = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -78,8 +79,7 @@ def test_a_coding_agent_over_messages(server: Server, model: Speaker) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}},
-        {"tools": [{**CLAUDE_CODE["tools"][0], "defer_loading": True}]},
+        {"context_management": {"edits": [{"type": "compact_20260112"}]}},
         {"tools": [{**CLAUDE_CODE["tools"][0], "allowed_callers": ["code_execution_20250825"]}]},
     ],
 )
@@ -87,6 +87,49 @@ def test_what_would_change_the_answer_is_refused(server: Server, wrong: dict[str
     answer = server.post("/v1/messages", {**CLAUDE_CODE, **wrong})
     assert answer.status_code == 400
     assert next(iter(wrong)) in answer.json()["error"]["message"]
+
+
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+"""A template without any switch for reasoning, as Llama 3's and Qwen2.5's."""
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with speaking(tmp_path_factory.mktemp("plain"), PLAIN) as (server, model):
+        model.text = "Done."
+        yield server
+
+
+def logged(caplog: pytest.LogCaptureFixture, name: str) -> int:
+    return sum(record.getMessage().startswith(name) for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("hint", "named"),
+    [
+        ({"output_config": {"effort": "high"}}, "reasoning_effort"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 31_999}}, "thinking_token_budget"),
+        ({"thinking": {"type": "between_tools"}}, "thinking.type between_tools"),
+        ({"thinking": {"type": "adaptive", "display": "updates", "block_binding": {}}}, None),
+        ({"output_config": {"task_budget": {"type": "tokens", "total": 9}}}, "output_config.task_budget"),
+        ({"speed": "fast"}, "speed"),
+        ({"speed": "standard"}, None),
+        ({"fallbacks": []}, None),
+        ({"fallbacks": [{"model": "claude-haiku-4-5"}]}, "fallbacks"),
+        ({"billing_policy": {"type": "billing_policy", "bill_to": "self"}, "fallback_credit_token": "x"}, None),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
+    ],
+)
+def test_hints_of_claude_code_never_cost_an_answer(
+    plain: Server, hint: dict[str, Any], named: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain.text.hints._named.clear()  # by other tests
+    body = {"max_tokens": 64, "messages": [{"role": "user", "content": "Hello."}], **hint}
+    for _ in range(2):
+        answer = plain.post("/v1/messages?beta=true", body)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["content"] == [{"type": "text", "text": "Done."}]
+    assert logged(caplog, named or "") == (0 if named is None else 1)
 
 
 def test_a_coding_agent_over_responses(server: Server, model: Speaker) -> None:

@@ -201,6 +201,63 @@ def test_an_answer_that_was_begun_goes_on(server: Server, model: Speaker) -> Non
     assert text.endswith("<|im_start|>assistant\nIt is")
 
 
+IMAGE: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+PDF: Any = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}}
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        (IMAGE, "[image: this model cannot see images]"),
+        (PDF, "[document: this model cannot read documents of this kind]"),
+        (
+            {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "abc"}},
+            "T\nabc",
+        ),
+        ({"type": "tool_reference", "tool_name": "get_time"}, "[tool: get_time]"),
+        (
+            {"type": "search_result", "source": "a.txt", "title": "A", "content": [{"type": "text", "text": "words"}]},
+            "A\na.txt\nwords",
+        ),
+    ],
+)
+def test_what_a_tool_gave_is_text_whatever_it_was(server: Server, model: Speaker, block: Any, text: str) -> None:
+    """A block that an agent's tool returned stays in its history: refused, the session could not go on."""
+    model.text = "I see."
+    call = {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"path": "a"}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "a:"}, block]}
+    messages = [*QUESTION, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    assert f"<|im_start|>tool\na:\n{text}<|im_end|>" in prompt(server, messages=messages)
+
+
+def test_turns_of_a_model_with_hosted_tools_go_on(server: Server, model: Speaker) -> None:
+    model.text = "Yes."
+    found = {"type": "web_search_result", "title": "Weather", "url": "https://x.example", "encrypted_content": "Zx9"}
+    used = {"id": "srvtoolu_1", "name": "web_search", "input": {"query": "weather"}}
+    ran = {"type": "code_execution_result", "stdout": "42", "stderr": "", "return_code": 0, "content": []}
+    before = [
+        {"type": "server_tool_use", **used},
+        {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [found]},
+        {"type": "mcp_tool_use", "id": "a", "name": "f", "server_name": "s", "input": {}},
+        {"type": "mcp_tool_result", "tool_use_id": "a", "is_error": False, "content": [{"type": "text", "text": "5"}]},
+        {"type": "code_execution_tool_result", "tool_use_id": "b", "content": ran},
+        {"type": "fallback", "from": {"model": "a"}, "to": {"model": "b"}},
+        {"type": "text", "text": "It is cold."},
+    ]
+    summary = {"type": "compaction", "content": "They spoke of rain.", "encrypted_content": "Zx9"}
+    turns = [{"role": "assistant", "content": [summary]}, *QUESTION, {"role": "assistant", "content": before}]
+    said = prompt(server, messages=[*turns, {"role": "user", "content": "Sure?"}])
+    assert "assistant\nThey spoke of rain.<|im_end|>" in said
+    for readable in (
+        "[web_search gave:\nWeather\nhttps://x.example\n]",
+        "[mcp gave:\n5\n]",
+        "gave:\n42\n]",
+        "It is cold.",
+    ):
+        assert readable in said
+    assert "Zx9" not in said
+
+
 def test_thinking_is_the_templates_switch(server: Server, model: Speaker) -> None:
     model.text = "Cold."
     assert prompt(server, thinking={"type": "disabled"}).endswith("<think>\n\n</think>\n\n")
@@ -241,26 +298,62 @@ def test_counting_gives_what_is_charged(server: Server, model: Speaker, client: 
     assert counted.input_tokens == usage["input_tokens"] + usage["cache_read_input_tokens"]
 
 
+def test_only_what_may_be_null_is(server: Server, model: Speaker) -> None:
+    """Clients in other languages take a null for a list where a field may be left out, but never be null."""
+    model.text = THINKING + "One moment.\n" + CALL
+    bodies: list[Any] = [ask(server, tools=[WEATHER]), *stream(server, tools=[WEATHER])]
+    nulls = {name for body in bodies for name in null_fields(body)}
+    assert nulls == {"stop_reason", "stop_sequence"}
+
+
+def null_fields(value: Any) -> set[str]:
+    if isinstance(value, list):
+        return set().union(*map(null_fields, value))
+    if not isinstance(value, dict):
+        return set()
+    inside = set().union(*map(null_fields, value.values()))
+    return inside | {name for name, found in value.items() if found is None}
+
+
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"max_tokens": 10**6}, "The prompt has"),
         ({"max_tokens": None}, "max_tokens must be a valid integer."),
-        ({"messages": []}, "messages must be"),
+        ({"messages": []}, "messages must not be empty."),
         ({"temperature": -1.0}, "temperature must be"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"stop_sequences": "a"}, "stop_sequences must be a valid list."),
         ({"typo": 1}, "'typo' is not a known field."),
-        ({"mcp_servers": [{"name": "x"}]}, "'mcp_servers' is not supported yet"),
+        ({"container": "x"}, "'container' is not supported yet: leave it out."),
+        ({"compaction": {"type": "x"}}, "'compaction' is not supported yet: ask for a summary in a message."),
+        (
+            {"context_management": {"edits": [{"type": "compact_20260112"}]}},
+            "'context_management.edits[0].type' is",
+        ),
+        ({"previous_message_id": "msg_1"}, "'previous_message_id' is not a known field."),
         ({"system": [{"type": "image"}]}, "system"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
+        (
+            {"tools": [WEATHER, {"type": "bash_20250124", "name": "bash"}]},
+            "'tools[1].type' is not supported yet: only Anthropic's models know 'bash_20250124'; describe it as a tool "
+            "of type custom, with name, description and input_schema.",
+        ),
+        ({"tools": [{"type": "telepathy", "name": "x"}]}, "tools[0].type must be 'custom', not 'telepathy'."),
+        ({"tools": [{**WEATHER, "allowed_callers": ["code_execution_20250825"]}]}, "'tools[0].allowed_callers' is not"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool"}, "tools": [WEATHER]}, "tool_choice: a name belongs to type tool"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "messages[0].content[0]: image input is not served: this model reads text only. Send text instead.",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "base64"}}]}]},
+            "messages[0].content[0]: document input is not served",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "container_upload", "file_id": "x"}]}]},
             "messages[0].content[0] must be a block of type text, thinking",
         ),
         (
@@ -284,6 +377,56 @@ def test_errors_become_the_clients_own(server: Server, client: anthropic.Anthrop
     with pytest.raises(anthropic.BadRequestError, match="max_tokens must be"):
         client.messages.create(model="tiny", max_tokens=-1, messages=QUESTION)
     assert server.get("/v1/messages").json()["type"] == "error"
+
+
+def test_anthropics_tool_runner_goes_on_without_a_thread(
+    server: Server, model: Speaker, client: anthropic.Anthropic
+) -> None:
+    """Newer SDKs ask the server to keep the conversation, and continue it with its last turn alone. A server that
+    ignored that would answer without the conversation."""
+    model.text = CALL
+    asked = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """The weather in a city.
+
+        Args:
+            city: Its name.
+        """
+        asked.append(city)
+        model.text = "It is cold."
+        return "-5 degrees"
+
+    sent: list[Any] = []
+    add = server.session.add_request
+    server.session.add_request = lambda prompts, *rest, **options: (  # type: ignore[method-assign]
+        sent.extend(prompts),
+        add(prompts, *rest, **options),
+    )[1]
+    try:
+        runner = client.beta.messages.tool_runner(model="tiny", max_tokens=99, messages=QUESTION, tools=[get_weather])
+        last = runner.until_done()
+    finally:
+        server.session.add_request = add  # type: ignore[method-assign]
+    assert asked == ["Oslo"]
+    assert last.content[0].type == "text"
+    assert last.content[0].text == "It is cold."
+    first, second = (server.post("/detokenize", {"tokens": tokens}).json()["prompt"] for tokens in sent)
+    assert "How is the weather in Oslo?" in first
+    assert "How is the weather in Oslo?" in second
+    assert "-5 degrees" in second
+
+
+def test_threads_are_refused_in_the_words_that_sdks_know(server: Server) -> None:
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+        for path in ("/v1/messages", "/v1/messages/count_tokens"):
+            answer = server.post(path, {"thread": thread, "max_tokens": 9, "messages": QUESTION})
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+            assert (error["type"], "thread" in error["message"]) == ("invalid_request_error", True)
+    assert "details" not in server.post("/v1/messages", {"max_tokens": 9, "messages": []}).json()["error"]
 
 
 def test_the_key_goes_in_either_header(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import msgspec
 
 from quire.config import Config
-from quire.errors import ContextLengthError, QuireError, RequestError, UnsupportedField
+from quire.errors import QuireError, RequestError, UnsupportedField
 
 TruncationSide = Literal["left", "right"]
-_KINDS = {kind.__name__: kind for kind in (RequestError, ContextLengthError, UnsupportedField)}
+_KINDS = {kind.__name__: kind for kind in (RequestError, UnsupportedField)}
 
 
 class Setup(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -6,9 +6,11 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.api.anthropic_chat import chat_request, named_by_anthropic
+from quire.api.anthropic_chat import chat_request, log_hints, named_by_anthropic
 from quire.api.anthropic_messages import AnthropicMessages
+from quire.api.anthropic_tools import hosted_tools
 from quire.api.disconnect import cancel_on_disconnect
+from quire.api.dropped_tools import name_dropped
 from quire.api.request_body import openapi_body, read_body
 from quire.api.schemas.chat import ChatRequest
 from quire.api.schemas.messages import MESSAGES_FIELDS, CountTokensRequest, MessagesRequest
@@ -43,23 +45,28 @@ async def _answer(serving: Serving, request: Request, body: MessagesRequest) -> 
     messages = AnthropicMessages(f"msg_{request_id}", model, choices, show_thinking=shows)
     serving.log_request(request_id, request.scope["path"], choices.adds, stream=bool(body.stream))
     if body.stream:
-        return serving.stream(messages, choices, request_id)
+        return _named(serving, body, serving.stream(messages, choices, request_id))
     try:
         (whole,) = await choices.collect()
     finally:
         choices.close()
-    return json_response(messages.body(whole))
+    return _named(serving, body, json_response(messages.body(whole)))
 
 
 async def _count(serving: Serving, body: CountTokensRequest) -> Response:
     serving.model_name(body.model)
     with named_by_anthropic():
         prompt = await serving.chat.prepare(await _chat(serving, body))
-    return json_response({"input_tokens": len(prompt.tokens)})
+    return _named(serving, body, json_response({"input_tokens": len(prompt.tokens)}))
 
 
 async def _chat(serving: Serving, body: CountTokensRequest) -> ChatRequest:
     template = serving.text.chat_template
-    limits = serving.chat.parsers.limits_reasoning
     variables = template.variables if template else ()
-    return await convert(len(body.messages), lambda: chat_request(body, variables, limits_reasoning=limits))
+    log_hints(body, serving.chat.hints)
+    return await convert(len(body.messages), lambda: chat_request(body, variables))
+
+
+def _named(serving: Serving, body: CountTokensRequest, response: Response) -> Response:
+    """The response, which names the tools that were left out."""
+    return name_dropped(response, hosted_tools(body), serving.chat.hints)

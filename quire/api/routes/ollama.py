@@ -10,7 +10,7 @@ from starlette.responses import Response
 from quire.api.caller import Caller
 from quire.api.disconnect import cancel_on_disconnect
 from quire.api.ollama_answers import Kind, OllamaAnswers, loaded
-from quire.api.ollama_requests import chat_request, completion_request, model_name
+from quire.api.ollama_requests import chat_request, completion_request, model_name, named_by_ollama
 from quire.api.request_body import check_object, openapi_body, read_object
 from quire.api.request_choices import RequestChoices
 from quire.api.routes.completions import prepare_completion
@@ -54,7 +54,8 @@ async def _answer(serving: Serving, request: Request, body: OllamaChatRequest | 
     began = clock.now()
     name = serving.model_name(model_name(body.model, serving.serves))
     kind: Kind = "generate" if isinstance(body, OllamaGenerateRequest) else "chat"
-    choices = await _start(serving, body, name, request.state.caller)
+    with named_by_ollama():
+        choices = await _start(serving, body, name, request.state.caller)
     shows = body.think is not False
     answers = OllamaAnswers(kind, body.model, choices, clock, WallClock(), began, show_thinking=shows)
     request_id, stream = request.state.request_id, body.stream is not False

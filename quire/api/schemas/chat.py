@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from quire.api.schemas.field_names import fields_named
 from quire.api.schemas.sampling import SamplingFields
 from quire.api.schemas.tools import ChatTool, ToolChoice, ToolUse, tool_use
 from quire.errors import RequestError
@@ -137,19 +137,12 @@ class ChatRequest(SamplingFields):
         (last,) = plain_messages(self.messages[-1:], content="text")
         return str(last.get("content") or "")
 
-    @contextmanager
-    def named_as_sent(self) -> Iterator[None]:
+    def named_as_sent(self) -> AbstractContextManager[None]:
         """A RequestError about a field that stands for another names the one that was sent."""
         sent = {} if self.top_logprobs is None else {"logprobs": "top_logprobs"}
         if self.max_completion_tokens is not None:
             sent["max_tokens"] = "max_completion_tokens"
-        try:
-            yield
-        except RequestError as error:
-            name = sent.get(error.param or "")
-            if name is None:
-                raise
-            raise type(error)(re.sub(rf"\b{error.param}\b", name, error.message), param=name) from None
+        return fields_named(sent)
 
     @property
     def num_logprobs(self) -> int | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
 from pydantic import Field
 
+from quire.api.schemas.field_names import fields_named
 from quire.api.schemas.request_fields import RequestFields
 from quire.errors import RequestError
 from quire.sampling import SamplingParams
@@ -45,18 +45,10 @@ class GenerateRequest(RequestFields):
                 raise error.__cause__ from None
             raise _wrong_field(str(error)) from None
 
-    @contextmanager
-    def named_as_sent(self) -> Iterator[None]:
+    def named_as_sent(self) -> AbstractContextManager[None]:
         """A RequestError names the field by its place in this body."""
-        try:
-            yield
-        except RequestError as error:
-            name = error.param or ""
-            if name == "prompt":
-                raise type(error)(error.message, param="token_ids") from None
-            if name.partition(".")[0] in SamplingParams.__struct_fields__:
-                raise type(error)(error.message, param=f"sampling_params.{name}") from None
-            raise
+        sampling = {name: f"sampling_params.{name}" for name in SamplingParams.__struct_fields__}
+        return fields_named({"prompt": "token_ids"} | sampling)
 
 
 def _wrong_field(message: str) -> RequestError:

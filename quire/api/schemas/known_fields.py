@@ -68,6 +68,11 @@ _WHERE = {
     "suffix": "/v1/completions",
 }
 """Which ones, where it is not /v1/chat/completions."""
+_INSTEAD = {
+    "compaction": "ask for a summary in a message",
+    "thread": "send all messages of the conversation with each request",
+}
+"""What to do instead of leaving a field out."""
 _LONGEST_NAME = 64
 
 
@@ -113,7 +118,7 @@ def served_fields(body: dict[str, Any], known: Collection[str], lists: FieldList
 
 def _advice(name: str) -> str:
     if name not in ELSEWHERE:
-        return "leave it out"
+        return _INSTEAD.get(name, "leave it out")
     return f"send it to {_WHERE.get(name, '/v1/chat/completions')}"
 
 

@@ -11,100 +11,23 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from quire.api.schemas.chat import MAX_MESSAGES
 from quire.api.schemas.known_fields import FieldLists
+from quire.api.schemas.message_blocks import Block, TextBlock
 
 MESSAGES_FIELDS = FieldLists(
-    ignored=frozenset({"metadata", "service_tier", "cache_control", "inference_geo", "diagnostics", "user_profile_id"}),
-    unsupported={
-        "container": (),
-        "context_management": (
-            {},
-            {"edits": []},
-            {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},  # Claude Code's
-        ),
-        "mcp_servers": ([],),
-        "speed": ("standard",),
-        "workspace_id": (),
-    },
-)
+    ignored=frozenset({
+        "billing_policy",
+        "cache_control",
+        "diagnostics",
+        "fallback_credit_token",
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "user_profile_id",
+        "workspace_id",
+    }),
+    unsupported={"compaction": (), "container": (), "thread": ()},
+)  # fmt: skip
 _NEUTRAL = "Ignored: it changes no answer here."
-
-
-class _Block(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    cache_control: dict[str, Any] | None = Field(default=None, description="Ignored: prefixes are always cached.")
-
-
-class TextBlock(_Block):
-    """Text."""
-
-    type: Literal["text"]
-    text: str
-    citations: list[dict[str, Any]] | None = Field(default=None, description=_NEUTRAL)
-
-
-class ThinkingBlock(_Block):
-    """What the model thought in an earlier turn."""
-
-    type: Literal["thinking"]
-    thinking: str
-    signature: str | None = Field(default=None, description="Ignored: nothing here is signed.")
-
-
-class RedactedThinkingBlock(_Block):
-    """Thoughts that only Anthropic's models can read; left out."""
-
-    type: Literal["redacted_thinking"]
-    data: str
-
-
-class ToolUseBlock(_Block):
-    """A call of an earlier turn."""
-
-    type: Literal["tool_use"]
-    id: str
-    name: str
-    input: dict[str, Any]
-    caller: dict[str, Any] | None = Field(default=None, description=_NEUTRAL)
-    toolset_name: str | None = Field(default=None, description=_NEUTRAL)
-
-
-class ToolResultBlock(_Block):
-    """What a call gave."""
-
-    type: Literal["tool_result"]
-    tool_use_id: str
-    content: str | list[TextBlock] | None = None
-    is_error: bool | None = Field(default=None, description="Ignored: the content says what went wrong.")
-    toolset_name: str | None = Field(default=None, description=_NEUTRAL)
-
-
-_CLASS_OF_TYPE = {
-    "text": "TextBlock",
-    "thinking": "ThinkingBlock",
-    "redacted_thinking": "RedactedThinkingBlock",
-    "tool_use": "ToolUseBlock",
-    "tool_result": "ToolResultBlock",
-}
-
-
-def _class_of(block: Any) -> str | None:
-    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
-    return _CLASS_OF_TYPE.get(kind) if isinstance(kind, str) else None
-
-
-Block = Annotated[
-    Annotated[TextBlock, Tag("TextBlock")]
-    | Annotated[ThinkingBlock, Tag("ThinkingBlock")]
-    | Annotated[RedactedThinkingBlock, Tag("RedactedThinkingBlock")]
-    | Annotated[ToolUseBlock, Tag("ToolUseBlock")]
-    | Annotated[ToolResultBlock, Tag("ToolResultBlock")],
-    Discriminator(
-        _class_of,
-        custom_error_type="unknown_block",
-        custom_error_message="a block of type " + ", ".join(_CLASS_OF_TYPE),
-    ),
-]
 
 
 class Message(BaseModel):
@@ -116,8 +39,8 @@ class Message(BaseModel):
     content: str | list[Block]
 
 
-class AnthropicTool(BaseModel):
-    """A function that the model may call. Anthropic's own server tools are not served."""
+class CustomTool(BaseModel):
+    """A function that the model may call."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -128,9 +51,29 @@ class AnthropicTool(BaseModel):
     strict: bool | None = Field(default=None, description="Calls must match the schema.")
     cache_control: dict[str, Any] | None = Field(default=None, description="Ignored: prefixes are always cached.")
     eager_input_streaming: bool | None = Field(default=None, description="Ignored: inputs are always streamed.")
-    defer_loading: Literal[False] | None = Field(default=None, description="No tool is searched for.")
-    allowed_callers: list[Literal["direct"]] | None = Field(default=None, description="No code is executed here.")
+    defer_loading: bool | None = Field(default=None, description="A hint: no tool is searched for, all are shown.")
+    allowed_callers: list[str] | None = Field(default=None, description="direct must be one: no code is executed here.")
     input_examples: list[dict[str, Any]] | None = Field(default=None, description=_NEUTRAL)
+
+
+class TypedTool(BaseModel):
+    """A tool that Anthropic's models know by its type. Those that Anthropic runs are left out, others are refused."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str
+    name: str | None = None
+
+
+def _class_of(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "TypedTool" if isinstance(kind, str) and kind != "custom" else "CustomTool"
+
+
+AnthropicTool = Annotated[
+    Annotated[CustomTool, Tag("CustomTool")] | Annotated[TypedTool, Tag("TypedTool")], Discriminator(_class_of)
+]
+"""A tool of either kind."""
 
 
 class AnthropicToolChoice(BaseModel):
@@ -148,13 +91,14 @@ class Thinking(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(
         default=None, ge=0, description="Most tokens of thinking; ignored where the model's thinking is not told apart."
     )
-    display: Literal["summarized", "omitted"] | None = Field(
-        default=None, description="omitted: thinking blocks are empty."
+    display: Literal["summarized", "omitted", "updates"] | None = Field(
+        default=None, description="omitted: no thinking is shown."
     )
+    block_binding: dict[str, Any] | None = Field(default=None, description="Ignored: nothing here is signed.")
 
 
 class OutputFormat(BaseModel):
@@ -173,6 +117,23 @@ class OutputConfig(BaseModel):
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
+    task_budget: dict[str, Any] | None = Field(default=None, description="A hint: the model is not told of it.")
+
+
+class ContextEdit(BaseModel):
+    """A way to shorten what the model reads."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str
+
+
+class ContextManagement(BaseModel):
+    """What may be cleared from a long conversation. A hint: all of it is read as long as it fits."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    edits: list[ContextEdit] | None = None
 
 
 class CountTokensRequest(BaseModel):
@@ -187,6 +148,11 @@ class CountTokensRequest(BaseModel):
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = Field(default=None, description="Older name of output_config.format.")
+    context_management: ContextManagement | None = None
+    mcp_servers: list[dict[str, Any]] | None = Field(default=None, description="Left out, as tools that are hosted.")
+    speed: str | None = Field(default=None, description="A hint: there is one speed.")
+    fallbacks: Any = Field(default=None, description="A hint: no request is declined.")
 
 
 class MessagesRequest(CountTokensRequest):
