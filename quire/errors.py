@@ -111,8 +111,10 @@ class ContextLengthError(RequestError):
                 f"The prompt has {many} and {field} is {self.asked}; the maximum context length is {self.longest} "
                 f"tokens. Shorten the prompt or lower {field} to {room}."
             )
-        room = " and must leave room for an answer" if self.prompt_tokens <= self.longest else ""
-        return f"The prompt has {many}{room}; the maximum context length is {self.longest} tokens. Shorten the prompt."
+        behind = " and must leave room for an answer" if self.prompt_tokens <= self.longest else ""
+        return (
+            f"The prompt has {many}{behind}; the maximum context length is {self.longest} tokens. Shorten the prompt."
+        )
 
 
 class AuthenticationError(RequestError):

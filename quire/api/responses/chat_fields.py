@@ -6,106 +6,76 @@ Owns which field becomes which, and that an error names the field that was sent.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from quire.api.request_body import check_fields
+from quire.api.responses.tools import ResponseTools
 from quire.api.schemas.chat import ChatRequest
-from quire.api.schemas.responses import SAMPLING, ResponsesRequest, TextFormat
-from quire.errors import RequestError, UnsupportedField
+from quire.api.schemas.field_names import fields_named
+from quire.api.schemas.responses import SAMPLING, ReasoningConfig, ResponsesRequest, TextFormat
+from quire.errors import RequestError
+from quire.text.hints import HintLog
 
-_FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 _RENAMED = (
     (re.compile(r"^(messages\b.*|prompt)$"), "input"),
     (re.compile(r"^(max_completion_tokens|max_tokens)$"), "max_output_tokens"),
     (re.compile(r"^response_format\b(\.json_schema)?"), "text.format"),
     (re.compile(r"^reasoning_effort$"), "reasoning.effort"),
-    (re.compile(r"^(tools\[\d+\])\.function\b"), r"\1"),
     (re.compile(r"^(tool_choice)\.function\b"), r"\1"),
 )
 
 
-def chat_request(fields: ResponsesRequest, messages: Sequence[dict[str, Any]]) -> ChatRequest:
+def chat_request(fields: ResponsesRequest, messages: Sequence[dict[str, Any]], tools: ResponseTools) -> ChatRequest:
     """The chat request that answers it.
 
     Args:
         messages: The conversation.
+        tools: Of the request.
 
     Raises:
         RequestError: A field is wrong or not served.
     """
-    tools, choice = chosen_tools(fields)
     body: dict[str, Any] = {name: getattr(fields, name) for name in SAMPLING}
     body |= {
         "model": fields.model,
         "messages": list(messages),
         "max_completion_tokens": fields.max_output_tokens,
-        "tools": [_chat_tool(tool) for tool in tools] or None,
-        "tool_choice": choice if tools or choice not in ("none", "auto") else None,
-        "parallel_tool_calls": fields.parallel_tool_calls if tools else None,
+        "tools": tools.chat_tools or None,
+        "tool_choice": tools.choice if tools.allowed or tools.choice not in ("none", "auto") else None,
+        "parallel_tool_calls": fields.parallel_tool_calls if tools.allowed else None,
         "response_format": _response_format(fields.text.format if fields.text else None),
         "reasoning_effort": fields.reasoning.effort if fields.reasoning else None,
+        "verbosity": fields.text.verbosity if fields.text else None,
     }
     if fields.wants_logprobs:
         body |= {"logprobs": True, "top_logprobs": fields.top_logprobs or 0}
-    with named_as_sent():
+    with named_as_sent(tools):
         return check_fields({name: value for name, value in body.items() if value is not None}, ChatRequest)
 
 
-@contextmanager
-def named_as_sent() -> Iterator[None]:
+def named_as_sent(tools: ResponseTools) -> AbstractContextManager[None]:
     """An error about a field of chat requests names the one of /v1/responses."""
-    try:
-        yield
-    except RequestError as error:
-        for pattern, name in _RENAMED:
-            if error.param and pattern.match(error.param):
-                sent = pattern.sub(name, error.param)
-                error.message = error.message.replace(error.param, sent)
-                error.param = sent
-                break
-        raise
+
+    def sent(name: str) -> str:
+        for pattern, replacement in _RENAMED:
+            if pattern.match(name):
+                return pattern.sub(replacement, name)
+        return tools.sent_place(name)
+
+    return fields_named(sent)
 
 
-def chosen_tools(fields: ResponsesRequest) -> tuple[list[dict[str, Any]], Any]:
-    """The tools that may be called, and how chat requests say which must be.
-
-    Raises:
-        UnsupportedField: One is no function.
-        RequestError: A choice that does not fit the tools.
-    """
-    tools, choice = fields.tools or [], fields.tool_choice
-    for at, tool in enumerate(tools):
-        _check_function(tool, f"tools[{at}]")
-    if isinstance(choice, str) or choice is None:
-        if choice not in (None, "none", "auto", "required"):
-            raise RequestError("tool_choice must be none, auto, required or a function.", param="tool_choice")
-        return tools, choice
-    match choice.get("type"):
-        case "function" if isinstance(choice.get("name"), str):
-            return tools, {"type": "function", "function": {"name": choice["name"]}}
-        case "allowed_tools" if isinstance(choice.get("tools"), list):
-            names = {tool.get("name") for tool in choice["tools"] if isinstance(tool, dict)}
-            allowed = [tool for tool in tools if tool.get("name") in names]
-            if len(allowed) != len(names):
-                raise RequestError("tool_choice allows a tool that is none of tools.", param="tool_choice")
-            return allowed, "required" if choice.get("mode") == "required" else "auto"
-    raise UnsupportedField("tool_choice.type", "choose among functions")
-
-
-def _check_function(tool: dict[str, Any], place: str) -> None:
-    kind = tool.get("type")
-    if kind != "function":
-        raise UnsupportedField(f"{place}.type", f"only functions are served; '{str(kind)[:64]}' is none")
-    for name, value in tool.items():
-        if name not in ("type", *_FUNCTION_FIELDS) and value not in (None, False, ["direct"]):
-            raise UnsupportedField(f"{place}.{name[:64]}")
-
-
-def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    function = {name: tool[name] for name in _FUNCTION_FIELDS if tool.get(name) is not None}
-    return {"type": "function", "function": function}
+def log_hints(fields: ResponsesRequest, hints: HintLog) -> None:
+    """Take note of the hints that no model here can follow."""
+    reasoning = fields.reasoning or ReasoningConfig()
+    if {reasoning.summary, reasoning.generate_summary} & {"concise", "detailed"}:
+        hints.drop("reasoning.summary", "reasoning is shown as it is, and not summarized")
+    if reasoning.mode not in (None, "standard"):
+        hints.drop("reasoning.mode", "a model has one")
+    if reasoning.context not in (None, "auto", "all_turns"):
+        hints.drop("reasoning.context", "the chat template chooses which reasoning is shown again")
 
 
 def _response_format(form: TextFormat | None) -> dict[str, Any] | None:

@@ -6,13 +6,14 @@ Knows nothing about requests and about where items are kept.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from quire.api.schemas.response_items import (
     FunctionCallItem,
     FunctionCallOutputItem,
+    HostedItem,
     InputItem,
     MessageItem,
     ReasoningItem,
@@ -27,11 +28,18 @@ def new_id(kind: str) -> str:
     return f"{kind}_{uuid.uuid4().hex}"
 
 
-def chat_messages(instructions: str | None, items: Sequence[InputItem]) -> list[dict[str, Any]]:
+def chat_messages(
+    instructions: str | None,
+    items: Sequence[InputItem],
+    model_name: Callable[[str | None, str], str] = lambda namespace, name: name,
+) -> list[dict[str, Any]]:
     """The messages of a chat.
 
     What the model thought, said and called between two messages of others is one message of its own, as chat templates
     expect.
+
+    Args:
+        model_name: What the model calls a function, by its namespace and name.
 
     Raises:
         RequestError: An output belongs to no call.
@@ -40,7 +48,7 @@ def chat_messages(instructions: str | None, items: Sequence[InputItem]) -> list[
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
     calls: set[str] = set()
-    turn = _ModelTurn()
+    turn = _ModelTurn(model_name)
     for item in items:
         match item:
             case MessageItem(role="assistant"):
@@ -50,6 +58,8 @@ def chat_messages(instructions: str | None, items: Sequence[InputItem]) -> list[
                 calls.add(item.call_id)
             case ReasoningItem():
                 turn.thoughts.append(joined(item.content or item.summary))
+            case HostedItem():
+                turn.texts.append(item.text)
             case FunctionCallOutputItem():
                 if item.call_id not in calls:
                     raise RequestError(
@@ -67,6 +77,7 @@ def chat_messages(instructions: str | None, items: Sequence[InputItem]) -> list[
 class _ModelTurn:
     """What the model thought, said and called one after the other."""
 
+    model_name: Callable[[str | None, str], str]
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[FunctionCallItem] = field(default_factory=list)
@@ -78,7 +89,11 @@ class _ModelTurn:
             message["reasoning"] = thought
         if self.calls:
             message["tool_calls"] = [
-                {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                {
+                    "id": call.call_id,
+                    "type": "function",
+                    "function": {"name": self.model_name(call.namespace, call.name), "arguments": call.arguments},
+                }
                 for call in self.calls
             ]
         said = bool(self.texts or self.calls or thought)
@@ -101,7 +116,10 @@ def _listed(item: InputItem) -> dict[str, Any]:
                 "msg", "message", role=item.role, content=[{"type": "input_text", "text": t} for t in _texts(item)]
             )
         case FunctionCallItem():
-            return _item("fc", "function_call", call_id=item.call_id, name=item.name, arguments=item.arguments)
+            more = {} if item.namespace is None else {"namespace": item.namespace}
+            return _item("fc", "function_call", call_id=item.call_id, name=item.name, arguments=item.arguments, **more)
+        case HostedItem():
+            return {"id": new_id("item"), **item.model_dump()}
         case FunctionCallOutputItem():
             return _item("fco", "function_call_output", call_id=item.call_id, output=joined(item.output))
         case ReasoningItem():

@@ -5,7 +5,7 @@ Owns when an item begins and ends. Knows nothing about streams, numbers of event
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.api.responses.input_items import new_id
@@ -24,17 +24,19 @@ class OutputItems:
     Args:
         emit: Gets each event.
         logprobs: Of tokens.
+        in_namespaces: Namespace and name of functions, by what the model calls them; others have no namespace.
 
     Attributes:
         items: Those that have begun; the last one may be open.
         reasoning_tokens: Tokens that the model spent on reasoning.
     """
 
-    def __init__(self, emit: Emit, logprobs: Logprobs) -> None:
+    def __init__(self, emit: Emit, logprobs: Logprobs, in_namespaces: Mapping[str, tuple[str, str]]) -> None:
         self.items: list[dict[str, Any]] = []
         self.reasoning_tokens = 0
         self._emit = emit
         self._logprobs = logprobs
+        self._in_namespaces = in_namespaces
         self._open: dict[str, Any] | None = None
         self._pieces: list[str] = []  # of the open item's text or arguments
         self._unshown: list[dict[str, Any]] = []  # log probabilities of text that a parser holds back
@@ -91,7 +93,9 @@ class OutputItems:
 
     def _begin_call(self, start: ToolCallStart) -> None:
         self._unshown = []
-        self._begin("fc", "function_call", call_id=start.id or new_id("call"), name=start.name, arguments="")
+        namespace, name = self._in_namespaces.get(start.name, ("", start.name))
+        more = {"namespace": namespace} if namespace else {}
+        self._begin("fc", "function_call", call_id=start.id or new_id("call"), name=name, arguments="", **more)
 
     def _begin(self, prefix: str, kind: str, **fields: Any) -> None:
         self._close("completed")

@@ -6,7 +6,7 @@ its events are not written.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -37,6 +37,7 @@ class ResponseEvents:
         logprobs: Of tokens.
         clock: Seconds since 1970.
         on_end: Called with the last body of a stream.
+        in_namespaces: See OutputItems.
         keep_events: Whether anybody reads the events.
 
     Attributes:
@@ -53,6 +54,7 @@ class ResponseEvents:
         logprobs: Logprobs,
         clock: Clock,
         on_end: Callable[[dict[str, Any]], None],
+        in_namespaces: Mapping[str, tuple[str, str]],
         *,
         keep_events: bool,
     ) -> None:
@@ -63,7 +65,7 @@ class ResponseEvents:
         self._choices = choices
         self._clock = clock
         self._on_end = on_end
-        self._items = OutputItems(self._emit, logprobs)
+        self._items = OutputItems(self._emit, logprobs, in_namespaces)
         self._finish_reason: str | None = None
 
     # --- StreamFormat -----------------------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ class ResponseEvents:
         self._end_as({
             **self.body,
             "status": status,
-            "completed_at": self._clock.now() if status == "completed" else None,
+            "completed_at": int(self._clock.now()) if status == "completed" else None,
             "incomplete_details": None if status == "completed" else {"reason": reason},
             "output": self._items.items,
             "usage": usage_field(self._choices.usage(), self._items.reasoning_tokens),

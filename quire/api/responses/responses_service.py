@@ -16,10 +16,11 @@ import msgspec
 from quire.api.caller import Caller
 from quire.api.chat_logprobs import chat_logprobs
 from quire.api.request_choices import RequestChoices
-from quire.api.responses.chat_fields import chat_request, named_as_sent
+from quire.api.responses.chat_fields import chat_request, log_hints, named_as_sent
 from quire.api.responses.input_items import chat_messages, listed_items
 from quire.api.responses.response_body import response_head
 from quire.api.responses.response_events import ResponseEvents
+from quire.api.responses.tools import ResponseTools
 from quire.api.schemas.chat import ChatRequest
 from quire.api.schemas.response_items import InputItem, MessageItem, parse_items
 from quire.api.schemas.responses import ResponsesRequest
@@ -41,11 +42,13 @@ class RunningResponse:
 
     Attributes:
         input: The items of this request, as responses list them.
+        dropped: Types of the tools that were left out.
     """
 
     events: ResponseEvents
     choices: RequestChoices
     input: Sequence[dict[str, Any]]
+    dropped: Sequence[str] = ()
 
     @property
     def id(self) -> str:
@@ -81,41 +84,54 @@ class ResponsesService:
             UnavailableError: No work is taken now.
         """
         model = self.serving.model_name(fields.model)
-        items, messages = await self._messages(fields)
-        chat, params, choices = await self._choices(fields, caller, messages)
+        tools = self._tools(fields)
+        items, messages = await self._messages(fields, tools)
+        chat, params, choices = await self._choices(fields, caller, messages, tools)
         names, created = chat.token_names(self.serving.text.tokenizer), self.clock.now()
 
         def logprobs(gained: ChoiceDelta) -> list[dict[str, Any]]:
             shown: list[dict[str, Any]] = chat_logprobs(names, fields.top_logprobs or 0, gained)["content"]
             return shown
 
-        head = response_head(fields, f"resp_{uuid.uuid4().hex}", created, model, params)
+        stored = fields.store is not False and self.serving.store is not None
+        head = response_head(fields, f"resp_{uuid.uuid4().hex}", created, model, params, tools, stored=stored)
         events = ResponseEvents(
             head,
             choices,
             logprobs if fields.wants_logprobs else lambda gained: [],
             self.clock,
             lambda body: on_end(running),
+            tools.in_namespaces,
             keep_events=bool(fields.stream or fields.background),
         )
-        running = RunningResponse(events, choices, await convert(len(items), lambda: listed_items(items)))
+        listed = await convert(len(items), lambda: listed_items(items))
+        running = RunningResponse(events, choices, listed, tools.dropped)
         return running
 
-    async def count_input_tokens(self, fields: ResponsesRequest) -> int:
-        """Tokens of the prompt; nothing is generated. See `start`."""
+    async def count_input_tokens(self, fields: ResponsesRequest) -> tuple[int, Sequence[str]]:
+        """Tokens of the prompt, and the types of tools that are left out; nothing is generated. See `start`."""
         self.serving.model_name(fields.model)
-        _, messages = await self._messages(fields)
-        with named_as_sent():
-            chat = await convert(len(messages), lambda: chat_request(fields, messages))
-            return len((await self.serving.chat.prepare(chat)).tokens)
+        tools = self._tools(fields)
+        _, messages = await self._messages(fields, tools)
+        with named_as_sent(tools):
+            chat = await convert(len(messages), lambda: chat_request(fields, messages, tools))
+            return len((await self.serving.chat.prepare(chat)).tokens), tools.dropped
 
-    async def _messages(self, fields: ResponsesRequest) -> tuple[list[InputItem], list[dict[str, Any]]]:
+    def _tools(self, fields: ResponsesRequest) -> ResponseTools:
+        tools = ResponseTools.of(fields.tools, fields.tool_choice)
+        tools.log_hints(self.serving.chat.hints)
+        log_hints(fields, self.serving.chat.hints)
+        return tools
+
+    async def _messages(
+        self, fields: ResponsesRequest, tools: ResponseTools
+    ) -> tuple[list[InputItem], list[dict[str, Any]]]:
         """The items of the input, and the messages of all that was said."""
         number = len(fields.input) if isinstance(fields.input, list) else 1
         items = await convert(number, lambda: _items(fields))
         history = await self._history(fields.previous_response_id)
         said = [*history, *items]
-        return items, await convert(len(said), lambda: chat_messages(fields.instructions, said))
+        return items, await convert(len(said), lambda: chat_messages(fields.instructions, said, tools.model_name))
 
     async def _history(self, previous: str | None) -> list[InputItem]:
         """What was said before, instructions aside."""
@@ -133,15 +149,15 @@ class ResponsesService:
         return items
 
     async def _choices(
-        self, fields: ResponsesRequest, caller: Caller, messages: list[dict[str, Any]]
+        self, fields: ResponsesRequest, caller: Caller, messages: list[dict[str, Any]], tools: ResponseTools
     ) -> tuple[ChatRequest, SamplingParams, RequestChoices]:
         """The running choice, with `truncation: auto` without the oldest turns if they do not fit."""
         attempts = MAX_TRUNCATIONS if fields.truncation == "auto" else 0
         while True:
-            chat = await convert(len(messages), partial(chat_request, fields, messages))
+            chat = await convert(len(messages), partial(chat_request, fields, messages, tools))
             chat.sent_by(caller)
             try:
-                with named_as_sent():
+                with named_as_sent(tools):
                     self.serving.chat.check_room(chat)
                     prompt = await self.serving.chat.prepare(chat)
                     return chat, prompt.params, await self.serving.chat.run(chat, prompt)

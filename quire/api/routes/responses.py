@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from quire.api.disconnect import cancel_on_disconnect
+from quire.api.dropped_tools import name_dropped
 from quire.api.request_body import openapi_body, read_body
 from quire.api.request_ids import use_request_id
 from quire.api.responses.response_body import ABANDONED, failed
@@ -45,8 +46,9 @@ def add_responses(app: FastAPI, serving: Serving) -> None:
         """How many tokens the prompt has."""
         fields = await read_body(request, ResponsesRequest)
         fields.check()
-        tokens = await service.count_input_tokens(fields)
-        return json_response({"object": "response.input_tokens", "input_tokens": tokens})
+        tokens, dropped = await service.count_input_tokens(fields)
+        answer = json_response({"object": "response.input_tokens", "input_tokens": tokens})
+        return name_dropped(answer, dropped, serving.chat.hints)
 
     @app.get("/v1/responses/{response_id}", tags=["responses"])
     async def retrieve(response_id: str, stream: bool = False, starting_after: int = -1) -> Response:
@@ -108,6 +110,19 @@ async def _answer(
     store = serving.stored if fields.background else None
     kept = fields.store is not False
     running = await service.start(fields, request.state.caller, tasks.keep if kept else lambda _: None)
+    answer = await _respond(serving, store, tasks, request, fields, running)
+    return name_dropped(answer, running.dropped, serving.chat.hints)
+
+
+async def _respond(
+    serving: Serving,
+    store: Store | None,
+    tasks: ResponseTasks,
+    request: Request,
+    fields: ResponsesRequest,
+    running: RunningResponse,
+) -> Response:
+    """The response; one in the background is in `store`."""
     serving.log_request(request.state.request_id, request.url.path, running.choices.adds, stream=bool(fields.stream))
     if store is not None:
         return await _in_background(store, tasks, running, stream=bool(fields.stream))
@@ -119,7 +134,7 @@ async def _answer(
         running.events.finish()
     finally:
         running.choices.close()
-    if kept:
+    if fields.store is not False:
         await tasks.put(running)
     return json_response(running.events.body)
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from quire.api.schemas.media import NOT_SEEN
 from quire.errors import RequestError, UnsupportedField
 
 
@@ -23,6 +24,12 @@ class TextPart(_Item):
     type: Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"]
     text: str | None = None
     refusal: str | None = None
+
+
+class MediaPart(_Item):
+    """A picture or another file that a tool gave, which no model here can see."""
+
+    type: Literal["input_image", "input_file", "input_audio"]
 
 
 class MessageItem(_Item):
@@ -40,6 +47,7 @@ class FunctionCallItem(_Item):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
 
 
 class FunctionCallOutputItem(_Item):
@@ -47,7 +55,7 @@ class FunctionCallOutputItem(_Item):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[TextPart]
+    output: str | list[TextPart | MediaPart]
 
 
 class ReasoningItem(_Item):
@@ -58,14 +66,64 @@ class ReasoningItem(_Item):
     content: list[TextPart] | None = None
 
 
-InputItem: TypeAlias = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+HOSTED_ITEMS = frozenset({
+    "code_interpreter_call",
+    "computer_call",
+    "computer_call_output",
+    "file_search_call",
+    "image_generation_call",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "mcp_call",
+    "mcp_list_tools",
+    "program",
+    "program_output",
+    "web_search_call",
+})  # fmt: skip
+"""Items about tools that OpenAI runs."""
+
+
+class HostedItem(BaseModel):
+    """What a tool that OpenAI runs did in an earlier turn."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str
+
+    @property
+    def text(self) -> str:
+        """What it gave, as far as a model can read it; empty if nothing can be read."""
+        fields = self.model_extra or {}
+        match self.type:
+            case "mcp_call":
+                found = [fields.get("output")]
+            case "program_output":
+                found = [fields.get("result")]
+            case "code_interpreter_call":
+                found = _each(fields.get("outputs"), "logs")
+            case "file_search_call":
+                found = _each(fields.get("results"), "text")
+            case _:
+                found = []
+        texts = [text for text in found if isinstance(text, str) and text]
+        name = str(fields.get("name", self.type.removesuffix("_call").removesuffix("_output")))
+        return "\n".join([f"[{name} gave:", *texts, "]"]) if texts else ""
+
+
+def _each(values: Any, name: str) -> list[Any]:
+    return [value.get(name) for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+
+
+InputItem: TypeAlias = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem | HostedItem
 _KINDS: dict[str, type[InputItem]] = {
     "message": MessageItem,
     "function_call": FunctionCallItem,
     "function_call_output": FunctionCallOutputItem,
     "reasoning": ReasoningItem,
+    **dict.fromkeys(HOSTED_ITEMS, HostedItem),
 }
-_PARTS = ("input_image", "input_file", "input_audio")
+_MEDIA = {"input_image": "image", "input_file": "document", "input_audio": "audio"}
+"""Kinds of input by the types of their parts."""
 
 
 def parse_items(items: Sequence[Any], place: str = "input") -> list[InputItem]:
@@ -78,12 +136,14 @@ def parse_items(items: Sequence[Any], place: str = "input") -> list[InputItem]:
     return [_parse(item, f"{place}[{at}]") for at, item in enumerate(items)]
 
 
-def part_text(part: TextPart) -> str:
+def part_text(part: TextPart | MediaPart) -> str:
     """What a part says."""
+    if isinstance(part, MediaPart):
+        return NOT_SEEN[_MEDIA[part.type]]
     return part.text if part.text is not None else part.refusal or ""
 
 
-def joined(content: str | Sequence[TextPart]) -> str:
+def joined(content: str | Sequence[TextPart | MediaPart]) -> str:
     """A text of several parts in one."""
     return content if isinstance(content, str) else "\n".join(map(part_text, content))
 
@@ -94,11 +154,12 @@ def _parse(item: Any, place: str) -> InputItem:
     kind = item.get("type") or "message"
     if not isinstance(kind, str) or kind not in _KINDS:
         raise UnsupportedField(f"{place}.type", f"items of type '{str(kind)[:64]}' cannot be read")
-    for name in ("content", "output"):
-        parts = item.get(name)
-        for at, part in enumerate(parts if isinstance(parts, list) else ()):
-            if isinstance(part, dict) and part.get("type") in _PARTS:
-                raise UnsupportedField(f"{place}.{name}[{at}].type", f"send text; '{part['type']}' cannot be read")
+    parts = item.get("content")
+    for at, part in enumerate(parts if isinstance(parts, list) else ()):
+        if isinstance(part, dict) and str(part.get("type")) in _MEDIA:
+            raise UnsupportedField(
+                f"{place}.content[{at}].type", f"this model reads text only; send text in place of '{part['type']}'"
+            )
     try:
         return _KINDS[kind].model_validate(item)
     except ValidationError as error:

@@ -33,14 +33,21 @@ SAMPLING = (
 """Fields that mean what they mean in /v1/chat/completions, and are passed on."""
 
 
+Summary = Literal["auto", "concise", "detailed"]
+
+
 class ReasoningConfig(BaseModel):
     """How much the model thinks before it answers."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
     effort: str | None = Field(default=None, description="For chat templates that know of it.")
-    summary: Literal["auto"] | None = Field(default=None, description="Nothing is summarized: 'auto' is none.")
-    generate_summary: Literal["auto"] | None = Field(default=None, description="Older name of summary.")
+    summary: Summary | None = Field(default=None, description="A hint: nothing is summarized.")
+    generate_summary: Summary | None = Field(default=None, description="Older name of summary.")
+    mode: str | None = Field(default=None, description="A hint: a model has one.")
+    context: Literal["auto", "current_turn", "all_turns"] | None = Field(
+        default=None, description="A hint: the chat template chooses."
+    )
 
 
 class TextFormat(BaseModel):
@@ -61,7 +68,7 @@ class TextConfig(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = Field(default=None, description="No model here knows another.")
+    verbosity: Literal["low", "medium", "high"] | None = Field(default=None, description="A hint: no model knows it.")
 
 
 class ResponsesRequest(RequestFields):
@@ -94,6 +101,8 @@ class ResponsesRequest(RequestFields):
     user: str | None = None
     max_tool_calls: int | None = Field(default=None, description="Of hosted tools, which are not served.")
     prompt: Any = Field(default=None, description="Stored prompts are not served.")
+    image: Any = Field(default=None, description="About pictures, which are not served.")
+    background_options: Any = Field(default=None, description="Bookkeeping of OpenAI's.")
     # what sampling takes beside these, see SAMPLING
     temperature: Any = None
     top_p: Any = None

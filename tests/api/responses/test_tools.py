@@ -26,6 +26,11 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</t
 SECOND = CALL.replace("Oslo", "Rome")
 
 
+def group(name: str, *functions: Any, **fields: Any) -> Any:
+    """A namespace of functions."""
+    return {"type": "namespace", "name": name, "description": f"All of {name}.", "tools": list(functions), **fields}
+
+
 @pytest.fixture
 def server(conversations: tuple[Server, Speaker]) -> Server:
     return conversations[0]
@@ -210,7 +215,18 @@ def test_log_probabilities_belong_to_the_text_alone(server: Server, model: Speak
         ({"tools": [{**WEATHER, "name": "two words"}]}, "tools[0].name"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
         ({"tools": [{**WEATHER, "parameters": {"type": "array"}}]}, "tools[0].parameters"),
-        ({"tools": [{**WEATHER, "defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tools": [{**WEATHER, "async": True}]}, "tools[0].async"),
+        ({"tools": [{**WEATHER, "allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers"),
+        ({"tools": [TIME, group("a", WEATHER, {**WEATHER, "name": "two words"})]}, "tools[1].tools[1].name"),
+        ({"tools": [group("a", WEATHER, WEATHER)]}, "tools[0].tools[1].name"),
+        ({"tools": [group("a", {"type": "custom", "name": "x"})]}, "tools[0].tools[0].type"),
+        ({"tools": [group("a", {"type": "web_search"})]}, "tools[0].tools[0].type"),
+        ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name"),
+        ({"tools": [{"type": "namespace", "name": "a"}]}, "tools[0].tools"),
+        (
+            {"tools": [group("a", TIME), group("b", TIME)], "tool_choice": {"type": "function", "name": "get_time"}},
+            "tool_choice",
+        ),
         ({"tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools", "tools": [{"name": "other"}]}}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
