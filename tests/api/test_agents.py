@@ -49,16 +49,29 @@ CODEX: dict[str, Any] = {
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]},
     ],
-    "tools": [{"type": "function", "name": "shell", "description": "Run", "strict": False, "parameters": SCHEMA}],
+    "tools": [
+        {"type": "function", "name": "shell", "description": "Run", "strict": False, "parameters": SCHEMA},
+        {
+            "type": "namespace",
+            "name": "multi_agent_v1",
+            "description": "Agents.",
+            "tools": [
+                {"type": "function", "name": name, "description": "An agent", "strict": False, "parameters": SCHEMA}
+                for name in ("spawn_agent", "wait_agent")
+            ],
+        },
+        {"type": "function", "name": "view_image", "description": "See", "strict": False, "parameters": SCHEMA},
+        {"type": "web_search", "external_web_access": True},
+    ],
     "tool_choice": "auto",
     "parallel_tool_calls": False,
-    "reasoning": None,
+    "reasoning": {"summary": "auto"},
     "store": False,
     "include": ["reasoning.encrypted_content"],
     "prompt_cache_key": "session",
     "client_metadata": {"installation": "a"},
 }
-"""In the manner of Codex's, from `ResponsesApiRequest` in openai/codex."""
+"""In the manner of what Codex 0.171 sends with its default settings."""
 
 
 @pytest.fixture
@@ -89,13 +102,13 @@ def test_what_would_change_the_answer_is_refused(server: Server, wrong: dict[str
     assert next(iter(wrong)) in answer.json()["error"]["message"]
 
 
-PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+PLAIN = "{{ tools if tools }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
 """A template without any switch for reasoning, as Llama 3's and Qwen2.5's."""
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with speaking(tmp_path_factory.mktemp("plain"), PLAIN) as (server, model):
+    with speaking(tmp_path_factory.mktemp("plain"), PLAIN, tool_call_parser="hermes") as (server, model):
         model.text = "Done."
         yield server
 
@@ -133,10 +146,51 @@ def test_hints_of_claude_code_never_cost_an_answer(
 
 
 def test_a_coding_agent_over_responses(server: Server, model: Speaker) -> None:
-    model.text = "Done."
+    model.text = '<tool_call>\n{"name": "spawn_agent", "arguments": {"command": "ls"}}\n</tool_call>'
     answer = server.post("/v1/responses", CODEX)
     assert answer.status_code == 200, answer.text
-    assert answer.json()["output"][-1]["content"][0]["text"] == "Done."
+    (call,) = answer.json()["output"]
+    assert (call["namespace"], call["name"]) == ("multi_agent_v1", "spawn_agent")
+    model.text = "Done."
+    image = [
+        {"type": "input_text", "text": "a.png:"},
+        {"type": "input_image", "image_url": "data:image/png;base64,iVBO"},
+    ]
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": image}
+    turn = {**CODEX, "input": [*CODEX["input"], call, output]}
+    second = server.post("/v1/responses", turn)
+    assert second.status_code == 200, second.text
+    assert second.json()["output"][-1]["content"][0]["text"] == "Done."
+    output["output"] = "a.png:\n[image: this model cannot see images]"
+    assert server.post("/v1/responses", turn).json()["usage"]["input_tokens"] == second.json()["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("hint", "named"),
+    [
+        ({"reasoning": {"effort": "high", "summary": "auto"}}, "reasoning_effort"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"reasoning": {"generate_summary": "concise"}}, "reasoning.summary"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
+        ({"reasoning": {"context": "current_turn"}}, "reasoning.context"),
+        ({"text": {"verbosity": "low"}}, "verbosity"),
+        ({"text": {"verbosity": "medium"}}, None),
+        ({"prompt_cache_options": {"mode": "explicit"}, "image": {"context_compression": "auto"}}, None),
+        ({"tools": [{**CODEX["tools"][0], "defer_loading": True}]}, "tools.defer_loading"),
+        ({"tools": [{**CODEX["tools"][0], "output_schema": {}}]}, None),
+        ({"tools": [{**CODEX["tools"][0], "output_schema": {"type": "object"}}]}, "tools.output_schema"),
+        ({"tools": [{**CODEX["tools"][0], "allowed_callers": ["direct", "programmatic"]}]}, None),
+    ],
+)
+def test_hints_of_codex_never_cost_an_answer(
+    plain: Server, hint: dict[str, Any], named: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain.text.hints._named.clear()  # by other tests
+    for _ in range(2):
+        answer = plain.post("/v1/responses", {"input": "Hello.", **hint})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["output"][-1]["content"][0]["text"] == "Done."
+    assert logged(caplog, named or "") == (0 if named is None else 1)
 
 
 def prompt(server: Server, messages: list[dict[str, Any]]) -> str:

@@ -87,6 +87,20 @@ def test_an_answer_that_stops_is_complete(client: openai.OpenAI) -> None:
     assert answer.output[0].status == "completed"
 
 
+def test_times_are_integers_and_nothing_that_open_responses_requires_is_missing(server: Server) -> None:
+    body = {"input": "hi", "stop": "d", "presence_penalty": 0.5, "store": False}
+    whole = server.post("/v1/responses", body).json()
+    events = events_of(server, body)
+    background = server.post("/v1/responses", {"input": "hi", "stop": "d", "background": True}).json()
+    assert background["store"] is True
+    for response in (whole, background, *(event["response"] for event in events if "response" in event)):
+        assert type(response["created_at"]) is int
+        assert type(response["completed_at"]) is (int if response["status"] == "completed" else type(None))
+        if response is not background:
+            asked = (response["store"], response["presence_penalty"], response["frequency_penalty"])
+            assert asked == (False, 0.5, 0.0)
+
+
 def test_log_probabilities(client: openai.OpenAI, server: Server) -> None:
     body = {"input": "hi", "max_output_tokens": 3, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
     raw = server.post("/v1/responses", body).json()
