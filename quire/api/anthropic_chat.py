@@ -16,7 +16,7 @@ from quire.api.schemas.chat import ChatRequest
 from quire.api.schemas.field_names import fields_named
 from quire.api.schemas.messages import ContextManagement, CountTokensRequest, CustomTool, MessagesRequest
 from quire.errors import ContextLengthError, UnsupportedField
-from quire.text.hints import THINKING_SWITCHES, HintLog
+from quire.text.hints import NOT_READ, THINKING_SWITCHES, HintLog
 
 _NAMES = {
     "stop": "stop_sequences",
@@ -70,8 +70,15 @@ def chat_request(body: CountTokensRequest, variables: Collection[str]) -> ChatRe
         return check_fields({name: value for name, value in fields.items() if value is not None}, ChatRequest)
 
 
-def log_hints(body: CountTokensRequest, hints: HintLog) -> None:
-    """Take note of the hints that no model here can follow."""
+def log_hints(body: CountTokensRequest, hints: HintLog, variables: Collection[str]) -> None:
+    """Take note of the hints that the model cannot follow.
+
+    Args:
+        variables: Of its chat template.
+    """
+    switches = [name for name in THINKING_SWITCHES if name in variables]
+    if body.thinking is not None and body.thinking.type in ("enabled", "disabled") and not switches:
+        hints.drop(f"thinking.type {body.thinking.type}", NOT_READ)
     if body.speed not in (None, "standard"):
         hints.drop("speed", "there is one speed")
     if body.fallbacks:

@@ -66,7 +66,7 @@ class OllamaAnswers:
     def body(self, whole: ChoiceDelta) -> dict[str, Any]:
         """The answer that is not streamed."""
         message = assistant_message(whole.output)
-        calls = [_call(i, call.name, call.arguments) for i, call in enumerate(message.tool_calls)]
+        calls = [_call(i, call.id, call.name, call.arguments) for i, call in enumerate(message.tool_calls)]
         thinking = message.reasoning if self._show_thinking else ""
         return self._part(message.content, thinking, calls) | self._end(whole)
 
@@ -103,7 +103,7 @@ class OllamaAnswers:
     def _finished_call(self) -> bytes:
         if self._call is None:
             return b""
-        call = _call(self._calls, self._call.name, "".join(self._arguments))
+        call = _call(self._calls, self._call.id, self._call.name, "".join(self._arguments))
         self._call = None
         self._calls += 1
         return _encoded(self._part("", calls=[call]))
@@ -141,12 +141,13 @@ def loaded(kind: Kind, model: str, wall: Clock, *, unload: bool) -> dict[str, An
     return {"model": model, "created_at": timestamp(wall.now()), **text, "done": True, "done_reason": reason}
 
 
-def _call(index: int, name: str, arguments: str) -> dict[str, Any]:
+def _call(index: int, call_id: str | None, name: str, arguments: str) -> dict[str, Any]:
     try:
         value = json.loads(arguments)
     except ValueError:  # cut off
         value = {}
-    return {"function": {"index": index, "name": name, "arguments": value if isinstance(value, dict) else {}}}
+    function = {"index": index, "name": name, "arguments": value if isinstance(value, dict) else {}}
+    return {"id": call_id, "function": function} if call_id else {"function": function}
 
 
 def _nanoseconds(seconds: float) -> int:

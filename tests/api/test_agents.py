@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import ollama
 import pytest
 
 from tests.api.server import Server
@@ -122,6 +123,7 @@ def logged(caplog: pytest.LogCaptureFixture, name: str) -> int:
     [
         ({"output_config": {"effort": "high"}}, "reasoning_effort"),
         ({"thinking": {"type": "enabled", "budget_tokens": 31_999}}, "thinking_token_budget"),
+        ({"thinking": {"type": "disabled"}}, "thinking.type disabled"),
         ({"thinking": {"type": "between_tools"}}, "thinking.type between_tools"),
         ({"thinking": {"type": "adaptive", "display": "updates", "block_binding": {}}}, None),
         ({"output_config": {"task_budget": {"type": "tokens", "total": 9}}}, "output_config.task_budget"),
@@ -190,6 +192,17 @@ def test_hints_of_codex_never_cost_an_answer(
         answer = plain.post("/v1/responses", {"input": "Hello.", **hint})
         assert answer.status_code == 200, answer.text
         assert answer.json()["output"][-1]["content"][0]["text"] == "Done."
+    assert logged(caplog, named or "") == (0 if named is None else 1)
+
+
+@pytest.mark.parametrize(("think", "named"), [(True, "think"), ("max", "reasoning_effort"), (None, None)])
+def test_whether_to_think_is_a_hint_to_ollamas_clients_too(
+    plain: Server, think: Any, named: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain.text.hints._named.clear()  # by other tests
+    for _ in range(2):
+        answer = ollama.Client(host=plain.url).chat("tiny", [{"role": "user", "content": "Hello."}], think=think)
+        assert answer.message.content == "Done."
     assert logged(caplog, named or "") == (0 if named is None else 1)
 
 

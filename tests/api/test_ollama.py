@@ -11,6 +11,7 @@ from typing import Any
 import ollama
 import pytest
 
+from quire.api.routes.ollama_models import _model_files
 from tests.api.server import KEY, Server, running
 from tests.api.speaker import Speaker
 
@@ -88,6 +89,18 @@ def test_calls_are_objects_and_their_results_come_back(server: Server, model: Sp
     result = {"role": "tool", "content": "-5", "tool_name": "get_weather"}
     again = client.chat(model="tiny", messages=[*QUESTION, answer.message, result], tools=[WEATHER])
     assert again.message.content == "It is -5 degrees."
+
+
+def test_calls_have_ids_by_which_results_name_them(server: Server, model: Speaker) -> None:
+    model.text = CALL + CALL.replace("Oslo", "Rome")
+    parts = lines(server, "/api/chat", messages=QUESTION, tools=[WEATHER])
+    calls = [call for part in parts for call in part["message"].get("tool_calls", ())]
+    assert len({call["id"] for call in calls}) == 2
+    asked = {"role": "assistant", "content": "", "tool_calls": calls}
+    results = [{"role": "tool", "content": str(i), "tool_call_id": call["id"]} for i, call in enumerate(calls)]
+    model.text = "Fine."
+    whole = {"model": "tiny", "messages": [*QUESTION, asked, *results], "tools": [WEATHER], "stream": False}
+    assert server.post("/api/chat", whole).json()["message"]["content"] == "Fine."
 
 
 def test_a_python_function_is_a_tool(model: Speaker, client: ollama.Client) -> None:
@@ -190,8 +203,17 @@ def test_models_are_listed_and_described(server: Server, client: ollama.Client) 
     shown = client.show("tiny:latest")
     assert shown.capabilities == ["completion", "tools", "thinking"]
     assert "im_start" in (shown.template or "")
-    assert server.get("/api/version").json()["version"].count(".") == 2
+    version = tuple(map(int, server.get("/api/version").json()["version"].split(".")))
+    assert version >= (0, 14, 0)  # the first with /v1/messages; Codex asks for 0.13.4, with /v1/responses
+    assert shown.modelinfo is not None
+    assert shown.modelinfo[f"{shown.modelinfo['general.architecture']}.context_length"] == 2048
     assert server.http.head(server.url + "/").status_code == 200
+
+
+def test_a_gguf_file_is_described_as_one(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" * 9)
+    files = _model_files(tmp_path)
+    assert (files.format, files.size) == ("gguf", 36)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

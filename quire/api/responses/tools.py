@@ -184,7 +184,7 @@ def _is_hosted(tool: dict[str, Any]) -> bool:
         environment = tool.get("environment")
         return isinstance(environment, dict) and str(environment.get("type", "")).startswith("container")
     if kind == "tool_search":
-        return tool.get("execution", "server") == "server"
+        return tool.get("execution") in (None, "server")
     return isinstance(kind, str) and _DATE.sub("", kind) in HOSTED
 
 

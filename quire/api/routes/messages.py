@@ -62,8 +62,8 @@ async def _count(serving: Serving, body: CountTokensRequest) -> Response:
 
 async def _chat(serving: Serving, body: CountTokensRequest) -> ChatRequest:
     template = serving.text.chat_template
-    variables = template.variables if template else ()
-    log_hints(body, serving.chat.hints)
+    variables = template.variables if template else frozenset[str]()
+    log_hints(body, serving.chat.hints, variables)
     return await convert(len(body.messages), lambda: chat_request(body, variables))
 
 

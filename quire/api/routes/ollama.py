@@ -18,6 +18,7 @@ from quire.api.schemas.ollama import OLLAMA_FIELDS, OllamaChatRequest, OllamaGen
 from quire.api.serving import Serving, json_response
 from quire.api.shared_turn import convert
 from quire.clock import SystemClock, WallClock
+from quire.text.hints import NOT_READ, THINKING_SWITCHES
 
 
 def add_ollama(app: FastAPI, serving: Serving) -> None:
@@ -82,7 +83,10 @@ async def _start(
         collector = await serving.session.add_request(prompts, params, **options)
         return RequestChoices(serving.session, collector, serving.text.tokenizer)
     template = serving.text.chat_template
+    variables = template.variables if template else frozenset[str]()
+    if isinstance(body.think, bool) and not variables.intersection(THINKING_SWITCHES):
+        serving.chat.hints.drop("think", NOT_READ)
     number = len(body.messages or ()) if isinstance(body, OllamaChatRequest) else 1
-    chat = await convert(number, lambda: chat_request(body, template.variables if template else ()))
+    chat = await convert(number, lambda: chat_request(body, variables))
     chat.model = name
     return await serving.chat.start(chat.sent_by(caller))

@@ -19,8 +19,9 @@ from quire.api.serving import Serving, json_response
 from quire.errors import RequestError
 from quire.text.tokenizer import read_json
 
-OLLAMA_VERSION = "0.12.6"
-"""Whose API this is: clients switch features on by it."""
+OLLAMA_VERSION = "0.32.7"
+"""Whose API this is. Clients switch features on by it, and some refuse older ones: those before 0.13.4 have no
+/v1/responses, those before 0.14.0 no /v1/messages."""
 NEVER = "9999-12-31T23:59:59Z"
 """When the model is unloaded."""
 
@@ -37,6 +38,7 @@ class ModelFiles:
 
     family: str
     dtype: str
+    format: str
     size: int
     digest: str
 
@@ -81,10 +83,12 @@ def add_ollama_models(app: FastAPI, serving: Serving) -> None:
 
 def _model_files(directory: Path) -> ModelFiles:
     config = read_json(directory / "config.json")
-    weights = sorted((path.name, path.stat().st_size) for path in directory.glob("*.safetensors"))
+    paths = [*directory.glob("*.safetensors")] or [*directory.glob("*.gguf")]
+    weights = sorted((path.name, path.stat().st_size) for path in paths)
     return ModelFiles(
         family=str(config.get("model_type", "")),
         dtype=str(config.get("dtype", config.get("torch_dtype", ""))),
+        format="gguf" if weights and weights[0][0].endswith(".gguf") else "safetensors",
         size=sum(size for _, size in weights),
         digest=hashlib.sha256(repr((config, weights)).encode()).hexdigest(),
     )
@@ -98,7 +102,7 @@ def _details(files: ModelFiles, parent: str) -> dict[str, Any]:
     """`parent`: of an adapter, what its base model is called; else empty."""
     return {
         "parent_model": parent,
-        "format": "safetensors",
+        "format": files.format,
         "family": files.family,
         "families": [files.family],
         "parameter_size": "",

@@ -97,7 +97,7 @@ class OllamaMessage(BaseModel):
     tool_call_id: str | None = None
 
 
-Think = bool | Literal["low", "medium", "high"]
+Think = bool | Literal["low", "medium", "high", "max"]
 
 
 class _OllamaRequest(BaseModel):
