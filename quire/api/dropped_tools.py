@@ -14,6 +14,8 @@ from quire.text.hints import HintLog
 
 DROPPED_TOOLS = "x-quire-dropped-tools"
 """Response header: their types."""
+_NAMED = 16
+"""There are not so many, but for dates."""
 _DATE = re.compile(r"_\d{4}_?\d{2}_?\d{2}$")
 
 
@@ -23,8 +25,9 @@ def name_dropped(response: Response, tools: Collection[str], hints: HintLog) -> 
     Args:
         tools: Types of hosted tools, from a closed list but for dates.
     """
-    if tools:
-        response.headers[DROPPED_TOOLS] = ", ".join(dict.fromkeys(tools))
-    for kind in tools:
+    kinds = list(dict.fromkeys(tools))
+    if kinds:
+        response.headers[DROPPED_TOOLS] = ", ".join(kinds[:_NAMED])
+    for kind in kinds[:_NAMED]:
         hints.drop(f"The tool {_DATE.sub('', kind)}", "its maker hosts it, and the model is not told of it")
     return response

@@ -84,7 +84,7 @@ def test_stop_ids_are_the_models_and_the_requests() -> None:
         ([], SamplingParams(), RequestError, "empty"),
         ([50], SamplingParams(), RequestError, "Token id 50"),
         ([-1], SamplingParams(), RequestError, "Token id -1"),
-        ([1] * 100, SamplingParams(max_tokens=None), ContextLengthError, "at most 100"),
+        ([1] * 100, SamplingParams(max_tokens=None), ContextLengthError, "length is 100 tokens"),
         ([1] * 90, SamplingParams(max_tokens=11), ContextLengthError, "lower max_tokens to 10"),
         ([1] * 90, SamplingParams(max_tokens=None, min_tokens=11), ContextLengthError, "min_tokens is 11"),
         ([1], SamplingParams(logprobs=6), RequestError, "at most 5"),

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from quire.api.schemas.tools import MAX_TOOLS
 from quire.errors import RequestError, UnsupportedField
 from quire.text.hints import HintLog
 
@@ -55,7 +56,8 @@ class _Function:
 
     @property
     def name(self) -> str:
-        return str(self.fields.get("name", ""))
+        name = self.fields.get("name")
+        return name if isinstance(name, str) else ""  # which is refused where chats are checked
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,14 @@ class ResponseTools:
             RequestError: A namespace is wrong, or the choice does not fit the tools.
         """
         shown, dropped, functions = [], [], list[_Function]()
+        _check_number(tools or ())
         for at, tool in enumerate(tools or ()):
             if _is_hosted(tool):
                 dropped.append(str(tool["type"]))
                 continue
             shown.append(tool)
             functions += _functions(tool, f"tools[{at}]")
+            _check_number(functions)
         named = _named(functions)
         return cls(shown, dropped, named, named)._chosen(choice)
 
@@ -129,17 +133,19 @@ class ResponseTools:
         raise UnsupportedField("tool_choice.type", "choose among functions")
 
     def _allowed(self, tools: Sequence[Any], *, required: bool) -> ResponseTools:
-        allowed: list[_Function] = []
-        for tool in tools:
+        _check_number(tools, "tool_choice.tools")
+        allowed: set[str] = set()
+        named = {str(tool): tool for tool in tools}  # each once: one may stand for a thousand functions
+        for tool in named.values():
             if isinstance(tool, dict) and _is_hosted(tool):
                 continue
             found = self._meant(tool) if isinstance(tool, dict) else []
             if not found:
                 raise RequestError("tool_choice allows a tool that is none of tools.", param="tool_choice")
-            allowed += found
+            allowed.update(function.called for function in found)
         if required and tools and not allowed:
             raise _not_served(str(tools[0]["type"]), "tool_choice")
-        kept = [function for function in self.functions if function in allowed]
+        kept = [function for function in self.functions if function.called in allowed]
         return replace(self, allowed=kept, choice="required" if required else "auto")
 
     def _chosen_name(self, choice: dict[str, Any]) -> str:
@@ -155,13 +161,21 @@ class ResponseTools:
 
     def _meant(self, tool: dict[str, Any]) -> list[_Function]:
         """What a choice names: a function, or all of a namespace. Without a namespace, one that has none goes first."""
-        name, namespace = tool.get("name"), tool.get("namespace")
+        name, namespace = str(tool.get("name")), tool.get("namespace")
         if tool.get("type") == "namespace":
-            return [function for function in self.functions if function.namespace == name]
-        found = [function for function in self.functions if function.name == name]
+            return self._by_namespace.get(name, [])
+        found = self._by_name.get(name, [])
         if namespace is None:
             return [function for function in found if not function.namespace] or found
         return [function for function in found if function.namespace == namespace]
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[_Function]]:
+        return _grouped(self.functions, lambda function: function.name)
+
+    @cached_property
+    def _by_namespace(self) -> dict[str, list[_Function]]:
+        return _grouped([each for each in self.functions if each.namespace], lambda function: function.namespace)
 
     def sent_place(self, param: str) -> str:
         """Where the client sent what an error about the chat's tools is about."""
@@ -226,16 +240,30 @@ def _named(functions: Sequence[_Function]) -> list[_Function]:
     """With what the model calls each: its name alone, or with its namespace in front where several have the name."""
     count = Counter(name for _, name in {(each.namespace, each.name) for each in functions})
     taken: dict[str, tuple[str, str]] = {}
+    again = Counter[str]()
     named = []
     for function in functions:
         called, call = function.name, (function.namespace, function.name)
         if function.namespace and count[called] > 1:
-            called = _joined(*call)
+            called = joined = _joined(*call)
             while called in count or taken.get(called, call) != call:
-                called += "_"
+                again[joined] += 1
+                called = f"{joined}_{again[joined] + 1}"
         taken[called] = call
         named.append(replace(function, called=called))
     return named
+
+
+def _grouped(functions: Sequence[_Function], key: Callable[[_Function], str]) -> dict[str, list[_Function]]:
+    groups: dict[str, list[_Function]] = {}
+    for function in functions:
+        groups.setdefault(key(function), []).append(function)
+    return groups
+
+
+def _check_number(tools: Sequence[Any], name: str = "tools") -> None:
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"{name} may have at most {MAX_TOOLS} entries, got {len(tools)}.", param=name)
 
 
 def _chat_tool(function: _Function) -> dict[str, Any]:

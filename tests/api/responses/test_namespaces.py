@@ -87,7 +87,7 @@ def test_functions_of_one_name_are_told_apart(server: Server, model: Speaker) ->
         "search": ("search", None),
         "mcp__mail__search": ("search", "mcp__mail__"),
         "web__search": ("search", "web"),
-        "web__search_": ("search", "web__"),
+        "web__search_2": ("search", "web__"),
         "get_time": ("get_time", "web__"),
     }
     model.text = "".join(map(call, called))

@@ -212,6 +212,7 @@ def test_log_probabilities_belong_to_the_text_alone(server: Server, model: Speak
     ("fields", "param"),
     [
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{**WEATHER, "name": 5}]}, "tools[0].name"),
         ({"tools": [{**WEATHER, "name": "two words"}]}, "tools[0].name"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
         ({"tools": [{**WEATHER, "parameters": {"type": "array"}}]}, "tools[0].parameters"),
@@ -222,6 +223,9 @@ def test_log_probabilities_belong_to_the_text_alone(server: Server, model: Speak
         ({"tools": [group("a", {"type": "custom", "name": "x"})]}, "tools[0].tools[0].type"),
         ({"tools": [group("a", {"type": "web_search"})]}, "tools[0].tools[0].type"),
         ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name"),
+        ({"tools": [group("a", *[TIME] * 600), group("b", *[TIME] * 600)]}, "tools"),
+        ({"tools": [{"type": "web_search"}] * 1025}, "tools"),
+        ({"tool_choice": {"type": "allowed_tools", "tools": [{"name": "get_weather"}] * 1025}}, "tool_choice.tools"),
         ({"tools": [{"type": "namespace", "name": "a"}]}, "tools[0].tools"),
         (
             {"tools": [group("a", TIME), group("b", TIME)], "tool_choice": {"type": "function", "name": "get_time"}},
