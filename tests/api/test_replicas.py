@@ -109,7 +109,7 @@ def test_what_one_engine_cannot_hold_is_refused(two: Two) -> None:
     server, *_ = two
     refused = server.post("/v1/completions", {"prompt": [5] * (READY.capacity - 7), "max_tokens": 1})
     assert refused.status_code == 400
-    assert f"at most {READY.capacity - 8}" in refused.text
+    assert f"maximum context length is {READY.capacity - 8} tokens" in refused.text
 
 
 def test_while_one_is_replaced_the_other_serves_and_probes_say_which(two: Two) -> None:

@@ -168,7 +168,7 @@ def test_prompt_forms_are_the_same_prompt(llm: LLM) -> None:
 
 
 def test_wrong_requests_start_nothing(llm: LLM) -> None:
-    with pytest.raises(ContextLengthError, match=r"600 tokens .* maximum context length is 512 tokens"):
+    with pytest.raises(ContextLengthError, match=r"600 tokens; .* maximum context length is 512 tokens"):
         llm.generate([[5, 6], [7] * 600], SamplingParams(max_tokens=4))
     with pytest.raises(ContextLengthError, match="lower max_tokens to 412"):
         llm.generate([[7] * 100], SamplingParams(max_tokens=500))
