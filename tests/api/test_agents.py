@@ -229,6 +229,16 @@ def test_a_broken_call_goes_back_to_the_model_as_it_wrote_it(server: Server) -> 
     assert "no JSON" in said
 
 
+def test_a_picture_that_a_tool_gave_does_not_end_a_conversation(server: Server) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBO"}}
+    asked = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    given = {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "a.png"}, picture]}
+    assert "[image: this model cannot see images]" in prompt(server, [*asked, given])
+    refused = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": [picture]}]})
+    assert refused.status_code == 400
+
+
 @pytest.mark.parametrize(
     "refused",
     [

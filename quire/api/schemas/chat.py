@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from quire.api.schemas.field_names import fields_named
+from quire.api.schemas.media import KINDS, NOT_SEEN
 from quire.api.schemas.sampling import SamplingFields
 from quire.api.schemas.tools import ChatTool, ToolChoice, ToolUse, tool_use
 from quire.errors import RequestError
@@ -191,7 +192,8 @@ def _plain(message: ChatMessage, place: str, form: MessageContent) -> dict[str, 
             raise RequestError(f"{place}.{name} is not supported: {advice}.", param=f"{place}.{name}")
     content: Any = message.refusal if message.content is None else message.content
     if isinstance(content, list):
-        texts = [_text(part, f"{place}.content[{i}]") for i, part in enumerate(content)]
+        given = message.role == "tool"
+        texts = [_text(part, f"{place}.content[{i}]", of_tool=given) for i, part in enumerate(content)]
         content = "\n".join(texts) if form == "text" else [{"type": "text", "text": text} for text in texts]
     elif content is not None and form == "parts":
         content = [{"type": "text", "text": content}]
@@ -212,9 +214,11 @@ def _plain(message: ChatMessage, place: str, form: MessageContent) -> dict[str, 
     return plain | {name: value for name, value in fields.items() if value is not None}
 
 
-def _text(part: ContentPart, place: str) -> str:
+def _text(part: ContentPart, place: str, *, of_tool: bool) -> str:
     if part.type == "refusal" and part.refusal is not None:
         return part.refusal
+    if of_tool and part.type in KINDS:
+        return NOT_SEEN[KINDS[part.type]]
     if part.type not in _TEXT_PARTS:
         raise RequestError(f"{place}: parts of type '{part.type[:64]}' are not supported yet: send text.", param=place)
     if part.text is None:

@@ -6,6 +6,14 @@ good: there a sentence takes its place, or the conversation could not go on.
 
 from __future__ import annotations
 
+KINDS = {
+    "file": "document",
+    "image_url": "image",
+    "input_audio": "audio",
+    "input_file": "document",
+    "input_image": "image",
+}
+"""Kinds of input by the types of OpenAI's parts."""
 NOT_SEEN = {
     "image": "[image: this model cannot see images]",
     "document": "[document: this model cannot read documents of this kind]",

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from quire.api.schemas.media import NOT_SEEN
+from quire.api.schemas.media import KINDS, NOT_SEEN
 from quire.errors import RequestError, UnsupportedField
 
 
@@ -122,8 +122,6 @@ _KINDS: dict[str, type[InputItem]] = {
     "reasoning": ReasoningItem,
     **dict.fromkeys(HOSTED_ITEMS, HostedItem),
 }
-_MEDIA = {"input_image": "image", "input_file": "document", "input_audio": "audio"}
-"""Kinds of input by the types of their parts."""
 
 
 def parse_items(items: Sequence[Any], place: str = "input") -> list[InputItem]:
@@ -139,7 +137,7 @@ def parse_items(items: Sequence[Any], place: str = "input") -> list[InputItem]:
 def part_text(part: TextPart | MediaPart) -> str:
     """What a part says."""
     if isinstance(part, MediaPart):
-        return NOT_SEEN[_MEDIA[part.type]]
+        return NOT_SEEN[KINDS[part.type]]
     return part.text if part.text is not None else part.refusal or ""
 
 
@@ -156,7 +154,7 @@ def _parse(item: Any, place: str) -> InputItem:
         raise UnsupportedField(f"{place}.type", f"items of type '{str(kind)[:64]}' cannot be read")
     parts = item.get("content")
     for at, part in enumerate(parts if isinstance(parts, list) else ()):
-        if isinstance(part, dict) and str(part.get("type")) in _MEDIA:
+        if isinstance(part, dict) and str(part.get("type")) in KINDS:
             raise UnsupportedField(
                 f"{place}.content[{at}].type", f"this model reads text only; send text in place of '{part['type']}'"
             )
