@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 ANSWER_S = 2.0
 """How long an answer is waited for."""
 _AGAIN_S = 0.005
-_MAX_BYTES = 2**16
+_MAX_BYTES = 2**18
+"""More than a datagram holds by Linux's default limit: a shorter buffer would cut it off."""
 _LIFE_SHIFT = 32
 
 

@@ -8,7 +8,6 @@ lifeline, is held open by the parent: when it closes, the parent is gone and the
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import os
 import sys
@@ -23,8 +22,11 @@ import msgspec
 from quire.errors import SETUP_ERRORS, QuireError, SetupError
 from quire.processes.launch import EXIT_CRASHED, EXIT_ORPHANED, LaunchConfig, Report, SendReport, StatusReport
 from quire.processes.logs import set_up_logs
+from quire.processes.pipe_lines import LineWriter
 
 logger = logging.getLogger(__name__)
+FLUSH_S = 5.0
+"""How long a process that ends waits for its last reports to be read, in seconds."""
 
 Main = Callable[[LaunchConfig, SendReport], None]
 """What a child does, given its configuration and a function that sends a report."""
@@ -48,27 +50,28 @@ def run_child(main: Main, process: str = "child") -> None:
         set_up_logs("json", process if launch.rank is None else f"{process} {launch.rank.rank}")
     threading.Thread(target=_exit_with_parent, args=(fds.lifeline_fd,), daemon=True).start()
 
-    os.set_blocking(fds.report_fd, False)
+    reports = LineWriter(fds.report_fd)
 
     def report(report: Report) -> None:
-        with contextlib.suppress(BlockingIOError):  # nobody has read for minutes
-            os.write(fds.report_fd, msgspec.json.encode(report) + b"\n")
+        reports.send(msgspec.json.encode(report))
 
     try:
         main(launch, report)
+        reports.flush(FLUSH_S)
     except SetupError as error:
         report(StatusReport("failed", type(error).__name__, error.message))
-        _end(error.exit_code)
+        _end(error.exit_code, reports)
     except QuireError as error:
         report(StatusReport("failed", "", error.message))
-        _end(EXIT_CRASHED)
+        _end(EXIT_CRASHED, reports)
     except Exception as error:
         logger.exception("This process ends, because of an unexpected error.")
         report(StatusReport("failed", "", one_line_error(error)))
-        _end(EXIT_CRASHED)
+        _end(EXIT_CRASHED, reports)
 
 
-def _end(code: int) -> NoReturn:
+def _end(code: int, reports: LineWriter) -> NoReturn:
+    reports.flush(FLUSH_S)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

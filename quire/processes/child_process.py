@@ -6,6 +6,7 @@ Knows nothing about what the child does or what its death means.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -14,7 +15,10 @@ import sys
 import msgspec
 
 from quire.processes.launch import LaunchConfig, Report, StatusReport
-from quire.processes.orders import Order, send_order
+from quire.processes.orders import Order, OrderWriter
+from quire.processes.pipe_lines import LineReader, LineWriter, decoded
+
+logger = logging.getLogger(__name__)
 
 _decoder: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
 
@@ -39,7 +43,7 @@ class ChildProcess:
         launch_read, launch_write = os.pipe()
         self.report_fd, report_write = os.pipe()
         lifeline_read, self._lifeline = os.pipe()
-        orders_read, self._orders = os.pipe() if launch.takes_orders else (-1, -1)
+        orders_read, orders_write = os.pipe() if launch.takes_orders else (-1, -1)
         launch = msgspec.structs.replace(launch, orders_fd=orders_read)
         inherited = [launch_read, report_write, lifeline_read, *launch.inherited_fds]
         command = [sys.executable, "-m", module]
@@ -51,12 +55,11 @@ class ChildProcess:
         )
         self.pid_fd = os.pidfd_open(self._process.pid)
         _close(launch_read, report_write, lifeline_read, orders_read)
-        with open(launch_write, "wb") as pipe:
-            pipe.write(msgspec.json.encode(launch))
-        os.set_blocking(self.report_fd, False)
-        if self._orders >= 0:
-            os.set_blocking(self._orders, False)
-        self._unread = b""
+        launching = LineWriter(launch_write)
+        launching.send(msgspec.json.encode(launch))
+        launching.end()
+        self._reports = LineReader(self.report_fd)
+        self._orders = OrderWriter(orders_write) if launch.takes_orders else None
         self._killed_for = ""
         self._closed = False
         self.failure: StatusReport | None = None
@@ -67,25 +70,23 @@ class ChildProcess:
         return self._process.pid
 
     def reports(self) -> list[Report]:
-        """Reports since the last call."""
+        """Reports since the last call. One that cannot be read is left out, and logged."""
         if self._closed:
             return []
-        try:
-            while chunk := os.read(self.report_fd, 65536):
-                self._unread += chunk
-        except BlockingIOError:
-            pass
-        *lines, self._unread = self._unread.split(b"\n")
-        reports = [_decoder.decode(line) for line in lines if line]
-        for report in reports:
+        reports: list[Report] = []
+        for report in decoded(self._reports.read(), _decoder):
+            if isinstance(report, Exception):
+                logger.error("A report of the %s process cannot be read, and is left out: %s.", self.name, report)
+                continue
+            reports.append(report)
             if isinstance(report, StatusReport) and report.state == "failed":
                 self.failure = report
         return reports
 
     def tell(self, order: Order) -> None:
         """Give it an order, if it takes any."""
-        if self._orders >= 0 and not self._closed:
-            send_order(self._orders, order)
+        if self._orders is not None:
+            self._orders.send(order)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if it still runs."""
@@ -120,11 +121,14 @@ class ChildProcess:
         if self._closed:
             return
         self._closed = True
-        _close(self.report_fd, self.pid_fd, self._lifeline, self._orders)
+        self._reports.close()
+        _close(self.pid_fd, self._lifeline)
+        if self._orders is not None:
+            self._orders.close()
 
 
 def _close(*descriptors: int) -> None:
-    """Those that there are."""
+    """Close descriptors; negative ones stand for none."""
     for fd in descriptors:
         if fd >= 0:
             os.close(fd)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
+import logging
 
 import msgspec
 
 from quire.config import Config
 from quire.messages.from_engine import EngineId
 from quire.processes.launch import LaunchConfig
+from quire.processes.pipe_lines import LineReader, LineWriter, decoded
 from quire.processes.swap_reports import SwapStatus
+
+logger = logging.getLogger(__name__)
 
 
 class Reload(msgspec.Struct, frozen=True, tag=True):
@@ -86,26 +88,40 @@ class OrderReader:
     """
 
     def __init__(self, fd: int) -> None:
-        os.set_blocking(fd, False)
+        self._lines = LineReader(fd)
         self.fd = fd
-        self._unread = b""
         self._decoder: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
 
     def read(self) -> list[Order]:
-        """Orders since the last call."""
-        with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(self.fd, 65536):
-                self._unread += chunk
-        *lines, self._unread = self._unread.split(b"\n")
-        return [self._decoder.decode(line) for line in lines if line]
+        """Orders since the last call. One that cannot be read is left out, and logged."""
+        orders = []
+        for order in decoded(self._lines.read(), self._decoder):
+            if isinstance(order, Exception):
+                logger.error("An order of the supervisor cannot be read, and is left out: %s.", order)
+            else:
+                orders.append(order)
+        return orders
 
     def close(self) -> None:
         """No more orders."""
-        os.close(self.fd)
+        self._lines.close()
 
 
-def send_order(fd: int, order: Order) -> None:
-    """Write an order. Whoever is gone, or has read nothing for minutes, gets none: it is replaced, and its successor is
-    told anew."""
-    with contextlib.suppress(BlockingIOError, BrokenPipeError):
-        os.write(fd, msgspec.json.encode(order) + b"\n")
+class OrderWriter:
+    """The sending end. A process that is gone, or has read nothing for a long time, gets no more orders: it is
+    replaced, and its successor is told anew.
+
+    Args:
+        fd: Of the pipe; it is closed with this.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._lines = LineWriter(fd)
+
+    def send(self, order: Order) -> None:
+        """Give an order; never waits."""
+        self._lines.send(msgspec.json.encode(order))
+
+    def close(self) -> None:
+        """No more orders. More calls do nothing."""
+        self._lines.close()

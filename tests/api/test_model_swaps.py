@@ -34,7 +34,7 @@ from quire.executor.fake import FakeExecutor
 from quire.messages.from_engine import EngineId
 from quire.planning.auto_config import resolve
 from quire.processes.launch import LaunchConfig, Report
-from quire.processes.orders import DropModel, HoldRequests, OpenModel, Order, Reload, TellSwap, send_order
+from quire.processes.orders import DropModel, HoldRequests, OpenModel, Order, OrderWriter, Reload, TellSwap
 from quire.processes.swap_reports import ModelReport, SwapRequest, SwapStatus
 from tests.api.server import Pace, uvicorn_server
 
@@ -97,7 +97,8 @@ class Process:
             self._pace.hurry()
         self._reports: list[Report] = []
         self._engines: dict[int, EngineThread] = {}
-        orders_read, self._orders = os.pipe()
+        orders_read, orders_write = os.pipe()
+        self._orders = OrderWriter(orders_write)
         launch = replace_launch(self._launch(0), orders_fd=orders_read, hold_s=hold_s)
         self.swaps = ModelSwaps(launch, self._reports.append, create_app)
 
@@ -115,7 +116,7 @@ class Process:
             yield self
         for engine in self._engines.values():
             engine.end()
-        os.close(self._orders)
+        self._orders.close()
 
     # --- as a supervisor --------------------------------------------------------------------------------------------
 
@@ -123,7 +124,7 @@ class Process:
         self._engines[generation] = EngineThread(self._launch(generation), self._pace)
 
     def order(self, order: Order) -> None:
-        send_order(self._orders, order)
+        self._orders.send(order)
 
     def open(self, generation: int, config: Config | None = None, drain_timeout: float = WAIT_S) -> None:
         launch = self._launch(generation)

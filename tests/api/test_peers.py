@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quire.api import peers as peers_module
-from quire.api.peers import AdapterLoaded, CountOpen, Peers
+from quire.api.peers import AdapterLoaded, CountOpen, Peers, QueueShared
 from quire.messages.to_engine import Adapter
 
 
@@ -45,6 +45,22 @@ def test_all_others_answer_and_one_process_alone_asks_nobody(tmp_path: Path) -> 
         assert await alone.ask(CountOpen()) == []
         async with alone.exclusive():
             pass
+
+    asyncio.run(body())
+
+
+def test_a_question_of_many_keys_arrives_whole(tmp_path: Path) -> None:
+    async def body() -> None:
+        first, second, _ = three(tmp_path)
+        heard: list[QueueShared] = []
+        second.on(QueueShared, lambda news: heard.append(news) or {})
+        first.open()
+        second.open()
+        news = QueueShared(0, {f"key {number}": number for number in range(8_000)}, {})  # some 100 KB
+        assert await first.ask(news) == [{}]
+        assert heard == [news]
+        first.close()
+        second.close()
 
     asyncio.run(body())
 
