@@ -131,15 +131,15 @@ def _prefix_repetition(options: DatasetOptions, tokens: Tokens, rng: random.Rand
 
 
 def _sharegpt(options: DatasetOptions, tokens: Tokens, rng: random.Random) -> Iterator[Sample]:
-    fixed = options.output_len or options.sharegpt_output_len
+    fixed = options.sharegpt_output_len if options.output_len is None else options.output_len
     turns = [entry.get("conversations", []) for entry in _entries(options) if isinstance(entry, dict)]
     pairs = [(talk[0].get("value"), talk[1].get("value")) for talk in turns if len(talk) >= 2]
     rng.shuffle(pairs)
     for prompt, answer in pairs:
         length = len(tokens.encode(prompt))
-        output = fixed or len(tokens.encode(answer))
+        output = len(tokens.encode(answer)) if fixed is None else fixed
         usual = SHAREGPT_SHORTEST <= length <= SHAREGPT_LONGEST_PROMPT and length + output <= SHAREGPT_LONGEST
-        if usual and (fixed or output >= SHAREGPT_SHORTEST):
+        if usual and (fixed is not None or output >= SHAREGPT_SHORTEST):
             yield Sample(prompt, output)
 
 
@@ -150,7 +150,9 @@ def _custom(options: DatasetOptions, tokens: Tokens, rng: random.Random) -> Iter
         prompt = entry.get("prompt") if isinstance(entry, dict) else None
         if not isinstance(prompt, str | list) or not prompt:
             raise ConfigError(f'{options.dataset_path}: a line has no "prompt".', param="dataset_path")
-        yield Sample(prompt, int(options.output_len or entry.get("output_tokens") or options.custom_output_len))
+        own = entry.get("output_tokens")
+        usual = options.custom_output_len if own is None else int(own)
+        yield Sample(prompt, usual if options.output_len is None else options.output_len)
 
 
 def _entries(options: DatasetOptions) -> list[Any]:

@@ -155,7 +155,7 @@ class _Engine:
         running = {self._send(wave.prompt, wave.outputs) for _ in range(wave.rows)}
         while running:
             running -= self._ended()
-            first = first or self._clock.now()
+            first = self._clock.now() if first is None else first
         assert first is not None
         return first - began
 

@@ -130,7 +130,7 @@ class MultiRankExecutor:
             left = None if deadline is None else max(0.0, deadline - self._clock.now())
             try:
                 assert self._ranks is not None, "not started, or closed"
-                self._take(self._ranks.receive(left if self._mesh.pp == 1 else min(_LOOK_S, left or _LOOK_S)))
+                self._take(self._ranks.receive(self._wait(left)))
                 self._raise_if_stuck()
             except Exception as error:
                 self._failure = error
@@ -178,6 +178,12 @@ class MultiRankExecutor:
             except EngineDeadError as error:
                 self._failure = error
         ranks.close(at_once=self._failure is not None)
+
+    def _wait(self, left: float | None) -> float | None:
+        """How long to wait for messages at once: with several stages this process also looks for one that is stuck."""
+        if self._mesh.pp == 1:
+            return left
+        return _LOOK_S if left is None else min(_LOOK_S, left)
 
     def _name(self, rank: int) -> str:
         assert self._ranks is not None, "not started, or closed"

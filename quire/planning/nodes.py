@@ -19,6 +19,11 @@ def check_nodes(config: Config, device: str = "cpu") -> None:
     """
     parallel, headless = config.parallel, config.server.headless
     nodes, node = parallel.nodes, parallel.node_rank
+    timeout = parallel.distributed_timeout_seconds
+    if timeout is not None and timeout < 1:
+        raise ConfigError(
+            f"--distributed-timeout-seconds {timeout}: must be at least 1.", param="distributed_timeout_seconds"
+        )
     if parallel.distributed_executor_backend == "ray" and (node or headless):
         name = "node_rank" if node else "headless"
         raise ConfigError(

@@ -154,7 +154,7 @@ def begin_file(
 ) -> StoredFile:
     """An empty file that nobody sees before it is complete."""
     now = int(clock.now())
-    expires = now + int(min(limits.max_age, lifetime or limits.max_age))
+    expires = now + int(limits.max_age if lifetime is None else min(limits.max_age, lifetime))
     file = StoredFile(f"file-{uuid.uuid4().hex}", now, expires, filename, purpose, 0)
     values = (file.id, now, expires, filename, purpose, batch)
     connection.execute(f"INSERT INTO files ({_COLUMNS}, complete, batch) VALUES (?, ?, ?, ?, ?, 0, 0, ?)", values)

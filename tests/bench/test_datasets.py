@@ -103,6 +103,23 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, Any], said: str) -> 
         draw(**options)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dataset_name": "custom", "output_len": 0},
+        {"dataset_name": "custom", "custom_output_len": 0},
+        {"dataset_name": "sharegpt", "output_len": 0},
+        {"dataset_name": "sharegpt", "sharegpt_output_len": 0},
+    ],
+)
+def test_no_output_is_refused_and_not_taken_for_the_default(tmp_path: Path, options: dict[str, Any]) -> None:
+    talk = {"prompt": "how are you", "conversations": [{"value": "how are you"}, {"value": "fine thanks"}]}
+    file = tmp_path / "own.json"
+    file.write_text(json.dumps([talk]))
+    with pytest.raises(ConfigError, match="output length"):
+        draw(dataset_path=str(file), **options)
+
+
 @pytest.mark.parametrize("content", ['{"text": "x"}\n', "{\n", "", "[1]\n"])
 def test_broken_files_are_named(tmp_path: Path, content: str) -> None:
     file = tmp_path / "own.jsonl"

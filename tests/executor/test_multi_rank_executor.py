@@ -101,7 +101,9 @@ def test_results_are_those_of_one_rank_and_a_dead_rank_is_named(tiny: Path, rank
     assert all(map(gone, processes))
 
 
-def test_stages_give_the_results_of_one_rank_and_a_dead_one_is_named(tiny: Path) -> None:
+def test_stages_give_the_results_of_one_rank_and_a_dead_one_is_named(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one: Executor = CpuExecutor(config_for(tiny), SystemClock())
     one.start()
     ranks = MultiRankExecutor(config_for(tiny, pipeline_parallel_size=2), SystemClock())
@@ -110,6 +112,11 @@ def test_stages_give_the_results_of_one_rank_and_a_dead_one_is_named(tiny: Path)
     plans = [first(), *map(next_, range(2, 12))]
     assert run(ranks, plans) == run(one, plans)
     one.close()
+    waits: list[float | None] = []
+    receive = ranks._ranks.receive  # type: ignore[union-attr]
+    monkeypatch.setattr(ranks._ranks, "receive", lambda wait: waits.append(wait) or receive(wait))
+    assert ranks.collect(0.0) is None
+    assert waits == [0.0], "nobody waits where nothing is to be waited for"
     second = pids(ranks)[1]
     ranks.submit(next_(12))
     ranks.collect(30)

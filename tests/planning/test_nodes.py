@@ -30,6 +30,7 @@ def test_nodes_that_can_be(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("settings", "name", "message"),
     [
+        ({"distributed_timeout_seconds": 0}, "distributed_timeout_seconds", "seconds 0: must be at least 1"),
         ({"nnodes": 0}, "nnodes", "--nnodes 0: must be at least 1"),
         (TWO | {"node_rank": 2, "headless": True}, "node_rank", "with --nnodes 2 it is 0 to 1"),
         (TWO | {"node_rank": -1}, "node_rank", "--node-rank -1"),
