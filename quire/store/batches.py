@@ -143,16 +143,17 @@ class BatchStore:
     # --- for the process that works on a batch ----------------------------------------------------------------------
 
     async def claim(self, models: Sequence[str]) -> ClaimedBatch | None:
-        """Take over the oldest open batch of these models on which nobody works."""
+        """Take over the oldest open batch of these models on which nobody works. A process works on one at a time, so
+        one that is its own already was left in the middle."""
         now = self._clock.now()
         marks = ", ".join("?" * len(models))
 
         def take(connection: sqlite3.Connection) -> ClaimedBatch | None:
             query = (
                 f"SELECT id FROM batches WHERE status IN ({_OPEN}) AND model IN ({marks}) "
-                f"AND (owner IS NULL OR owner NOT IN ({ALIVE})) ORDER BY rowid LIMIT 1"
+                f"AND (owner IS NULL OR owner = ? OR owner NOT IN ({ALIVE})) ORDER BY rowid LIMIT 1"
             )
-            row = connection.execute(query, (*models, now)).fetchone()
+            row = connection.execute(query, (*models, self._process.id, now)).fetchone()
             if row is None:
                 return None
             self._process.say_alive_in(connection, now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -115,15 +116,20 @@ class FileStore:
             number, data = row
             yield data
 
-    async def lines(self, asked: str) -> AsyncIterator[bytes]:
-        """The lines of a file, without their ends."""
-        rest = b""
+    async def lines(self, asked: str, max_bytes: int) -> AsyncIterator[list[tuple[int, bytes]]]:
+        """The lines of a file that are not blank, with their numbers from 0, some at a time.
+
+        A thread finds them, so however many there are, the event loop goes on.
+
+        Args:
+            max_bytes: Of a longer line only one byte more than this is kept.
+        """
+        lines = _Lines(max_bytes)
         async for part in self.parts(asked):
-            *whole, rest = (rest + part).split(b"\n")
-            for line in whole:
-                yield line
-        if rest:
-            yield rest
+            if found := await asyncio.to_thread(lines.add, part):
+                yield found
+        if found := lines.end():
+            yield found
 
     async def delete(self, asked: str) -> None:
         """Delete a file.
@@ -141,6 +147,41 @@ class FileStore:
             connection.execute("DELETE FROM files WHERE id = ?", (asked,))
 
         await self._database.write(remove)
+
+
+class _Lines:
+    """Puts lines together from parts, which are copied once however long a line is.
+
+    Args:
+        max_bytes: See FileStore.lines.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_kept = max_bytes + 1
+        self._number = 0
+        self._begun: list[bytes] = []
+        self._size = 0  # of what is begun
+
+    def add(self, part: bytes) -> list[tuple[int, bytes]]:
+        """The lines that end in this part."""
+        first, *others = part.split(b"\n")
+        self._begin(first)
+        found = []
+        for piece in others:
+            found += self.end()
+            self._begin(piece)
+        return found
+
+    def end(self) -> list[tuple[int, bytes]]:
+        """The line that was begun, unless it is blank."""
+        number, line = self._number, b"".join(self._begun)
+        self._number, self._begun, self._size = number + 1, [], 0
+        return [(number, line)] if line.strip() else []
+
+    def _begin(self, piece: bytes) -> None:
+        if kept := piece[: self._max_kept - self._size]:
+            self._begun.append(kept)
+            self._size += len(kept)
 
 
 def begin_file(

@@ -10,6 +10,7 @@ import pytest
 from quire.errors import RequestError
 from quire.store.batch_rows import BatchResult
 from quire.store.errors import UnknownIdError
+from quire.store.files import _Lines
 from quire.store.limits import PROCESS_DEAD_S
 from quire.store.store import Store
 from tests.store.contents import LIMITS, Time, content, ids, parts, run
@@ -23,11 +24,21 @@ def test_a_files_parts_and_lines(path: Path) -> None:
     assert (file.filename, file.purpose, file.size) == ("in.jsonl", "batch", 14)
     assert run(content(store, file.id)) == b"one\ntwo\n\nthree"
 
-    async def lines() -> list[bytes]:
-        return [line async for line in store.files.lines(file.id)]
+    async def lines(max_bytes: int) -> list[tuple[int, bytes]]:
+        return [line async for some in store.files.lines(file.id, max_bytes) for line in some]
 
-    assert run(lines()) == [b"one", b"two", b"", b"three"]
+    assert run(lines(100)) == [(0, b"one"), (1, b"two"), (3, b"three")]
+    assert run(lines(3)) == [(0, b"one"), (1, b"two"), (3, b"thre")], "of a longer line one byte more is kept"
     store.close()
+
+
+def test_a_line_of_many_parts_is_copied_once_and_no_more_of_it_is_kept_than_wanted() -> None:
+    lines, part = _Lines(2**20), b"x" * 2**18
+    assert [lines.add(part) for _ in range(1000)] == [[]] * 1000
+    assert sum(map(len, lines._begun)) == 2**20 + 1
+    ((number, line),) = lines.add(b"\n" + part)
+    assert (number, len(line)) == (0, 2**20 + 1)
+    assert lines.end() == [(1, part)]
 
 
 def test_pages_of_files(path: Path) -> None:
@@ -68,6 +79,7 @@ def test_a_batch_is_worked_on_by_one_process_and_goes_on_in_another(path: Path) 
     claimed = run(first.batches.claim(["other", "m"]))
     assert claimed.body["id"] == batch
     assert run(second.batches.claim(["m"])) is None
+    assert run(first.batches.claim(["m"])).body["id"] == batch, "a process takes up again what it left in the middle"
     run(first.batches.begin(batch, 3))
     assert run(first.batches.record(batch, [BatchResult(1, True, b"1"), BatchResult(0, False, b"0")])) == "in_progress"
     time.value += PROCESS_DEAD_S + 1  # the first one is killed

@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 
-import msgspec
-
 from quire.api.batches.batch_line import BatchLine
 from quire.api.engine_session import EngineSession
 from quire.api.in_process_calls import Answer, InProcessCalls
@@ -55,11 +53,9 @@ class BatchCalls:
     async def answer(self, line: BatchLine, tenant: str = "") -> tuple[str, Answer]:
         """The id that a request of a tenant got, and its answer. The slot is free then."""
         try:
-            body = line.body
-            if self._has_priorities and body.get("priority") is None:
-                body = {**body, "priority": MAX_PRIORITY}
-            encoded, request_id = msgspec.json.encode(body), f"batch-{uuid.uuid4().hex}"
-            return request_id, await self._post(line.url, encoded, request_id, tenant)
+            body = line.body_with_priority(MAX_PRIORITY) if self._has_priorities else line.body
+            request_id = f"batch-{uuid.uuid4().hex}"
+            return request_id, await self._post(line.url, body, request_id, tenant)
         finally:
             self._slots.release()
 

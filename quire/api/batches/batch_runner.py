@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 from quire.api.batches.batch_calls import BatchCalls
 from quire.api.batches.batch_line import BatchLine, BatchLineError, error_line, parse_line, result_line
 from quire.api.engine_session import EngineSession
-from quire.clock import Clock, WallClock
+from quire.clock import Clock, SystemClock, WallClock
 from quire.errors import EngineDeadError, QuireError, UnavailableError
 from quire.store.batch_rows import BatchResult, ClaimedBatch
 from quire.store.errors import StoreFullError
@@ -32,6 +32,12 @@ WRITE_S = 0.25
 """How often results are written, and the batch's state is read."""
 WRITTEN_AT_ONCE = 32
 """Results that are kept together or not at all."""
+PATIENCE_S = 300.0
+"""How long a store that cannot be used, say because another process has locked it, is tried again."""
+ENVELOPE_BYTES = 2**16
+"""What a line may have beside the request's body."""
+
+T = TypeVar("T")
 
 
 class BatchRunner:
@@ -42,6 +48,7 @@ class BatchRunner:
         calls: Answers their requests.
         session: Says when the engine is ready.
         models: Names that this server serves; batches for others are left alone.
+        max_request_bytes: Of a request's body.
         clock: Seconds since 1970.
     """
 
@@ -51,8 +58,10 @@ class BatchRunner:
         calls: BatchCalls,
         session: EngineSession,
         models: Sequence[str],
+        max_request_bytes: int,
         clock: Clock | None = None,
     ) -> None:
+        self._max_line_bytes = max_request_bytes + ENVELOPE_BYTES
         self._store = store
         self._calls = calls
         self._session = session
@@ -81,8 +90,7 @@ class BatchRunner:
         while True:
             self._news.clear()
             claimed = await self._claim() if self._store.exists else None
-            if claimed is not None:
-                await self._work_on(claimed)
+            if claimed is not None and await self._work_on(claimed):
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
@@ -95,19 +103,31 @@ class BatchRunner:
             logger.warning("Batches cannot be worked on: %s", error.message)
             return None
 
-    async def _work_on(self, claimed: ClaimedBatch) -> None:
+    async def _work_on(self, claimed: ClaimedBatch) -> bool:
+        """Whether the batch has ended. If the store cannot be used it has not: some process claims it again, and goes
+        on where it was."""
         batch = str(claimed.body["id"])
         try:
-            await BatchRun(self._store, self._calls, claimed, self._clock).run()
-        except Exception as error:
-            logger.exception("Batch %s failed.", batch)
-            message = error.message if isinstance(error, QuireError) else "Something failed inside the server."
-            with contextlib.suppress(QuireError):
-                await self._store.batches.fail(batch, [_problem("server_error", message)])
+            await self._run_to_end(batch, claimed)
+        except UnavailableError as error:
+            logger.error("Batch %s waits for the store: %s", batch, error.message)
+            return False
         except asyncio.CancelledError:
             with contextlib.suppress(QuireError):
                 await self._store.batches.release(batch)
             raise
+        return True
+
+    async def _run_to_end(self, batch: str, claimed: ClaimedBatch) -> None:
+        try:
+            await BatchRun(self._store, self._calls, claimed, self._max_line_bytes, self._clock).run()
+        except UnavailableError:
+            raise
+        except Exception as error:
+            logger.exception("Batch %s failed.", batch)
+            message = error.message if isinstance(error, QuireError) else "Something failed inside the server."
+            problems = [_problem("server_error", message)]
+            await patiently(lambda: self._store.batches.fail(batch, problems), f"The end of batch {batch}")
 
 
 class BatchRun:
@@ -116,9 +136,13 @@ class BatchRun:
     Args:
         store, calls, clock: See BatchRunner.
         claimed: The batch, which is this process's.
+        max_line_bytes: Of a line of its input.
     """
 
-    def __init__(self, store: Store, calls: BatchCalls, claimed: ClaimedBatch, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, calls: BatchCalls, claimed: ClaimedBatch, max_line_bytes: int, clock: Clock
+    ) -> None:
+        self._max_line_bytes = max_line_bytes
         self._store = store
         self._calls = calls
         self._body: dict[str, Any] = claimed.body
@@ -136,20 +160,20 @@ class BatchRun:
             return
         if status in ("validating", "in_progress"):
             self._ends_as = await self._send_all()
-        await self._store.batches.finish(self._id, self._ends_as or "cancelled")
+        await self._patiently(lambda: self._store.batches.finish(self._id, self._ends_as or "cancelled"))
 
     async def _check_input(self) -> bool:
         """Whether the input is requests only; else the batch has failed."""
         errors, names, total = list[dict[str, Any]](), set[str](), 0
-        async for number, raw in self._lines():
+        async for number, found in self._lines(lambda number: True):
             total += 1
-            try:
-                name = self._parse(raw).custom_id
-                if name in names:
-                    raise BatchLineError("duplicate_custom_id", f"custom_id '{name}' is there twice.", "custom_id")
-                names.add(name)
-            except BatchLineError as error:
-                errors.append(_problem(error.code, error.message, error.param, number + 1))
+            if isinstance(found, BatchLine) and found.custom_id in names:
+                message = f"custom_id '{found.custom_id}' is there twice."
+                found = BatchLineError("duplicate_custom_id", message, "custom_id")
+            if isinstance(found, BatchLine):
+                names.add(found.custom_id)
+            else:
+                errors.append(_problem(found.code, found.message, found.param, number + 1))
             if total > MAX_REQUESTS:
                 errors = [_problem("too_many_requests", f"A batch may have at most {MAX_REQUESTS} requests.")]
             if total > MAX_REQUESTS or len(errors) >= MAX_ERRORS:
@@ -157,36 +181,44 @@ class BatchRun:
         if not total:
             errors = [_problem("empty_file", "The input file has no requests.")]
         if errors:
-            await self._store.batches.fail(self._id, errors)
+            await self._patiently(lambda: self._store.batches.fail(self._id, errors))
             return False
-        await self._store.batches.begin(self._id, total)
+        await self._patiently(lambda: self._store.batches.begin(self._id, total))
         return True
 
     async def _send_all(self) -> str:
         """Send what has no result yet; the state in which the batch ends."""
-        done = await self._store.batches.lines_done(self._id)
+        done = await self._patiently(lambda: self._store.batches.lines_done(self._id))
         sending, status = set[asyncio.Task[None]](), "completed"
         writing = asyncio.create_task(self._keep_writing())
         try:
-            async for number, raw in self._lines():
+            async for number, line in self._lines(lambda number: number not in done):
+                if isinstance(line, BatchLineError):
+                    raise QuireError(f"Line {number + 1} of the input: {line.message}")
                 if self._clock.now() >= self._body["expires_at"]:
                     status = "expired"
-                if status == "expired" and number not in done:
-                    text = error_line(self._parse(raw).custom_id, "batch_expired", "The batch's time was over before.")
+                    text = error_line(line.custom_id, "batch_expired", "The batch's time was over before.")
                     self._results.append(BatchResult(number, False, text))
-                elif number not in done:
-                    if await self._room_or_cancelled():
-                        break
-                    task = asyncio.create_task(self._send(number, self._parse(raw)))
-                    sending.add(task)
-                    task.add_done_callback(sending.discard)
+                    continue
+                if await self._room_or_cancelled():
+                    break
+                task = asyncio.create_task(self._send(number, line))
+                sending.add(task)
+                task.add_done_callback(sending.discard)
             await self._until_sent(sending)
-        finally:
-            for task in (writing, *sending):
-                task.cancel()
-            await asyncio.gather(writing, *sending, return_exceptions=True)
-            await self._write()
+        except BaseException:  # what is not written is asked again
+            with contextlib.suppress(QuireError):
+                await self._stop(writing, *sending)
+                await self._write()
+            raise
+        await self._stop(writing, *sending)
+        await self._patiently(self._write)
         return "cancelled" if self._cancelled.is_set() else status
+
+    async def _stop(self, *tasks: asyncio.Task[None]) -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _room_or_cancelled(self) -> bool:
         """Wait for room; returns whether the batch was cancelled instead."""
@@ -236,16 +268,47 @@ class BatchRun:
             if not self._results:
                 return status
 
-    async def _lines(self) -> AsyncIterator[tuple[int, bytes]]:
-        """The lines that are not empty, and their numbers."""
-        number = 0
-        async for raw in self._store.files.lines(self._body["input_file_id"]):
-            if raw.strip():
-                yield number, raw
-            number += 1
+    async def _lines(self, wanted: Callable[[int], bool]) -> AsyncIterator[tuple[int, BatchLine | BatchLineError]]:
+        """The requests of the lines that are wanted, by number; what is no request comes as its error. Lines are parsed
+        in a thread."""
+        read = self._store.files.lines(self._body["input_file_id"], self._max_line_bytes)
+        async for some in read:
+            for number, found in await asyncio.to_thread(self._parse, [line for line in some if wanted(line[0])]):
+                yield number, found
 
-    def _parse(self, raw: bytes) -> BatchLine:
-        return parse_line(raw, (self._body["endpoint"],))
+    def _parse(self, lines: list[tuple[int, bytes]]) -> list[tuple[int, BatchLine | BatchLineError]]:
+        return [(number, self._parse_line(raw)) for number, raw in lines]
+
+    def _parse_line(self, raw: bytes) -> BatchLine | BatchLineError:
+        try:
+            return parse_line(raw, (self._body["endpoint"],), self._max_line_bytes)
+        except BatchLineError as error:
+            return error
+
+    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+        return await patiently(work, f"Batch {self._id}")
+
+
+async def patiently(work: Callable[[], Awaitable[T]], what: str) -> T:
+    """Do something in the store, and do it again while the store cannot be used.
+
+    Args:
+        work: May be done several times.
+        what: Waits for the store; for the log.
+
+    Raises:
+        UnavailableError: It could not be used for PATIENCE_S.
+    """
+    clock = SystemClock()
+    deadline = clock.now() + PATIENCE_S
+    while True:
+        try:
+            return await work()
+        except UnavailableError as error:
+            if clock.now() >= deadline:
+                raise
+            logger.warning("%s waits for the store: %s", what, error.message)
+            await asyncio.sleep(WRITE_S)
 
 
 def _problem(code: str, message: str, param: str | None = None, line: int | None = None) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def make_batch_runner(app: FastAPI, serving: Serving, store: Store) -> BatchRunn
     """The runner of this process's batches."""
     calls = InProcessCalls(app, serving.config.server.api_key)
     batch_calls = BatchCalls(calls, serving.session, serving.config.scheduler)
-    return BatchRunner(store, batch_calls, serving.session, serving.names)
+    return BatchRunner(store, batch_calls, serving.session, serving.names, serving.config.server.max_request_bytes)
 
 
 def add_batches(app: FastAPI, serving: Serving) -> None:

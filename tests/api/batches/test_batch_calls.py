@@ -41,16 +41,24 @@ def calls(endpoint: Endpoint, session: Any, **scheduler: Any) -> BatchCalls:
 
 
 IDLE = SimpleNamespace(num_sequences=0, state="ready")
-LINE = BatchLine("a", "/v1/completions", {"prompt": "x"})
+LINE = BatchLine("a", "/v1/completions", b'{"prompt": "x"}')
 
 
 def test_requests_have_the_lowest_priority_where_there_are_priorities() -> None:
     endpoint = Endpoint()
     asyncio.run(calls(endpoint, IDLE, scheduling_policy="priority").answer(LINE))
-    own = BatchLine("a", "/v1/completions", {"prompt": "x", "priority": 3})
-    asyncio.run(calls(endpoint, IDLE, scheduling_policy="priority").answer(own))
+    for body in (b'{"priority": 3, "prompt": "x"}', b'{"priority": null, "prompt": "x"} ', b"{ }"):
+        own = BatchLine("a", "/v1/completions", body)
+        asyncio.run(calls(endpoint, IDLE, scheduling_policy="priority").answer(own))
     asyncio.run(calls(endpoint, IDLE).answer(LINE))
-    assert [body.get("priority") for body in endpoint.bodies] == [2**31 - 1, 3, None]
+    most = 2**31 - 1
+    assert endpoint.bodies == [
+        {"prompt": "x", "priority": most},
+        {"prompt": "x", "priority": 3},
+        {"prompt": "x", "priority": most},
+        {"priority": most},
+        {"prompt": "x"},
+    ]
 
 
 def test_a_request_is_sent_again_while_the_server_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,9 @@ class Calls:
         await asyncio.sleep(0.02 / len(self.asked))
         if line.custom_id in self._fail:
             return "id", Answer(400, b'{"error": {"message": "wrong"}}')
-        return "id", Answer(200, json.dumps({"got": line.body["prompt"], "usage": {"completion_tokens": 2}}).encode())
+        return "id", Answer(
+            200, json.dumps({"got": json.loads(line.body)["prompt"], "usage": {"completion_tokens": 2}}).encode()
+        )
 
 
 def request(number: int, **fields: Any) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,6 +15,10 @@ import pytest
 from openai.types import Batch
 
 from quire.api.batches import batch_runner
+from quire.api.batches.batch_line import parse_line
+from quire.errors import UnavailableError
+from quire.store import database
+from quire.store.batches import BatchStore
 from tests.api.openai_types import check, unknown_fields
 from tests.api.server import Pace, Server, count_up, running
 
@@ -215,6 +221,97 @@ def test_a_batch_that_fills_the_store_fails_and_what_it_has_can_be_read_and_dele
         for file in list(client.files.list()):
             client.files.delete(file.id)
         client.files.create(file=("in.jsonl", b"x" * 2**17), purpose="batch")
+
+
+def test_a_line_longer_than_a_request_may_be_is_named(tmp_path: Path) -> None:
+    with running(tmp_path, max_request_bytes=1000) as server:
+        good, also = completions(2)
+        long = line("long", {"prompt": "x" * (1000 + batch_runner.ENVELOPE_BYTES)})
+        done = wait(connect(server), start(connect(server), [good, long, also]))
+        assert done.status == "failed"
+        assert done.errors is not None
+        assert [(error.line, error.code) for error in done.errors.data or []] == [(2, "payload_too_large")]
+        refused = wait(connect(server), start(connect(server), [good, line("b", {"prompt": "x" * 2000})]))
+        assert refused.request_counts is not None
+        assert (refused.status, refused.request_counts.failed) == ("completed", 1), "its endpoint refuses it"
+
+
+def test_lines_are_parsed_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set[threading.Thread]()
+
+    def parse(*arguments: Any) -> Any:
+        threads.add(threading.current_thread())
+        return parse_line(*arguments)
+
+    monkeypatch.setattr(batch_runner, "parse_line", parse)
+    with running(tmp_path) as server:
+        assert wait(connect(server), start(connect(server), completions(3))).status == "completed"
+
+        async def own_thread() -> threading.Thread:
+            return threading.current_thread()
+
+        assert threads
+        assert server.in_loop(own_thread()) not in threads
+
+
+@pytest.mark.parametrize(("patience_s", "failures"), [(60.0, 2), (0.0, 1)], ids=["tried again", "claimed again"])
+def test_a_batch_outlives_a_store_that_cannot_be_used_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience_s: float, failures: int
+) -> None:
+    """Whatever was to be written or read then."""
+    monkeypatch.setattr(batch_runner, "PATIENCE_S", patience_s)
+    monkeypatch.setattr(batch_runner, "LOOK_S", 0.01)
+    monkeypatch.setattr(batch_runner, "WRITE_S", 0.01)
+    left = dict.fromkeys(("claim", "begin", "lines_done", "record", "fail", "finish"), failures)
+
+    def locked(name: str) -> None:
+        work = getattr(BatchStore, name)
+
+        async def method(store: BatchStore, *arguments: Any) -> Any:
+            if left[name]:
+                left[name] -= 1
+                raise UnavailableError("database is locked")
+            return await work(store, *arguments)
+
+        monkeypatch.setattr(BatchStore, name, method)
+
+    for name in left:
+        locked(name)
+    with running(tmp_path) as server:
+        client = connect(server)
+        wrong = wait(client, start(client, ["no JSON"]))
+        assert wrong.status == "failed"
+        assert wrong.errors is not None
+        assert [error.code for error in wrong.errors.data or []] == ["invalid_json_line"]
+        done = wait(client, start(client, completions(40)))
+        assert done.status == "completed"
+        assert [answer["custom_id"] for answer in results(client, done.output_file_id)] == [
+            f"request {i}" for i in range(40)
+        ]
+    assert set(left.values()) == {0}
+
+
+def test_a_lock_at_the_end_of_a_batch_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(database, "BUSY_S", 0.01)
+    monkeypatch.setattr(batch_runner, "WRITE_S", 0.01)
+    pace = Pace()
+    with running(tmp_path, sample=pace) as server:
+        client = connect(server)
+        batch = start(client, completions(5))
+        wait(client, batch, lambda b: b.status == "in_progress")
+        other = sqlite3.connect(tmp_path / "store" / "store.sqlite", isolation_level=None, timeout=60)
+        other.execute("BEGIN IMMEDIATE")
+        pace.hurry()
+        deadline = time.monotonic() + 60
+        while f"Batch {batch.id} waits for the store" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.01)
+        other.execute("COMMIT")
+        other.close()
+        done = wait(client, batch)
+        assert done.status == "completed"
+        assert len(results(client, done.output_file_id)) == 5
 
 
 def test_interactive_requests_find_room_beside_a_batch(tmp_path: Path) -> None:
