@@ -35,6 +35,11 @@ class BlockHashes:
         self._trunk: BlockHashes | None = None
         self._shared = 0  # blocks that are hashed by the trunk
 
+    @property
+    def hashed(self) -> Sequence[bytes]:
+        """The hashes that anybody has asked for so far, so all under which blocks of the sequence may be cached."""
+        return self._hashes
+
     def salted(self, salt: str) -> BlockHashes:
         """The chain of the same sequence under another salt, from the beginning."""
         return BlockHashes(self._block_size, salt, self._head, self._adapter)

@@ -231,11 +231,13 @@ class BlockTable:
                     self._pool.cache_block(blocks[entry], (group, hashes[entry]))
         self._num_cached = max(self._num_cached, count)
 
-    def invalidate(self) -> None:
-        """The contents of its blocks are broken: take them out of the prefix cache."""
-        for blocks in self._blocks:
-            for block in blocks:
-                self._pool.evict(block)
+    def invalidate(self, hashes: Iterable[bytes]) -> None:
+        """The contents of these blocks are broken: take them out of the prefix cache, whoever holds them now."""
+        for block_hash in hashes:
+            for group in range(len(self._groups)):
+                block = self._pool.get_cached_block((group, block_hash))
+                if block is not None:
+                    self._pool.evict(block)
 
     # --- swapping ---------------------------------------------------------------------------------------------------
 

@@ -149,13 +149,14 @@ def check_stops(new: NewTokens, lengths: Lengths, request_table: RequestTable) -
 
 
 def fail_rows(step: ScheduledStep, alive: npt.NDArray[np.bool_], errors: Sequence[tuple[int, str]]) -> list[Request]:
-    """End requests whose row failed, and take their blocks out of the prefix cache."""
+    """End requests whose row failed, and take their blocks out of the prefix cache: those too of requests that were
+    preempted, or have ended, since the step was planned."""
     failed = []
     rows = step.max_new_tokens.nonzero()[0]
     for place, message in errors:
+        request = step.requests[int(rows[place])]
+        request.invalidate()
         if alive[rows[place]]:
-            request = step.requests[int(rows[place])]
-            request.table.invalidate()
             request.end("error", message)
             failed.append(request)
     return failed

@@ -43,7 +43,7 @@ class Request:
     """
 
     __slots__ = (
-        "_lengths", "adapter_slot", "add", "admitted_at", "awaits", "block_hashes", "ended", "error", "first_token_at",
+        "_former_hashes", "_lengths", "adapter_slot", "add", "admitted_at", "awaits", "block_hashes", "ended", "error", "first_token_at",
         "id", "index", "num_cached_tokens", "parent", "preemptions", "prompt_logprobs_planned", "prompt_step",
         "queue_key", "repetition", "rope_length", "slot", "stop_ids", "swapped", "table", "tokens",
     )  # fmt: skip
@@ -66,6 +66,7 @@ class Request:
         self.repetition = RepetitionDetector(detection, add.tokens[add.prompt_len :]) if detection else None
         self.table = table
         self.block_hashes = block_hashes
+        self._former_hashes: list[BlockHashes] = []
         self.queue_key = queue_key
         self._lengths = lengths
         self.index = lengths.allocate(len(add.tokens), add.prompt_len, add.prompt_len + (add.sampling.max_tokens or 0))
@@ -170,6 +171,16 @@ class Request:
         lengths.computed[index] = lengths.planned[index] = lengths.allocated[index] = 0
         lengths.epoch[index] += 1
         self.prompt_step = 0
+
+    def rehash(self, salt: str) -> None:
+        """Its blocks get other hashes from now on."""
+        self._former_hashes.append(self.block_hashes)
+        self.block_hashes = self.block_hashes.salted(salt)
+
+    def invalidate(self) -> None:
+        """What was computed of it is broken: nobody finds its blocks any more, in whichever table they were."""
+        for hashes in (self.block_hashes, *self._former_hashes):
+            self.table.invalidate(hashes.hashed)
 
     def end(self, reason: EndReason, error: str = "") -> None:
         """It is over; the caller frees its slot, blocks and index."""

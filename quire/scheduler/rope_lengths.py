@@ -46,7 +46,7 @@ class RopeLengths:
         before, request.rope_length = request.rope_length, mode.rope_length(request.add.prompt_len, len(request.tokens))
         salt = mode.salt(request.rope_length)
         if not before or salt != mode.salt(before):
-            request.block_hashes = request.block_hashes.salted(f"{request.add.cache_salt}\0{salt}")
+            request.rehash(f"{request.add.cache_salt}\0{salt}")
         self.limit_drafts(request)
 
     def limit_drafts(self, request: Request) -> None:

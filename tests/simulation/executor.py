@@ -131,7 +131,7 @@ class SimulatedExecutor:
         self._world.say(f"step {plan.step} of {sum(plan.counts)} tokens brings {result.tokens}")
         if self.faults.breaks_row and result.counts:
             self.faults.breaks_row = False
-            result = _with_broken_row(result, self._random.randrange(len(result.counts)))
+            result = with_broken_row(result, self._random.randrange(len(result.counts)))
         self._effect()
         return replace(result, device_ms=1e3 * self._token_s * sum(plan.counts))
 
@@ -152,7 +152,7 @@ class SimulatedExecutor:
             raise PlantedFault(f"planted at {point}")
 
 
-def _with_broken_row(result: Result, row: int) -> Result:
+def with_broken_row(result: Result, row: int) -> Result:
     """A result in which one sampled row failed and brought nothing."""
     start = sum(result.counts[:row])
     end = start + result.counts[row]

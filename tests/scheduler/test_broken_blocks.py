@@ -1,0 +1,88 @@
+"""Blocks of a row that failed are found by nobody, whatever has happened to its request since the step was planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from quire.clock import SystemClock
+from quire.config.scheduler import PreemptionMode
+from quire.executor.fake import FakeExecutor
+from quire.kvcache.block_hashes import BlockHashes
+from quire.kvcache.block_pool import BlockPool
+from quire.kvcache.host_pool import HostPool
+from quire.messages.workers import Result
+from quire.scheduler.preemption import Preemption
+from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.token_budget import TokenBudget
+from tests.engine.harness import add
+from tests.simulation.executor import with_broken_row
+
+PROMPT = list(range(44))
+BLOCK = 8
+
+
+class Stage:
+    """A scheduler with room for one prompt at a time, whose first step's only row fails."""
+
+    def __init__(self, mode: PreemptionMode) -> None:
+        self.pool = BlockPool(8, BLOCK)
+        host = HostPool()
+        host.grow(8)
+        self.executor = FakeExecutor(8, BLOCK, num_host_blocks=8)
+        self.scheduler = Scheduler(
+            self.pool, 4, TokenBudget(64), Preemption(host, mode), SystemClock(), policy="priority"
+        )
+        self.scheduler.add(add(1, PROMPT, 20))
+        self.plan()
+
+    def plan(self) -> None:
+        plan = self.scheduler.plan()
+        assert plan is not None
+        self.executor.submit(plan)
+        self.scheduler.cache_blocks()
+
+    def result(self) -> Result:
+        result = self.executor.collect(None)
+        assert result is not None
+        return result
+
+    def num_cached(self) -> int:
+        """Blocks of the prompt in the prefix cache."""
+        hashes = BlockHashes(BLOCK).hash_up_to(PROMPT, len(PROMPT))
+        return sum(self.pool.get_cached_block((0, block_hash)) is not None for block_hash in hashes)
+
+
+def nothing(stage: Stage) -> None:
+    """The request runs on."""
+
+
+def abort(stage: Stage) -> None:
+    """Its client leaves."""
+    assert stage.scheduler.abort(1) is not None
+
+
+def preempt(stage: Stage) -> None:
+    """A more urgent request takes its blocks."""
+    stage.scheduler.add(add(2, [100] * 20, 1, priority=-1))
+    stage.plan()
+    (request,) = stage.scheduler.waiting
+    assert request.id == 1
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("meanwhile", [nothing, abort, preempt])
+def test_nobody_finds_broken_blocks(meanwhile: Callable[[Stage], None], mode: PreemptionMode) -> None:
+    stage = Stage(mode)
+    meanwhile(stage)
+    assert stage.num_cached() > 0, "they are found before it is known that they are broken"
+    outputs = stage.scheduler.process_result(with_broken_row(stage.result(), 0))
+    assert [request.ended for request in outputs.ended] == ([] if meanwhile is abort else ["error"])
+    assert stage.num_cached() == 0
+    while stage.scheduler.has_work:
+        if stage.scheduler.steps_in_flight == 0:
+            stage.plan()
+        stage.scheduler.process_result(stage.result())
+    assert stage.pool.num_free == 8
+    assert stage.scheduler.host.num_free == 8
