@@ -444,6 +444,8 @@ class EngineSession:
             number = self._placement.place(add, self._placement.blocks(add), working)
             for sequence in prompt:
                 sequence.engine = number
+                counted = sequence.collector.stats_of(sequence.add.id)
+                self._stats_of(counted).move_sequence(counted, self.stats.engines[number])
             self._engines[number].connection.send(add)
 
     def take_turn(self, told: TakeTurn) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import select
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from quire.errors import QuireError, SetupError, did_you_mean
 from quire.version import __version__
@@ -40,12 +42,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"quire: error: '{name}' is not a command.{hint} Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
         raise SystemExit(2)
     try:
-        raise SystemExit(_run_and_flush(importlib.import_module(COMMANDS[name][0]).run, rest))
+        with _ended_by_interrupt():
+            module = importlib.import_module(COMMANDS[name][0])
+        raise SystemExit(_run_and_flush(module.run, rest))
     except QuireError as error:
         print(f"quire: error: {error.message}", file=sys.stderr)
         raise SystemExit(error.exit_code if isinstance(error, SetupError) else 1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+@contextmanager
+def _ended_by_interrupt() -> Iterator[None]:
+    """Within it Ctrl-C ends the process at once. For imports: Python drops a KeyboardInterrupt that arrives in one of
+    the callbacks by which it keeps account of modules, and libraries drop some as well."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or somebody else's
+        yield
+        return
+    try:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    except ValueError:  # not in the main thread, where signals arrive
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _run_and_flush(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:

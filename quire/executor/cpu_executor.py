@@ -100,8 +100,7 @@ class CpuExecutor:
             except BaseException as error:
                 failure = error
                 self._results.put(error)
-        if worker.adapters is not None:
-            worker.adapters.close()
+        worker.close()
 
     def _load(self) -> tuple[Worker, DeviceLimits]:
         began = self._clock.now()

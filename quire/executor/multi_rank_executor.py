@@ -107,7 +107,8 @@ class MultiRankExecutor:
             blocks = self._from_all(Blocks, "read its weights")
             of_all = Blocks(min(each.device for each in blocks), min(each.host for each in blocks))
             self._ranks.broadcast(of_all)
-            return self._from_all(DeviceLimits, "become ready")[0]
+            limits = self._from_all(DeviceLimits, "become ready")[0]
+            return msgspec.structs.replace(limits, masked_drafts=False)  # nobody passes on what ranks propose
         except BaseException as error:
             self._failure = error
             self.close()

@@ -261,7 +261,7 @@ class RankProcesses:
             _log.warning("%s is late: in a step the others have waited %.0f s for it", self.name(late), self._still_s)
         elif self._on_gpus and self._still_s >= self._patience_s:
             raise EngineDeadError(
-                f"{self.name(apart[0])} was stuck: in step {calls[apart[0]] + 1} the others waited "
+                f"{self.name(apart[0])} was stuck: in step {calls[self._index(apart[0])] + 1} the others waited "
                 f"{self._patience_s:g} s for it."
             )
 

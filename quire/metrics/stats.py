@@ -252,6 +252,13 @@ class Stats:
         group = self._groups.setdefault(first, SequenceGroup(first, params.n))
         return SequenceStats(add.prompt_len, params.max_tokens or 0, params.n, add.arrival, group, engine=self.engine)
 
+    def move_sequence(self, sequence: SequenceStats, other: Stats) -> None:
+        """Another engine gets a sequence of which nothing has come yet: it is counted there from now on."""
+        group = sequence.group
+        sequence.engine = other.engine
+        if (moved := self._groups.pop(group.first, None)) is not None:
+            other._groups[group.first] = moved
+
     def record_tokens(self, sequence: SequenceStats, tokens: int, now: float, cached: int = 0) -> None:
         """A step brought tokens; with the first ones, `cached` is how much of the prompt was found computed."""
         if not tokens:

@@ -98,10 +98,10 @@ class Backend:
         free = int(num_blocks * (1 - load.cache_usage))
         return ReplicaLoad(max(self.in_flight, load.running + load.waiting), 0, free, num_blocks)
 
-    def began(self) -> None:
-        """It gets a request."""
+    def began(self) -> int:
+        """It gets a request; its number, see CircuitBreaker."""
         self.in_flight += 1
-        self.breaker.sending()
+        return self.breaker.sending()
 
     def ended(self) -> None:
         """A request that it had is over."""

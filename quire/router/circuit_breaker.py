@@ -20,7 +20,8 @@ class CircuitBreaker:
         self._clock = clock
         self._failures = 0
         self._opened_at: float | None = None
-        self._trying = False
+        self._sent = 0
+        self._trial: int | None = None  # the request that tries
 
     @property
     def is_open(self) -> bool:
@@ -32,23 +33,34 @@ class CircuitBreaker:
         """Whether a request may be sent now."""
         if self._opened_at is None:
             return True
-        return not self._trying and self._clock.now() - self._opened_at >= self._open_s
+        return self._trial is None and self._clock.now() - self._opened_at >= self._open_s
 
-    def sending(self) -> None:
-        """A request is sent."""
-        self._trying = self._opened_at is not None
+    def sending(self) -> int:
+        """A request is sent. Returns its number, by which its end is told; while the breaker is open, the end of a
+        request that was sent before decides nothing."""
+        self._sent += 1
+        if self._opened_at is not None and self._trial is None:
+            self._trial = self._sent
+        return self._sent
 
-    def succeeded(self) -> None:
-        """A server has answered."""
-        self._failures, self._opened_at, self._trying = 0, None, False
+    def succeeded(self, number: int) -> None:
+        """The server has answered this request."""
+        if self._decides(number):
+            self._failures, self._opened_at, self._trial = 0, None, None
 
-    def failed(self) -> None:
-        """A server has not."""
+    def failed(self, number: int) -> None:
+        """The server has not answered this request."""
+        if not self._decides(number):
+            return
         self._failures += 1
-        if self._trying or self._failures >= self._threshold:
+        if number == self._trial or self._failures >= self._threshold:
             self._opened_at = self._clock.now()
-        self._trying = False
+        self._trial = None
 
-    def left(self) -> None:
-        """The client went away before it could be told: another request has to try."""
-        self._trying = False
+    def left(self, number: int) -> None:
+        """This request's client went away before the end: if it was to try, another has to."""
+        if number == self._trial:
+            self._trial = None
+
+    def _decides(self, number: int) -> bool:
+        return self._opened_at is None or number == self._trial

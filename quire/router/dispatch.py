@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 
 from quire.clock import Clock
@@ -48,7 +49,7 @@ class Answer:
         connection: BackendConnection,
         head: AnswerHead,
         first: bytes,
-        on_failure: Callable[[Backend, BackendError], None],
+        on_failure: Callable[[BackendError], None],
     ) -> None:
         self.backend = backend
         self.head = head
@@ -65,7 +66,7 @@ class Answer:
         try:
             return await self._connection.read()
         except BackendError as error:
-            self._on_failure(self.backend, error)
+            self._on_failure(error)
             raise
 
     def __enter__(self) -> Answer:
@@ -104,10 +105,11 @@ class Dispatcher:
         while True:
             tried.append(backend)
             failure: QuireError
+            number = backend.began()
             try:
-                answer = await self._attempt(backend, request)
+                answer = await self._attempt(backend, request, number)
             except BackendError as error:
-                self._failed(backend, error)
+                self._failed(backend, number, error)
                 if isinstance(error, BackendTimeout):
                     raise RequestTimeoutError("The server that has this model sent nothing for too long.") from error
                 failure = UnavailableError("The server with this model does not answer. Try again in a few seconds.")
@@ -123,45 +125,47 @@ class Dispatcher:
                 raise failure
             backend = self._retry(backend, other)
 
-    async def _attempt(self, backend: Backend, request: RoutedRequest) -> Answer:
+    async def _attempt(self, backend: Backend, request: RoutedRequest, number: int) -> Answer:
         """A server's answer, once its body has begun.
+
+        Args:
+            number: What the request is called at the server's breaker.
 
         Raises:
             BackendError: It has none.
         """
-        backend.began()
         connection: BackendConnection | None = None
         try:
             data = request.data_for(backend.address, backend.address.api_key)
             connection = backend.pool.idle()
             if connection is not None:
                 try:
-                    return await self._exchange(backend, connection, data)
+                    return await self._exchange(backend, connection, data, number)
                 except BackendError as error:
                     if not connection.was_closed_unused or isinstance(error, BackendTimeout):
                         raise
                     # The server closed it while it was idle, as it may at any time.
             connection = None
             connection = await backend.pool.connect()
-            return await self._exchange(backend, connection, data)
+            return await self._exchange(backend, connection, data, number)
         except BaseException as error:  # the client's disconnect, too
             if connection is not None:
                 connection.abort()
             if not isinstance(error, BackendError):
-                backend.breaker.left()
+                backend.breaker.left(number)
             backend.ended()
             raise
 
-    async def _exchange(self, backend: Backend, connection: BackendConnection, data: bytes) -> Answer:
+    async def _exchange(self, backend: Backend, connection: BackendConnection, data: bytes, number: int) -> Answer:
         connection.request(data, self._config.request_timeout_secs)
         head = await connection.head()
         first = await connection.read()
         if head.status in _FAILED:
-            backend.breaker.failed()
+            backend.breaker.failed(number)
             self._metrics.failures[backend.address.url, str(head.status)] += 1
         else:
-            backend.breaker.succeeded()
-        return Answer(backend, connection, head, first, self._failed)
+            backend.breaker.succeeded(number)
+        return Answer(backend, connection, head, first, partial(self._failed, backend, number))
 
     def _other(self, request: RoutedRequest, tried: list[Backend]) -> Backend | None:
         if len(tried) > self._config.max_instance_failover_reroute_attempts:
@@ -175,8 +179,8 @@ class Dispatcher:
         self._metrics.retries[failed.address.url] += 1
         return other
 
-    def _failed(self, backend: Backend, error: BackendError) -> None:
-        backend.breaker.failed()
+    def _failed(self, backend: Backend, number: int, error: BackendError) -> None:
+        backend.breaker.failed(number)
         reason = "timeout" if isinstance(error, BackendTimeout) else "connection"
         self._metrics.failures[backend.address.url, reason] += 1
         logger.warning("Server %s failed: %s", backend.address.url, error)

@@ -43,9 +43,10 @@ class Request:
     """
 
     __slots__ = (
-        "_former_hashes", "_lengths", "adapter_slot", "add", "admitted_at", "awaits", "block_hashes", "ended", "error", "first_token_at",
-        "id", "index", "num_cached_tokens", "parent", "preemptions", "prompt_logprobs_planned", "prompt_step",
-        "queue_key", "repetition", "rope_length", "slot", "stop_ids", "swapped", "table", "tokens",
+        "_former_hashes", "_lengths", "adapter_slot", "add", "admitted_at", "awaits", "block_hashes", "ended",
+        "error", "first_token_at", "id", "index", "num_cached_tokens", "parent", "preemptions",
+        "prompt_logprobs_planned", "prompt_step", "queue_key", "repetition", "rope_length", "slot", "stop_ids",
+        "swapped", "table", "tokens",
     )  # fmt: skip
 
     def __init__(

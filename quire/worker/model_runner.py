@@ -166,7 +166,7 @@ class ModelRunner:
         of a token a row, which may run kernels of their own. `deferred`: see `run_dummies`.
         """
         self.run_dummies(self._limits.fewest_rows(self._limits.tokens), deferred)
-        for rows in {1, self._limits.rows}:
+        for rows in sorted({1, self._limits.rows}):
             self.run_dummies([1] * rows, deferred)
 
     def capture_graphs(self, most: int, *, precompiled: bool = False) -> None:

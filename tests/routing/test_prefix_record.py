@@ -30,6 +30,15 @@ def test_what_was_not_used_for_the_longest_time_is_forgotten_first() -> None:
     assert [record.matches(names(*pair))[0] for pair in ((1, 2), (3, 4), (5, 6))] == [2, 0, 2]
 
 
+def test_the_end_of_a_prompt_is_forgotten_before_its_beginning() -> None:
+    record = PrefixRecord(1)
+    record.add(0, names(1, 2, 3), 4)
+    record.add(0, names(5, 6), 4)
+    assert record.matches(names(1, 2, 3)) == [2]
+    record.add(0, names(7, 8, 9, 10, 11, 12), 4)
+    assert record.matches(names(7, 8, 9, 10, 11, 12)) == [4], "of what is larger than the cache, too"
+
+
 def test_a_cache_that_was_emptied_matches_nothing_and_leaves_the_others() -> None:
     record = PrefixRecord(2)
     for replica in (0, 1):

@@ -17,7 +17,9 @@ import triton.language as tl
 @functools.cache
 def can_overlap(device: torch.device) -> bool:
     """Whether kernels on this device may be launched this way."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    if device.type != "cuda" or torch.version.hip is not None:  # an AMD MI300 says that it is a (9, 4)
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @triton.jit

@@ -19,7 +19,9 @@ _KEPT = 1024
 @functools.cache
 def is_sm_90(device: torch.device) -> bool:
     """Whether it is Hopper, which some kernels are written for; newer GPUs lack its matrix products."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+    if device.type != "cuda" or torch.version.hip is not None:  # an AMD MI200 says that it is a (9, 0)
+        return False
+    return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 @functools.cache
