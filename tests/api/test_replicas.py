@@ -186,10 +186,15 @@ def test_what_only_waited_for_an_engine_that_dies_goes_to_another_at_once(two: T
     assert not dying.adds
     dying.say(replace(READY, source=successor))
     eventually(lambda: len(dying.adds) == len([*begun.sequences(), *in_flight.sequences()]))
+    served = [len(engine.adds) for engine in engines]
     for engine in engines:
         for add in list(engine.adds):
             finish(engine, add)
     assert [(thread.join(), answer[0].status_code)[1] for thread, answer in waiting] == [200] * 6
+    counted = server.session.stats.engines
+    assert [sum(each.ended.values()) for each in counted] == served, "each counts what it has served itself"
+    assert [each.generation_tokens for each in counted] == [served[0] + 1, served[1]]
+    assert not any(each._groups for each in counted)
     limit = server.session.admission_limit
     for engine in engines:
         engine.say(Heartbeat(0.0, 0.0, last_add=max(add.id for add in engine.adds)))

@@ -17,6 +17,7 @@ from quire.errors import CheckpointError
 from quire.executor.cpu_executor import CpuExecutor
 from quire.executor.executor import Executor, FaultHook, no_faults
 from quire.messages.workers import Plan
+from quire.worker.worker import Worker
 from tests.checkpoints import make_llama
 from tests.worker.driver import admitted, config_for
 
@@ -32,6 +33,16 @@ def started(tiny: Path) -> Iterator[CpuExecutor]:
     executor.start()
     yield executor
     executor.close()
+
+
+def test_its_worker_is_closed_with_it(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Worker] = []
+    monkeypatch.setattr(Worker, "close", lambda worker: closed.append(worker))
+    executor = CpuExecutor(config_for(tiny), SystemClock())
+    executor.start()
+    assert not closed
+    executor.close()
+    assert len(closed) == 1
 
 
 def first(step: int = 1) -> Plan:

@@ -21,6 +21,7 @@ from quire.executor.multi_rank_executor import MultiRankExecutor
 from quire.executor.nodes.head_ranks import Ranks, start_ranks
 from quire.executor.rank_processes import RankProcesses
 from tests.checkpoints import make_llama
+from tests.engine.test_client_liveness import ManualClock
 from tests.executor.masked_requests import serve
 from tests.executor.test_cpu_executor import first, next_
 from tests.executor.test_gpu_executor import run
@@ -196,6 +197,31 @@ def test_a_rank_that_keeps_the_others_waiting_is_named(
 
 
 @pytest.mark.long("many cards")
+def test_a_rank_of_another_machine_that_is_late_is_named(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a second node whose ranks are 2 and 3: its lists begin at 0."""
+    executor = MultiRankExecutor(config_for(tiny, **TWO), SystemClock())
+    executor.start()
+    ranks = executor._ranks
+    assert isinstance(ranks, RankProcesses)
+    clock = ManualClock()
+    monkeypatch.setattr(ranks, "_clock", clock)
+    monkeypatch.setattr(ranks, "_here", range(2, 4))
+    monkeypatch.setattr(ranks, "_on_gpus", True)
+    monkeypatch.setattr(ranks, "_last_look", 0.0)
+    monkeypatch.setattr(rank_processes, "calls_of", lambda words, rank: [5, 4][rank])
+    monkeypatch.setattr(rank_processes, "process_state", lambda pid: "S")
+
+    def look_long() -> None:
+        for _ in range(1000):
+            clock.time += 1.0
+            ranks._look()
+
+    with pytest.raises(EngineDeadError, match=r"Rank 3 of 2 .* was stuck: in step 5 the others waited"):
+        look_long()
+    monkeypatch.undo()
+    executor.close()
+
+
 def test_a_start_is_bounded_in_time_and_says_who_is_missing(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks are stopped, which nobody may see: fast ones would read their weights within the second."""
     monkeypatch.setattr(rank_processes, "process_state", lambda pid: "S")
