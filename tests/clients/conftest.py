@@ -48,3 +48,11 @@ def quill(recorded: tuple[Recorder, str]) -> Iterator[Quill]:
     recorder.exchanges.clear()
     yield Quill(recorder.url, direct, KEY, recorder.exchanges)
     check(recorder.exchanges)
+
+
+def leave_refused_threads(quill: Quill) -> None:
+    """Forget requests for a conversation that the server keeps: refused, after which Anthropic's tool runners send the
+    whole conversation instead."""
+    refused = [exchange for exchange in quill.exchanges if "thread" in exchange.sent]
+    assert {exchange.status for exchange in refused} <= {400}
+    quill.exchanges[:] = [exchange for exchange in quill.exchanges if exchange not in refused]

@@ -13,7 +13,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.clients.conftest import Quill
+from tests.clients.conftest import Quill, leave_refused_threads
 
 pytestmark = pytest.mark.long("api")
 SUM: Any = [{"role": "user", "content": "What is 12 + 30?"}]
@@ -235,6 +235,29 @@ def test_anthropic_async(quill: Quill) -> None:
             return "".join([text async for text in stream.text_stream])
 
     assert "42" in asyncio.run(ask())
+
+
+def test_anthropics_tool_runner(quill: Quill) -> None:
+    cities = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Get the current weather in a city
+
+        Args:
+            city: The city
+        """
+        cities.append(city)
+        return RESULT
+
+    client = anthropic.Anthropic(base_url=quill.url, api_key=quill.key, max_retries=0)
+    asked: Any = {"model": "quill", "max_tokens": 200, "messages": WEATHER, "tools": [get_weather]}
+    last = client.beta.messages.tool_runner(**asked).until_done()
+    assert "snowy" in last.content[0].text  # type: ignore[union-attr]
+    *_, stream = client.beta.messages.tool_runner(**asked, stream=True)
+    assert "snowy" in stream.get_final_text()
+    assert cities == ["Oslo", "Oslo"]
+    leave_refused_threads(quill)
 
 
 # --- ollama ----------------------------------------------------------------------------------------------------------
