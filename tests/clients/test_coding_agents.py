@@ -3,8 +3,10 @@ one that answers. The model is scripted, and its chat template has no switch for
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -135,7 +137,10 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
 )
 def test_an_agent_writes_a_file(scripted: Recorder, agent: Callable[[str], Agent], tool: str, tmp_path: Path) -> None:
     scripted.exchanges.clear()
-    said = _run(agent(scripted.url), tmp_path)
+    try:
+        said = _run(agent(scripted.url), tmp_path)
+    finally:
+        _end_daemons(tmp_path / "home")
     _, answer = SCRIPTS[tool]
     assert answer in said
     assert (tmp_path / "work" / "made.txt").read_text() == f"written with {tool}\n"
@@ -169,3 +174,11 @@ def _run(agent: Agent, directory: Path) -> str:
         )
         assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
+
+
+def _end_daemons(home: Path) -> None:
+    """Kill what an agent has left running: whatever has this home."""
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if f"HOME={home}" in environ.read_text(errors="replace").split("\0"):
+                os.kill(int(environ.parent.name), signal.SIGKILL)
