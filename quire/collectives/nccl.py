@@ -14,7 +14,7 @@ from quire.mesh import Mesh
 
 ID_BYTES = 128
 _LIBRARY = "libnccl.so.2"
-_TYPES = {torch.float32: 7, torch.bfloat16: 9}
+_TYPES = {torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}
 _SUM = 0
 
 

@@ -65,7 +65,9 @@ class GroupedLinearWeight:
     def load(self, checkpoint: Checkpoint) -> None:
         shape = self._shape
         what = f"{self._form.name} {shape.names} {shape.rows} × {shape.columns}"
-        self._weight = self._options.packed_weights.get(what, lambda: self._pack(*self._parts(checkpoint), shape.gated))
+        self._weight = self._options.packed_weights.get(
+            what, lambda: self._pack(*self._parts(checkpoint), shape.gated, self._options.dtype)
+        )
 
     def read(self, checkpoint: Checkpoint) -> GroupedWeight:
         """The weight in the reference's form."""

@@ -45,6 +45,7 @@ def pack_grouped(
     group: int,
     order: Tensor | None,
     gated: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> _Weight:
     """Arguments as in reference/grouped_linear.py; the reference's form without our kernels, or where 32 columns have
     several scales."""

@@ -58,6 +58,7 @@ def pack_grouped(
     group: int,
     order: Tensor | None,
     gated: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> GroupedWeight:
     """The weight as `grouped_linear` wants it.
 
@@ -65,6 +66,7 @@ def pack_grouped(
         codes: [outputs, columns] uint8, columns in `order`.
         scales, zeros, bits, group, order: See GroupedWeight.
         gated: Its outputs are gates, then ups, and mostly `grouped_linear_silu_and_mul` is asked for.
+        dtype: Of the rows that it is multiplied with.
 
     Raises:
         ValueError: 4-bit codes of an odd number of runs.

@@ -24,7 +24,7 @@ from quire.kernels.triton.linear.packed_expand import expand_grouped, expand_pac
 from quire.kernels.triton.linear.packed_gemm import PackedGemmConfig, packed_gemm
 from quire.kernels.triton.linear.packed_gemm_many import packed_gemm_many
 from quire.kernels.triton.linear.packed_gemv import PackedGemvConfig, packed_gemv
-from quire.kernels.triton.linear.packed_layout import COLUMNS, PackedWeight, pack_int4
+from quire.kernels.triton.linear.packed_layout import COLUMNS, FIRST_INTEGER, PackedWeight, pack_int4
 from quire.kernels.triton.linear.permute_columns import permute_columns
 from quire.kernels.triton.linear.tuned_packed_configs import TABLE, UP_TO, PackedConfig
 
@@ -40,13 +40,15 @@ def pack_grouped(
     group: int,
     order: Tensor | None,
     gated: bool,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> PackedWeight | GroupedWeight:
     """Arguments as in reference/grouped_linear.py."""
     rows, columns = codes.shape
-    if bits == 4 and group % COLUMNS == columns % COLUMNS == rows % _ROW_TILE == 0 and is_sm_90(codes.device):
+    fits = bits == 4 and group % COLUMNS == columns % COLUMNS == rows % _ROW_TILE == 0
+    if fits and dtype in FIRST_INTEGER and is_sm_90(codes.device):
         parts = group // COLUMNS  # of a group, each with the same scale
         zeros = None if zeros is None else zeros.repeat_interleave(parts, 1)
-        return pack_int4(codes, scales.repeat_interleave(parts, 1), zeros, gated, order)
+        return pack_int4(codes, scales.repeat_interleave(parts, 1), zeros, gated, order, dtype)
     return reference.pack_grouped(codes, scales, zeros, bits, group, order, gated)
 
 
@@ -88,7 +90,7 @@ def grouped_linear_silu_and_mul(
 
 def _config_for(x: Tensor, weight: PackedWeight) -> PackedConfig | None:
     """None: the weight is expanded."""
-    if not 0 < x.shape[0] <= UP_TO[-1] or x.dtype != torch.bfloat16:
+    if not 0 < x.shape[0] <= UP_TO[-1] or x.dtype != weight.scales.dtype:
         return None
     return packed_config(weight.rows, weight.columns, x.shape[0])
 

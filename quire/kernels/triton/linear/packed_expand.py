@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.kernels.reference.grouped_linear import RUN, GroupedWeight
 from quire.kernels.triton.launching.launch import cdiv, fast_launch
-from quire.kernels.triton.linear.packed_layout import PackedWeight
+from quire.kernels.triton.linear.packed_layout import FIRST_INTEGER, PackedWeight
 
 BLOCK = 1024
 
@@ -24,7 +24,7 @@ def expand_packed(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
     _expand_packed[(weight.rows, cdiv(weight.columns, BLOCK))](
         weight.words, weight.scales, weight.scales if weight.zeros is None else weight.zeros, dense,
         weight.rows, weight.columns,
-        SYMMETRIC=weight.zeros is None, GATED=weight.gated, BLOCK=BLOCK, num_warps=4,
+        FIRST_INTEGER=float(FIRST_INTEGER[weight.scales.dtype]), SYMMETRIC=weight.zeros is None, GATED=weight.gated, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
     return dense
 
@@ -45,7 +45,7 @@ def expand_grouped(weight: GroupedWeight, dtype: torch.dtype) -> Tensor:
 @triton.jit
 def _expand_packed(
     words, scales, zeros, dense, rows, columns,
-    SYMMETRIC: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr,
+    FIRST_INTEGER: tl.constexpr, SYMMETRIC: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -63,7 +63,7 @@ def _expand_packed(
     if SYMMETRIC:
         zero = 8.0
     else:
-        zero = tl.load(zeros + place, inside, 0.0).to(tl.float32) - 128.0
+        zero = tl.load(zeros + place, inside, 0.0).to(tl.float32) - FIRST_INTEGER
     value = (((found >> shift) & 15).to(tl.float32) - zero) * scale
     to = row
     if GATED:

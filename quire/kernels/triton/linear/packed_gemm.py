@@ -1,6 +1,6 @@
 """y = x Wᵀ for tens of rows of x and a packed weight of 4-bit codes, on Hopper's matrix units.
 
-Codes become bf16 in registers, from which `wgmma` takes its first operand, while the copy engine brings x to shared
+Codes become bf16 or fp16, as x is, in registers, from which `wgmma` takes its first operand, while the copy engine brings x to shared
 memory. The weight lies as packed_gemv.py has it, four tiles of 16 rows for each warpgroup; x has its columns in the
 tensor core's order (`permuted`). While one step is multiplied, the next one's codes are expanded. Splits of the columns
 are added as in gemm.py.
@@ -36,7 +36,7 @@ barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # the name before T
 
 # A word's codes as pairs of bf16, (code - zero) · scale: 0x4300 | code is 128 + code. Scales and zeros come as pairs
 # of rows 8 apart.
-EXPAND = gl.constexpr("""
+_EXPAND_BF16 = gl.constexpr("""
 {
  .reg .b32 a, b, s0, s1, z0, z1;
  .reg .b32 t;
@@ -76,6 +76,8 @@ EXPAND = gl.constexpr("""
  mul.rn.bf16x2 $7, t, s1;
 }
 """)
+_EXPAND_FP16 = gl.constexpr(_EXPAND_BF16.value.replace("0x43004300", "0x64006400").replace("bf16x2", "f16x2"))
+"""Pairs of fp16: 0x6400 | code is 1024 + code."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,9 @@ def packed_gemm(x: Tensor, weight: PackedWeight, y: Tensor, config: PackedGemmCo
     """y = x Wᵀ, or where the weight is gated silu of its first half times the second.
 
     Args:
-        x: [rows, columns] bf16, `permuted`, contiguous.
+        x: [rows, columns] in the dtype of the weight's scales, `permuted`, contiguous.
         weight: 64 · warpgroups divides its rows.
-        y: [rows, outputs] bf16, contiguous; half as many outputs where the weight is gated.
+        y: [rows, outputs], as x, contiguous; half as many outputs where the weight is gated.
         overlap: See dependent_launch.
     """
     rows, m, t = x.shape[0], config.block_m, config.warpgroups
@@ -133,6 +135,7 @@ def _packed_gemm_kernel(
 ):  # fmt: skip
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4 * T, 1], [16, M, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
+    dtype: gl.constexpr = y.dtype.element_ty
     flat: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [T, 4], [1, 0])
     release_dependents(OVERLAP)
     tile = gl.program_id(0)
@@ -145,7 +148,7 @@ def _packed_gemm_kernel(
         first = gl.program_id(1) * GROUPS // gl.num_programs(1)
         last = (gl.program_id(1) + 1) * GROUPS // gl.num_programs(1)
     w_memory = gl.allocate_shared_memory(gl.int32, [STAGES, T, 1024], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    x_memory = gl.allocate_shared_memory(gl.bfloat16, [STAGES, M, 128], x.layout)
+    x_memory = gl.allocate_shared_memory(x.dtype, [STAGES, M, 128], x.layout)
     t_index = gl.arange(0, T, layout=gl.SliceLayout(1, flat))[:, None]
     index = gl.arange(0, 1024, layout=gl.SliceLayout(0, flat))[None, :]
     # the number of a word's bits: half, warp (2), row of eight (3), l (2), ehi, e
@@ -164,18 +167,18 @@ def _packed_gemm_kernel(
     for early in gl.static_range(STAGES - 1):
         _ask_for_x(x, m_begin, first + early, early, ready, x_memory, M, first + early < last)
     acc = gl.zeros([64 * T, M], gl.float32, mma)
-    s, z = _load_pairs(scales, zeros, pair, first, GROUPS, T, SYMMETRIC, flat)
+    s, z = _load_pairs(scales, zeros, pair, first, GROUPS, T, SYMMETRIC, dtype, flat)
     async_copy.wait_group(STAGES - 2)
-    a = _expand(w_memory.index(0).load(flat), s, z, T, operand)
-    s, z = _load_pairs(scales, zeros, pair, first + 1, GROUPS, T, SYMMETRIC, flat)
+    a = _expand(w_memory.index(0).load(flat), s, z, T, dtype, operand)
+    s, z = _load_pairs(scales, zeros, pair, first + 1, GROUPS, T, SYMMETRIC, dtype, flat)
     for group in range(first, last):
         step = group - first
         stage = step % STAGES
         mbarrier.wait(ready.index(stage), step // STAGES & 1)
         under_way = warpgroup_mma(a, x_memory.index(stage).permute((1, 0)), acc, is_async=True)
         async_copy.wait_group(STAGES - 3)
-        a = _expand(w_memory.index((step + 1) % STAGES).load(flat), s, z, T, operand)  # the last one is not used
-        s, z = _load_pairs(scales, zeros, pair, group + 2, GROUPS, T, SYMMETRIC, flat)
+        a = _expand(w_memory.index((step + 1) % STAGES).load(flat), s, z, T, dtype, operand)  # the last one is not used
+        s, z = _load_pairs(scales, zeros, pair, group + 2, GROUPS, T, SYMMETRIC, dtype, flat)
         acc = warpgroup_mma_wait(0, (under_way,))
         barrier()
         ahead = (step + STAGES - 1) % STAGES
@@ -209,30 +212,56 @@ def _ask_for_x(x, m_begin, group, stage, ready, x_memory, M: gl.constexpr, pred)
 
 
 @gluon.jit
-def _load_pairs(scales, zeros, pair, group, GROUPS, T: gl.constexpr, SYMMETRIC: gl.constexpr, flat: gl.constexpr):
+def _load_pairs(
+    scales, zeros, pair, group, GROUPS, T: gl.constexpr, SYMMETRIC: gl.constexpr, DTYPE: gl.constexpr,
+    flat: gl.constexpr,
+):  # fmt: skip
     """Scales and zeros of a group, or of the last one behind it: pairs of rows 8 apart, [T, 1024]."""
     place = pair + gl.minimum(group, GROUPS - 1) * 8
     s = gl.load(scales + place)
     if SYMMETRIC:
-        z = gl.full([T, 1024], 0x43084308, gl.int32, flat)
+        z = middle_zeros([T, 1024], DTYPE, flat)
     else:
         z = gl.load(zeros + place)
     return s, z
 
 
 @gluon.jit
-def _expand(words, scales, zeros, T: gl.constexpr, LAYOUT: gl.constexpr):
-    """[64 T, 128] bf16, (code - zero) · scale, of words [T, 1024]."""
-    o = gl.inline_asm_elementwise(
-        EXPAND, "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r", [words, scales, zeros],
-        dtype=(gl.bfloat16,) * 8, is_pure=True, pack=2,
-    )  # fmt: skip
+def _expand(words, scales, zeros, T: gl.constexpr, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
+    """[64 T, 128], (code - zero) · scale, of words [T, 1024]."""
+    o = expanded_codes(words, scales, zeros, DTYPE)
     first = gl.join(gl.join(o[0], o[1]), gl.join(o[2], o[3]))  # [..., h, c]
     second = gl.join(gl.join(o[4], o[5]), gl.join(o[6], o[7]))
     both = gl.join(first, second)  # [T, 1024, h, c, s]
     parts = gl.reshape(both, [T, 2, 4, 8, 4, 2, 2, 2, 2, 2])  # T, half, warp, 8 rows, l, ehi, e, h, c, s
     parts = gl.permute(parts, (0, 2, 7, 3, 1, 5, 9, 8, 4, 6))  # T warp h 8 | half ehi s c l e
     return gl.convert_layout(gl.reshape(parts, [64 * T, 128]), LAYOUT)
+
+
+@gluon.jit
+def expanded_codes(words, scales, zeros, DTYPE: gl.constexpr):
+    """(code - zero) · scale of each word's codes, eight tensors like `words`."""
+    if DTYPE == gl.float16:
+        made = gl.inline_asm_elementwise(
+            _EXPAND_FP16, "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r", [words, scales, zeros],
+            dtype=(gl.float16,) * 8, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        made = gl.inline_asm_elementwise(
+            _EXPAND_BF16, "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r", [words, scales, zeros],
+            dtype=(gl.bfloat16,) * 8, is_pure=True, pack=2,
+        )  # fmt: skip
+    return made
+
+
+@gluon.jit
+def middle_zeros(SHAPE: gl.constexpr, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
+    """Words of two zeros of 8, as `packed_layout.PackedWeight` has them."""
+    if DTYPE == gl.float16:
+        made = gl.full(SHAPE, 0x64086408, gl.int32, LAYOUT)
+    else:
+        made = gl.full(SHAPE, 0x43084308, gl.int32, LAYOUT)
+    return made
 
 
 @gluon.jit
@@ -248,9 +277,9 @@ def write_tile(
         n = n_tile * 32 + gl.arange(0, 32 * T, layout=gl.SliceLayout(1, flat))
         m = m_begin + gl.arange(0, M, layout=gl.SliceLayout(0, flat))
         inside = (m < rows)[None, :] & (n < outputs)[:, None]
-        gl.store(y + m[None, :].to(gl.int64) * outputs + n[:, None], made.to(gl.bfloat16), inside)
+        gl.store(y + m[None, :].to(gl.int64) * outputs + n[:, None], made.to(y.dtype.element_ty), inside)
     else:
         n = n_tile * 64 + gl.arange(0, 64 * T, layout=gl.SliceLayout(1, mma))
         m = m_begin + gl.arange(0, M, layout=gl.SliceLayout(0, mma))
         inside = (m < rows)[None, :] & (n < outputs)[:, None]
-        gl.store(y + m[None, :].to(gl.int64) * outputs + n[:, None], acc.to(gl.bfloat16), inside)
+        gl.store(y + m[None, :].to(gl.int64) * outputs + n[:, None], acc.to(y.dtype.element_ty), inside)

@@ -24,7 +24,14 @@ from quire.kernels.triton.launching.dependent_launch import release_dependents, 
 from quire.kernels.triton.launching.launch import cdiv, fast_launch
 from quire.kernels.triton.launching.tensor_descriptors import tensor_descriptor
 from quire.kernels.triton.linear.gemm import scratch_of_tiles
-from quire.kernels.triton.linear.packed_gemm import EXPAND, ask_for_tile, barrier, layout_of_x, write_tile
+from quire.kernels.triton.linear.packed_gemm import (
+    ask_for_tile,
+    barrier,
+    expanded_codes,
+    layout_of_x,
+    middle_zeros,
+    write_tile,
+)
 from quire.kernels.triton.linear.packed_layout import PackedWeight
 
 
@@ -72,6 +79,7 @@ def _packed_gemm_many_kernel(
 ):  # fmt: skip
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4 * T, 1], [16, M, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
+    dtype: gl.constexpr = y.dtype.element_ty
     flat: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [T, 4], [1, 0])
     RING: gl.constexpr = B * U
     release_dependents(OVERLAP)
@@ -86,7 +94,7 @@ def _packed_gemm_many_kernel(
         last = (gl.program_id(1) + 1) * GROUPS // gl.num_programs(1)
     steps = last - first
     blocks = gl.cdiv(steps, U)
-    x_memory = gl.allocate_shared_memory(gl.bfloat16, [2 * RING, M, 64], x.layout)
+    x_memory = gl.allocate_shared_memory(x.dtype, [2 * RING, M, 64], x.layout)
     t_index = gl.arange(0, T, layout=gl.SliceLayout(1, flat))[:, None]
     index = gl.arange(0, 512, layout=gl.SliceLayout(0, flat))[None, :]
     # the number of a word's bits: warp (2), row of eight (3), l (2), ehi, e
@@ -94,10 +102,10 @@ def _packed_gemm_many_kernel(
     w_from = w + (of_16.to(gl.int64) * GROUPS + first) * 256 + index % 128
     pair = (of_16 * GROUPS + first) * 8 + index // 16 % 8
     sources = (w_from, scales + pair, zeros + pair, pair * 0)
-    now = _load_step(sources, 0, steps, T, SYMMETRIC, flat)
+    now = _load_step(sources, 0, steps, T, SYMMETRIC, dtype, flat)
     queue = ()
     for u in gl.static_range(U):
-        queue += (_load_step(sources, 1 + u, steps, T, SYMMETRIC, flat),)  # type: ignore[assignment]
+        queue += (_load_step(sources, 1 + u, steps, T, SYMMETRIC, dtype, flat),)  # type: ignore[assignment]
     ready = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
     for number in gl.static_range(RING):
         mbarrier.init(ready.index(number), count=1)
@@ -107,7 +115,7 @@ def _packed_gemm_many_kernel(
     for early in gl.static_range(RING):
         _ask_for_halves(x, m_begin, first + early, early, ready, x_memory, M, early < blocks * U)
     acc = gl.zeros([64 * T, M], gl.float32, mma)
-    a = _expand_half(now[0], now[2], now[3], T, operand)
+    a = _expand_half(now[0], now[2], now[3], T, dtype, operand)
     part = 0
     before = 0
     phase = 0
@@ -117,7 +125,7 @@ def _packed_gemm_many_kernel(
             mbarrier.wait(ready.index(stage), phase)
             under_way = warpgroup_mma(a, x_memory.index(2 * stage).permute((1, 0)), acc, is_async=True)
             acc = warpgroup_mma_wait(1, (under_way,))  # all of the step before is done
-            b = _expand_half(now[1], now[2], now[3], T, operand)
+            b = _expand_half(now[1], now[2], now[3], T, dtype, operand)
             if u == 0:
                 barrier()
                 for again in gl.static_range(U):
@@ -127,9 +135,9 @@ def _packed_gemm_many_kernel(
             under_way = warpgroup_mma(b, x_memory.index(2 * stage + 1).permute((1, 0)), acc, is_async=True)
             acc = warpgroup_mma_wait(1, (under_way,))
             now = queue[0]  # type: ignore[misc]
-            behind = _load_step(sources, block * U + u + 1 + U, steps, T, SYMMETRIC, flat)
+            behind = _load_step(sources, block * U + u + 1 + U, steps, T, SYMMETRIC, dtype, flat)
             queue = queue[1:] + (behind,)  # type: ignore[assignment]  # noqa: RUF005
-            a = _expand_half(now[0], now[2], now[3], T, operand)  # the last one is not used
+            a = _expand_half(now[0], now[2], now[3], T, dtype, operand)  # the last one is not used
         before = part
         part += 1
         phase = gl.where(part == B, phase ^ 1, phase)
@@ -162,7 +170,9 @@ def _ask_for_halves(x, m_begin, group, stage, ready, x_memory, M: gl.constexpr, 
 
 
 @gluon.jit
-def _load_step(sources, step, steps, T: gl.constexpr, SYMMETRIC: gl.constexpr, flat: gl.constexpr):
+def _load_step(
+    sources, step, steps, T: gl.constexpr, SYMMETRIC: gl.constexpr, DTYPE: gl.constexpr, flat: gl.constexpr
+):
     """Words of both halves, scales and zeros of a step; scales of 0 behind the last one."""
     w_from, s_from, z_from, none = sources
     there = none + step < steps
@@ -170,19 +180,16 @@ def _load_step(sources, step, steps, T: gl.constexpr, SYMMETRIC: gl.constexpr, f
     high = gl.load(w_from + (step * 256 + 128), mask=there, other=0, eviction_policy="evict_first")
     s = gl.load(s_from + step * 8, mask=there, other=0)
     if SYMMETRIC:
-        z = gl.full([T, 512], 0x43084308, gl.int32, flat)
+        z = middle_zeros([T, 512], DTYPE, flat)
     else:
         z = gl.load(z_from + step * 8, mask=there, other=0)
     return low, high, s, z
 
 
 @gluon.jit
-def _expand_half(words, scales, zeros, T: gl.constexpr, LAYOUT: gl.constexpr):
-    """[64 T, 64] bf16, (code - zero) · scale, of words [T, 512]."""
-    o = gl.inline_asm_elementwise(
-        EXPAND, "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r", [words, scales, zeros],
-        dtype=(gl.bfloat16,) * 8, is_pure=True, pack=2,
-    )  # fmt: skip
+def _expand_half(words, scales, zeros, T: gl.constexpr, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
+    """[64 T, 64], (code - zero) · scale, of words [T, 512]."""
+    o = expanded_codes(words, scales, zeros, DTYPE)
     first = gl.join(gl.join(o[0], o[1]), gl.join(o[2], o[3]))  # [..., h, c]
     second = gl.join(gl.join(o[4], o[5]), gl.join(o[6], o[7]))
     both = gl.join(first, second)  # [T, 512, h, c, s]

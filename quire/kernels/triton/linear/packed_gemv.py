@@ -1,4 +1,4 @@
-"""y = x Wᵀ for 1 to 16 rows of x and a packed weight of 4-bit codes, which become bf16 in registers.
+"""y = x Wᵀ for 1 to 16 rows of x and a packed weight of 4-bit codes, which become bf16 or fp16 in registers.
 
 It reads rows · columns / 2 bytes of codes, and scales. Nothing goes through shared memory but sums at the end: a thread
 reads its part of the tensor core's operand as it lies in memory (packed_layout.py). The warps of a program take
@@ -19,10 +19,11 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import cdiv, fast_launch
+from quire.kernels.triton.linear.packed_gemm import middle_zeros
 from quire.kernels.triton.linear.packed_layout import PackedWeight, pairs_of
 
 # A word's codes as pairs of bf16: 0x4300 | code is 128 + code, of which 128 + zero is taken.
-_EXPAND = gl.constexpr("""
+_EXPAND_BF16 = gl.constexpr("""
 {
  .reg .b32 a, t;
  lop3.b32 t, $8, 0x000F000F, 0x43004300, 0xEA;
@@ -49,6 +50,10 @@ _EXPAND = gl.constexpr("""
  sub.rn.bf16x2 $7, t, $12;
 }
 """)
+_EXPAND_FP16 = gl.constexpr(_EXPAND_BF16.value.replace("0x43004300", "0x64006400").replace("bf16x2", "f16x2"))
+"""Pairs of fp16: 0x6400 | code is 1024 + code."""
+_SPLIT = gl.constexpr("mov.b32 $0, $2; mov.b32 $1, $3;")
+"""Two words of pairs, each in a register of its own."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,8 @@ def packed_gemv(x: Tensor, weight: PackedWeight, y: Tensor, config: PackedGemvCo
     """y = x Wᵀ, or where the weight is gated silu of its first half times the second.
 
     Args:
-        x: [rows, columns] bf16, at most block_m rows.
-        y: [rows, outputs] bf16, contiguous; half as many outputs where the weight is gated.
+        x: [rows, columns] in the dtype of the weight's scales, at most block_m rows.
+        y: [rows, outputs], as x, contiguous; half as many outputs where the weight is gated.
         config: `tiles` divides the weight's.
         overlap: See dependent_launch.
     """
@@ -107,6 +112,7 @@ def _packed_gemv_kernel(
     mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [W, 1, 1], [1, 16, 8])
     flat: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 1, 32], [W, 1, 1], [2, 1, 0])
     wide: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 8, 4], [W, 1, 1], [2, 1, 0])
+    dtype: gl.constexpr = y.dtype.element_ty
     release_dependents(OVERLAP)
     tile = gl.program_id(0) * R
     STEPS: gl.constexpr = (GROUPS + W * C - 1) // (W * C) * C  # of each warp, in groups
@@ -144,15 +150,15 @@ def _packed_gemv_kernel(
             here = xs
             if X_AHEAD:
                 xs = _load_x(x_from, x_mask, x_warp, begin + C, STEPS, GROUPS, C, EVEN)
-            acc = _multiply(now, here, acc, C, W, R, M, SYMMETRIC, flat, mma)
+            acc = _multiply(now, here, acc, C, W, R, M, SYMMETRIC, dtype, flat, mma)
             if not X_AHEAD:
                 xs = _load_x(x_from, x_mask, x_warp, begin + C, STEPS, GROUPS, C, EVEN)
     if D == 2:
         here = xs
         xs = _load_x(x_from, x_mask, x_warp, STEPS - C, STEPS, GROUPS, C, EVEN)
-        acc = _multiply(first, here, acc, C, W, R, M, SYMMETRIC, flat, mma)
+        acc = _multiply(first, here, acc, C, W, R, M, SYMMETRIC, dtype, flat, mma)
         first = second
-    acc = _multiply(first, xs, acc, C, W, R, M, SYMMETRIC, flat, mma)
+    acc = _multiply(first, xs, acc, C, W, R, M, SYMMETRIC, dtype, flat, mma)
     _write(gl.sum(acc, 0), y, tile, rows, outputs, M, W, R, GATED)
 
 
@@ -217,11 +223,16 @@ def _load_x(
 
 
 @gluon.jit
-def _halves(words, W: gl.constexpr, M: gl.constexpr):
-    """[W, M, 128] bf16 of pairs [W, M, 64]."""
-    even, odd = gl.inline_asm_elementwise(
-        "mov.b32 $0, $2; mov.b32 $1, $3;", "=r,=r,r,r", [words], dtype=(gl.bfloat16,) * 2, is_pure=True, pack=2
-    )
+def _halves(words, W: gl.constexpr, M: gl.constexpr, DTYPE: gl.constexpr):
+    """[W, M, 128] of pairs [W, M, 64]."""
+    if DTYPE == gl.float16:
+        even, odd = gl.inline_asm_elementwise(
+            _SPLIT, "=r,=r,r,r", [words], dtype=(gl.float16, gl.float16), is_pure=True, pack=2
+        )
+    else:
+        even, odd = gl.inline_asm_elementwise(
+            _SPLIT, "=r,=r,r,r", [words], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2
+        )
     both = gl.reshape(gl.join(even, odd), [W, M, 32, 2, 2])  # two words, half, which word
     return gl.reshape(gl.permute(both, (0, 1, 2, 4, 3)), [W, M, 128])
 
@@ -229,42 +240,51 @@ def _halves(words, W: gl.constexpr, M: gl.constexpr):
 @gluon.jit
 def _multiply(
     weight, xs, acc, C: gl.constexpr, W: gl.constexpr, R: gl.constexpr, M: gl.constexpr, SYMMETRIC: gl.constexpr,
-    flat: gl.constexpr, mma: gl.constexpr,
+    DTYPE: gl.constexpr, flat: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
     words, factors, offsets = weight
     for i in gl.static_range(C):
-        b = gl.reshape(_halves(xs[i], W, M), [W, M, 4, 4, 2, 2, 2])  # warp, row, half and ehi, l, s, c, e
+        b = gl.reshape(_halves(xs[i], W, M, DTYPE), [W, M, 4, 4, 2, 2, 2])  # warp, row, half and ehi, l, s, c, e
         b = gl.reshape(gl.permute(b, (0, 2, 4, 5, 3, 6, 1)), [W, 128, M])
         b = gl.convert_layout(b, gl.DotOperandLayout(1, mma, 2))
         if SYMMETRIC:
-            low = gl.full([W, R, 256], 0x43084308, gl.int32, flat)
+            low = middle_zeros([W, R, 256], DTYPE, flat)
             high = low
         else:
             low = (offsets[i] & 0xFFFF) * 0x10001
             high = ((offsets[i] >> 16) & 0xFFFF) * 0x10001
-        a = _expand(words[i], low, high, W, R, gl.DotOperandLayout(0, mma, 2))
+        a = _expand(words[i], low, high, W, R, DTYPE, gl.DotOperandLayout(0, mma, 2))
         part = mma_v2(a, b, gl.zeros([W, 16 * R, M], gl.float32, mma))
         acc += part * gl.expand_dims(factors[i].to(gl.float32), 2)
     return acc
 
 
 @gluon.jit
-def _expand(words, low, high, W: gl.constexpr, R: gl.constexpr, LAYOUT: gl.constexpr):
-    """[W, 16 R, 128] bf16, code - zero, of words [W, R, 256]; zeros of the lower and the upper eight rows."""
-    o = gl.inline_asm_elementwise(
-        _EXPAND,
-        "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r",
-        [words, low, high],
-        dtype=(gl.bfloat16,) * 8,
-        is_pure=True,
-        pack=2,
-    )
+def _expand(words, low, high, W: gl.constexpr, R: gl.constexpr, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
+    """[W, 16 R, 128], code - zero, of words [W, R, 256]; zeros of the lower and the upper eight rows."""
+    o = _codes_less_zeros(words, low, high, DTYPE)
     first = gl.join(gl.join(o[0], o[1]), gl.join(o[2], o[3]))  # [..., h, c]
     second = gl.join(gl.join(o[4], o[5]), gl.join(o[6], o[7]))
     both = gl.join(first, second)  # [W, R, 256, h, c, s]
     parts = gl.reshape(both, [W, R, 2, 8, 4, 2, 2, 2, 2, 2])  # W, R, half, 8 rows, l, ehi, e, h, c, s
     parts = gl.permute(parts, (0, 1, 7, 3, 2, 5, 9, 8, 4, 6))  # W R h 8 | half ehi s c l e
     return gl.convert_layout(gl.reshape(parts, [W, 16 * R, 128]), LAYOUT)
+
+
+@gluon.jit
+def _codes_less_zeros(words, low, high, DTYPE: gl.constexpr):
+    """code - zero of each word's codes, eight tensors like `words`."""
+    if DTYPE == gl.float16:
+        made = gl.inline_asm_elementwise(
+            _EXPAND_FP16, "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r", [words, low, high],
+            dtype=(gl.float16,) * 8, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        made = gl.inline_asm_elementwise(
+            _EXPAND_BF16, "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r", [words, low, high],
+            dtype=(gl.bfloat16,) * 8, is_pure=True, pack=2,
+        )  # fmt: skip
+    return made
 
 
 @gluon.jit
@@ -278,11 +298,11 @@ def _write(sums, y, tile, rows, outputs, M: gl.constexpr, W: gl.constexpr, R: gl
         n = tile * 8 + gl.arange(0, 8 * R, layout=gl.SliceLayout(1, plain))
         m = gl.arange(0, M, layout=gl.SliceLayout(0, plain))
         inside = (m < rows)[None, :] & (n < outputs)[:, None]
-        gl.store(y + m[None, :].to(gl.int64) * outputs + n[:, None], made.to(gl.bfloat16), inside)
+        gl.store(y + m[None, :].to(gl.int64) * outputs + n[:, None], made.to(y.dtype.element_ty), inside)
     else:
         flat: gl.constexpr = gl.BlockedLayout([1, 1], [16, 2], [1, W], [0, 1])
         made = gl.convert_layout(sums, flat)
         n = tile * 16 + gl.arange(0, 16 * R, layout=gl.SliceLayout(1, flat))
         m = gl.arange(0, M, layout=gl.SliceLayout(0, flat))
         inside = (m < rows)[None, :] & (n < outputs)[:, None]
-        gl.store(y + m[None, :].to(gl.int64) * outputs + n[:, None], made.to(gl.bfloat16), inside)
+        gl.store(y + m[None, :].to(gl.int64) * outputs + n[:, None], made.to(y.dtype.element_ty), inside)

@@ -19,6 +19,8 @@ from torch import Tensor
 ROWS, COLUMNS, WORDS = 16, 128, 256
 """Of a tile: rows, columns, and words of 32 bits."""
 BITS = 4
+FIRST_INTEGER = {torch.bfloat16: 128, torch.float16: 1024}
+"""By dtype: where integers are neighbours, so that a code in the lowest bits is so much more than the code."""
 
 
 class PackedWeight(NamedTuple):
@@ -26,8 +28,9 @@ class PackedWeight(NamedTuple):
 
     Attributes:
         words: [rows / 16, columns / 128, 256] int32.
-        scales: [rows / 16, groups, 8, 2] bf16: those of rows 8 apart are neighbours.
-        zeros: As `scales`, 128 more than each zero; None: every zero is 8.
+        scales: [rows / 16, groups, 8, 2] in the dtype of what is multiplied with it, bf16 or fp16: those of rows 8
+            apart are neighbours.
+        zeros: As `scales`, FIRST_INTEGER more than each zero; None: every zero is 8.
         rows, columns: Of the weight.
         gated: Its rows are gates and ups in turn, eight by eight; outputs in their own order are gates, then ups.
         order: [columns] int64, which column of x stands where; None: x's own.
@@ -42,15 +45,22 @@ class PackedWeight(NamedTuple):
     order: Tensor | None
 
 
-def pack_int4(codes: Tensor, scales: Tensor, zeros: Tensor | None, gated: bool, order: Tensor | None) -> PackedWeight:
-    """The weight from codes [rows, columns] uint8, scales and zeros [rows, columns / 128]."""
+def pack_int4(
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    gated: bool,
+    order: Tensor | None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> PackedWeight:
+    """The weight from codes [rows, columns] uint8, scales and zeros [rows, columns / 128], for products in `dtype`."""
     rows, columns = codes.shape
     if gated:
         codes, scales = _interleaved(codes), _interleaved(scales)
         zeros = None if zeros is None else _interleaved(zeros)
-    shifted = None if zeros is None else _pairs(zeros.to(torch.bfloat16) + 128)
+    shifted = None if zeros is None else _pairs(zeros.to(dtype) + FIRST_INTEGER[dtype])
     words = torch.cat([_words(part) for part in torch.split(codes, 4096)])
-    return PackedWeight(words, _pairs(scales.to(torch.bfloat16)), shifted, rows, columns, gated, order)
+    return PackedWeight(words, _pairs(scales.to(dtype)), shifted, rows, columns, gated, order)
 
 
 def permuted(x: Tensor) -> Tensor:

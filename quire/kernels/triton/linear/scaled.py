@@ -94,11 +94,18 @@ def _suits_library(x: Rows, weight: ScaledWeight) -> bool:
     outputs, columns = weight.codes.shape
     return (
         weight.codes.dtype == torch.float8_e4m3fn
-        and x.dtype == torch.bfloat16
+        and _library_writes(x.dtype, weight.codes.device)
         and weight.scales.shape[1] == 1
         and outputs % 16 == columns % 16 == 0
         and weight.codes.is_cuda
     )
+
+
+@functools.cache
+def _library_writes(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether torch's product writes it: fp16 is cuBLAS's, from CUDA 12.9 and Hopper on; CUTLASS's has bf16 alone."""
+    version = tuple(int(part) for part in (torch.version.cuda or "0.0").split(".")[:2])
+    return dtype == torch.bfloat16 or (dtype == torch.float16 and version >= (12, 9) and is_sm_90(device))
 
 
 def _suits_gated_gemm(x: Rows, weight: ScaledWeight, out: Tensor) -> bool:

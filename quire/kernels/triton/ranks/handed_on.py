@@ -27,7 +27,7 @@ def send_stream(x: Tensor, delta: Tensor, windows: Tensor, step: Tensor, layout:
     """Write a stream into the next stage's window.
 
     Args:
-        x, delta: [tokens, hidden] fp32 or bf16, contiguous, of whole words of 4 bytes.
+        x, delta: [tokens, hidden] fp32, bf16 or fp16, contiguous, of whole words of 4 bytes.
         windows: [2] int64, the addresses of this rank's window and of the other rank's that it writes to.
         step: [1] int64, the step's number.
         layout: Of the other window.

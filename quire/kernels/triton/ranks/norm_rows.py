@@ -1,8 +1,8 @@
 """What kernels that add up rows over ranks do with a sum: add it to the residual stream, norm that and store both.
 
 Values are those of the sum as `pushed.py` and `pulled.py` round it and of `rms_norm` or `rms_norm_quantized` behind it;
-only the squares of a row are added in another order. A thread has words of 4 bytes: an fp32 each, or two bf16, of
-which the lower one stands before the upper.
+only the squares of a row are added in another order. A thread has words of 4 bytes: an fp32 each, or two values of
+16 bits, of which the lower one stands before the upper.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ def words_at(x):
 
 
 @triton.jit
-def rounded(values, WIDE: tl.constexpr):
+def rounded(values, DTYPE: tl.constexpr):
     """fp32 values as the stream's dtype has them."""
-    if not WIDE:
-        values = values.to(tl.bfloat16).to(tl.float32)
+    if DTYPE != tl.float32:
+        values = values.to(DTYPE).to(tl.float32)
     return values
 
 
 @triton.jit
-def added_to(kept, low, high, WIDE: tl.constexpr):
+def added_to(kept, low, high, DTYPE: tl.constexpr):
     """The stream's values once the sum is added, and their squares, two by two.
 
     Args:
         kept: Words of the stream.
         low, high: Of the sum, see add_words.
     """
-    low, high = add_words(rounded(low, WIDE), rounded(high, WIDE), kept, WIDE)
-    low, high = rounded(low, WIDE), rounded(high, WIDE)
+    low, high = add_words(rounded(low, DTYPE), rounded(high, DTYPE), kept, DTYPE)
+    low, high = rounded(low, DTYPE), rounded(high, DTYPE)
     return low, high, low * low + high * high
 
 
 @triton.jit
 def store_normed(
     low, high, weights, shrink, out, scales, rows, row_inside, at, inside, largest, smallest,
-    WIDE: tl.constexpr, ROUND: tl.constexpr, AXIS: tl.constexpr,
+    DTYPE: tl.constexpr, ROUND: tl.constexpr, AXIS: tl.constexpr,
 ):  # fmt: skip
     """Store the norm's values, or their codes and scales.
 
@@ -80,18 +80,18 @@ def store_normed(
         at, inside: Where words are in out.
         AXIS: That of a row; None: all is one row.
     """
-    w_low, w_high = add_words(tl.zeros_like(low), tl.zeros_like(high), weights, WIDE)
-    low = rounded(rounded(low * shrink, WIDE) * w_low, WIDE)
-    high = rounded(rounded(high * shrink, WIDE) * w_high, WIDE)
+    w_low, w_high = add_words(tl.zeros_like(low), tl.zeros_like(high), weights, DTYPE)
+    low = rounded(rounded(low * shrink, DTYPE) * w_low, DTYPE)
+    high = rounded(rounded(high * shrink, DTYPE) * w_high, DTYPE)
     if scales is None:
-        tl.store(words_at(out) + at, joined(low, high, WIDE), inside)
+        tl.store(words_at(out) + at, joined(low, high, DTYPE), inside)
     else:
         sign = 0x7FFFFFFF
         larger = tl.maximum(low.to(tl.int32, bitcast=True) & sign, high.to(tl.int32, bitcast=True) & sign)
         scale, by = row_scales(larger.to(tl.float32, bitcast=True), largest, smallest, AXIS)
         if AXIS is not None:
             by = by[:, None]
-        if WIDE:
+        if DTYPE == tl.float32:
             codes = _codes(low * by, out.dtype.element_ty, ROUND)
             tl.store(out.to(tl.pointer_type(tl.int8), bitcast=True) + at, codes.to(tl.int8), inside)
         else:

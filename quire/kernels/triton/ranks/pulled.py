@@ -30,7 +30,7 @@ def all_reduce_pulled(x: Tensor, windows: Tensor, calls: Tensor, buffers: int, r
     """x becomes the sum over all ranks.
 
     Args:
-        x: fp32 or bf16, contiguous, of whole words of 4 bytes, PULLED_BYTES at most.
+        x: fp32, bf16 or fp16, contiguous, of whole words of 4 bytes, PULLED_BYTES at most.
         windows: [ranks] int64, the addresses of all ranks' windows here.
         calls: [PULLED_PROGRAMS] int32, calls of each program so far.
         buffers: Where in a window the buffers begin, in bytes.
@@ -43,7 +43,7 @@ def all_reduce_pulled(x: Tensor, windows: Tensor, calls: Tensor, buffers: int, r
     overlap, tiles = can_overlap(x.device), cdiv(words, tile)
     _all_reduce_pulled[(min(tiles, PULLED_PROGRAMS),)](
         x, windows, calls, words, tiles, buffers,
-        RANK=rank, RANKS=ranks, WIDE=x.element_size() == 4, MOST=PULLED_BYTES // 4, TILE=tile,
+        RANK=rank, RANKS=ranks, MOST=PULLED_BYTES // 4, TILE=tile,
         PROGRAMS=PULLED_PROGRAMS, LINE=MOST_RANKS, POLLS=MOST_POLLS,
         OVERLAP=overlap, num_warps=WARPS, launch_pdl=overlap,
     )  # fmt: skip
@@ -90,7 +90,6 @@ def _all_reduce_pulled(
     buffers,
     RANK: tl.constexpr,
     RANKS: tl.constexpr,
-    WIDE: tl.constexpr,
     MOST: tl.constexpr,
     TILE: tl.constexpr,
     PROGRAMS: tl.constexpr,
@@ -98,11 +97,12 @@ def _all_reduce_pulled(
     POLLS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The tiles program, program + PROGRAMS and so on, of TILE words. WIDE: a word is an fp32, else two bf16."""
+    """The tiles program, program + PROGRAMS and so on, of TILE words: an fp32 each, or two of 16 bits."""
     wait_for_inputs(OVERLAP)
     release_dependents(OVERLAP)
     program = tl.program_id(0)
     call = tl.load(calls + program) + 1
+    DTYPE: tl.constexpr = x.dtype.element_ty
     x = x.to(tl.pointer_type(tl.int32), bitcast=True)
     begin = (call & 1) * MOST
     mine = _buffer_in(windows, RANK, buffers, tl.int32) + begin
@@ -116,8 +116,8 @@ def _all_reduce_pulled(
         high = tl.zeros((TILE,), tl.float32)
         for rank in tl.static_range(RANKS):
             theirs = _buffer_in(windows, rank, buffers, tl.int32) + begin
-            low, high = add_words(low, high, tl.load(theirs + at, cache_modifier=".cg"), WIDE)
-        tl.store(x + at, joined(low, high, WIDE), at < words)
+            low, high = add_words(low, high, tl.load(theirs + at, cache_modifier=".cg"), DTYPE)
+        tl.store(x + at, joined(low, high, DTYPE), at < words)
     tl.store(calls + program, call)
 
 

@@ -62,7 +62,7 @@ def rms_norm_pulled(
     _rms_norm_pulled[(min(cdiv(rows, at_once), PULLED_PROGRAMS),)](
         x, weight, out, scales, delta, windows, counts, rows, eps, LARGEST.get(out.dtype, 0.0), SMALLEST,
         row_flags, rings,
-        RANK=rank, RANKS=ranks, WIDE=x.element_size() == 4, ROUND=not out.is_floating_point(), WIDTH=x.shape[1],
+        RANK=rank, RANKS=ranks, ROUND=not out.is_floating_point(), WIDTH=x.shape[1],
         WORDS=words, BLOCK=block, ROWS=at_once, PLACE=STEP_BYTES // 4, PLACES=STEPS, PROGRAMS=PULLED_PROGRAMS,
         LINE=MOST_RANKS, POLLS=MOST_POLLS, OVERLAP=overlap, num_warps=WARPS, launch_pdl=overlap,
     )  # fmt: skip
@@ -86,7 +86,6 @@ def _rms_norm_pulled(
     rings,
     RANK: tl.constexpr,
     RANKS: tl.constexpr,
-    WIDE: tl.constexpr,
     ROUND: tl.constexpr,
     WIDTH: tl.constexpr,
     WORDS: tl.constexpr,
@@ -99,13 +98,14 @@ def _rms_norm_pulled(
     POLLS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """ROWS rows a step: of steps program, program + PROGRAMS and so on. WIDE: a word is an fp32, else two bf16."""
+    """ROWS rows a step: of steps program, program + PROGRAMS and so on. A word is an fp32, or two values of 16 bits."""
     release_dependents(OVERLAP)
     program = tl.program_id(0)
     word = tl.arange(0, BLOCK)[None, :]
     of_step = tl.arange(0, ROWS)
     weights = tl.load(words_at(weight) + word, word < WORDS, 0)
     wait_for_inputs(OVERLAP)
+    DTYPE: tl.constexpr = x.dtype.element_ty
     delta, x = words_at(delta), words_at(x)
     done = tl.load(counts + program)
     steps = tl.cdiv(tl.cdiv(rows, ROWS) - program, PROGRAMS)
@@ -136,19 +136,19 @@ def _rms_norm_pulled(
         high = tl.zeros((ROWS, BLOCK), tl.float32)
         for rank in tl.static_range(RANKS):
             if rank == RANK:
-                low, high = add_words(low, high, own, WIDE)
+                low, high = add_words(low, high, own, DTYPE)
             elif rank == first:
-                low, high = add_words(low, high, theirs, WIDE)
+                low, high = add_words(low, high, theirs, DTYPE)
             else:
                 place = _place_in(tl.load(windows + rank), ring, number, PLACE, PLACES) + in_place
                 more = tl.load(place, inside, 0, cache_modifier=".cg")
-                low, high = add_words(low, high, more, WIDE)
-        low, high, squares = added_to(kept, low, high, WIDE)
-        tl.store(x + at, joined(low, high, WIDE), inside)
+                low, high = add_words(low, high, more, DTYPE)
+        low, high, squares = added_to(kept, low, high, DTYPE)
+        tl.store(x + at, joined(low, high, DTYPE), inside)
         shrink = tl.rsqrt(tl.sum(squares, 1) / WIDTH + eps)[:, None]
         row = group * ROWS + of_step
         store_normed(
-            low, high, weights, shrink, out, scales, row, row < rows, at, inside, largest, smallest, WIDE, ROUND, 1
+            low, high, weights, shrink, out, scales, row, row < rows, at, inside, largest, smallest, DTYPE, ROUND, 1
         )  # fmt: skip
         own, at, inside = next_own, next_at, next_inside
     tl.debug_barrier()  # all threads have read the count

@@ -22,7 +22,7 @@ def all_reduce_pushed(x: Tensor, windows: Tensor, calls: Tensor, arrivals: int, 
     """x becomes the sum over all ranks.
 
     Args:
-        x: fp32 or bf16, contiguous, of whole words of 4 bytes, PUSHED_WORDS at most.
+        x: fp32, bf16 or fp16, contiguous, of whole words of 4 bytes, PUSHED_WORDS at most.
         windows: [ranks] int64, the addresses of all ranks' windows here.
         calls: [PUSHED_PROGRAMS] int32, calls of each program so far.
         arrivals: Where in a window packets arrive, in bytes.
@@ -35,7 +35,7 @@ def all_reduce_pushed(x: Tensor, windows: Tensor, calls: Tensor, arrivals: int, 
     overlap = can_overlap(x.device)
     _all_reduce_pushed[(cdiv(words, PUSHED_TILE),)](
         x, windows, calls, words, arrivals,
-        RANK=rank, RANKS=ranks, WIDE=x.element_size() == 4, MOST=PUSHED_WORDS, TILE=PUSHED_TILE, POLLS=MOST_POLLS,
+        RANK=rank, RANKS=ranks, MOST=PUSHED_WORDS, TILE=PUSHED_TILE, POLLS=MOST_POLLS,
         OVERLAP=overlap, num_warps=WARPS, launch_pdl=overlap,
     )  # fmt: skip
 
@@ -50,18 +50,18 @@ def _all_reduce_pushed(
     arrivals,
     RANK: tl.constexpr,
     RANKS: tl.constexpr,
-    WIDE: tl.constexpr,
     MOST: tl.constexpr,
     TILE: tl.constexpr,
     POLLS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """TILE words. WIDE: a word is an fp32, else two bf16."""
+    """TILE words: an fp32 each, or two of 16 bits."""
     wait_for_inputs(OVERLAP)
     release_dependents(OVERLAP)
     program = tl.program_id(0)
     at = program * TILE + tl.arange(0, TILE)
     inside = at < words
+    DTYPE: tl.constexpr = x.dtype.element_ty
     x = x.to(tl.pointer_type(tl.int32), bitcast=True)
     own = tl.load(x + at, inside, 0)
     call = tl.load(calls + program) + 1
@@ -79,8 +79,8 @@ def _all_reduce_pushed(
         values = own
         if rank != RANK:
             values = arrived(mine + (first + rank * MOST) + at, inside, number, POLLS)
-        low, high = add_words(low, high, values, WIDE)
-    tl.store(x + at, joined(low, high, WIDE), inside)
+        low, high = add_words(low, high, values, DTYPE)
+    tl.store(x + at, joined(low, high, DTYPE), inside)
     tl.debug_barrier()  # all threads have read the number
     tl.store(calls + program, call)
 
@@ -103,10 +103,13 @@ def arrived(packets, inside, number, POLLS: tl.constexpr):
 
 
 @triton.jit
-def add_words(low, high, words, WIDE: tl.constexpr):
-    """Sums of the words' values: of fp32 in `low`, of the lower and upper bf16 in both."""
-    if WIDE:
+def add_words(low, high, words, DTYPE: tl.constexpr):
+    """Sums of the words' values: of fp32 in `low`, of the lower and upper one of 16 bits in both."""
+    if DTYPE == tl.float32:
         low += words.to(tl.float32, bitcast=True)
+    elif DTYPE == tl.float16:
+        low += (words & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        high += (words >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     else:
         low += (words << 16).to(tl.float32, bitcast=True)
         high += (words & -65536).to(tl.float32, bitcast=True)
@@ -114,12 +117,12 @@ def add_words(low, high, words, WIDE: tl.constexpr):
 
 
 @triton.jit
-def joined(low, high, WIDE: tl.constexpr):
+def joined(low, high, DTYPE: tl.constexpr):
     """The words of such sums."""
-    if WIDE:
+    if DTYPE == tl.float32:
         words = low.to(tl.int32, bitcast=True)
     else:
-        lower = low.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-        upper = high.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) << 16
+        lower = low.to(DTYPE).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        upper = high.to(DTYPE).to(tl.int16, bitcast=True).to(tl.int32) << 16
         words = lower | upper
     return words

@@ -58,7 +58,7 @@ def rms_norm_pushed(
     most = 32 if ranks <= FEW_RANKS else 16
     _rms_norm_pushed[(rows,)](
         x, weight, out, scales, delta, windows, calls, eps, LARGEST.get(out.dtype, 0.0), SMALLEST, arrivals,
-        RANK=rank, RANKS=ranks, WIDE=x.element_size() == 4, ROUND=not out.is_floating_point(), WIDTH=x.shape[1],
+        RANK=rank, RANKS=ranks, ROUND=not out.is_floating_point(), WIDTH=x.shape[1],
         WORDS=words, BLOCK=block, MOST=PUSHED_WORDS, TILE=PUSHED_TILE, TILES=tiles, SPAN=next_power_of_2(tiles),
         POLLS=MOST_POLLS, OVERLAP=overlap, num_warps=min(most, max(1, block // (32 * PER_THREAD))), launch_pdl=overlap,
     )  # fmt: skip
@@ -80,7 +80,6 @@ def _rms_norm_pushed(
     arrivals,
     RANK: tl.constexpr,
     RANKS: tl.constexpr,
-    WIDE: tl.constexpr,
     ROUND: tl.constexpr,
     WIDTH: tl.constexpr,
     WORDS: tl.constexpr,
@@ -92,8 +91,9 @@ def _rms_norm_pushed(
     POLLS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A row. WIDE: a word is an fp32, else two bf16."""
+    """A row. A word is an fp32, or two values of 16 bits."""
     release_dependents(OVERLAP)
+    DTYPE: tl.constexpr = x.dtype.element_ty
     row = tl.program_id(0)
     # Two words are a vector of 16 bytes as packets: taken two by two they need not change threads to become that.
     word = tl.max_contiguous(tl.arange(0, BLOCK), 2)
@@ -121,12 +121,12 @@ def _rms_norm_pushed(
         values = own
         if rank != RANK:
             values = arrived(mine + rank * MOST + place, inside, number, POLLS)
-        low, high = add_words(low, high, values, WIDE)
+        low, high = add_words(low, high, values, DTYPE)
     tl.debug_barrier()  # all threads have read the numbers
     tl.store(own_calls + tile, counts, tile < TILES)
-    low, high, squares = added_to(kept, low, high, WIDE)
-    tl.store(words_at(x) + at, joined(low, high, WIDE), inside)
+    low, high, squares = added_to(kept, low, high, DTYPE)
+    tl.store(words_at(x) + at, joined(low, high, DTYPE), inside)
     shrink = tl.rsqrt(tl.sum(squares, 0) / WIDTH + eps)
     store_normed(
-        low, high, weights, shrink, out, scales, row, True, at, inside, largest, smallest, WIDE, ROUND, None
+        low, high, weights, shrink, out, scales, row, True, at, inside, largest, smallest, DTYPE, ROUND, None
     )  # fmt: skip

@@ -52,13 +52,13 @@ class VocabTiling:
 
 
 def key_bits(dtype: torch.dtype) -> int:
-    """Bits that tell logits of this dtype apart."""
-    return 16 if dtype == torch.bfloat16 else 32
+    """Bits that tell logits of this dtype apart, as fp32: all behind them are 0."""
+    return {torch.bfloat16: 16, torch.float16: 19}.get(dtype, 32)
 
 
 @triton.jit
 def logit_to_key(x, BITS: tl.constexpr):
-    """fp32 → int32 of the same order; NaN is the highest, and -0 is 0. With 16 bits, x comes from bfloat16."""
+    """fp32 → int32 of the same order; NaN is the highest, and -0 is 0. With fewer bits, x comes from a narrower dtype."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return tl.where(x != x, 0x7FFFFFFF, key) >> (32 - BITS)
@@ -67,8 +67,8 @@ def logit_to_key(x, BITS: tl.constexpr):
 @triton.jit
 def key_to_logit(key, BITS: tl.constexpr):
     """int32 key → the fp32 that has it."""
-    if BITS == 16:
-        key = (key << 16) | tl.where(key < 0, 0xFFFF, 0)
+    if BITS < 32:
+        key = (key << (32 - BITS)) | tl.where(key < 0, (1 << (32 - BITS)) - 1, 0)
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 

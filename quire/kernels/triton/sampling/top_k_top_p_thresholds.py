@@ -36,8 +36,9 @@ def min_p_floor(best, scale, likely, BITS: tl.constexpr, WRITE_THRESHOLDS: tl.co
     if not WRITE_THRESHOLDS:
         least = tl.maximum(least, best - ZERO_WEIGHT_LOG2 / scale)
     key = logit_to_key(least, 32).to(tl.int64)
-    if BITS == 16:  # the lowest bfloat16 that is not below
-        key = tl.where(key < 0, key >> 16, (key + 0xFFFF) >> 16)
+    if BITS < 32:  # the lowest of the narrower dtype that is not below
+        SPARE: tl.constexpr = 32 - BITS
+        key = tl.where(key < 0, key >> SPARE, (key + ((1 << SPARE) - 1)) >> SPARE)
     return key
 
 
