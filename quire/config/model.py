@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+ModelDtype = Literal["auto", "bfloat16", "float", "float16", "float32", "half"]
+"""As --dtype says it."""
 BUILTIN_MODEL = "quill"
 """The model that ships with the package, and the default."""
 
@@ -22,10 +24,12 @@ class ModelConfig:
     """Directory or hub id of the tokenizer, if not the model's own."""
     skip_tokenizer_init: bool = False
     """Work on token ids only; no tokenizer is loaded."""
-    dtype: Literal["auto", "bfloat16", "float", "float32"] = "auto"
-    """Of weights, activations and KV cache. auto: the checkpoint's, or float32 where this processor is slow at it."""
+    dtype: ModelDtype = "auto"
+    """Of weights, activations and KV cache; half is float16, float is float32. auto: the checkpoint's, but bfloat16 for
+    Gemma in float16, which overflows, and float32 where this processor is slow at 16 bits. Processors compute no
+    float16: on them it is bfloat16, or float32, as auto has it."""
     quantization: str | None = None
-    """How weights are quantized. fp8 quantizes a bf16 checkpoint at the start, each output with its own scale. Else it
+    """How weights are quantized. fp8 quantizes a dense checkpoint at the start, each output with its own scale. Else it
     is the checkpoint's own method, which need not be given: awq, compressed-tensors, fp8, gguf, gptq or modelopt."""
     max_model_len: int | Literal["auto"] | None = None
     """Longest sequence, prompt and output together, in tokens. auto (or -1): the longest that fits into the KV cache.

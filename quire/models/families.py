@@ -33,6 +33,7 @@ class Family:
         windows: Which layers `sliding_window` is for: none, all, those that `layer_types` names; `from` is the last
             with `max_window_layers` as the first of them, where `layer_types` is silent.
         experts: Layers may have experts in place of their MLP.
+        overflows_float16: Its activations go beyond what float16 holds.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -50,6 +51,7 @@ class Family:
     partial_rotary: bool = False
     windows: Literal["none", "all", "by type", "from"] = "none"
     experts: bool = False
+    overflows_float16: bool = False
 
 
 FAMILIES: dict[str, Family] = {
@@ -106,6 +108,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Gemma2ForCausalLM": Family(
         windows="by type",
+        overflows_float16=True,
         norms=4,
         unit_offset=True,
         names=GEMMA_NAMES,
@@ -120,6 +123,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Gemma3ForCausalLM": Family(
         windows="by type",
+        overflows_float16=True,
         norms=4,
         unit_offset=True,
         qk_norm=True,

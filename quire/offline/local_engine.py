@@ -185,6 +185,8 @@ def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name in settings.keys() & VLLM_SETTINGS.keys():
         check_vllm_setting(name, settings[name])
     known = {name: value for name, value in settings.items() if name not in VLLM_SETTINGS}
+    if "dtype" in known:  # torch.float16 is float16
+        known["dtype"] = str(known["dtype"]).removeprefix("torch.")
     if known.get("logits_processors"):
         known["logits_processors"] = tuple(import_path(each) for each in known["logits_processors"])
     return known

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from quire.config import Config, DeviceConfig, SchedulerConfig
 from quire.config.kv_cache_dtype import check_kv_cache_dtype
@@ -19,6 +18,7 @@ from quire.models.spec import ModelSpec, on_a_gpu, read_spec
 from quire.planning.byte_sizes import GIB, format_bytes
 from quire.planning.context_length import check_length, length_reason
 from quire.planning.draft_model import with_draft_model
+from quire.planning.dtype import resolve_dtype
 from quire.planning.kv_cache_plan import KVCachePlan
 from quire.planning.kv_demand import group_windows
 from quire.planning.machine import Gpu, Machine, this_machine
@@ -28,8 +28,6 @@ from quire.quantization.formats import CodebookFormat, Fp8Format, GgufFormat
 from quire.quantization.held_bytes import HeldWeights
 from quire.weights import hub
 from quire.weights.gguf_models import GgufChoice
-
-Dtype = Literal["bfloat16", "float32"]
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_SEQS_LARGE_GPU = 512
@@ -96,7 +94,7 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
     _check_adapters_directory(config.lora.lora_dir)
     config.speculation.check_device(device.device, mesh.tp, mesh.pp)
     config = with_draft_model(config, spec, directory)
-    dtype, dtype_reason = _resolve_dtype(config, spec, machine, gpu)
+    dtype, dtype_reason = resolve_dtype(model.dtype, spec, machine, on_gpu=gpu is not None)
     check_length(config, spec)
     _check_not_negative(
         swap_space=config.cache.swap_space, long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold
@@ -242,21 +240,6 @@ def _resolve_cudagraph_size(device: DeviceConfig) -> DeviceConfig:
     if device.enforce_eager or device.device == "cpu":
         largest = 0
     return replace(device, max_cudagraph_capture_size=largest)
-
-
-def _resolve_dtype(config: Config, spec: ModelSpec, machine: Machine, gpu: Gpu | None) -> tuple[Dtype, str]:
-    asked = config.model.dtype
-    if asked == "bfloat16":
-        return "bfloat16", "as asked"
-    if asked in ("float", "float32"):
-        return "float32", "as asked"
-    if spec.dtype == "float32":
-        return "float32", "the checkpoint's"
-    if gpu is not None:
-        return "bfloat16", "the checkpoint's" if spec.dtype == "bfloat16" else f"for {spec.dtype} weights"
-    if machine.fast_bfloat16:
-        return "bfloat16", "the checkpoint's" if spec.dtype == "bfloat16" else f"for {spec.dtype} weights on a CPU"
-    return "float32", "this processor has no bfloat16 products, and there are no kernels of our own"
 
 
 def _quantization_lines(spec: ModelSpec) -> list[str]:

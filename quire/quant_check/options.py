@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from quire.config.model import ModelDtype
 from quire.errors import ConfigError
 
 DESCRIPTION = (
@@ -52,7 +53,7 @@ class CheckOptions:
     """Tokens of an answer."""
     quantization: str | None = None
     """How QUANT's weights are quantized at the start, as in quire serve: check-quant BASE BASE --quantization fp8."""
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    dtype: ModelDtype = "auto"
     """Of activations and of weights that are not quantized, in both models. Default: BASE's."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where both models are computed. Without room for the weights of both, they are read layer by layer."""

@@ -21,6 +21,7 @@ from quire.messages.workers import DeviceLimits
 from quire.models.rank_share import check_tensor_parallel_size, rank_share
 from quire.models.spec import ModelSpec
 from quire.planning.auto_config import batch_limits
+from quire.planning.dtype import resolve_dtype
 from quire.planning.kv_cache_plan import KVCachePlan
 from quire.planning.machine import Gpu, Machine
 from quire.planning.ranks import plan_for_all
@@ -126,7 +127,7 @@ def deploy(
     """Resolve settings for a device, and divide its memory.
 
     Args:
-        config: As asked; dtype `auto` is bfloat16 on a GPU.
+        config: As asked; dtype `auto` is no float32 on a GPU.
         spec: The model, in the format it is to have.
         shares: What steps reach; None: what is known of such devices.
 
@@ -137,14 +138,13 @@ def deploy(
     check_tensor_parallel_size(spec, tp)
     if isinstance(device, Card):
         gpu = Gpu(device.name, device.capability, device.memory_bytes, device.memory_bytes, tp)
-        machine, dtype = Machine(HOST_BYTES, fast_bfloat16=True, gpu=gpu), "bfloat16"
+        machine = Machine(HOST_BYTES, fast_bfloat16=True, gpu=gpu)
+        stored = replace(spec, dtype="bfloat16") if spec.dtype == "float32" else spec
     elif tp > 1:
         raise ConfigError("A processor is planned for as one device: leave --tensor-parallel-size out.", param="tp")
     else:
-        gpu, machine = None, device.machine
-        dtype = "bfloat16" if machine.fast_bfloat16 and spec.dtype != "float32" else "float32"
-    asked = config.model.dtype
-    dtype = {"float": "float32", "auto": dtype}.get(asked, asked)
+        gpu, machine, stored = None, device.machine, spec
+    dtype, _ = resolve_dtype(config.model.dtype, stored, machine, on_gpu=gpu is not None)
     scheduler, _ = batch_limits(config.scheduler, gpu)
     config = replace(config, scheduler=scheduler).with_values(
         dtype=dtype, device="cpu" if gpu is None else "cuda", max_cudagraph_capture_size=0 if gpu is None else 512

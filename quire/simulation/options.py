@@ -10,6 +10,7 @@ import tyro
 from quire.bench.arrivals import ArrivalOptions, check_arrivals
 from quire.bench.datasets import DatasetOptions
 from quire.config.kv_cache_dtype import KVCacheDtype
+from quire.config.model import ModelDtype
 from quire.config.scheduler import PerformanceMode, PreemptionMode
 from quire.errors import ConfigError
 from quire.simulation.trace_files import TraceFileOptions
@@ -26,8 +27,8 @@ class ServingOptions:
 
     tensor_parallel_size: int = 1
     """Devices that divide the model."""
-    dtype: Literal["auto", "bfloat16", "float", "float32"] = "auto"
-    """Of weights that are not quantized. auto: bfloat16 on a GPU."""
+    dtype: ModelDtype = "auto"
+    """Of weights that are not quantized. auto: on a GPU bfloat16, or float16 where the checkpoint is."""
     quantization: str | None = None
     """Quantize at the start: fp8 and others, as quire serve takes it."""
     max_model_len: int | None = None

@@ -13,7 +13,7 @@ from quire.worker.kv_transfer import BlockTransfer, CpuBlockTransfer, GpuBlockTr
 from quire.worker.startup.host_memory import lazy_zeros
 
 _GIB = 2**30
-DENSE = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float": torch.float32}
+DENSE = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """What a model may be computed in, by name."""
 ELEMENTS = DENSE | {
     "fp8_e4m3": torch.float8_e4m3fn,

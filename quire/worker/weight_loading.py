@@ -17,6 +17,7 @@ from quire.models.model import build_model
 from quire.models.spec import ModelSpec
 from quire.weights.checkpoint import Checkpoint, WeightSpec, check_weights
 from quire.weights.dummy import DummyCheckpoint
+from quire.weights.float16_range import refusing_overflow
 from quire.weights.gguf import GgufCheckpoint, find_gguf_files
 from quire.weights.head_names import HeadNames
 from quire.weights.progress import ReadingProgress
@@ -49,8 +50,8 @@ def load_weights(config: Config, spec: ModelSpec, whole: ModelSpec, factory: Lay
     checkpoint = open_checkpoint(config, spec, specs)
     progress = ReadingProgress(size, clock, config.load.use_tqdm_on_load)
     try:
-        with factory.options.packed_weights:
-            load_all_weights(factory.layers, checkpoint, torch.get_num_threads(), progress)
+        with factory.options.packed_weights, refusing_overflow(checkpoint, factory.options.dtype) as checked:
+            load_all_weights(factory.layers, checked, torch.get_num_threads(), progress)
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, RuntimeError) and "allocate" not in str(error):
             raise

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from quire.config import Config
 from quire.config.kv_cache_dtype import KVCacheDtype
+from quire.config.model import ModelDtype
 from quire.errors import ConfigError
 
 MAX_TIMEOUT_S = 86_400.0
@@ -71,7 +72,7 @@ class ModelChange(BaseModel):
     tokenizer: str | None = None
     revision: str | None = None
     gguf_file: str | None = None
-    dtype: Literal["auto", "bfloat16", "float", "float32"] | None = None
+    dtype: ModelDtype | None = None
     quantization: str | None = None
     kv_cache_dtype: KVCacheDtype | None = None
     gpu_memory_utilization: float | None = None

@@ -1,12 +1,14 @@
 """Compiles the kernels behind the benchmark's small cases for sm_90, on a machine without a card.
 
-    python -m tests.kernels.triton.compile_cases [OP …]
+    python -m tests.kernels.triton.compile_cases [--float16] [OP …]
 
-Says which ops did not compile, and fails then.
+Cases are in bf16, or where it is asked for in fp16. Says which ops did not compile, or compute in another dtype, and
+fails then.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import pkgutil
 import re
@@ -14,6 +16,7 @@ import sys
 import traceback
 from typing import Any
 
+import pytest
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -38,8 +41,9 @@ class NoCard:
         return 0
 
 
-def main(ops: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Compile; the exit code."""
+    ops, in_fp16 = [each for each in arguments if each != "--float16"], "--float16" in arguments
     triton.runtime.driver.set_active(NoCard())
     JITFunction.__getitem__ = compile_only  # type: ignore[method-assign]
     linear.is_sm_90 = lambda device: True  # type: ignore[assignment]
@@ -52,7 +56,12 @@ def main(ops: list[str]) -> int:
         sys.modules[function.__module__].__dict__["can_overlap"] = lambda device: True
         args, kwargs = case.make(torch.device("cpu"))
         try:
-            function(*args, **kwargs)
+            if in_fp16:
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(JITFunction, "__getitem__", compile_in_fp16)
+                    function(*as_fp16(args), **as_fp16(kwargs))
+            else:
+                function(*args, **kwargs)
             print(case.op)
         except Exception:
             failed = True
@@ -75,6 +84,31 @@ def compile_only(self: JITFunction[Any], grid: Any) -> Any:
         assert not pulled_apart(self.warmup(*args, grid=grid, **kwargs).asm["ptx"]), self
 
     return compiled
+
+
+def compile_in_fp16(self: JITFunction[Any], grid: Any) -> Any:
+    """The same, of what has no operand in bf16."""
+
+    def compiled(*args: Any, **kwargs: Any) -> None:
+        ptx = self.warmup(*args, grid=grid, **kwargs).asm["ptx"]
+        assert "bf16" not in ptx and not pulled_apart(ptx), self
+
+    return compiled
+
+
+def as_fp16(value: Any) -> Any:
+    """The same with the bits of each bf16 taken for fp16: enough to compile for."""
+    if isinstance(value, torch.Tensor):
+        return value.view(torch.float16) if value.dtype == torch.bfloat16 else value
+    if isinstance(value, dict):
+        return {name: as_fp16(each) for name, each in value.items()}
+    if isinstance(value, tuple | list):
+        made = [as_fp16(each) for each in value]
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {each.name: as_fp16(getattr(value, each.name)) for each in dataclasses.fields(value) if each.init}
+        return dataclasses.replace(value, **fields)
+    return torch.float16 if value is torch.bfloat16 else value
 
 
 def pulled_apart(ptx: str) -> list[str]:
