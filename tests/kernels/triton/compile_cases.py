@@ -91,7 +91,8 @@ def compile_in_fp16(self: JITFunction[Any], grid: Any) -> Any:
 
     def compiled(*args: Any, **kwargs: Any) -> None:
         ptx = self.warmup(*args, grid=grid, **kwargs).asm["ptx"]
-        assert "bf16" not in ptx and not pulled_apart(ptx), self
+        assert "bf16" not in ptx, self
+        assert not pulled_apart(ptx), self
 
     return compiled
 

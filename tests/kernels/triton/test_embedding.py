@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
@@ -16,8 +18,9 @@ def poisoned(device: str, dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.full(shape, float("nan"), dtype=dtype, device=device)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("scale", [None, 45.25])
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [*product(DTYPES, (None, 45.25)), pytest.param(torch.float16, 45.25, marks=pytest.mark.gpu)]
+)
 @pytest.mark.parametrize(("tokens", "width"), [(1, 1), (3, 63), (17, 1024), (129, 40), (2, 2500)])
 def test_embed(tokens: int, width: int, scale: float | None, dtype: torch.dtype, device: str) -> None:
     weight = torch.randn(50, width, device=device).to(dtype)

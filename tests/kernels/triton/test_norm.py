@@ -56,6 +56,13 @@ def test_rms_norm_by_head(rows: int, heads: int, width: int, dtype: torch.dtype,
     check_rms(x, normal(device, dtype, width), normal(device, dtype, rows, heads, width))
 
 
+@pytest.mark.parametrize("added", [False, True])
+def test_rows_in_fp16(added: bool, device: str) -> None:
+    dtype = torch.float16
+    delta = normal(device, dtype, 3, 200) if added else None
+    check_rms(normal(device, dtype, 3, 200), normal(device, dtype, 200), delta)
+
+
 def test_rms_norm_applies_an_fp32_weight_before_it_rounds(device: str) -> None:
     x, weight = normal(device, torch.bfloat16, 17, 3, 48), normal(device, torch.float32, 3, 48)
     check_rms(x, weight, None)

@@ -39,11 +39,12 @@ def test_a_row_that_is_not_finite_spoils_its_own_codes_alone(device: str) -> Non
     assert found.scales.isnan().flatten().tolist() == [False, True, False]
 
 
-def test_rows_of_bf16_are_rounded_before_they_are_quantized(device: str) -> None:
+@pytest.mark.parametrize(("dtype", "more"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
+def test_rows_of_16_bits_are_rounded_before_they_are_quantized(dtype: torch.dtype, more: float, device: str) -> None:
     """So that a fused norm changes no output: 2.5 + 2^-8 is 2.5 in bf16, of which the nearest even integer is 2."""
-    x = torch.ones(1, 256, dtype=torch.bfloat16, device=device)
+    x = torch.ones(1, 256, dtype=dtype, device=device)
     weight = torch.full((256,), 1.0, device=device)
-    weight[0], weight[1] = 2.5 + 2**-8, 127.0
+    weight[0], weight[1] = 2.5 + more, 127.0
     found = rms_norm_quantized(x, weight, 0.0, torch.int8)
     assert found.codes[0, :2].tolist() == [2, 127]
     assert found.scales.item() == 1.0

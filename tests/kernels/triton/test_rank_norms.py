@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from itertools import product
 from typing import NamedTuple
 
 import pytest
@@ -17,6 +18,9 @@ from tests.kernels.triton.test_ranks import LAYOUT, RANKS, Windows, sum_of, with
 
 EPS = 1e-5
 CODES = [None, torch.int8, torch.float8_e4m3fn]
+DTYPES = (torch.float32, torch.bfloat16)
+IN_FP16 = ((None, torch.float16, 0), (torch.int8, torch.float16, 1))
+"""Codes, dtype and rank."""
 FEW_PROGRAMS = 2
 
 
@@ -92,9 +96,7 @@ def words(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.int32)
 
 
-@pytest.mark.parametrize("code", CODES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("own", [0, 1])
+@pytest.mark.parametrize(("code", "dtype", "own"), [*product(CODES, DTYPES, (0, 1)), *IN_FP16])
 def test_pushed_rows_are_added_up_and_normed(
     code: torch.dtype | None, dtype: torch.dtype, own: int, windows: Windows, device: str
 ) -> None:
@@ -156,9 +158,7 @@ def interpreted(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("code", CODES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("own", [0, 2])
+@pytest.mark.parametrize(("code", "dtype", "own"), [*product(CODES, DTYPES, (0, 2)), IN_FP16[0]])
 def test_pulled_rows_are_added_up_and_normed(
     code: torch.dtype | None,
     dtype: torch.dtype,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from types import ModuleType
 from typing import Any
 
@@ -74,8 +75,9 @@ def sum_of(given: list[Tensor]) -> Tensor:
     return total.to(given[0].dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("own", range(RANKS))
+@pytest.mark.parametrize(
+    ("dtype", "own"), [*product((torch.float32, torch.bfloat16), range(RANKS)), (torch.float16, 1)]
+)
 def test_what_is_pushed_is_added_up(dtype: torch.dtype, own: int, windows: Windows, device: str) -> None:
     for call, size in enumerate((600, 2, 1_026), 1):  # 1,026 of bf16 are 513 words: a program more than before
         given = summands(size, dtype, device)
@@ -103,8 +105,7 @@ def interpreted(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("own", [0, 2])
+@pytest.mark.parametrize(("dtype", "own"), [*product((torch.float32, torch.bfloat16), (0, 2)), (torch.float16, 0)])
 def test_what_is_pulled_is_added_up(dtype: torch.dtype, own: int, windows: Windows, device: str) -> None:
     for call, size in enumerate((10_000, 2, 4_098), 1):
         given = summands(size, dtype, device)

@@ -170,9 +170,7 @@ def _ask_for_halves(x, m_begin, group, stage, ready, x_memory, M: gl.constexpr, 
 
 
 @gluon.jit
-def _load_step(
-    sources, step, steps, T: gl.constexpr, SYMMETRIC: gl.constexpr, DTYPE: gl.constexpr, flat: gl.constexpr
-):
+def _load_step(sources, step, steps, T: gl.constexpr, SYMMETRIC: gl.constexpr, DTYPE: gl.constexpr, flat: gl.constexpr):
     """Words of both halves, scales and zeros of a step; scales of 0 behind the last one."""
     w_from, s_from, z_from, none = sources
     there = none + step < steps

@@ -15,7 +15,7 @@ from quire.kernels.triton.attention.qk_norm_rope import qk_norm_rope_and_cache
 from tests.kernels.triton.attention.paged import NAN, assert_near
 
 CACHES = [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8]
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.gpu)]
 HEADS, KV_HEADS, D, BLOCK_SIZE = 6, 2, 64, 16
 
 pytestmark = pytest.mark.parametrize("cache", CACHES, ids=str)

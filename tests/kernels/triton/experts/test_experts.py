@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,7 +24,7 @@ WAYS: tuple[ExpertConfigs, ...] = (
 )
 HOPPER = 227 * 1024
 """Bytes of shared memory that a program may have."""
-NEAR = {torch.float32: 3e-6, torch.bfloat16: 1.5e-2}
+NEAR = {torch.float32: 3e-6, torch.bfloat16: 1.5e-2, torch.float16: 3e-3}
 """Largest error beside the largest value; the interpreter rounds towards zero."""
 
 
@@ -56,8 +58,9 @@ def close(found: Tensor, expected: Tensor) -> None:
     assert error < NEAR[found.dtype], f"{error:.2e}"  # false for NaN, too
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "renormalise"), [*product((torch.float32, torch.bfloat16), (True, False)), (torch.float16, True)]
+)
 @pytest.mark.parametrize(("tokens", "experts", "chosen"), [(1, 8, 2), (3, 128, 8), (17, 6, 6), (5, 1, 1), (0, 8, 2)])
 def test_route(tokens: int, experts: int, chosen: int, renormalise: bool, dtype: torch.dtype, device: str) -> None:
     logits = torch.rand(tokens, experts).argsort().to(device, dtype) / 17 - 2  # all of a row different, also in bf16
@@ -142,9 +145,10 @@ def test_many_pairs_are_grouped(tokens: int) -> None:
     assert torch.equal(numbers.flatten()[order[begin[begin < end]].long()].long(), expert[begin < end])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "tokens"), [*product((torch.float32, torch.bfloat16), (1, 3, 17)), (torch.float16, 3)]
+)
 @pytest.mark.parametrize("configs", WAYS)
-@pytest.mark.parametrize("tokens", [1, 3, 17])
 def test_products(tokens: int, configs: ExpertConfigs, dtype: torch.dtype, device: str) -> None:
     if tokens > 3 and isinstance(configs[0], GemvConfig):
         pytest.skip("for few tokens; the interpreter is slow")

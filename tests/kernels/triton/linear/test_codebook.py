@@ -62,7 +62,8 @@ def test_a_scale_may_be_the_smallest_there_is(device: str) -> None:
 @pytest.mark.parametrize("rows", [1, 5])
 def test_the_op_agrees_with_its_reference(rows: int, values: str, group: int, device: str) -> None:
     weight, dense = coded(32, 192, values, group, device)
-    x, bias = torch.randn(rows, 192, device=device).bfloat16(), torch.randn(32, device=device).bfloat16()
+    dtype = torch.bfloat16 if rows == 1 else torch.float16
+    x, bias = torch.randn(rows, 192, device=device).to(dtype), torch.randn(32, device=device).to(dtype)
     close(codebook.codebook_linear(x, weight, bias), exact(x, dense, False) + bias.double())
     out = x.new_empty(rows, 16)
     codebook.codebook_linear_silu_and_mul(x, weight, None, out)

@@ -17,8 +17,8 @@ from quire.kernels.triton.linear.packed_layout import PackedWeight, pack_int4, p
 from quire.kernels.triton.linear.permute_columns import permute_columns
 from quire.kernels.triton.linear.tuned_packed_configs import TABLE, UP_TO, PackedConfig
 
-NEAR = 1e-2
-"""Of bf16, beside the largest value."""
+NEAR = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
+"""Beside the largest value."""
 
 
 def integers(
@@ -44,9 +44,11 @@ def exact(x: Tensor, weight: Tensor, gate: bool) -> Tensor:
     return y
 
 
-def close(found: Tensor, expected: Tensor) -> None:
+def close(found: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> None:
+    """`dtype`: That it must be in."""
+    assert dtype is None or found.dtype == dtype
     error = (found.double() - expected).abs().max() / expected.abs().max()
-    assert error < NEAR, f"{error:.2e}"
+    assert error < NEAR[found.dtype], f"{error:.2e}"
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -58,12 +60,15 @@ def test_plain_codes_are_expanded(bits: int, group: int, symmetric: bool, device
     torch.testing.assert_close(expand_grouped(packed, torch.float32).double(), weight)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
-def test_packed_codes_are_expanded(gated: bool, symmetric: bool, device: str) -> None:
+def test_packed_codes_are_expanded(gated: bool, symmetric: bool, dtype: torch.dtype, device: str) -> None:
+    """Packed for products in either dtype."""
     codes, scales, zeros, weight = integers(64, 384, 4, 128, symmetric, device)
-    packed = pack_int4(codes, scales, zeros, gated, None)
+    packed = pack_int4(codes, scales, zeros, gated, None, dtype)
     assert packed.words.shape == (4, 3, 256)
+    assert packed.scales.dtype == dtype
     torch.testing.assert_close(expand_packed(packed, torch.float32).double(), weight)
 
 
@@ -89,7 +94,8 @@ def test_the_op_agrees_with_its_reference(bits: int, device: str) -> None:
     codes, scales, zeros, weight = integers(32, 256, bits, 64, False, device)
     order = torch.randperm(256, generator=torch.Generator().manual_seed(0)).to(device)
     packed = grouped.pack_grouped(codes, scales, zeros, bits, 64, order, gated=True)
-    x, bias = torch.randn(5, 256, device=device).bfloat16(), torch.randn(32, device=device).bfloat16()
+    dtype = torch.bfloat16 if bits == 4 else torch.float16
+    x, bias = torch.randn(5, 256, device=device).to(dtype), torch.randn(32, device=device).to(dtype)
     close(grouped.grouped_linear(x, packed, bias), exact(x[:, order], weight, False) + bias.double())
     out = x.new_empty(5, 16)
     grouped.grouped_linear_silu_and_mul(x, packed, None, out)
@@ -97,7 +103,7 @@ def test_the_op_agrees_with_its_reference(bits: int, device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("dtype", "overlap"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, True)])
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(
@@ -116,15 +122,15 @@ def test_the_op_agrees_with_its_reference(bits: int, device: str) -> None:
         PackedGemmManyConfig(256, 2, 1, 1, 3),
     ],
 )
-def test_kernels(config: PackedConfig, gated: bool, symmetric: bool, overlap: bool) -> None:
+def test_kernels(config: PackedConfig, gated: bool, symmetric: bool, dtype: torch.dtype, overlap: bool) -> None:
     """Of columns that a program's warps do not share evenly, and rows that do not fill a tile."""
     for outputs, columns in ((256, 640), (384, 2048)):
         codes, scales, zeros, weight = integers(outputs, columns, 4, 128, symmetric, "cuda")
-        packed = pack_int4(codes, scales, zeros, gated, None)
+        packed = pack_int4(codes, scales, zeros, gated, None, dtype)
         many = not isinstance(config, PackedGemvConfig)
         for rows in (1, 3, config.block_m, *((config.block_m + 5,) if many else ())):
-            x = torch.randn(rows, columns, device="cuda").bfloat16()
-            y = torch.full((rows, outputs // 2 if gated else outputs), float("nan"), device="cuda").bfloat16()
+            x = torch.randn(rows, columns, device="cuda").to(dtype)
+            y = torch.full((rows, outputs // 2 if gated else outputs), float("nan"), device="cuda", dtype=dtype)
             for _ in range(2):  # the second call finds the counters of the first one's splits as they were
                 if isinstance(config, PackedGemmConfig):
                     packed_gemm(permuted(x), packed, y.fill_(float("nan")), config, overlap)
@@ -132,23 +138,24 @@ def test_kernels(config: PackedConfig, gated: bool, symmetric: bool, overlap: bo
                     packed_gemm_many(permuted(x), packed, y.fill_(float("nan")), config, overlap)
                 else:
                     packed_gemv(x, packed, y.fill_(float("nan")), config, overlap)
-                close(y, exact(x, weight, gated))
+                close(y, exact(x, weight, gated), dtype)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 33, 65, 129, 257, 600, 4100])
-def test_every_number_of_rows(rows: int, gated: bool) -> None:
+def test_every_number_of_rows(rows: int, gated: bool, dtype: torch.dtype) -> None:
     codes, scales, zeros, weight = integers(1024, 1024, 4, 512, False, "cuda")
-    packed = grouped.pack_grouped(codes, scales, zeros, 4, 512, None, gated)
+    packed = grouped.pack_grouped(codes, scales, zeros, 4, 512, None, gated, dtype)
     assert isinstance(packed, PackedWeight)
-    x = torch.randn(rows, 1024, device="cuda").bfloat16()
+    x = torch.randn(rows, 1024, device="cuda").to(dtype)
     if gated:
         out = x.new_empty(rows, 512)
         grouped.grouped_linear_silu_and_mul(x, packed, None, out)
     else:
         out = grouped.grouped_linear(x, packed, None)
-    close(out, exact(x, weight, gated))
+    close(out, exact(x, weight, gated), dtype)
 
 
 def test_tables_have_a_config_for_every_number_of_rows() -> None:

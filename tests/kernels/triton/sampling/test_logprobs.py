@@ -12,6 +12,9 @@ from quire.kernels.triton.sampling.logprobs import MOST, score_with_tiling
 from quire.kernels.triton.sampling.logprobs import token_logprobs as on_device
 
 DTYPES = [torch.float32, torch.bfloat16]
+SIZES = [(1, 1, 1), (3, 17, 5), (2, 127, 0), (3, 2_003, 20), (1, 90, 90)]
+"""Rows, vocabulary, and how many of the likeliest."""
+IN_FP16 = (torch.float16, 3, 700, 20)
 
 
 def assert_close(found: TokenScores, expected: TokenScores) -> None:
@@ -31,8 +34,9 @@ def case(rows: int, vocab: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Ten
     return logits[:, :vocab], torch.randperm(rows + 2)[:rows], torch.randint(0, vocab, (rows,))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "vocab", "k"), [(1, 1, 1), (3, 17, 5), (2, 127, 0), (3, 2_003, 20), (1, 90, 90)])
+@pytest.mark.parametrize(
+    ("dtype", "rows", "vocab", "k"), [*((dtype, *size) for dtype in DTYPES for size in SIZES), IN_FP16]
+)
 def test_scores_ranks_and_the_likeliest(rows: int, vocab: int, k: int, dtype: torch.dtype, device: str) -> None:
     logits, reads, tokens = case(rows, vocab, dtype)
     for normalise in (True, False):

@@ -99,7 +99,7 @@ def seeded(generator: np.random.Generator, wishes: list[dict[str, Any]]) -> list
     return [{"seed": int(s), "drawn": int(d)} | w for s, d, w in zip(seeds, drawn, wishes, strict=True)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
 @pytest.mark.parametrize("wishes", [WISHES, FLAT], ids=["gathered", "searched"])
 def test_every_path_draws_by_the_definition(dtype: torch.dtype, wishes: list[dict[str, Any]], device: str) -> None:
     generator = np.random.default_rng(7)
