@@ -24,7 +24,8 @@ def expand_packed(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
     _expand_packed[(weight.rows, cdiv(weight.columns, BLOCK))](
         weight.words, weight.scales, weight.scales if weight.zeros is None else weight.zeros, dense,
         weight.rows, weight.columns,
-        FIRST_INTEGER=float(FIRST_INTEGER[weight.scales.dtype]), SYMMETRIC=weight.zeros is None, GATED=weight.gated, BLOCK=BLOCK, num_warps=4,
+        FIRST_INTEGER=float(FIRST_INTEGER[weight.scales.dtype]), SYMMETRIC=weight.zeros is None, GATED=weight.gated,
+        BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
     return dense
 

@@ -1,9 +1,9 @@
 """y = x Wᵀ for tens of rows of x and a packed weight of 4-bit codes, on Hopper's matrix units.
 
-Codes become bf16 or fp16, as x is, in registers, from which `wgmma` takes its first operand, while the copy engine brings x to shared
-memory. The weight lies as packed_gemv.py has it, four tiles of 16 rows for each warpgroup; x has its columns in the
-tensor core's order (`permuted`). While one step is multiplied, the next one's codes are expanded. Splits of the columns
-are added as in gemm.py.
+Codes become bf16 or fp16, as x is, in registers, from which `wgmma` takes its first operand, while the copy engine
+brings x to shared memory. The weight lies as packed_gemv.py has it, four tiles of 16 rows for each warpgroup; x has its
+columns in the tensor core's order (`permuted`). While one step is multiplied, the next one's codes are expanded. Splits
+of the columns are added as in gemm.py.
 """
 
 from __future__ import annotations
@@ -213,23 +213,23 @@ def _ask_for_x(x, m_begin, group, stage, ready, x_memory, M: gl.constexpr, pred)
 
 @gluon.jit
 def _load_pairs(
-    scales, zeros, pair, group, GROUPS, T: gl.constexpr, SYMMETRIC: gl.constexpr, DTYPE: gl.constexpr,
+    scales, zeros, pair, group, GROUPS, T: gl.constexpr, SYMMETRIC: gl.constexpr, dtype: gl.constexpr,
     flat: gl.constexpr,
 ):  # fmt: skip
     """Scales and zeros of a group, or of the last one behind it: pairs of rows 8 apart, [T, 1024]."""
     place = pair + gl.minimum(group, GROUPS - 1) * 8
     s = gl.load(scales + place)
     if SYMMETRIC:
-        z = middle_zeros([T, 1024], DTYPE, flat)
+        z = middle_zeros([T, 1024], dtype, flat)
     else:
         z = gl.load(zeros + place)
     return s, z
 
 
 @gluon.jit
-def _expand(words, scales, zeros, T: gl.constexpr, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
+def _expand(words, scales, zeros, T: gl.constexpr, dtype: gl.constexpr, LAYOUT: gl.constexpr):
     """[64 T, 128], (code - zero) · scale, of words [T, 1024]."""
-    o = expanded_codes(words, scales, zeros, DTYPE)
+    o = expanded_codes(words, scales, zeros, dtype)
     first = gl.join(gl.join(o[0], o[1]), gl.join(o[2], o[3]))  # [..., h, c]
     second = gl.join(gl.join(o[4], o[5]), gl.join(o[6], o[7]))
     both = gl.join(first, second)  # [T, 1024, h, c, s]
@@ -239,9 +239,9 @@ def _expand(words, scales, zeros, T: gl.constexpr, DTYPE: gl.constexpr, LAYOUT: 
 
 
 @gluon.jit
-def expanded_codes(words, scales, zeros, DTYPE: gl.constexpr):
+def expanded_codes(words, scales, zeros, dtype: gl.constexpr):
     """(code - zero) · scale of each word's codes, eight tensors like `words`."""
-    if DTYPE == gl.float16:
+    if dtype == gl.float16:
         made = gl.inline_asm_elementwise(
             _EXPAND_FP16, "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r", [words, scales, zeros],
             dtype=(gl.float16,) * 8, is_pure=True, pack=2,
@@ -255,9 +255,9 @@ def expanded_codes(words, scales, zeros, DTYPE: gl.constexpr):
 
 
 @gluon.jit
-def middle_zeros(SHAPE: gl.constexpr, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
+def middle_zeros(SHAPE: gl.constexpr, dtype: gl.constexpr, LAYOUT: gl.constexpr):
     """Words of two zeros of 8, as `packed_layout.PackedWeight` has them."""
-    if DTYPE == gl.float16:
+    if dtype == gl.float16:
         made = gl.full(SHAPE, 0x64086408, gl.int32, LAYOUT)
     else:
         made = gl.full(SHAPE, 0x43084308, gl.int32, LAYOUT)

@@ -170,7 +170,7 @@ def _ask_for_halves(x, m_begin, group, stage, ready, x_memory, M: gl.constexpr, 
 
 
 @gluon.jit
-def _load_step(sources, step, steps, T: gl.constexpr, SYMMETRIC: gl.constexpr, DTYPE: gl.constexpr, flat: gl.constexpr):
+def _load_step(sources, step, steps, T: gl.constexpr, SYMMETRIC: gl.constexpr, dtype: gl.constexpr, flat: gl.constexpr):
     """Words of both halves, scales and zeros of a step; scales of 0 behind the last one."""
     w_from, s_from, z_from, none = sources
     there = none + step < steps
@@ -178,16 +178,16 @@ def _load_step(sources, step, steps, T: gl.constexpr, SYMMETRIC: gl.constexpr, D
     high = gl.load(w_from + (step * 256 + 128), mask=there, other=0, eviction_policy="evict_first")
     s = gl.load(s_from + step * 8, mask=there, other=0)
     if SYMMETRIC:
-        z = middle_zeros([T, 512], DTYPE, flat)
+        z = middle_zeros([T, 512], dtype, flat)
     else:
         z = gl.load(z_from + step * 8, mask=there, other=0)
     return low, high, s, z
 
 
 @gluon.jit
-def _expand_half(words, scales, zeros, T: gl.constexpr, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
+def _expand_half(words, scales, zeros, T: gl.constexpr, dtype: gl.constexpr, LAYOUT: gl.constexpr):
     """[64 T, 64], (code - zero) · scale, of words [T, 512]."""
-    o = expanded_codes(words, scales, zeros, DTYPE)
+    o = expanded_codes(words, scales, zeros, dtype)
     first = gl.join(gl.join(o[0], o[1]), gl.join(o[2], o[3]))  # [..., h, c]
     second = gl.join(gl.join(o[4], o[5]), gl.join(o[6], o[7]))
     both = gl.join(first, second)  # [T, 512, h, c, s]

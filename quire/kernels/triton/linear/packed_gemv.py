@@ -223,9 +223,9 @@ def _load_x(
 
 
 @gluon.jit
-def _halves(words, W: gl.constexpr, M: gl.constexpr, DTYPE: gl.constexpr):
+def _halves(words, W: gl.constexpr, M: gl.constexpr, dtype: gl.constexpr):
     """[W, M, 128] of pairs [W, M, 64]."""
-    if DTYPE == gl.float16:
+    if dtype == gl.float16:
         even, odd = gl.inline_asm_elementwise(
             _SPLIT, "=r,=r,r,r", [words], dtype=(gl.float16, gl.float16), is_pure=True, pack=2
         )
@@ -240,29 +240,29 @@ def _halves(words, W: gl.constexpr, M: gl.constexpr, DTYPE: gl.constexpr):
 @gluon.jit
 def _multiply(
     weight, xs, acc, C: gl.constexpr, W: gl.constexpr, R: gl.constexpr, M: gl.constexpr, SYMMETRIC: gl.constexpr,
-    DTYPE: gl.constexpr, flat: gl.constexpr, mma: gl.constexpr,
+    dtype: gl.constexpr, flat: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
     words, factors, offsets = weight
     for i in gl.static_range(C):
-        b = gl.reshape(_halves(xs[i], W, M, DTYPE), [W, M, 4, 4, 2, 2, 2])  # warp, row, half and ehi, l, s, c, e
+        b = gl.reshape(_halves(xs[i], W, M, dtype), [W, M, 4, 4, 2, 2, 2])  # warp, row, half and ehi, l, s, c, e
         b = gl.reshape(gl.permute(b, (0, 2, 4, 5, 3, 6, 1)), [W, 128, M])
         b = gl.convert_layout(b, gl.DotOperandLayout(1, mma, 2))
         if SYMMETRIC:
-            low = middle_zeros([W, R, 256], DTYPE, flat)
+            low = middle_zeros([W, R, 256], dtype, flat)
             high = low
         else:
             low = (offsets[i] & 0xFFFF) * 0x10001
             high = ((offsets[i] >> 16) & 0xFFFF) * 0x10001
-        a = _expand(words[i], low, high, W, R, DTYPE, gl.DotOperandLayout(0, mma, 2))
+        a = _expand(words[i], low, high, W, R, dtype, gl.DotOperandLayout(0, mma, 2))
         part = mma_v2(a, b, gl.zeros([W, 16 * R, M], gl.float32, mma))
         acc += part * gl.expand_dims(factors[i].to(gl.float32), 2)
     return acc
 
 
 @gluon.jit
-def _expand(words, low, high, W: gl.constexpr, R: gl.constexpr, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
+def _expand(words, low, high, W: gl.constexpr, R: gl.constexpr, dtype: gl.constexpr, LAYOUT: gl.constexpr):
     """[W, 16 R, 128], code - zero, of words [W, R, 256]; zeros of the lower and the upper eight rows."""
-    o = _codes_less_zeros(words, low, high, DTYPE)
+    o = _codes_less_zeros(words, low, high, dtype)
     first = gl.join(gl.join(o[0], o[1]), gl.join(o[2], o[3]))  # [..., h, c]
     second = gl.join(gl.join(o[4], o[5]), gl.join(o[6], o[7]))
     both = gl.join(first, second)  # [W, R, 256, h, c, s]
@@ -272,9 +272,9 @@ def _expand(words, low, high, W: gl.constexpr, R: gl.constexpr, DTYPE: gl.conste
 
 
 @gluon.jit
-def _codes_less_zeros(words, low, high, DTYPE: gl.constexpr):
+def _codes_less_zeros(words, low, high, dtype: gl.constexpr):
     """code - zero of each word's codes, eight tensors like `words`."""
-    if DTYPE == gl.float16:
+    if dtype == gl.float16:
         made = gl.inline_asm_elementwise(
             _EXPAND_FP16, "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r", [words, low, high],
             dtype=(gl.float16,) * 8, is_pure=True, pack=2,

@@ -43,30 +43,30 @@ def words_at(x):
 
 
 @triton.jit
-def rounded(values, DTYPE: tl.constexpr):
+def rounded(values, dtype: tl.constexpr):
     """fp32 values as the stream's dtype has them."""
-    if DTYPE != tl.float32:
-        values = values.to(DTYPE).to(tl.float32)
+    if dtype != tl.float32:
+        values = values.to(dtype).to(tl.float32)
     return values
 
 
 @triton.jit
-def added_to(kept, low, high, DTYPE: tl.constexpr):
+def added_to(kept, low, high, dtype: tl.constexpr):
     """The stream's values once the sum is added, and their squares, two by two.
 
     Args:
         kept: Words of the stream.
         low, high: Of the sum, see add_words.
     """
-    low, high = add_words(rounded(low, DTYPE), rounded(high, DTYPE), kept, DTYPE)
-    low, high = rounded(low, DTYPE), rounded(high, DTYPE)
+    low, high = add_words(rounded(low, dtype), rounded(high, dtype), kept, dtype)
+    low, high = rounded(low, dtype), rounded(high, dtype)
     return low, high, low * low + high * high
 
 
 @triton.jit
 def store_normed(
     low, high, weights, shrink, out, scales, rows, row_inside, at, inside, largest, smallest,
-    DTYPE: tl.constexpr, ROUND: tl.constexpr, AXIS: tl.constexpr,
+    dtype: tl.constexpr, ROUND: tl.constexpr, AXIS: tl.constexpr,
 ):  # fmt: skip
     """Store the norm's values, or their codes and scales.
 
@@ -80,18 +80,18 @@ def store_normed(
         at, inside: Where words are in out.
         AXIS: That of a row; None: all is one row.
     """
-    w_low, w_high = add_words(tl.zeros_like(low), tl.zeros_like(high), weights, DTYPE)
-    low = rounded(rounded(low * shrink, DTYPE) * w_low, DTYPE)
-    high = rounded(rounded(high * shrink, DTYPE) * w_high, DTYPE)
+    w_low, w_high = add_words(tl.zeros_like(low), tl.zeros_like(high), weights, dtype)
+    low = rounded(rounded(low * shrink, dtype) * w_low, dtype)
+    high = rounded(rounded(high * shrink, dtype) * w_high, dtype)
     if scales is None:
-        tl.store(words_at(out) + at, joined(low, high, DTYPE), inside)
+        tl.store(words_at(out) + at, joined(low, high, dtype), inside)
     else:
         sign = 0x7FFFFFFF
         larger = tl.maximum(low.to(tl.int32, bitcast=True) & sign, high.to(tl.int32, bitcast=True) & sign)
         scale, by = row_scales(larger.to(tl.float32, bitcast=True), largest, smallest, AXIS)
         if AXIS is not None:
             by = by[:, None]
-        if DTYPE == tl.float32:
+        if dtype == tl.float32:
             codes = _codes(low * by, out.dtype.element_ty, ROUND)
             tl.store(out.to(tl.pointer_type(tl.int8), bitcast=True) + at, codes.to(tl.int8), inside)
         else:

@@ -102,7 +102,7 @@ def _all_reduce_pulled(
     release_dependents(OVERLAP)
     program = tl.program_id(0)
     call = tl.load(calls + program) + 1
-    DTYPE: tl.constexpr = x.dtype.element_ty
+    dtype: tl.constexpr = x.dtype.element_ty
     x = x.to(tl.pointer_type(tl.int32), bitcast=True)
     begin = (call & 1) * MOST
     mine = _buffer_in(windows, RANK, buffers, tl.int32) + begin
@@ -116,8 +116,8 @@ def _all_reduce_pulled(
         high = tl.zeros((TILE,), tl.float32)
         for rank in tl.static_range(RANKS):
             theirs = _buffer_in(windows, rank, buffers, tl.int32) + begin
-            low, high = add_words(low, high, tl.load(theirs + at, cache_modifier=".cg"), DTYPE)
-        tl.store(x + at, joined(low, high, DTYPE), at < words)
+            low, high = add_words(low, high, tl.load(theirs + at, cache_modifier=".cg"), dtype)
+        tl.store(x + at, joined(low, high, dtype), at < words)
     tl.store(calls + program, call)
 
 

@@ -105,7 +105,7 @@ def _rms_norm_pulled(
     of_step = tl.arange(0, ROWS)
     weights = tl.load(words_at(weight) + word, word < WORDS, 0)
     wait_for_inputs(OVERLAP)
-    DTYPE: tl.constexpr = x.dtype.element_ty
+    dtype: tl.constexpr = x.dtype.element_ty
     delta, x = words_at(delta), words_at(x)
     done = tl.load(counts + program)
     steps = tl.cdiv(tl.cdiv(rows, ROWS) - program, PROGRAMS)
@@ -136,19 +136,19 @@ def _rms_norm_pulled(
         high = tl.zeros((ROWS, BLOCK), tl.float32)
         for rank in tl.static_range(RANKS):
             if rank == RANK:
-                low, high = add_words(low, high, own, DTYPE)
+                low, high = add_words(low, high, own, dtype)
             elif rank == first:
-                low, high = add_words(low, high, theirs, DTYPE)
+                low, high = add_words(low, high, theirs, dtype)
             else:
                 place = _place_in(tl.load(windows + rank), ring, number, PLACE, PLACES) + in_place
                 more = tl.load(place, inside, 0, cache_modifier=".cg")
-                low, high = add_words(low, high, more, DTYPE)
-        low, high, squares = added_to(kept, low, high, DTYPE)
-        tl.store(x + at, joined(low, high, DTYPE), inside)
+                low, high = add_words(low, high, more, dtype)
+        low, high, squares = added_to(kept, low, high, dtype)
+        tl.store(x + at, joined(low, high, dtype), inside)
         shrink = tl.rsqrt(tl.sum(squares, 1) / WIDTH + eps)[:, None]
         row = group * ROWS + of_step
         store_normed(
-            low, high, weights, shrink, out, scales, row, row < rows, at, inside, largest, smallest, DTYPE, ROUND, 1
+            low, high, weights, shrink, out, scales, row, row < rows, at, inside, largest, smallest, dtype, ROUND, 1
         )  # fmt: skip
         own, at, inside = next_own, next_at, next_inside
     tl.debug_barrier()  # all threads have read the count

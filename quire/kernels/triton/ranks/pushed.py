@@ -61,7 +61,7 @@ def _all_reduce_pushed(
     program = tl.program_id(0)
     at = program * TILE + tl.arange(0, TILE)
     inside = at < words
-    DTYPE: tl.constexpr = x.dtype.element_ty
+    dtype: tl.constexpr = x.dtype.element_ty
     x = x.to(tl.pointer_type(tl.int32), bitcast=True)
     own = tl.load(x + at, inside, 0)
     call = tl.load(calls + program) + 1
@@ -79,8 +79,8 @@ def _all_reduce_pushed(
         values = own
         if rank != RANK:
             values = arrived(mine + (first + rank * MOST) + at, inside, number, POLLS)
-        low, high = add_words(low, high, values, DTYPE)
-    tl.store(x + at, joined(low, high, DTYPE), inside)
+        low, high = add_words(low, high, values, dtype)
+    tl.store(x + at, joined(low, high, dtype), inside)
     tl.debug_barrier()  # all threads have read the number
     tl.store(calls + program, call)
 
@@ -103,11 +103,11 @@ def arrived(packets, inside, number, POLLS: tl.constexpr):
 
 
 @triton.jit
-def add_words(low, high, words, DTYPE: tl.constexpr):
+def add_words(low, high, words, dtype: tl.constexpr):
     """Sums of the words' values: of fp32 in `low`, of the lower and upper one of 16 bits in both."""
-    if DTYPE == tl.float32:
+    if dtype == tl.float32:
         low += words.to(tl.float32, bitcast=True)
-    elif DTYPE == tl.float16:
+    elif dtype == tl.float16:
         low += (words & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
         high += (words >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     else:
@@ -117,12 +117,12 @@ def add_words(low, high, words, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def joined(low, high, DTYPE: tl.constexpr):
+def joined(low, high, dtype: tl.constexpr):
     """The words of such sums."""
-    if DTYPE == tl.float32:
+    if dtype == tl.float32:
         words = low.to(tl.int32, bitcast=True)
     else:
-        lower = low.to(DTYPE).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-        upper = high.to(DTYPE).to(tl.int16, bitcast=True).to(tl.int32) << 16
+        lower = low.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        upper = high.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) << 16
         words = lower | upper
     return words

@@ -93,7 +93,7 @@ def _rms_norm_pushed(
 ):
     """A row. A word is an fp32, or two values of 16 bits."""
     release_dependents(OVERLAP)
-    DTYPE: tl.constexpr = x.dtype.element_ty
+    dtype: tl.constexpr = x.dtype.element_ty
     row = tl.program_id(0)
     # Two words are a vector of 16 bytes as packets: taken two by two they need not change threads to become that.
     word = tl.max_contiguous(tl.arange(0, BLOCK), 2)
@@ -121,12 +121,12 @@ def _rms_norm_pushed(
         values = own
         if rank != RANK:
             values = arrived(mine + rank * MOST + place, inside, number, POLLS)
-        low, high = add_words(low, high, values, DTYPE)
+        low, high = add_words(low, high, values, dtype)
     tl.debug_barrier()  # all threads have read the numbers
     tl.store(own_calls + tile, counts, tile < TILES)
-    low, high, squares = added_to(kept, low, high, DTYPE)
-    tl.store(words_at(x) + at, joined(low, high, DTYPE), inside)
+    low, high, squares = added_to(kept, low, high, dtype)
+    tl.store(words_at(x) + at, joined(low, high, dtype), inside)
     shrink = tl.rsqrt(tl.sum(squares, 0) / WIDTH + eps)
     store_normed(
-        low, high, weights, shrink, out, scales, row, True, at, inside, largest, smallest, DTYPE, ROUND, None
+        low, high, weights, shrink, out, scales, row, True, at, inside, largest, smallest, dtype, ROUND, None
     )  # fmt: skip

@@ -58,7 +58,7 @@ def key_bits(dtype: torch.dtype) -> int:
 
 @triton.jit
 def logit_to_key(x, BITS: tl.constexpr):
-    """fp32 → int32 of the same order; NaN is the highest, and -0 is 0. With fewer bits, x comes from a narrower dtype."""
+    """fp32 → int32 of the same order; NaN is the highest, and -0 is 0. With fewer bits, x is of a narrower dtype."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return tl.where(x != x, 0x7FFFFFFF, key) >> (32 - BITS)
