@@ -214,9 +214,14 @@ def answers_of(llm: LLM, batch: list[list[int]], params: SamplingParams) -> list
     return answers
 
 
-def assert_near(directory: Path, batch: list[list[int]], answers: list[tuple[list[int], Tensor]]) -> None:
-    """Our logits are nearly as exact as transformers' in bf16, by those in fp32."""
-    exact, rounded = (logits_of(directory, dtype, batch, answers) for dtype in (torch.float32, torch.bfloat16))
+def assert_near(
+    directory: Path,
+    batch: list[list[int]],
+    answers: list[tuple[list[int], Tensor]],
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """Our logits are nearly as exact as transformers' in this dtype, by those in fp32."""
+    exact, rounded = (logits_of(directory, each, batch, answers) for each in (torch.float32, dtype))
     ours = torch.cat([logits for _, logits in answers])
     error, allowed = (ours - exact).abs(), (rounded - exact).abs()
     assert ours.shape == exact.shape
