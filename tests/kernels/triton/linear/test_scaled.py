@@ -154,6 +154,7 @@ def test_the_op_agrees_with_its_reference(
 ) -> None:
     """With rows of this kind; the library's product of many writes fp16 as well."""
     x, w, bias = random(rows, 96, 256, kind, device)
+    x /= 64  # gates times ups are within fp16
     weight = quantized(w, dtype, blocks)
     flipped = 0.03 if rows < 300 else 0.06  # one row of many may have several
     close(scaled_linear(x, weight, bias), reference.scaled_linear(x.float(), weight, bias.float()).double(), flipped)
