@@ -113,7 +113,7 @@ def test_dictionaries_are_json() -> None:
         (["-x"], "-x is not a flag of quire serve"),
         (["--port"], "'--port'"),
         (["--port", "x"], "--port: 'x' is not a whole number"),
-        (["--dtype", "float8"], "--dtype: 'float8' is not one of auto, bfloat16, float, float32."),
+        (["--dtype", "float8"], "--dtype: 'float8' is not one of auto, bfloat16, float, float16, float32, half."),
         (["--preemption-mode", "x"], "--preemption-mode: 'x' is not one of recompute, swap."),
         (["--config", "/no/such/file"], "--config /no/such/file cannot be read: no such file or directory."),
         (["--shutdown-timeout", "soon"], "soon"),
