@@ -34,6 +34,7 @@ class StructuredOutputsParams(
         disable_any_whitespace: No whitespace between the parts of JSON.
         disable_additional_properties: Objects have no other properties than those that their schema lists.
         whitespace_pattern: A regular expression for the whitespace between the parts of JSON.
+        strict: A JSON schema that cannot be enforced in full is refused; else what cannot be enforced is left out.
         name: What the client called it, for error messages.
 
     Raises:
@@ -49,6 +50,7 @@ class StructuredOutputsParams(
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
+    strict: bool = True
     name: str = "structured_outputs"
 
     def __post_init__(self) -> None:
@@ -85,6 +87,7 @@ class StructuredOutputsParams(
             raise self.error(f"choice must have 1 to {MAX_CHOICES} texts, got {len(self.choice)}.")
         if "" in self.choice:
             raise self.error("a choice must not be empty.")
+        self._check_size(self.text)
 
     def _check_text(self) -> None:
         value = getattr(self, self.kind)
@@ -92,11 +95,9 @@ class StructuredOutputsParams(
             raise self.error(f"{self.kind} must be a text.")
         try:
             text = self.text
-            size = len(text.encode())
-        except (TypeError, ValueError, RecursionError):  # also half a surrogate pair
+        except (TypeError, ValueError, RecursionError):
             raise self.error(f"{self.kind} cannot be written as JSON text.") from None
-        if size > MAX_CONSTRAINT_BYTES:
-            raise self.error(f"{self.kind} is limited to {MAX_CONSTRAINT_BYTES} bytes, got {size}.")
+        self._check_size(text)
         if not text.strip():
             raise self.error(f"{self.kind} is empty.")
         if self.kind in ("json", "structural_tag"):
@@ -104,8 +105,18 @@ class StructuredOutputsParams(
                 parsed = json_library.loads(text)
             except (ValueError, RecursionError):
                 raise self.error(f"{self.kind} must be a JSON object or its text.") from None
+            if "\\u" in text:
+                self._check_size(json_library.dumps(parsed, ensure_ascii=False))
             if not isinstance(parsed, dict) and not (self.kind == "json" and isinstance(parsed, bool)):
                 raise self.error(f"{self.kind} must be a JSON object.")
+
+    def _check_size(self, text: str) -> None:
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:
+            raise self.error(f"{self.kind} cannot be written as text: it has half a surrogate pair.") from None
+        if size > MAX_CONSTRAINT_BYTES:
+            raise self.error(f"{self.kind} is limited to {MAX_CONSTRAINT_BYTES} bytes, got {size}.")
 
     def _check_whitespace(self) -> None:
         pattern = self.whitespace_pattern
@@ -113,6 +124,7 @@ class StructuredOutputsParams(
             return
         if not isinstance(pattern, str) or len(pattern) > MAX_WHITESPACE_PATTERN:
             raise self.error(f"whitespace_pattern must be a text of at most {MAX_WHITESPACE_PATTERN} characters.")
+        self._check_size(pattern)
         if self.disable_any_whitespace:
             raise self.error("whitespace_pattern and disable_any_whitespace contradict each other: send one of them.")
 

@@ -7,6 +7,7 @@ choices in its own way. Knows nothing about HTTP and about responses.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,8 +26,6 @@ from quire.config import ServerConfig
 from quire.errors import RequestError
 from quire.output_parsers.formats import Turn
 from quire.sampling import SamplingParams
-from quire.structured_output.constraint import constraint_of
-from quire.structured_output.json_schema import json_schema_of
 from quire.structured_outputs_params import StructuredOutputsParams
 from quire.text.hints import HintLog
 from quire.text.model_text import ModelText
@@ -181,14 +180,20 @@ class ChatService:
 
 
 def _schema(form: StructuredOutputsParams) -> Mapping[str, Any]:
-    """The form of an answer that may call tools instead, for the grammar of both.
+    """The schema of an answer that may call tools instead, with its options, for the grammar of both; it was checked.
 
     Raises:
         RequestError: It is no JSON.
     """
-    schema = json_schema_of(constraint_of(form))
-    if schema is None:
+    if form.kind not in ("json", "json_object"):
         raise form.error(
             f"only JSON can be combined with tools, no {form.kind}: leave one of them out, or send tool_choice 'none'."
         )
-    return schema
+    schema = {"type": "object"} if form.kind == "json_object" else json.loads(form.text)
+    options = {
+        "strict": form.strict,
+        "closed": form.disable_additional_properties,
+        "any_whitespace": not form.disable_any_whitespace,
+        "whitespace": form.whitespace_pattern,
+    }
+    return (schema if isinstance(schema, dict) else {}) | {"x-quire": options}

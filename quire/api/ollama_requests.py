@@ -93,7 +93,7 @@ def _shared(body: OllamaChatRequest | OllamaGenerateRequest) -> dict[str, Any]:
     if body.format == "json":
         fields["response_format"] = {"type": "json_object"}
     elif isinstance(body.format, dict):
-        schema = {"name": "format", "schema": body.format, "strict": True}
+        schema = {"name": "format", "schema": body.format}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     return {name: value for name, value in fields.items() if value is not None}
 

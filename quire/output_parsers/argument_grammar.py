@@ -9,20 +9,25 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 from quire.errors import RequestError
 from quire.output_parsers.argument_types import ArgumentTypes
 from quire.output_parsers.events import Tool
 from quire.output_parsers.formats import KeyedArguments
 from quire.output_parsers.lark_rules import ANY_TEXT, LarkRules, escaped, quoted
+from quire.output_parsers.schema_references import SchemaReferences
 
-_SPACING = {"whitespace_pattern": " ?"}
+_SPACING = " ?"
 """As templates show JSON to models: without line breaks, of which a model may otherwise write many."""
 _KNOWN_OF_OBJECTS = frozenset(
     ("type", "properties", "required", "additionalProperties", "title", "description", "$schema", "$defs",
      "definitions", "examples", "default")
 )  # fmt: skip
-_REFUSED_OF_STRINGS = ("pattern", "format", "not", "allOf", "oneOf", "if")
+_REFUSED_OF_STRINGS = ("$ref", "pattern", "format", "not", "allOf", "oneOf", "if")
+_DOCUMENT = "quire:parameters"
+"""What a function's parameters are called where they stand in a larger schema, so that their references lead there."""
+_MOST_REFERENCES = 8
 _MOST_CHARACTERS = 4_096
 """Of a string whose length is limited; more is not enforced by counting."""
 
@@ -46,10 +51,10 @@ class ArgumentGrammar:
             RequestError: A keyword of the schema cannot be honoured in this format.
         """
         if self._keyed is None:
-            return self._rules.json(_complete(tool.parameters if enforced else {}))
+            return _json(self._rules, tool, _of_object(tool.parameters if enforced else {}), "the parameters")
         properties = tool.parameters.get("properties") or {}
         required = set(tool.parameters.get("required") or ()) if enforced else set()
-        if enforced:
+        if enforced and tool.strict:
             _check_object(tool, properties, required)
         given = {key: self._argument(tool, key, enforced) for key in properties}
         return self._in_order(given, required)
@@ -79,7 +84,7 @@ class ArgumentGrammar:
         after = self._rules.literal(keyed.after_value)
         if keyed.text_end and _may_be_text(tool, key):
             return self._rules.add("argument", " ".join([*before, self._text(tool, key, schema, enforced)]))
-        value = self._rules.json(_complete(schema if enforced else {}, tool.parameters, is_object=False))
+        value = _json(self._rules, tool, _of_property(tool.parameters, key) if enforced else {}, f"'{key}'")
         return self._rules.add("argument", " ".join([*before, value, *after]))
 
     def _text(self, tool: Tool, key: str, schema: Mapping[str, Any], enforced: bool) -> str:
@@ -87,6 +92,7 @@ class ArgumentGrammar:
         keyed = self._keyed
         assert keyed is not None
         after = list(self._rules.literal(keyed.after_value))
+        schema = _merged(schema, tool.parameters)
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if enforced and values:
             texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
@@ -94,7 +100,8 @@ class ArgumentGrammar:
             return f"({choice}) {' '.join(after)}"
         body = ANY_TEXT
         if enforced:
-            _check_text(tool, key, schema)
+            if tool.strict:
+                _check_text(tool, key, schema)
             body = _text_of_length(tool, key, schema)
         for unwanted in keyed.never_in_text:
             body += f" & ~/(?s:.*){escaped(unwanted)}(?s:.*)/"
@@ -104,51 +111,69 @@ class ArgumentGrammar:
         return self._rules.add("text", f"{name} {after[0]}", "[lazy]") + "".join(f" {item}" for item in after[1:])
 
 
-def object_of_call(tool: Tool, arguments_key: str, *, enforced: bool) -> dict[str, Any]:
-    """The schema of a call that is nothing but a JSON object: its name, and its arguments by this key."""
-    place = f"#/properties/{arguments_key}"
-    arguments = _moved(_complete(tool.parameters if enforced else {}), place)
-    return {
+def object_rule(rules: LarkRules, tool: Tool, arguments_key: str, *, enforced: bool) -> str:
+    """The rule of a call that is nothing but a JSON object: its name, and its arguments by this key."""
+    arguments = _of_object(tool.parameters if enforced else {})
+    schema = {
         "type": "object",
-        "properties": {"name": {"const": tool.name}, arguments_key: arguments},
+        "properties": {"name": {"const": tool.name}, arguments_key: {"$id": _DOCUMENT, **arguments}},
         "required": ["name", arguments_key],
         "additionalProperties": False,
-        "x-guidance": arguments.pop("x-guidance"),
     }
+    return _json(rules, tool, schema, "the parameters")
 
 
 def may_name(schema: Mapping[str, Any]) -> bool:
     """Whether JSON of this schema may be an object with a property 'name', as far as its outermost level tells."""
-    if schema.get("type") not in ("object", None):
-        return False
-    return schema.get("additionalProperties") is not False or "name" in (schema.get("properties") or {})
+    closed = schema.get("x-quire", {}).get("closed", False)
+    found = SchemaReferences(schema).resolved(schema)
+    if not isinstance(found, Mapping) or found.get("type") not in ("object", None):
+        return not isinstance(found, Mapping)
+    properties = found.get("properties") or {}
+    is_open = found.get("additionalProperties", not (closed and "properties" in found)) is not False
+    return is_open or "patternProperties" in found or "name" in properties
 
 
-def _moved(schema: Any, place: str) -> Any:
-    """A schema that stands elsewhere: what it refers to has moved with it."""
-    if isinstance(schema, list):
-        return [_moved(each, place) for each in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    moved = {key: _moved(value, place) for key, value in schema.items()}
-    if isinstance(target := schema.get("$ref"), str) and target.startswith("#"):
-        moved["$ref"] = place + target[1:]
-    return moved
+def _json(rules: LarkRules, tool: Tool, schema: Mapping[str, Any], what: str) -> str:
+    name = f"{what} of the function '{tool.name}'"
+    return rules.json(schema, name=name, strict=tool.strict, whitespace=_SPACING)
 
 
-def _complete(
-    schema: Any, root: Mapping[str, Any] | None = None, *, is_object: bool = True
-) -> dict[str, Any]:  # fmt: skip
-    """A schema that stands for itself: with the definitions of its root, and our spacing instead of the client's."""
-    if not isinstance(schema, Mapping):
-        schema = {} if schema is not False else {"not": {}}
-    complete = {key: value for key, value in schema.items() if key != "x-guidance"}
-    for key in ("$defs", "definitions", "properties"):
-        if root and key in root and key not in complete and "$ref" in str(schema):
-            complete[key] = root[key]
-    if is_object and not {"type", "anyOf", "oneOf", "allOf", "$ref"} & complete.keys():
-        complete["type"] = "object"
-    return {**complete, "x-guidance": _SPACING}
+def _of_object(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a function's arguments, which are an object also where it does not say so."""
+    return schema if {"type", "anyOf", "oneOf", "allOf", "$ref"} & schema.keys() else {**schema, "type": "object"}
+
+
+def _of_property(parameters: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The schema of one argument, with the document that it refers to."""
+    schema = parameters["properties"][key]
+    if isinstance(schema, bool):
+        return {} if schema else {"not": {}}
+    if "$ref" not in str(schema):
+        return dict(schema)
+    pointer = quote(key.replace("~", "~0").replace("/", "~1"))
+    document = {"$id": _DOCUMENT, **parameters}
+    return {"$defs": {"parameters": document}, "$ref": f"{document['$id']}#/properties/{pointer}"}
+
+
+def _merged(schema: Any, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema with what it refers to, by itself or as the only one of `allOf`; what stands beside that counts, too."""
+    references = SchemaReferences(parameters)
+    merged: dict[str, Any] = {}
+    for _ in range(_MOST_REFERENCES):
+        if not isinstance(schema, Mapping):
+            break
+        parts = schema.get("allOf")
+        next_schema = None
+        if "$ref" in schema:
+            next_schema = references.resolved({"$ref": schema["$ref"]})
+        elif isinstance(parts, list) and len(parts) == 1:
+            next_schema = parts[0]
+        if next_schema is None:
+            return {**schema, **merged}
+        merged = {key: value for key, value in schema.items() if key not in ("$ref", "allOf")} | merged
+        schema = next_schema
+    return merged
 
 
 def _may_be_text(tool: Tool, key: str) -> bool:
@@ -177,6 +202,8 @@ def _text_of_length(tool: Tool, key: str, schema: Mapping[str, Any]) -> str:
     if not least and most is None:
         return ANY_TEXT
     if not isinstance(least, int) or not isinstance(most, int | None) or max(least, most or 0) > _MOST_CHARACTERS:
+        if not tool.strict:
+            return ANY_TEXT
         raise _refusal(tool, f"'{key}'", "maxLength" if most else "minLength")
     return f"/(?s:.{{{least},{'' if most is None else most}}})/"
 

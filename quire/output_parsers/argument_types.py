@@ -10,9 +10,11 @@ import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from quire.output_parsers.events import Tool
+from quire.output_parsers.schema_references import SchemaReferences
 
 _INTEGER = re.compile(r"-?(?:0|[1-9]\d*)", re.ASCII)
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
@@ -59,8 +61,8 @@ class ArgumentTypes:
     def _types_of(self, schema: Any, depth: int) -> set[str]:
         if not isinstance(schema, Mapping) or not depth:
             return set()
-        if reference := schema.get("$ref"):
-            return self._types_of(self._resolved(reference), depth - 1)
+        if "$ref" in schema:
+            return self._types_of(self._references.resolved(schema), depth - 1)
         if isinstance(kind := schema.get("type"), str):
             return {kind}
         if isinstance(kind, Sequence):
@@ -72,13 +74,9 @@ class ArgumentTypes:
                 found |= self._types_of(alternative, depth - 1)
         return found
 
-    def _resolved(self, reference: Any) -> Any:
-        if not isinstance(reference, str) or not reference.startswith("#/"):
-            return None
-        found: Any = self._schema
-        for part in reference[2:].split("/"):
-            found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-        return found
+    @cached_property
+    def _references(self) -> SchemaReferences:
+        return SchemaReferences(self._schema)
 
 
 def _container(text: str) -> str | None:

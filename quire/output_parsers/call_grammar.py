@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.errors import RequestError
-from quire.output_parsers.argument_grammar import ArgumentGrammar, may_name, object_of_call
+from quire.output_parsers.argument_grammar import ArgumentGrammar, may_name, object_rule
 from quire.output_parsers.events import Tool
 from quire.output_parsers.formats import CallSyntax, ToolFormat, Turn
 from quire.output_parsers.lark_rules import ANY_TEXT, LarkRules
@@ -39,11 +39,12 @@ def call_grammar(
     Args:
         tool_parser: The format's name.
         tools: What may be called: one of them where `tool_choice` names it.
-        must_call: The answer is one call or more, and nothing else; each matches its tool's schema. Otherwise the
-            model chooses, and only tools that are `strict` have their schema enforced.
+        must_call: The answer is one call or more, and nothing else; each matches its tool's schema, as far as that
+            can be enforced if the tool is not `strict`. Otherwise the model chooses, and only tools that are `strict`
+            have their schema enforced.
         parallel: Whether there may be several calls.
-        form: The schema of an answer that does not call, as the compiler takes it; None for any text. It says nothing
-            about an answer that must call.
+        form: The schema of an answer that does not call, with the options of `LarkRules.json` as its `x-quire`; None
+            for any text. It says nothing about an answer that must call.
         reasoning_parser: Allows reasoning in front of the answer.
         turn: How the turn begins in the prompt.
         special_ids: The vocabulary's special tokens, which text cannot write.
@@ -137,10 +138,10 @@ def _calls_or_form(rules: LarkRules, syntax: CallSyntax, calls: _Calls, form: Ma
     """Calls alone, or JSON alone. What begins the calls is a lexeme of its own: it may begin the JSON as well."""
     if syntax.messages:
         before_calls, before_form = _messages(rules, syntax.messages), _messages(rules, syntax.messages[:1])
-        last = " ".join([*rules.literal(syntax.last_message), rules.json(form)])
+        last = " ".join([*rules.literal(syntax.last_message), _form(rules, form)])
         return rules.add("answer", f"{before_calls} {calls.group()} | {before_form} {last}")
     group = " ".join([*rules.literal(syntax.begin), calls.group(before=syntax.before_name)])
-    return rules.add("answer", f"{group} | {rules.json(form)}")
+    return rules.add("answer", f"{group} | {_form(rules, form)}")
 
 
 def _objects_or_form(
@@ -154,10 +155,14 @@ def _objects_or_form(
             "schema of an answer needs additionalProperties false and no property 'name': leave 'strict' out.",
             param="tools",
         )
-    objects = [rules.json(object_of_call(tool, syntax.arguments_key, enforced=tool.strict)) for tool in tools]
+    objects = [object_rule(rules, tool, syntax.arguments_key, enforced=tool.strict) for tool in tools]
     call = rules.add("call", " | ".join(objects))
     several = f" ({' '.join(rules.literal(syntax.separator))} {call})*" if parallel else ""
-    return rules.add("answer", f"{call}{several} | {rules.json(form)}")
+    return rules.add("answer", f"{call}{several} | {_form(rules, form)}")
+
+
+def _form(rules: LarkRules, form: Mapping[str, Any]) -> str:
+    return rules.json(form, **form.get("x-quire", {}))
 
 
 def _messages(rules: LarkRules, kinds: Sequence[tuple[str, str]]) -> str:

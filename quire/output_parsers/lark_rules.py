@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from quire.output_parsers.formats import NUMBER
 
@@ -56,9 +57,19 @@ class LarkRules:
         if at < len(text):
             yield quoted(text[at:])
 
-    def json(self, schema: object) -> str:
-        """A rule that matches JSON of a schema, which must be complete in itself."""
-        return self.add("json", "%json " + json.dumps(schema, ensure_ascii=False))
+    def json(self, schema: Mapping[str, Any], *, name: str = "", strict: bool = True, **options: Any) -> str:
+        """A rule that matches JSON of a schema, which must be complete in itself.
+
+        Args:
+            schema: As it was sent; whoever has the grammar compiled prepares it, by what its `x-quire` says.
+            name: What the client knows it by, for error messages.
+            strict: It is refused if it cannot be enforced in full.
+            options: Those of `prepare_schema`.
+        """
+        known = {key: value for key, value in schema.items() if key not in ("x-guidance", "x-quire")}
+        spacing = {"whitespace_pattern": options["whitespace"]} if options.get("whitespace") is not None else {}
+        asked = {"name": name, "strict": strict, **options}
+        return self.add("json", "%json " + json.dumps({**known, "x-guidance": spacing, "x-quire": asked}))
 
     def text_up_to(self, end: str) -> str:
         """Any text up to the first `end`, and that."""

@@ -5,6 +5,7 @@ For the API process and `LLM`. Never imports the compiler; the first constraint 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -17,6 +18,8 @@ from quire.processes.helper_process import ChannelClosed, HelperProcess
 from quire.structured_output.constraint import Constraint, constraint_of
 from quire.structured_output.verdict import CHECK_SECONDS, Verdict
 from quire.structured_outputs_params import StructuredOutputsParams
+
+logger = logging.getLogger(__name__)
 
 MAX_HELPERS = 4
 """Constraints that are tried at once. One that explodes holds a helper until its time is over."""
@@ -72,6 +75,11 @@ class GrammarChecker:
         verdict = self._remembered(constraint)
         if verdict is None:
             verdict = self._ask(constraint)
+            if verdict.left_out:
+                logger.warning(
+                    "%s: a schema that is not strict is enforced but for %s. With 'strict' it is refused.",
+                    params.name, ", ".join(verdict.left_out),
+                )  # fmt: skip
         return _grammar(verdict, params)
 
     def close(self) -> None:
@@ -155,4 +163,5 @@ def _grammar(verdict: Verdict, params: StructuredOutputsParams) -> str:
 
 
 def _size(constraint: Constraint, verdict: Verdict) -> int:
-    return len(constraint.text) + len(constraint.behind) + len(verdict.grammar) + len(verdict.error)
+    texts = (constraint.text, constraint.behind, verdict.grammar, verdict.error, *verdict.left_out)
+    return sum(map(len, texts))

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import re
 import resource
 import socket
+import time
 
 import msgspec
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -22,9 +24,15 @@ from quire.structured_output.lark_text import SpecialTokens
 from quire.structured_output.limits import CHECK_ADDRESS_SPACE, parser_limits
 from quire.structured_output.verdict import Verdict
 
+WALK_SECONDS = 0.1
+_WALK_TOKENS = 256
+"""How far a grammar is followed before it is let pass."""
 _LONGEST_MESSAGE = 400
-_FORMAT = re.compile(r"Unknown format: (.{1,64})")
+_MOST_NAMED = 16
+"""Of what is left out."""
 _KEYS = re.compile(r'Unimplemented keys: \["(.*?)"')
+_OF_SCHEMA = re.compile(r"(?s).*failed to compile JSON schema: (.*?)(?:\n *1 \| .*|$)")
+"""In a grammar: only what follows is about what the client sent."""
 
 
 def main(connection: socket.socket) -> None:
@@ -42,32 +50,55 @@ def main(connection: socket.socket) -> None:
 
 
 def _judge(constraint: Constraint, tokenizer: LLTokenizer, special: SpecialTokens) -> Verdict:
+    """The verdict; where the grammar may say less than the schema, one that says less is the second try."""
+    verdict = _tried(constraint, tokenizer, special, plain=False)
+    if verdict.error and not constraint.strict:
+        plain = _tried(constraint, tokenizer, special, plain=True)
+        return verdict if plain.error else plain
+    return verdict
+
+
+def _tried(constraint: Constraint, tokenizer: LLTokenizer, special: SpecialTokens, *, plain: bool) -> Verdict:
     try:
-        grammar = grammar_of(constraint, special)
+        left_out: list[str] = []
+        grammar = grammar_of(constraint, special, left_out, plain=plain)
         matcher = LLMatcher(tokenizer, grammar, limits=parser_limits(), log_level=0)
+        if not matcher.is_error():
+            _walk(matcher)
         if matcher.is_error():
             return Verdict(error=_readable(matcher.get_error()))
-        matcher.compute_bitmask()
-        if matcher.is_error():
-            return Verdict(error=_readable(matcher.get_error()))
+        left_out += [_readable(warning) for warning in matcher.get_grammar_warnings()]
     except RecursionError:
         return Verdict(error="it is nested too deeply: make it flatter")
     except MemoryError:
         return Verdict(error="it needs too much memory: make it smaller")
     except (ValueError, KeyError, TypeError) as error:
         return Verdict(error=_readable(str(error)))
-    return Verdict(grammar)
+    return Verdict(grammar, left_out=[each[:_LONGEST_MESSAGE] for each in left_out[:_MOST_NAMED]])
+
+
+def _walk(matcher: LLMatcher) -> None:
+    """Follow the grammar for some tokens: it may compile and then need more than it may, and end the matcher."""
+    end = time.thread_time() + WALK_SECONDS
+    draws = random.Random(0)
+    for _ in range(_WALK_TOKENS):
+        bits = matcher.compute_bitmask()
+        if matcher.is_stopped() or time.thread_time() > end:
+            return
+        allowed = [8 * at + bit for at, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1]
+        if not allowed or not matcher.consume_token(draws.choice(allowed)):
+            return
 
 
 def _readable(message: str) -> str:
-    """A message of the compiler, as part of a sentence."""
-    if match := _KEYS.match(message):
+    """A message of the compiler, as part of a sentence about what the client sent, without our own grammar."""
+    if (match := _OF_SCHEMA.fullmatch(message)) is not None:
+        message = match[1]
+    if match := _KEYS.search(message):
         return f"keyword '{match[1]}' is not supported: leave it out"
-    if match := _FORMAT.match(message):
-        return f"format '{match[1]}' is not supported: use 'pattern'"
-    if message.startswith("oneOf "):
-        return "keyword 'oneOf' is supported only where its parts exclude each other: use 'anyOf'"
-    return " ".join(message.split())[:_LONGEST_MESSAGE].rstrip(".")
+    if "lexer error" in message or "too many" in message:
+        return f"it becomes too complex within a few tokens ({' '.join(message.split())[:120]}): make it smaller"
+    return " ".join(message.removesuffix("<non-verbose/>").split())[:_LONGEST_MESSAGE].rstrip(".")
 
 
 class _Bytes:

@@ -17,6 +17,7 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
         any_whitespace: Not `disable_any_whitespace`.
         whitespace: `whitespace_pattern`.
         behind: What stands in front of it, see `reasoning_in_front`; empty for nothing.
+        strict: See there.
     """
 
     kind: str
@@ -25,6 +26,7 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
     any_whitespace: bool = True
     whitespace: str | None = None
     behind: str = ""
+    strict: bool = True
 
 
 def constraint_of(params: StructuredOutputsParams, behind: str = "") -> Constraint:
@@ -36,4 +38,5 @@ def constraint_of(params: StructuredOutputsParams, behind: str = "") -> Constrai
         not params.disable_any_whitespace,
         params.whitespace_pattern,
         behind,
+        params.strict,
     )

@@ -1,18 +1,20 @@
-"""JSON schemas as the grammar compiler takes them; what it would not enforce is refused by name.
+"""JSON schemas as the grammar compiler takes them.
 
-The compiler refuses most keywords that it does not know; this module adds those that it would pass over. Schemas of
-older drafts are brought to the form of 2020-12 where that is a matter of spelling.
+Owns what becomes of each keyword: what the compiler would refuse or pass over is said otherwise where that can be done
+exactly. Else a strict schema is refused by the keyword's name, and in another one it is left out. Older drafts' spelling
+becomes that of 2020-12. All that a schema refers to is found here and stands in its `$defs` afterwards.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
+from quire.output_parsers.schema_references import MAX_DEPTH, SchemaReferences
 from quire.structured_output.constraint import Constraint
+from quire.structured_output.look_ahead import without_look_ahead
+from quire.structured_output.schema_rewrites import REWRITTEN, SchemaRewrites
 
-MAX_DEPTH = 64
-"""Schemas inside each other."""
 WHITESPACE = r"(\n[ ]{0,24}|[ ])?"
 """Between the parts of JSON where nothing else was asked for: enough for any usual indentation. Without a bound, a
 model can go on with spaces for ever."""
@@ -23,24 +25,18 @@ REFUSED = frozenset({
     "$recursiveAnchor",
     "$recursiveRef",
     "contains",
-    "dependencies",
-    "dependentRequired",
-    "dependentSchemas",
     "disallow",
     "divisibleBy",
-    "else",
     "extends",
-    "if",
     "maxContains",
     "minContains",
-    "not",
-    "propertyNames",
-    "then",
     "unevaluatedItems",
-    "unevaluatedProperties",
-    "uniqueItems",
 })  # fmt: skip
-"""Keywords that restrict what is valid and cannot be enforced token by token here."""
+"""Keywords that restrict what is valid and are never enforced."""
+FORMATS = frozenset((
+    "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid",
+))  # fmt: skip
+"""The compiler's. Others are annotations."""
 
 _NEUTRAL: tuple[tuple[str, Any], ...] = (
     ("uniqueItems", False),
@@ -48,26 +44,31 @@ _NEUTRAL: tuple[tuple[str, Any], ...] = (
     ("unevaluatedItems", True),
     ("unevaluatedProperties", True),
     ("propertyNames", True),
+    ("propertyNames", {"type": "string"}),
     ("dependencies", {}),
     ("dependentRequired", {}),
     ("dependentSchemas", {}),
 )
-"""Refused keywords with the value that restricts nothing: generators of schemas write these."""
+"""Keywords with the value that restricts nothing: generators of schemas write these."""
 _ANY_OBJECT = '{"type": "object"}'
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_SINGLE = ("additionalProperties", "items", "additionalItems")
+_DROPPED = frozenset(("$defs", "definitions", "$id", "id", "$anchor", "$schema", "x-guidance", "x-quire"))
+"""What says where a schema stands: references are resolved here."""
+_MOST_SCHEMAS = 50_000
+"""Schemas that one may become."""
 
 
 class SchemaRefused(ValueError):
     """The schema cannot be honoured in full; the message names the keyword and where it stands."""
 
 
-def json_schema_of(constraint: Constraint, text: str | None = None) -> dict[str, Any] | None:
+def json_schema_of(
+    constraint: Constraint, text: str | None = None, left_out: list[str] | None = None, *, plain: bool = False
+) -> dict[str, Any] | None:
     """The schema that a constraint asks for, for the compiler; None if it does not ask for JSON.
 
     Args:
         text: A schema within the constraint, instead of its own.
+        left_out: See `prepare_schema`, as `plain`.
 
     Raises:
         SchemaRefused: See there.
@@ -81,11 +82,19 @@ def json_schema_of(constraint: Constraint, text: str | None = None) -> dict[str,
         whitespace=constraint.whitespace,
         any_whitespace=constraint.any_whitespace,
         closed=constraint.closed,
+        left_out=None if constraint.strict else [] if left_out is None else left_out,
+        plain=plain,
     )
 
 
 def prepare_schema(
-    text: str, *, whitespace: str | None = None, any_whitespace: bool = True, closed: bool = False
+    text: str,
+    *,
+    whitespace: str | None = None,
+    any_whitespace: bool = True,
+    closed: bool = False,
+    left_out: list[str] | None = None,
+    plain: bool = False,
 ) -> dict[str, Any]:
     """A schema for the compiler.
 
@@ -94,48 +103,166 @@ def prepare_schema(
         whitespace: A regular expression for the whitespace between parts; None for WHITESPACE.
         any_whitespace: Whether there may be whitespace between parts at all.
         closed: Objects that do not speak of additional properties have none.
+        left_out: Where to name what cannot be enforced, which is left out; None: it is refused.
+        plain: Leave out what needs to be said otherwise, too.
 
     Raises:
-        SchemaRefused: See there.
+        SchemaRefused: It cannot be honoured, or is malformed.
     """
     schema = json.loads(text)
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
         raise SchemaRefused("the schema allows nothing")
-    schema = _prepare(schema, "", closed, 0)
     options: dict[str, Any] = {"whitespace_flexible": False}
     if any_whitespace:
         options = {"whitespace_pattern": WHITESPACE if whitespace is None else whitespace}
-    return {**schema, "x-guidance": options}  # takes the place of one that the client may have sent
+    if left_out is not None:
+        options["lenient"] = True
+    prepared = _Preparation(schema, closed, left_out, plain).document()
+    return {**prepared, "x-guidance": options}  # takes the place of one that the client may have sent
 
 
-def _prepare(schema: Any, place: str, closed: bool, depth: int) -> Any:
-    """A copy of a schema and all schemas in it."""
-    if not isinstance(schema, dict):
-        return schema
-    if depth > MAX_DEPTH:
-        raise SchemaRefused(f"schemas are nested more than {MAX_DEPTH} deep")
-    schema = _modern(schema)
-    for keyword in schema.keys() & REFUSED:
-        raise SchemaRefused(f"keyword '{keyword}' is not supported{_at(place)}: leave it out")
-    prepared = {
-        keyword: _prepare_keyword(keyword, value, f"{place}/{keyword}", closed, depth)
-        for keyword, value in schema.items()
-    }
-    if closed and "properties" in prepared:
-        prepared.setdefault("additionalProperties", False)
-    return prepared
+class _Preparation:
+    """Makes one document."""
+
+    def __init__(self, root: dict[str, Any], closed: bool, left_out: list[str] | None, plain: bool) -> None:
+        self._root = root
+        self._closed = closed
+        self._left_out = left_out
+        self._plain = plain
+        self._references = SchemaReferences(root)
+        self._rewrites = SchemaRewrites(self._references)
+        self._names: dict[int, str] = {}  # of definitions, by identity
+        self._waiting: list[tuple[Any, str, str]] = []  # definitions, their names, and where they stand
+        self._num_schemas = 0
+
+    def document(self) -> dict[str, Any]:
+        """The document, with all that it refers to."""
+        found: dict[str, Any] | bool = self._schema(self._root, "", 0)
+        definitions: dict[str, Any] = {}
+        while self._waiting:
+            schema, name, place = self._waiting.pop()
+            definitions[name] = self._schema(schema, place, 0)
+        if isinstance(found, bool):
+            raise SchemaRefused("the schema allows nothing")
+        draft = self._root.get("$schema")
+        named = {"$schema": draft} if isinstance(draft, str) else {}
+        return named | found | ({"$defs": definitions} if definitions else {})
+
+    def _schema(self, schema: Any, place: str, depth: int, made: bool = False) -> Any:
+        """A schema and all in it. `made`: it was not sent as it is, so it is not closed."""
+        if not isinstance(schema, dict):
+            return schema
+        self._num_schemas += 1
+        if self._references.too_deep:
+            raise SchemaRefused(f"schemas are nested more than {MAX_DEPTH} deep")
+        if depth > 2 * MAX_DEPTH or self._num_schemas > _MOST_SCHEMAS:
+            raise SchemaRefused("the schema is too large once it is written out: make it smaller")
+        prepared: dict[str, Any] = {}
+        more: list[Any] = []  # what must hold besides
+        at = _Place(place, depth, made)
+        for keyword, value in _modern(schema).items():
+            if keyword in _DROPPED or (keyword == "format" and isinstance(value, str) and value not in FORMATS):
+                continue
+            if keyword in REFUSED:
+                self._refuse(keyword, place)
+            elif keyword in REWRITTEN:
+                self._rewrite(keyword, value, schema, more, at)
+            elif keyword == "oneOf" and isinstance(value, list):
+                self._one_of(schema, prepared, more, at)
+            elif keyword == "pattern" and isinstance(value, str):
+                self._pattern(value, prepared, more, at)
+            elif keyword == "$ref":
+                self._reference(schema, prepared, more, at)
+            else:
+                prepared[keyword] = self._value(keyword, value, at)
+        if self._closed and not made and "properties" in prepared:
+            prepared.setdefault("additionalProperties", False)
+        if False in more:
+            return False
+        rest = [self._schema(each, place, depth + 1, True) for each in more]
+        return {"allOf": [prepared, *rest]} if rest else prepared
+
+    def _value(self, keyword: str, value: Any, at: _Place) -> Any:
+        """The value of a keyword, with the schemas in it."""
+        place, depth = f"{at.place}/{keyword}", at.depth + 1
+        if keyword in ("properties", "patternProperties") and isinstance(value, dict):
+            return {name: self._schema(each, f"{place}/{name}", depth, at.made) for name, each in value.items()}
+        if isinstance(value, list) and keyword in ("allOf", "anyOf", "prefixItems", "items"):
+            return [
+                self._schema(each, f"{place}/{number}", depth, at.made or not self._references.knows(each))
+                for number, each in enumerate(value)
+            ]
+        if keyword in ("additionalProperties", "items", "additionalItems"):
+            return self._schema(value, place, depth, at.made)
+        return value
+
+    def _refuse(
+        self, keyword: str, place: str, problem: str = "is not supported", advice: str = "leave it out"
+    ) -> None:
+        where = f" (at {place[:120]})" if place else ""
+        if self._left_out is None:
+            raise SchemaRefused(f"keyword '{keyword}' {problem}{where}: {advice}")
+        self._left_out.append(f"'{keyword}'{where}")
+
+    def _rewrite(self, keyword: str, value: Any, schema: dict[str, Any], more: list[Any], at: _Place) -> None:
+        found = None if self._plain else self._rewrites.of(keyword, value, schema)
+        if found is None:
+            self._refuse(keyword, at.place, "is not supported here")
+        else:
+            more += [each for each in found if each is not True]
+
+    def _one_of(self, schema: dict[str, Any], prepared: dict[str, Any], more: list[Any], at: _Place) -> None:
+        parts = None if self._plain else self._rewrites.exclusive_parts(schema)
+        if parts is None:
+            self._refuse("oneOf", at.place, "is supported only where its parts exclude each other", "use 'anyOf'")
+            parts = schema["oneOf"]
+        if "anyOf" in schema:
+            more.append({"anyOf": parts})
+        else:
+            prepared["anyOf"] = self._value("anyOf", parts, at)
+
+    def _pattern(self, pattern: str, prepared: dict[str, Any], more: list[Any], at: _Place) -> None:
+        patterns = without_look_ahead(pattern)
+        if patterns is not None:
+            prepared["pattern"] = patterns[0]
+            more += [{"type": "string", "pattern": each} for each in patterns[1:]]
+        else:
+            self._refuse("pattern", at.place, "looks ahead, which is not supported", "write it without look-around")
+
+    def _reference(self, schema: dict[str, Any], prepared: dict[str, Any], more: list[Any], at: _Place) -> None:
+        try:
+            target = self._references.target(schema)
+        except KeyError:
+            problem = f"leads to another document, '{str(schema['$ref'])[:120]}'"
+            self._refuse("$ref", at.place, problem, "put what it leads to into '$defs'")
+            return
+        except LookupError as error:
+            raise SchemaRefused(f"keyword '$ref' leads nowhere: '{str(error)[:120]}'") from None
+        if isinstance(target, dict):
+            prepared["$ref"] = self._defined(target, schema["$ref"])
+        elif isinstance(target, bool):
+            more += [] if target else [False]
+        else:
+            raise SchemaRefused(f"keyword '$ref' leads to no schema: '{schema['$ref'][:120]}'")
+
+    def _defined(self, target: dict[str, Any], place: str) -> str:
+        """The reference to a definition, which is made once."""
+        if target is self._root:
+            return "#"
+        if id(target) not in self._names:
+            self._names[id(target)] = f"d{len(self._names)}"
+            self._waiting.append((target, self._names[id(target)], place.removeprefix("#")))
+        return f"#/$defs/{self._names[id(target)]}"
 
 
-def _prepare_keyword(keyword: str, value: Any, place: str, closed: bool, depth: int) -> Any:
-    if keyword in _MAPS and isinstance(value, dict):
-        return {name: _prepare(each, f"{place}/{name}", closed, depth + 1) for name, each in value.items()}
-    if isinstance(value, list) and keyword in (*_LISTS, "items"):
-        return [_prepare(each, f"{place}/{number}", closed, depth + 1) for number, each in enumerate(value)]
-    if keyword in _SINGLE:
-        return _prepare(value, place, closed, depth + 1)
-    return value
+class _Place(NamedTuple):
+    """Where a schema stands: how it is shown, how deep, and whether it is one that was not sent."""
+
+    place: str
+    depth: int
+    made: bool
 
 
 def _modern(schema: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +274,3 @@ def _modern(schema: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(schema.get(exclusive), bool):
             del schema[exclusive]
     return schema
-
-
-def _at(place: str) -> str:
-    return f" (at {place[:120]})" if place else ""

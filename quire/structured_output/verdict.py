@@ -14,7 +14,9 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         grammar: For the compiler; empty if the constraint is refused.
         error: Why it is refused, as part of a sentence.
+        left_out: What the grammar does not enforce of a schema that is not strict: keywords, and where they stand.
     """
 
     grammar: str = ""
     error: str = ""
+    left_out: list[str] = []

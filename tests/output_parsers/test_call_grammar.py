@@ -18,6 +18,8 @@ from quire.output_parsers.call_grammar import call_grammar
 from quire.output_parsers.events import ContentDelta, OutputEvent, ReasoningDelta, Tool, ToolCallStart, merge_events
 from quire.output_parsers.formats import Turn
 from quire.output_parsers.registry import TOOL_PARSERS, create_parser, tool_format
+from quire.structured_output.constraint import Constraint
+from quire.structured_output.grammars import grammar_of
 
 llguidance = pytest.importorskip("llguidance")
 llguidance_numpy = pytest.importorskip("llguidance.numpy")
@@ -28,16 +30,22 @@ SCHEMA: dict[str, Any] = {
         "s": {"type": "string", "minLength": 1, "maxLength": 6},
         "i": {"type": "integer", "minimum": 0, "maximum": 99},
         "e": {"enum": ["x", "y z"]},
+        "c": {"$ref": "#/$defs/colour", "description": "As pydantic writes an Enum."},
         "o": {"$ref": "#/$defs/flag"},
     },
     "required": ["s", "o"],
     "additionalProperties": False,
-    "$defs": {"flag": {"type": "object", "properties": {"k": {"type": "boolean"}}, "required": ["k"],
+    "$defs": {"colour": {"type": "string", "enum": ["red", "blue"]}, "flag": {"type": "object", "properties": {"k": {"type": "boolean"}}, "required": ["k"],
                        "additionalProperties": False}},
 }  # fmt: skip
 TOOLS = (Tool("f", SCHEMA, strict=True), Tool("g", {"type": "object", "additionalProperties": False}, strict=True))
 ENFORCED = [name for name in TOOL_PARSERS if tool_format(name).syntaxes]
 BYTES = llguidance.LLTokenizer("byte")
+
+
+def compiled(grammar: str) -> Any:
+    """The compiler's matcher, of the grammar as it is prepared for it."""
+    return llguidance.LLMatcher(BYTES, grammar_of(Constraint("grammar", grammar), {}))
 
 
 def matches(name: str, arguments: dict[str, Any]) -> bool:
@@ -46,16 +54,17 @@ def matches(name: str, arguments: dict[str, Any]) -> bool:
         return arguments == {}
     found = dict(arguments)
     text, flag = found.pop("s", None), found.pop("o", None)
-    number, choice = found.pop("i", 0), found.pop("e", "x")
+    number, choice, colour = found.pop("i", 0), found.pop("e", "x"), found.pop("c", "red")
     return (
         isinstance(text, str) and 1 <= len(text) <= 6 and flag in ({"k": True}, {"k": False})
-        and type(number) is int and 0 <= number <= 99 and choice in ("x", "y z") and not found
+        and type(number) is int and 0 <= number <= 99 and choice in ("x", "y z")
+        and colour in ("red", "blue") and not found
     )  # fmt: skip
 
 
 def walk(grammar: str, seed: int, first: str = "") -> str | None:
     """A text that the grammar lets through, behind `first`; None if it became too long."""
-    matcher = llguidance.LLMatcher(BYTES, grammar)
+    matcher = compiled(grammar)
     assert not matcher.get_error()
     text = bytearray(first.encode())
     assert matcher.try_consume_tokens(list(text)) == len(text), first
@@ -139,7 +148,7 @@ def test_an_answer_that_may_call_may_also_not(name: str) -> None:
     text = "Two lines,\n[1] and {\n <x>"
     if name == "openai":
         text = f"<|channel|>final<|message|>{text}"
-    matcher = llguidance.LLMatcher(BYTES, call_grammar(name, TOOLS, must_call=False))
+    matcher = compiled(call_grammar(name, TOOLS, must_call=False))
     tokens = list(text.encode())
     assert matcher.try_consume_tokens(tokens) == len(tokens)
     assert matcher.is_accepting()
@@ -153,7 +162,7 @@ FLAGS = {"type": "array", "items": {"type": "boolean"}, **SPACING}
 
 
 def accepted(grammar: str, text: str) -> bool:
-    matcher = llguidance.LLMatcher(BYTES, grammar)
+    matcher = compiled(grammar)
     assert not matcher.get_error(), matcher.get_error()
     return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting()
 
@@ -218,7 +227,7 @@ def test_a_tool_that_is_not_strict_takes_any_object_unless_it_must_be_called() -
     loose = Tool("f", SCHEMA)
     call = b'<tool_call>\n{"name": "f", "arguments": {"any": 1}}\n</tool_call>'
     for must_call, wanted in ((False, True), (True, False)):
-        matcher = llguidance.LLMatcher(BYTES, call_grammar("hermes", [loose], must_call=must_call))
+        matcher = compiled(call_grammar("hermes", [loose], must_call=must_call))
         assert (matcher.try_consume_tokens(list(call)) == len(call)) is wanted
 
 

@@ -22,7 +22,10 @@ class JsonSchemaFormat(BaseModel):
     name: str | None = Field(default=None, description="Not used.")
     description: str | None = Field(default=None, description="Not used.")
     schema_: dict[str, Any] | None = Field(default=None, alias="schema", description="The schema.")
-    strict: bool | None = Field(default=None, description="The schema is always enforced in full, strict or not.")
+    strict: bool | None = Field(
+        default=None,
+        description="Whether a schema that cannot be enforced in full is refused. Otherwise what cannot be enforced is left out.",
+    )
 
 
 class ResponseFormat(BaseModel):
@@ -57,7 +60,9 @@ class ResponseFormat(BaseModel):
                     raise RequestError(
                         "response_format: json_schema.schema is missing: send the schema.", param="response_format"
                     )
-                return StructuredOutputsParams(json=self.json_schema.schema_, name="response_format")
+                return StructuredOutputsParams(
+                    json=self.json_schema.schema_, strict=bool(self.json_schema.strict), name="response_format"
+                )
             case "structural_tag":
                 tag = self.model_dump(include={"type", "structures", "triggers", "format"}, exclude_none=True)
                 return StructuredOutputsParams(structural_tag=tag, name="response_format")
@@ -70,7 +75,7 @@ class OutputFormFields(BaseModel):
     structured_outputs: dict[str, Any] | None = Field(
         default=None,
         description="One of json, regex, choice, grammar, json_object, structural_tag; with disable_any_whitespace, "
-        "disable_additional_properties, whitespace_pattern.",
+        "disable_additional_properties, whitespace_pattern, strict.",
     )
     guided_json: str | dict[str, Any] | None = Field(default=None, description="Older name of structured_outputs.json.")
     guided_regex: str | None = Field(default=None, description="Older name of structured_outputs.regex.")

@@ -1,0 +1,86 @@
+"""Patterns that look ahead, as several patterns that do not: the compiler has no look-around.
+
+Owns the two forms that can be said exactly: `^(?=A)B` is `^A` and `^B`; and `^(?![abc]*$)B` is `[^abc]` and `^B`, since
+what is not made of certain characters alone has another one.
+"""
+
+from __future__ import annotations
+
+import re
+
+_BEGINNING = re.compile(r"\^?\(\?[=!]")
+_OF_CHARACTERS = re.compile(r"\^?(\[[^\]\\]*(?:\\.[^\]\\]*)*\]|\\[sSdDwW])[*]\$")
+
+
+def without_look_ahead(pattern: str) -> list[str] | None:
+    """Patterns that all match where this one does, of which none looks ahead; None if it cannot be said so."""
+    if "(?=" not in pattern and "(?!" not in pattern:
+        return [pattern]
+    found: list[str] = []
+    if not pattern.startswith(("^", "(?=^")):
+        return None  # it would look ahead from anywhere
+    rest = pattern.removeprefix("^")
+    while _BEGINNING.match(rest):
+        rest = rest.removeprefix("^")
+        end = _end_of_group(rest)
+        if end is None:
+            return None
+        negative, inner = rest[2] == "!", rest[3 : end - 1]
+        if negative:
+            characters = _OF_CHARACTERS.fullmatch(inner)
+            if characters is None:
+                return None
+            found.append(_other_than(characters[1]))
+        else:
+            found.append(f"^(?:{inner.removeprefix('^')})")
+        rest = rest[end:]
+    rest = rest.removeprefix("^")
+    if rest:
+        found.append(f"^{rest}")
+    if _alternatives_at_top(rest) or any("(?=" in each or "(?!" in each or "(?<" in each for each in found):
+        return None
+    return found
+
+
+def _other_than(characters: str) -> str:
+    """The class of all other characters."""
+    if characters.startswith("\\"):
+        return characters.swapcase()
+    return f"[{characters[2:]}" if characters.startswith("[^") else f"[^{characters[1:]}"
+
+
+def _end_of_group(pattern: str) -> int | None:
+    """Where the group that a pattern begins with has ended."""
+    depth = 0
+    for at, character in _outside_classes(pattern):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return at + 1
+    return None
+
+
+def _alternatives_at_top(pattern: str) -> bool:
+    depth = 0
+    for _, character in _outside_classes(pattern):
+        depth += (character == "(") - (character == ")")
+        if character == "|" and depth == 0:
+            return True
+    return False
+
+
+def _outside_classes(pattern: str) -> list[tuple[int, str]]:
+    """The characters that mean something by themselves: neither escaped nor within brackets."""
+    found, at, within = [], 0, False
+    while at < len(pattern):
+        character = pattern[at]
+        if character == "\\":
+            at += 2
+            continue
+        if within:
+            within = character != "]"
+        elif character == "[":
+            within = True
+        else:
+            found.append((at, character))
+        at += 1
+    return found
