@@ -18,7 +18,7 @@ from quire.api.output_collector import OutputCollector
 from quire.api.recovery import EngineRecovery
 from quire.clock import Clock
 from quire.engine.client import EngineClient, Lost
-from quire.errors import GenerationError, QuireError, RequestTimeoutError
+from quire.errors import GenerationError, QuireError, RequestError, RequestTimeoutError
 from quire.messages.from_engine import Deltas, EndReason, Heartbeat, Ready
 from quire.metrics.stats import Stats
 from quire.processes.launch import SendReport
@@ -128,6 +128,10 @@ class EngineReplica:
             if delta.end.reason == "error":
                 message = delta.end.message or "The engine could not go on with this request."
                 collector.fail(GenerationError(message))
+                return
+            if delta.end.reason == "refused":
+                named = f"{collector.form}: " if collector.form else ""
+                collector.fail(RequestError(named + delta.end.message, param=collector.form))
                 return
             if delta.end.reason == "timeout" and not any(stats.received for stats in collector.stats):
                 collector.fail(RequestTimeoutError(_TOO_LATE))

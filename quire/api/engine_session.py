@@ -357,7 +357,8 @@ class EngineSession:
             placed = {add.id: self._placement.place(add, blocks[add.id], able) for add in adds if add.fork_of is None}
             engines = [placed[add.id if add.fork_of is None else add.fork_of] for add in adds]
             stats = [self.stats.engines[engine].start_sequence(add) for add, engine in zip(adds, engines, strict=True)]
-            collector = OutputCollector(adds, stats)
+            asked = params.structured_outputs
+            collector = OutputCollector(adds, stats, None if asked is None else asked.name)
             if collectors is not None:
                 collectors.append(collector)
             self._requests.add(collector, engines)

@@ -24,10 +24,12 @@ class OutputCollector:
 
     Attributes:
         stats: What the metrics know about each sequence.
+        form: What the client called the form of its output, for error messages; None: it asked for none.
     """
 
-    def __init__(self, adds: Sequence[Add], stats: Sequence[SequenceStats]) -> None:
+    def __init__(self, adds: Sequence[Add], stats: Sequence[SequenceStats], form: str | None = None) -> None:
         self.adds = tuple(adds)
+        self.form = form
         self.stats = tuple(stats)
         self._index = {add.id: index for index, add in enumerate(adds)}
         self._unread: dict[int, SequenceDelta] = {}

@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.config import Config
 from quire.engine.token_bitmasks import Drafts, Masks, TokenBitmaskSource
-from quire.errors import GenerationError
+from quire.errors import QuireError
 from quire.messages.to_engine import Add
 from quire.messages.workers import Bits
 from quire.scheduler.request import Request
@@ -55,7 +55,7 @@ class ThinkingBudgets:
             self._thinking[message.id] = Thinking(message)
         return not self._inner.wants(message) or self._inner.prepare(message)
 
-    def prepared(self) -> list[tuple[int, str]]:
+    def prepared(self) -> list[tuple[int, QuireError | None]]:
         return self._inner.prepared()
 
     def ask(self, requests: Sequence[Request], drafts: Drafts) -> bool:
@@ -89,7 +89,7 @@ class ThinkingBudgets:
     def _narrowed(self, request: Request, allowed: Masks) -> Masks:
         """What the budget leaves of the tokens that are allowed."""
         thinking = self._thinking.get(request.id)
-        if thinking is None or allowed is None or isinstance(allowed, GenerationError):
+        if thinking is None or allowed is None or isinstance(allowed, QuireError):
             return allowed
         thinking.read(request.tokens)
         masks = [self._left_by(thinking, allowed[0])]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
 
-from quire.errors import GenerationError
+from quire.errors import QuireError, RequestError
 from quire.executor.executor import Executor
 from quire.messages.to_engine import Add
 from quire.messages.workers import Bits, MaskedDrafts, TokenBitmasks
@@ -22,9 +22,9 @@ GRAMMAR = "grammar"
 """What a request awaits until its masks can be made."""
 Drafts = Mapping[int, Sequence[int]]
 """By request what was proposed behind its tokens; those that are missing have none."""
-Masks = Sequence[Bits] | GenerationError | None
+Masks = Sequence[Bits] | QuireError | None
 """Of a request: the bitmask of its next token, and then those behind its drafts, up to where no draft can stay; the
-error that ends it; or None: it is complete, and no token may follow."""
+error that ends it, a RequestError if what it asks for is to blame; or None: it is complete, and no token may follow."""
 
 
 class TokenBitmaskSource(Protocol):
@@ -39,7 +39,7 @@ class TokenBitmaskSource(Protocol):
         `prepared` has named it."""
         ...
 
-    def prepared(self) -> list[tuple[int, str]]:
+    def prepared(self) -> list[tuple[int, QuireError | None]]:
         """Sequences whose bits can be asked for by now, since the last call; or that have failed, and why."""
         ...
 
@@ -132,8 +132,8 @@ class TokenBitmaskSender:
             over = None
             if mask is None:
                 over = self._scheduler.stop(request.id)
-            elif isinstance(mask, GenerationError):
-                over = self._scheduler.fail(request.id, mask.message)
+            elif isinstance(mask, QuireError):
+                over = self._fail(request.id, mask)
             else:
                 masks[request.id] = mask
             if over is not None:  # else it was aborted meanwhile
@@ -152,11 +152,14 @@ class TokenBitmaskSender:
         """Requests whose masks can be made by now no longer wait for that. Returns those that have failed instead."""
         failed = []
         for request_id, error in self._masker.prepared():
-            if not error:
+            if error is None:
                 self._scheduler.arrived(request_id, GRAMMAR)
-            elif (request := self._scheduler.fail(request_id, error)) is not None:
+            elif (request := self._fail(request_id, error)) is not None:
                 failed.append(request)
         return failed
+
+    def _fail(self, request_id: int, error: QuireError) -> Request | None:
+        return self._scheduler.fail(request_id, error.message, refused=isinstance(error, RequestError))
 
     def forget(self, request_id: int) -> None:
         """A request has ended."""

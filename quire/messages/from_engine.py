@@ -55,7 +55,7 @@ class Ready(_FromEngine, frozen=True):
     """Those that are loaded, for the same client."""
 
 
-EndReason = Literal["stop", "length", "abort", "error", "repetition", "timeout"]
+EndReason = Literal["stop", "length", "abort", "error", "repetition", "timeout", "refused"]
 
 
 class End(Message, frozen=True):
@@ -63,8 +63,9 @@ class End(Message, frozen=True):
 
     Attributes:
         id: The sequence.
-        reason: `stop` by a token of `Add.stop_ids`, `length`, `repetition`, `timeout`, `abort`, or `error`.
-        message: For `error`: what failed, safe to show to the client.
+        reason: `stop` by a token of `Add.stop_ids`, `length`, `repetition`, `timeout`, `abort`, `error`, or `refused`:
+            an error that the same request would meet again, since what it asks for cannot be done.
+        message: For `error` and `refused`: what failed, safe to show to the client.
         queued_s, prefill_s, decode_s: Seconds waiting, from first plan to first token, and from there to the end.
         preemptions: How often it was preempted.
         cached_tokens: Prompt tokens found in the prefix cache, or shared with the sequence it forked from.

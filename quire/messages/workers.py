@@ -161,6 +161,7 @@ class Result(Message, frozen=True):
         tokens: Those tokens, concatenated.
         logprobs: Empty, or one entry a token.
         errors: (index into the sampled rows, message): that sequence failed (NaN logits, say) and gained nothing.
+        refused: Those indices of `errors` where what the request itself asks for is to blame.
         device_ms: How long the step took on the device.
         prompt_logprobs: One list for each of `Plan.prompt_logprobs_rows`, one entry a position.
         ready_host_blocks: From now on plans may swap to the host blocks 0 to this number - 1; 0: as many as before.
@@ -178,6 +179,7 @@ class Result(Message, frozen=True):
     ready_host_blocks: int = 0
     drafted: list[int] = []
     undrafted: int = 0
+    refused: list[int] = []
 
 
 class AdapterLoaded(Message, frozen=True):

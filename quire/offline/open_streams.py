@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from quire.errors import GenerationError, RequestError
+from quire.errors import RequestError
 from quire.messages.from_engine import Deltas
 from quire.messages.to_engine import Abort, ToEngine
 from quire.offline.local_engine import LocalEngine
 from quire.outputs import RequestOutput
 from quire.sampling import RequestOutputKind
-from quire.text.sequence_accumulator import SequenceAccumulator, dispatch_deltas
+from quire.text.sequence_accumulator import SequenceAccumulator, dispatch_deltas, failure_of
 
 
 @dataclass
@@ -115,8 +115,8 @@ class OpenStreams:
             number = sequence.add.id
             if sequence.end is None:  # a stop string
                 self._send(Abort([number]))
-            elif sequence.end.reason == "error":
-                self._stream_of[number].error = GenerationError(sequence.end.message)
+            elif (error := failure_of(sequence.end)) is not None:
+                self._stream_of[number].error = error
             del self._open[number]
         for stream in streams:
             stream.changed.set()

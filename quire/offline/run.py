@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from quire.engine.inprocess import InProcessClient
-from quire.errors import GenerationError
+from quire.errors import QuireError
 from quire.messages.from_engine import Deltas, FromEngine
 from quire.messages.to_engine import Abort
-from quire.text.sequence_accumulator import SequenceAccumulator, dispatch_deltas
+from quire.text.sequence_accumulator import SequenceAccumulator, dispatch_deltas, failure_of
 
 if TYPE_CHECKING:
     from quire.offline.progress_bar import ProgressBar
@@ -47,7 +47,7 @@ class OfflineRun:
         self._bar = bar
         self._open: dict[int, SequenceAccumulator] = {}
         self._unseen = 0  # prompt tokens submitted since the engine last ran
-        self._errors: list[str] = []
+        self._errors: list[QuireError] = []
 
     def __enter__(self) -> OfflineRun:
         self._engine.interrupts.install()
@@ -81,11 +81,12 @@ class OfflineRun:
 
         Raises:
             GenerationError: A sequence failed.
+            RequestError: What one asks for cannot be done.
         """
         while self._open:
             self._take(self._engine.receive(None))
         if self._errors:
-            raise GenerationError(self._errors[0])
+            raise self._errors[0]
 
     def _take(self, message: FromEngine | None) -> None:
         if not isinstance(message, Deltas):
@@ -95,8 +96,8 @@ class OfflineRun:
         for sequence in dispatch_deltas(message, self._open):
             if sequence.end is None:
                 self._engine.send(Abort([sequence.add.id]))
-            elif sequence.end.reason == "error":
-                self._errors.append(sequence.end.message)
+            elif (error := failure_of(sequence.end)) is not None:
+                self._errors.append(error)
             del self._open[sequence.add.id]
             if self._stats is not None:
                 self._stats.finish(sequence.add.id, "stop" if sequence.end is None else sequence.end.reason)

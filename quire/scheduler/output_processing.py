@@ -5,7 +5,7 @@ Owns reading a Result against the step it belongs to. Frees nothing; knows nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
 
@@ -148,16 +148,16 @@ def check_stops(new: NewTokens, lengths: Lengths, request_table: RequestTable) -
     return ended
 
 
-def fail_rows(step: ScheduledStep, alive: npt.NDArray[np.bool_], errors: Sequence[tuple[int, str]]) -> list[Request]:
+def fail_rows(step: ScheduledStep, alive: npt.NDArray[np.bool_], result: Result) -> list[Request]:
     """End requests whose row failed, and take their blocks out of the prefix cache: those too of requests that were
     preempted, or have ended, since the step was planned."""
     failed = []
     rows = step.max_new_tokens.nonzero()[0]
-    for place, message in errors:
+    for place, message in result.errors:
         request = step.requests[int(rows[place])]
         request.invalidate()
         if alive[rows[place]]:
-            request.end("error", message)
+            request.end("refused" if place in result.refused else "error", message)
             failed.append(request)
     return failed
 

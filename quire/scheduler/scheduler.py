@@ -296,9 +296,10 @@ class Scheduler:
         """The same because it is complete."""
         return self._end(request_id, "stop")
 
-    def fail(self, request_id: int, message: str) -> Request | None:
-        """The same because of an error; `message` is for the client."""
-        return self._end(request_id, "error", message)
+    def fail(self, request_id: int, message: str, *, refused: bool = False) -> Request | None:
+        """The same because of an error, for which what it asks for is to blame if `refused`; `message` is for the
+        client."""
+        return self._end(request_id, "refused" if refused else "error", message)
 
     def expire(self) -> list[Request]:
         """End the requests whose deadline has passed; those that wait never were in a plan. Very many end over several
@@ -484,7 +485,7 @@ class Scheduler:
         new = append_tokens(step, result, update.num_sampled)
         cached_tokens = self._note_first_tokens(new)
         ended = check_stops(new, lengths, self._request_table)
-        ended += fail_rows(step, update.alive, result.errors)
+        ended += fail_rows(step, update.alive, result)
         for request in ended:
             self._free(request)
         if len(update.shrunk):

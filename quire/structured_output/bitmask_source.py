@@ -11,7 +11,7 @@ import mmap
 import os
 from collections.abc import Mapping, Sequence
 
-from quire.errors import GenerationError
+from quire.errors import GenerationError, QuireError, RequestError
 from quire.messages.to_engine import Add
 from quire.messages.workers import Bits
 from quire.processes.helper_process import ChannelClosed, HelperProcess
@@ -69,7 +69,7 @@ class GrammarBitmasks:
         self._masks = memoryview(b"")  # [masks · bytes], written by the process
         self._sent: dict[int, int] = {}  # by sequence: how many of its tokens the process knows
         self._preparing: set[int] = set()
-        self._prepared: list[tuple[int, str]] = []
+        self._prepared: list[tuple[int, QuireError | None]] = []
         self._light: set[int] = set()
         self._asked: list[Row] = []  # in the last Fill
         self._filled: Filled | None = None  # its answer
@@ -81,12 +81,12 @@ class GrammarBitmasks:
         prepare = prepare_of(message)
         self._sent[message.id] = message.prompt_len
         if not self._post(prepare) and not self._post(prepare):  # the second goes to a new process
-            self._prepared.append((message.id, _LOST))
+            self._prepared.append((message.id, GenerationError(_LOST)))
             return False
         self._preparing.add(message.id)
         return False
 
-    def prepared(self) -> list[tuple[int, str]]:
+    def prepared(self) -> list[tuple[int, QuireError | None]]:
         if self._preparing and self._process is not None:
             try:
                 self._process.channel.flush()
@@ -126,11 +126,13 @@ class GrammarBitmasks:
             self._lose()
         return False
 
-    def bits(self) -> list[Sequence[Bits] | GenerationError | None]:
+    def bits(self) -> list[Sequence[Bits] | QuireError | None]:
         filled, places = self._receive_filled(), first_masks(self._asked)
         counts = filled.counts or [1] * len(places)
         return [
-            GenerationError(filled.errors[row]) if state == "failed" else self._bits_of(state, places[row], counts[row])
+            (RequestError if row in filled.refused else GenerationError)(filled.errors[row])
+            if state == "failed"
+            else self._bits_of(state, places[row], counts[row])
             for row, state in enumerate(filled.states)
         ]
 
@@ -191,7 +193,7 @@ class GrammarBitmasks:
                 if sequence in self._preparing:
                     self._preparing.remove(sequence)
                     self._light.update({sequence} if light else ())
-                    self._prepared.append((sequence, error))
+                    self._prepared.append((sequence, RequestError(error) if error else None))
 
     def _running(self) -> HelperProcess[ToMatchers, FromMatchers]:
         if self._process is None:
@@ -215,5 +217,5 @@ class GrammarBitmasks:
             self._process.kill()
             self._process = None
         self._filled = Filled(["failed"] * len(self._asked), dict.fromkeys(range(len(self._asked)), _LOST))
-        self._prepared += [(sequence, _LOST) for sequence in sorted(self._preparing)]
+        self._prepared += [(sequence, GenerationError(_LOST)) for sequence in sorted(self._preparing)]
         self._preparing.clear()

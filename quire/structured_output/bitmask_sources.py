@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from quire.config import Config
-from quire.errors import GenerationError
+from quire.errors import QuireError
 from quire.messages.to_engine import Add
 from quire.messages.workers import Bits
 from quire.planning.step_limits import StepLimits
@@ -17,7 +17,7 @@ from quire.structured_output.bitmask_source import GrammarBitmasks, prepare_of
 from quire.structured_output.local_matchers import MOST_TOKENS, LocalMatchers
 from quire.structured_output.matcher_messages import Filled, Row, first_masks
 
-_Answer = Sequence[Bits] | GenerationError | None
+_Answer = Sequence[Bits] | QuireError | None
 
 
 def grammar_bitmasks(config: Config, vocab_size: int) -> GrammarBitmasks | LocalFirstBitmasks | None:
@@ -61,12 +61,12 @@ class LocalFirstBitmasks:
         self._waiting[message.id] = message
         return self._beside.prepare(message)
 
-    def prepared(self) -> list[tuple[int, str]]:
+    def prepared(self) -> list[tuple[int, QuireError | None]]:
         if not self._waiting:
             return []
-        ready = []
+        ready: list[tuple[int, QuireError | None]] = []
         for sequence, error in self._beside.prepared():
-            if not error and self._beside.is_light(sequence):
+            if error is None and self._beside.is_light(sequence):
                 self._local.compile(prepare_of(self._waiting[sequence]))
             elif self._waiting.pop(sequence, None) is not None:
                 ready.append((sequence, error))
@@ -75,7 +75,7 @@ class LocalFirstBitmasks:
             if message is not None:  # else it was aborted
                 if self._follow_here(message):
                     self._beside.forget(message.id)
-                ready.append((message.id, ""))
+                ready.append((message.id, None))
         return ready
 
     def ask(self, requests: Sequence[Request], drafts: Mapping[int, Sequence[int]]) -> bool:

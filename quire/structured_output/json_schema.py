@@ -1,8 +1,8 @@
 """JSON schemas as the grammar compiler takes them.
 
 Owns what becomes of each keyword: what the compiler would refuse or pass over is said otherwise where that can be done
-exactly. Else a strict schema is refused by the keyword's name, and in another one it is left out. Older drafts' spelling
-becomes that of 2020-12. All that a schema refers to is found here and stands in its `$defs` afterwards.
+exactly. Else a strict schema is refused by the keyword's name, and in another one it is left out. The spelling of older
+drafts becomes that of 2020-12. All that a schema refers to is found here and stands in its `$defs` afterwards.
 """
 
 from __future__ import annotations

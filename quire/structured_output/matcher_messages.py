@@ -71,6 +71,7 @@ class Filled(msgspec.Struct, frozen=True, array_like=True, tag=True):
     Attributes:
         states: By row.
         errors: By row that failed.
+        refused: Those of them whose grammar is to blame.
         counts: By row how many of its bitmasks there are: one, and those behind drafts that it allows, up to where it
             is complete. Empty: one each.
     """
@@ -78,6 +79,7 @@ class Filled(msgspec.Struct, frozen=True, array_like=True, tag=True):
     states: list[RowState]
     errors: dict[int, str] = {}
     counts: list[int] = []
+    refused: list[int] = []
 
 
 def first_masks(rows: Sequence[Row]) -> list[int]:

@@ -32,6 +32,7 @@ class Matcher:
     Attributes:
         matcher: See above.
         error: Why the sequence cannot go on; empty if it can.
+        refused: Whether the grammar is to blame for that.
     """
 
     def __init__(self, prepared: Prepare, matcher: LLMatcher, never: set[int], early: set[int]) -> None:
@@ -42,6 +43,7 @@ class Matcher:
         self._min_tokens = prepared.min_tokens
         self._num_tokens = 0
         self.error = ""
+        self.refused = False
 
     def advance(self, count: int) -> None:
         """The output has so many tokens more, which the follower consumes."""
@@ -62,8 +64,10 @@ class Matcher:
         """The state of its row, once the follower has written; `any_allowed`: some token may come."""
         if any_allowed and not self.error and not self.matcher.is_stopped():  # in an error it is stopped as well
             return "masked"
-        if self.matcher.is_error():
-            self.error = self.error or f"The grammar could not go on: {self.matcher.get_error()[:200]}"
+        if self.matcher.is_error() and not self.error:
+            self._refuse(
+                f"The grammar becomes too complex to go on ({_first_line(self.matcher.get_error())}). Make it smaller."
+            )
         if self.error:
             return "failed"
         if self.matcher.is_stopped():
@@ -72,8 +76,11 @@ class Matcher:
             return "masked"
         if self.matcher.is_accepting():
             return "complete"
-        self.error = "No token of the vocabulary continues the grammar."
+        self._refuse("No token of the vocabulary continues the grammar. Let it allow other texts.")
         return "failed"
+
+    def _refuse(self, error: str) -> None:
+        self.error, self.refused = error, True
 
 
 class Matchers:
@@ -123,7 +130,8 @@ class Matchers:
             if row.drafts and each is not None and state == "masked"
         ]
         counts = self._look_ahead(ahead, masks)
-        return Filled(states, errors, [counts.get(place, 1) for place in places] if counts else [])
+        refused = [number for number in errors if (own := matchers[number]) is not None and own.refused]
+        return Filled(states, errors, [counts.get(place, 1) for place in places] if counts else [], refused)
 
     def _look_ahead(self, ahead: list[_Ahead], masks: Bitmasks) -> dict[int, int]:
         """Fill the masks behind drafts, those behind all first ones at once, and so on. Returns how many masks each
@@ -162,6 +170,10 @@ class Matchers:
                 follower.unsafe_compute_mask_ptr(start + place * size, size)
         elif followers:
             self._executor.unsafe_compute_mask_ptr(followers, start, size, len(masks))
+
+
+def _first_line(message: str) -> str:
+    return message.partition("\n")[0][:200]
 
 
 class _Ahead:

@@ -56,7 +56,8 @@ class ChoiceState:
             if reason == "timeout":
                 seen.finish_reason, seen.stop_reason = "length", "timeout"
             else:
-                seen.finish_reason, seen.stop_reason = reason, self._stop_token(delta, delta.end)
+                seen.finish_reason = "error" if reason == "refused" else reason
+                seen.stop_reason = self._stop_token(delta, delta.end)
         self.num_tokens += used
         self.finished = seen.finish_reason is not None
         return seen

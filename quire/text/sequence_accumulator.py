@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
+from quire.errors import GenerationError, QuireError, RequestError
 from quire.messages.from_engine import Deltas, End
 from quire.messages.to_engine import Add
 from quire.outputs import CompletionOutput, Logprob
@@ -76,6 +77,13 @@ class SequenceAccumulator:
         if self.add.sampling.prompt_logprobs is None:
             return None
         return prompt_logprobs_dicts(self.add.tokens[: self.add.prompt_len], self.whole.prompt_logprobs, tokenizer)
+
+
+def failure_of(end: End) -> QuireError | None:
+    """The error that ended a sequence; None if none did."""
+    if end.reason == "refused":
+        return RequestError(end.message)
+    return GenerationError(end.message) if end.reason == "error" else None
 
 
 def dispatch_deltas(message: Deltas, open_sequences: Mapping[int, SequenceAccumulator]) -> list[SequenceAccumulator]:

@@ -11,7 +11,7 @@ from quire.config import Config
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.inprocess import InProcessClient
 from quire.engine.token_bitmasks import Masks
-from quire.errors import GenerationError
+from quire.errors import GenerationError, QuireError
 from quire.executor.executor import Executor
 from quire.executor.fake import FakeExecutor, allowed, hash_token
 from quire.kvcache.group_windows import FULL_ATTENTION, GroupWindow
@@ -80,7 +80,7 @@ class HashMasker:
     def prepare(self, message: Add) -> bool:
         return True
 
-    def prepared(self) -> list[tuple[int, str]]:
+    def prepared(self) -> list[tuple[int, QuireError | None]]:
         return []
 
     def close(self) -> None:

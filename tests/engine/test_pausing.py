@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from quire.errors import QuireError
 from quire.executor.fake import FakeExecutor
 from quire.messages.from_engine import Done
 from quire.messages.to_engine import Abort, Control
@@ -144,8 +145,8 @@ def test_a_grammar_that_comes_during_the_pause_does_not_end_it() -> None:
         def prepare(self, message: object) -> bool:
             return False
 
-        def prepared(self) -> list[tuple[int, str]]:
-            return [(1, "")]
+        def prepared(self) -> list[tuple[int, QuireError | None]]:
+            return [(1, None)]
 
     engine = PausedEngine(masker=Late())
     engine.command(8, "pause:wait")

@@ -153,7 +153,7 @@ def test_processors_see_what_the_mask_leaves(tiny: Path) -> None:
         add(3, [6], 6, extra_args=MASKED),
     ])  # fmt: skip
     assert outcome.tokens[1] == [7, 9, 11, 13, 15, 17]
-    assert outcome.ends[2].reason == "error"
+    assert outcome.ends[2].reason == "refused"
     assert "No token is left" in outcome.ends[2].message
     assert len(outcome.tokens[3]) == 6
     assert all(token % 2 for token in outcome.tokens[3])
@@ -172,7 +172,7 @@ def test_a_mask_that_leaves_nothing_fails_its_request_alone(tiny: Path, kind: Ca
             add(1, [5, 6], 9, extra_args=MASKED, **more),
             add(10 + number, [7], 9, extra_args=MASKED),
         ])  # fmt: skip
-        assert outcome.ends[1].reason == "error"
+        assert outcome.ends[1].reason == "refused"
         assert "No token is left" in outcome.ends[1].message
         assert len(outcome.tokens.pop(1)) == 4
         assert len(outcome.tokens[10 + number]) == 9

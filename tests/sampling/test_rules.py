@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.errors import GenerationError, RequestError
+from quire.errors import RequestError
 from quire.sampling import RepetitionDetectionParams, StructuredOutputsParams
 from quire.text.bad_words import bad_word_tokens
 from tests.checkpoints import IM_END_ID, VOCAB_SIZE, make_llama
@@ -116,7 +116,7 @@ def test_rules_shape_random_draws_too(llm: LLM) -> None:
 def test_a_request_without_a_token_to_draw_fails_alone(llm: LLM) -> None:
     digits = StructuredOutputsParams(regex="[0-9]+")
     params = SamplingParams(max_tokens=4, allowed_token_ids=[IM_END_ID], structured_outputs=digits)
-    with pytest.raises(GenerationError, match="No token is left to draw"):
+    with pytest.raises(RequestError, match="No token is left to draw"):
         llm.generate([[5, 6], [7, 8]], [SamplingParams(max_tokens=4), params])
     assert llm._engine.counts()["requests"] == 0
 

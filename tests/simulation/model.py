@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from quire.engine.token_bitmasks import Drafts, Masks, TokenBitmaskSource
+from quire.errors import GenerationError, QuireError
 from quire.executor.fake import allowed, hash_token, seeded_counter
 from quire.messages.from_engine import EndReason
 from quire.messages.to_engine import Add
@@ -111,8 +112,12 @@ class SimulatedGrammars(TokenBitmaskSource):
         self._preparing[message.id] = (self._world.now() + takes, error)
         return False
 
-    def prepared(self) -> list[tuple[int, str]]:
-        due = [(number, error) for number, (when, error) in self._preparing.items() if when <= self._world.now()]
+    def prepared(self) -> list[tuple[int, QuireError | None]]:
+        due: list[tuple[int, QuireError | None]] = [
+            (number, GenerationError(error) if error else None)
+            for number, (when, error) in self._preparing.items()
+            if when <= self._world.now()
+        ]
         for number, _ in due:
             del self._preparing[number]
         return due

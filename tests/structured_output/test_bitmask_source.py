@@ -248,7 +248,7 @@ def test_what_was_asked_of_a_lost_process_fails_though_another_runs_by_then(sour
         source.prepare(constrained(number, [5], 20, regex="[a-z]{5}"))
         while not (prepared := source.prepared()):
             time.sleep(0.01)
-        assert prepared == [(number, "")]
+        assert prepared == [(number, None)]
 
     prepare(1)
     request: Any = types.SimpleNamespace(id=1, tokens=[5])

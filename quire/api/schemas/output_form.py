@@ -24,7 +24,7 @@ class JsonSchemaFormat(BaseModel):
     schema_: dict[str, Any] | None = Field(default=None, alias="schema", description="The schema.")
     strict: bool | None = Field(
         default=None,
-        description="Whether a schema that cannot be enforced in full is refused. Otherwise what cannot be enforced is left out.",
+        description="A schema that cannot be enforced in full is refused; else what cannot be enforced is left out.",
     )
 
 

@@ -46,6 +46,10 @@ NOTHING_LEFT_TEXT = (
 )
 
 
+REFUSALS = frozenset((NOTHING_LEFT_TEXT,))
+"""Errors for which what the request asks for is to blame."""
+
+
 def sample_and_advance(logits: Tensor, where: Tensor, slots: SlotTable, tokens: Tensor, faults: Tensor) -> None:
     """Sample by the slots' parameters alone, without logits transforms; the slots keep the tokens and count them.
 

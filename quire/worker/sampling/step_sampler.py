@@ -23,7 +23,15 @@ from quire.worker.buffer_ring import BufferRing
 from quire.worker.sampling.logprobs import LogprobsMode, LogprobsRequest
 from quire.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS, StepPromptLogprobs
 from quire.worker.sampling.sampled_outputs import SampledOutputs
-from quire.worker.sampling.sampler import Deferred, Sampled, errors_of, sample, sample_and_advance, warm_up
+from quire.worker.sampling.sampler import (
+    REFUSALS,
+    Deferred,
+    Sampled,
+    errors_of,
+    sample,
+    sample_and_advance,
+    warm_up,
+)
 from quire.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.worker.slot_table import SlotTable
 from quire.worker.staging_buffer import to_device_memory
@@ -286,4 +294,5 @@ def _result(
         counts = [int(place not in errors) for place in range(len(tokens))]
         tokens = [token for place, token in enumerate(tokens) if place not in errors]
         logprobs = [entry for place, entry in enumerate(logprobs) if place not in errors]
-    return Result(step, counts, tokens, logprobs, list(errors.items()), device_ms, prompt_logprobs)
+    refused = [place for place, text in errors.items() if text in REFUSALS]
+    return Result(step, counts, tokens, logprobs, list(errors.items()), device_ms, prompt_logprobs, refused=refused)

@@ -28,7 +28,7 @@ from quire.kernels.reference.sample import SamplingColumns
 from quire.messages.workers import Result, TokenBitmasks, TokenLogprobs
 from quire.worker.sampling.logprobs import LogprobsMode
 from quire.worker.sampling.prompt_logprobs import StepPromptLogprobs
-from quire.worker.sampling.sampler import columns_of, errors_of, sample
+from quire.worker.sampling.sampler import REFUSALS, columns_of, errors_of, sample
 from quire.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.worker.slot_table import SlotTable
 from quire.worker.speculation.draft_columns import draft_columns
@@ -265,5 +265,5 @@ def result_of(
     """The step's columns."""
     return Result(
         step.step, gained.tolist(), tokens, logprobs, list(failed.items()), device_ms, prompts.collect(),
-        drafted=step.drafts.counts.tolist(),
+        drafted=step.drafts.counts.tolist(), refused=[row for row, text in failed.items() if text in REFUSALS],
     )  # fmt: skip
