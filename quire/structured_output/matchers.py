@@ -65,9 +65,8 @@ class Matcher:
         if any_allowed and not self.error and not self.matcher.is_stopped():  # in an error it is stopped as well
             return "masked"
         if self.matcher.is_error() and not self.error:
-            self._refuse(
-                f"The grammar becomes too complex to go on ({_first_line(self.matcher.get_error())}). Make it smaller."
-            )
+            why = _first_line(self.matcher.get_error())
+            self._refuse(f"The grammar becomes too complex to go on ({why}). Make it smaller.")
         if self.error:
             return "failed"
         if self.matcher.is_stopped():
@@ -130,7 +129,7 @@ class Matchers:
             if row.drafts and each is not None and state == "masked"
         ]
         counts = self._look_ahead(ahead, masks)
-        refused = [number for number in errors if (own := matchers[number]) is not None and own.refused]
+        refused = [row for row in errors if (failed := matchers[row]) is not None and failed.refused]
         return Filled(states, errors, [counts.get(place, 1) for place in places] if counts else [], refused)
 
     def _look_ahead(self, ahead: list[_Ahead], masks: Bitmasks) -> dict[int, int]:
