@@ -221,7 +221,7 @@ def test_an_aborted_request_leaves_nothing_behind(source: GrammarBitmasks) -> No
 def test_a_grammar_that_does_not_compile_fails_alone(source: GrammarBitmasks) -> None:
     message = msgspec.structs.replace(constrained(1, [5], 20, regex="a"), grammar="start: nothing")
     outcome = run(engine_of(source), [message, constrained(2, [6], 20, regex="[a-z]{5}")])
-    assert outcome.ends[1].reason == "error"
+    assert outcome.ends[1].reason == "refused"
     assert "unknown name" in outcome.ends[1].message
     assert outcome.ends[2].reason == "stop"
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from quire.errors import RequestError
+from quire.output_parsers.call_grammar import call_grammar
+from quire.output_parsers.events import Tool
 from quire.structured_output.checker import GrammarChecker
 from quire.structured_outputs_params import StructuredOutputsParams
 
@@ -22,6 +24,15 @@ EXPLOSIVE: dict[str, dict[str, Any]] = {
     },
     "many patterns at once": {"json": {"type": "string", "allOf": [{"pattern": f".*a{i}.*"} for i in range(45)]}},
 }
+
+
+TOO_MANY = "^$|(^(?:\\S+\\s+){0,99}\\S+$)"
+"""Compiles, and needs too much after some tokens."""
+
+
+def calls(name: str, parameters: dict[str, Any]) -> str:
+    """The grammar of an answer that must call a tool, which is strict."""
+    return call_grammar("hermes", [Tool(name, parameters, strict=True)], must_call=True)
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +68,22 @@ def test_a_sound_constraint_becomes_a_grammar(checker: GrammarChecker, asked: di
     ("asked", "named"),
     [
         ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
-        ({"json": {"properties": {"a": {"anyOf": [{"not": {}}]}}}}, "not"),
-        ({"json": {"type": "string", "format": "regex"}}, "format 'regex' is not supported"),
+        (
+            {"json": {"properties": {"a": {"anyOf": [{"not": {"pattern": "a"}}]}}}},
+            r"'not' .* \(at /properties/a/anyOf/0\)",
+        ),
+        (
+            {"json": {"type": "string", "maxLength": 5000, "pattern": TOO_MANY}},
+            "^response_format: it becomes too complex",
+        ),
+        (
+            {"grammar": calls("get", {"properties": {"a": {"contains": {}}}})},
+            r"^response_format: the parameters of the function 'get': keyword 'contains' .* \(at /properties/a\)",
+        ),
+        (
+            {"grammar": calls("get", {"type": "object", "properties": {"a": {"minItems": -1}}})},
+            "^response_format: Expected positive integer for 'minItems', got -1.$",
+        ),
         ({"json": {"type": "strong"}}, "strong"),
         ({"json": False}, "nothing"),
         ({"json": {"$ref": "http://example.com/schema"}}, "example.com"),
@@ -105,6 +130,30 @@ def test_an_explosive_constraint_is_given_up_in_time_and_others_pass_meanwhile(
 def test_grammars_may_nest_deeply_without_ending_the_helper(checker: GrammarChecker) -> None:
     rules = {f"r{i}": {"$ref": f"#/$defs/r{i + 1}"} for i in range(3000)} | {"r3000": {"type": "string"}}
     assert checker.grammar(StructuredOutputsParams(json={"$ref": "#/$defs/r0", "$defs": rules}))
+
+
+def test_what_a_schema_that_is_not_strict_leaves_out_is_named_once_in_the_log(
+    checker: GrammarChecker, caplog: pytest.LogCaptureFixture
+) -> None:
+    schema = {"type": "object", "properties": {"tags": {"type": "array", "contains": {"const": 1}}}}
+    for _ in range(2):
+        assert checker.grammar(StructuredOutputsParams(json=schema, strict=False, name="response_format"))
+    (record,) = caplog.records
+    assert "response_format: " in record.getMessage()
+    assert "'contains' (at /properties/tags)" in record.getMessage()
+    with pytest.raises(RequestError, match="'contains'"):
+        checker.grammar(StructuredOutputsParams(json=schema))
+
+
+def test_what_cannot_be_said_otherwise_in_time_is_left_out(checker: GrammarChecker) -> None:
+    """Each dependency doubles the alternatives: too many for the compiler, so a loose schema goes without them."""
+    names = [f"p{number}" for number in range(24)]
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "integer"} for name in names},
+        "dependentRequired": {name: [names[0]] for name in names[1:]},
+    }
+    assert checker.grammar(StructuredOutputsParams(json=schema, strict=False))
 
 
 def test_a_signal_to_all_processes_does_not_end_a_helper(checker: GrammarChecker) -> None:

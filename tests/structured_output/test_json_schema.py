@@ -22,7 +22,7 @@ def test_a_refused_keyword_is_named_wherever_it_stands(keyword: str) -> None:
         {keyword: "x"},
         {"properties": {"a": {"items": [{keyword: "x"}]}}},
         {"anyOf": [{"additionalProperties": {keyword: "x"}}]},
-        {"$defs": {"a": {keyword: "x"}}},
+        {"$defs": {"a": {keyword: "x"}}, "items": {"$ref": "#/$defs/a"}},
     ):
         with pytest.raises(SchemaRefused, match=f"'{keyword.replace('$', '.')}'"):
             prepared(schema)
@@ -32,6 +32,10 @@ def test_a_refused_keyword_is_named_wherever_it_stands(keyword: str) -> None:
 def test_a_property_may_be_called_like_a_keyword(keyword: str) -> None:
     schema = {"properties": {keyword: {"type": "string"}}, "required": [keyword], "enum": [{keyword: 1}]}
     assert prepared(schema) == schema
+
+
+def test_what_nothing_refers_to_is_not_looked_at() -> None:
+    assert prepared({"type": "null", "$defs": {"a": {"contains": {}}}}) == {"type": "null"}
 
 
 def test_keywords_that_restrict_nothing_are_dropped() -> None:

@@ -1,5 +1,5 @@
-"""What the compiler does not know is said otherwise: no invalid value is let through, as the `jsonschema` package judges
-it, and the valid ones are. Schemas are those that pydantic, zod and people write, and many random ones."""
+"""What the compiler does not know is said otherwise: valid values are let through, as the `jsonschema` package judges
+them, and no others. Schemas are those that pydantic, zod and people write, and many random ones."""
 
 from __future__ import annotations
 
@@ -201,7 +201,8 @@ _VALUES: tuple[Any, ...] = ("a", "b", "x", "", 0, 1, 2, 3, 1.5, True, False, Non
 _LEAVES: tuple[Any, ...] = (
     {"type": "string"}, {"type": "integer"}, {"type": "number"}, {"type": "boolean"}, {"type": "null"}, True,
     {"type": "string", "maxLength": 1}, {"type": "integer", "minimum": 1}, {"type": "number", "maximum": 2},
-    {"type": ["string", "null"]}, {"enum": ["a", 1, None]}, {"const": "b"}, {"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"},
+    {"type": ["string", "null"]}, {"enum": ["a", 1, None]}, {"const": "b"}, {"$ref": "#/$defs/A"},
+    {"$ref": "#/$defs/B"},
 )  # fmt: skip
 
 
@@ -234,7 +235,8 @@ def _random_keyword(chance: random.Random, depth: int) -> dict[str, Any]:
     one, other = _random_schema(chance, depth - 1), _random_schema(chance, depth - 1)
     return chance.choice([
         {"oneOf": [one, other]}, {"oneOf": [one, other]}, {"not": one}, {"if": one, "then": other},
-        {"anyOf": [one, other]}, {"allOf": [one]}, {"dependentRequired": {"a": ["b"]}}, {"dependentSchemas": {"a": one}},
+        {"anyOf": [one, other]}, {"allOf": [one]}, {"dependentRequired": {"a": ["b"]}},
+        {"dependentSchemas": {"a": one}},
         {"propertyNames": chance.choice([{"enum": ["a", "c"]}, {"pattern": "^[ab]"}, {"maxLength": 1}])},
     ])  # fmt: skip
 

@@ -125,7 +125,7 @@ def test_special_tokens_in_a_tag_are_tokens() -> None:
         ({"type": "triggered_tags", "triggers": ["["], "tags": TAGS}, "no trigger begins the tag"),
         ({"type": "triggered_tags", "triggers": [], "tags": TAGS}, "needs a list of triggers"),
         ({"type": "sequence", "elements": [{"type": "any_text"}, JSON_PART]}, "any_text must come last"),
-        ({"type": "json_schema", "json_schema": {"not": {}}}, "keyword 'not'"),
+        ({"type": "json_schema", "json_schema": {"contains": {}}}, "keyword 'contains'"),
         (tag("<a>", {"type": "const_string", "value": "x"}, 3), "a tag's end must be"),
     ],
 )
