@@ -258,6 +258,55 @@ def test_what_cannot_be_enforced_is_refused_by_name() -> None:
         call_grammar("deepseek_v32", TOOLS, must_call=True)
 
 
+def test_a_tool_that_is_not_strict_is_enforced_as_far_as_its_format_can() -> None:
+    loose = Tool("f", {"type": "object", "properties": {"s": {"type": "string", "pattern": "a+"}}, "required": ["s"],
+                       "minProperties": 1})  # fmt: skip
+    matcher = compiled(call_grammar("qwen3_coder", [loose], must_call=True))
+    assert not matcher.get_error()
+    call = b"<tool_call>\n<function=f>\n<parameter=s>\nany\n</parameter>\n</function>\n</tool_call>"
+    assert matcher.try_consume_tokens(list(call)) == len(call)
+    assert compiled(call_grammar("qwen3_coder", [loose], must_call=True)).try_consume_tokens(
+        list(call.replace(b"=s>", b"=t>"))
+    ) < len(call)
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "qwen3_coder"])
+@pytest.mark.parametrize("reference", ["#", "#/properties/o", "#flag", "https://example.com/flag"])
+def test_references_lead_where_they_do_in_the_parameters_alone(name: str, reference: str) -> None:
+    flag = {
+        "$anchor": "flag",
+        "type": "object",
+        "properties": {"k": {"type": "boolean"}},
+        "additionalProperties": False,
+    }
+    parameters: dict[str, Any] = {
+        "type": "object",
+        "properties": {"o": {"anyOf": [{"$ref": reference}, {"type": "null"}]}},
+        "additionalProperties": False,
+        "$defs": {"flag": flag, "same": {**flag, "$id": "https://example.com/flag", "$anchor": "other"}},
+    }
+    own = {"#": {"o": None}, "#/properties/o": None}.get(reference, {"k": True})
+    tool = Tool("f", parameters, strict=True)
+    value = json.dumps(own)
+    form = {"type": "object", "properties": {}, "additionalProperties": False}
+    grammar = call_grammar(name, [tool], must_call=False, form=form)
+    text = {
+        "hermes": f'<tool_call>\n{{"name": "f", "arguments": {{"o": {value}}}}}\n</tool_call>',
+        "llama3_json": f'{{"name": "f", "parameters": {{"o": {value}}}}}',
+        "qwen3_coder": f"<tool_call>\n<function=f>\n<parameter=o>\n{value}\n</parameter>\n</function>\n</tool_call>",
+    }[name]
+    assert accepted(grammar, text)
+    assert not accepted(grammar, text.replace(value, '{"wrong": 1}'))
+
+
+def test_a_form_behind_a_reference_may_stand_beside_strict_tools() -> None:
+    form = {"$ref": "#/$defs/F", "$defs": {"F": FORM}}
+    assert accepted(call_grammar("llama3_json", TOOLS, must_call=False, form=form), '{"title": "a", "n": 1}')
+    named = {"$ref": "#/$defs/F", "$defs": {"F": {**FORM, "properties": {"name": {}}, "required": []}}}
+    with pytest.raises(RequestError, match="'name'"):
+        call_grammar("llama3_json", TOOLS, must_call=False, form=named)
+
+
 def test_a_client_cannot_loosen_its_schema() -> None:
     sneaky = Tool("f", {**SCHEMA, "x-guidance": {"lenient": True}}, strict=True)
     assert "lenient" not in call_grammar("hermes", [sneaky], must_call=True)
