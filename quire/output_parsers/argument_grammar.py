@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -27,7 +28,6 @@ _KNOWN_OF_OBJECTS = frozenset(
 _REFUSED_OF_STRINGS = ("$ref", "pattern", "format", "not", "allOf", "oneOf", "if")
 _DOCUMENT = "quire:parameters"
 """What a function's parameters are called where they stand in a larger schema, so that their references lead there."""
-_MOST_REFERENCES = 8
 _MOST_CHARACTERS = 4_096
 """Of a string whose length is limited; more is not enforced by counting."""
 
@@ -52,11 +52,15 @@ class ArgumentGrammar:
         """
         if self._keyed is None:
             return _json(self._rules, tool, _of_object(tool.parameters if enforced else {}), "the parameters")
+        tool = _with_properties(tool)
         properties = tool.parameters.get("properties") or {}
-        required = set(tool.parameters.get("required") or ()) if enforced else set()
+        listed = tool.parameters.get("required") or []
+        if not isinstance(properties, Mapping) or not isinstance(listed, list):
+            raise _refusal(tool, "the schema of its parameters", "properties")
+        required = {key for key in listed if isinstance(key, str)} if enforced else set()
         if enforced and tool.strict:
             _check_object(tool, properties, required)
-        given = {key: self._argument(tool, key, enforced) for key in properties}
+        given = {key: self._argument(tool, key, enforced) for key, each in properties.items() if each is not False}
         return self._in_order(given, required)
 
     def _in_order(self, given: Mapping[str, str], required: set[str]) -> str:
@@ -92,9 +96,9 @@ class ArgumentGrammar:
         keyed = self._keyed
         assert keyed is not None
         after = list(self._rules.literal(keyed.after_value))
-        schema = _merged(schema, tool.parameters)
+        schema = SchemaReferences(tool.parameters).merged(schema)
         values = [schema["const"]] if "const" in schema else schema.get("enum")
-        if enforced and values:
+        if enforced and values and isinstance(values, list):
             texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
             choice = " | ".join(map(quoted, texts))
             return f"({choice}) {' '.join(after)}"
@@ -144,6 +148,14 @@ def _of_object(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return schema if {"type", "anyOf", "oneOf", "allOf", "$ref"} & schema.keys() else {**schema, "type": "object"}
 
 
+def _with_properties(tool: Tool) -> Tool:
+    """A tool whose parameters list their properties, though they may have been a reference to what lists them."""
+    if not {"$ref", "allOf"} & tool.parameters.keys():
+        return tool
+    definitions = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
+    return replace(tool, parameters=definitions | SchemaReferences(tool.parameters).merged(tool.parameters))
+
+
 def _of_property(parameters: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """The schema of one argument, with the document that it refers to."""
     schema = parameters["properties"][key]
@@ -154,26 +166,6 @@ def _of_property(parameters: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     pointer = quote(key.replace("~", "~0").replace("/", "~1"))
     document = {"$id": _DOCUMENT, **parameters}
     return {"$defs": {"parameters": document}, "$ref": f"{document['$id']}#/properties/{pointer}"}
-
-
-def _merged(schema: Any, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema with what it refers to, by itself or as the only one of `allOf`; what stands beside that counts, too."""
-    references = SchemaReferences(parameters)
-    merged: dict[str, Any] = {}
-    for _ in range(_MOST_REFERENCES):
-        if not isinstance(schema, Mapping):
-            break
-        parts = schema.get("allOf")
-        next_schema = None
-        if "$ref" in schema:
-            next_schema = references.resolved({"$ref": schema["$ref"]})
-        elif isinstance(parts, list) and len(parts) == 1:
-            next_schema = parts[0]
-        if next_schema is None:
-            return {**schema, **merged}
-        merged = {key: value for key, value in schema.items() if key not in ("$ref", "allOf")} | merged
-        schema = next_schema
-    return merged
 
 
 def _may_be_text(tool: Tool, key: str) -> bool:
@@ -192,7 +184,8 @@ def _check_text(tool: Tool, key: str, schema: Mapping[str, Any]) -> None:
     for keyword in _REFUSED_OF_STRINGS:
         if keyword in schema:
             raise _refusal(tool, f"'{key}'", keyword)
-    for alternative in schema.get("anyOf") or ():
+    alternatives = schema.get("anyOf")
+    for alternative in alternatives if isinstance(alternatives, list) else ():
         if isinstance(alternative, Mapping) and alternative.keys() - {"type", "title", "description"}:
             raise _refusal(tool, f"'{key}'", "anyOf")
 

@@ -54,7 +54,7 @@ class ArgumentTypes:
         return json.dumps(text, ensure_ascii=False)
 
     def _types(self, key: str) -> frozenset[str]:
-        properties = self._schema.get("properties")
+        properties = self._references.merged(self._schema).get("properties")
         schema = properties.get(key) if isinstance(properties, Mapping) else None
         return frozenset(self._types_of(schema, _MOST_REFERENCES))
 
@@ -67,10 +67,12 @@ class ArgumentTypes:
             return {kind}
         if isinstance(kind, Sequence):
             return {entry for entry in kind if isinstance(entry, str)}
-        values = [schema["const"]] if "const" in schema else schema.get("enum") or []
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        values = values if isinstance(values, list) else []
         found = {_TYPE_OF_VALUE.get(type(value), "object") for value in values}
         for keyword in ("anyOf", "oneOf", "allOf"):
-            for alternative in schema.get(keyword) or []:
+            alternatives = schema.get(keyword)
+            for alternative in alternatives if isinstance(alternatives, list) else ():
                 found |= self._types_of(alternative, depth - 1)
         return found
 

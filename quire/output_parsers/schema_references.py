@@ -6,6 +6,7 @@ Owns resolving them within one document. Knows nothing about what a schema means
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote, urljoin
 
@@ -20,6 +21,7 @@ SINGLE = frozenset((
 ))  # fmt: skip
 _CHAIN = 4_096
 """References that lead to each other."""
+_MOST_MERGED = 8
 
 
 class SchemaReferences:
@@ -52,7 +54,7 @@ class SchemaReferences:
         if not isinstance(reference, str):
             raise IndexError("$ref must be a text")
         base = self._bases.get(id(schema), "")
-        full = base + reference if reference.startswith("#") else urljoin(base, reference)
+        full = base + reference if reference.startswith("#") else _joined(base, reference)
         uri, _, fragment = full.partition("#")
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
@@ -72,6 +74,25 @@ class SchemaReferences:
             except LookupError:
                 return None
         return None
+
+    def merged(self, schema: Any) -> dict[str, Any]:
+        """A schema with what it refers to, by itself or as the only one of its `allOf`; what stands beside that goes
+        first. {} for what is no object."""
+        merged: dict[str, Any] = {}
+        for _ in range(_MOST_MERGED):
+            if not isinstance(schema, Mapping):
+                break
+            parts, inner = schema.get("allOf"), None
+            if "$ref" in schema:
+                with suppress(LookupError):
+                    inner = self.target(schema)
+            elif isinstance(parts, list) and len(parts) == 1:
+                inner = parts[0]
+            if not isinstance(inner, Mapping):
+                return {**schema, **merged}
+            merged = {key: value for key, value in schema.items() if key not in ("$ref", "allOf")} | merged
+            schema = inner
+        return merged
 
     def add(self, uri: str, schema: dict[str, Any], original: Any) -> dict[str, Any]:
         """A reference to a schema that was made from one of the document."""
@@ -116,12 +137,19 @@ class SchemaReferences:
             if isinstance(own, str) and own.startswith("#"):  # an anchor, up to draft 7
                 self._resources.setdefault(base + own, schema)
             elif isinstance(own, str):
-                base = urljoin(base, own).partition("#")[0]
+                base = _joined(base, own).partition("#")[0]
                 self._resources.setdefault(base, schema)
             if isinstance(anchor := schema.get("$anchor"), str):
                 self._resources.setdefault(f"{base}#{anchor}", schema)
             self._bases[id(schema)] = base
             waiting += [(part, base, depth + 1) for part in subschemas(schema)]
+
+
+def _joined(base: str, reference: str) -> str:
+    try:
+        return urljoin(base, reference)
+    except ValueError:  # no URL
+        return reference
 
 
 def subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:

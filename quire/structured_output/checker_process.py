@@ -24,9 +24,11 @@ from quire.structured_output.lark_text import SpecialTokens
 from quire.structured_output.limits import CHECK_ADDRESS_SPACE, parser_limits
 from quire.structured_output.verdict import Verdict
 
-WALK_SECONDS = 0.1
-_WALK_TOKENS = 256
-"""How far a grammar is followed before it is let pass."""
+_WALK_SECONDS = 0.02
+_WALK_TOKENS = 64
+"""How far a grammar is followed before it is let pass. Who waits for a new one waits for that as well."""
+_BYTES_OF_MASK = 64
+"""Of a mask, where nearly all single bytes stand."""
 _LONGEST_MESSAGE = 400
 _MOST_NAMED = 16
 """Of what is left out."""
@@ -79,10 +81,10 @@ def _tried(constraint: Constraint, tokenizer: LLTokenizer, special: SpecialToken
 
 def _walk(matcher: LLMatcher) -> None:
     """Follow the grammar for some tokens: it may compile and then need more than it may, and end the matcher."""
-    end = time.thread_time() + WALK_SECONDS
+    end = time.thread_time() + _WALK_SECONDS
     draws = random.Random(0)
     for _ in range(_WALK_TOKENS):
-        bits = matcher.compute_bitmask()
+        bits = matcher.compute_bitmask()[:_BYTES_OF_MASK]
         if matcher.is_stopped() or time.thread_time() > end:
             return
         allowed = [8 * at + bit for at, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1]

@@ -20,6 +20,7 @@ _OF_TYPE = {"number": {"integer", "fraction"}, **{kind: {kind} for kind in KINDS
 _MOST_STEPS = 20_000
 """Of all proofs about one document: they take milliseconds."""
 _DEEPEST = 24
+_LARGEST_SIZE = 2**32
 _MOST_VALUES = 256
 _LONGEST = 100
 """Values whose opposite is written out, and the characters of each."""
@@ -223,7 +224,7 @@ class SchemaLogic:
         if keyword in _OPPOSITE_BOUNDS:
             return [{"type": "number", _OPPOSITE_BOUNDS[keyword]: value}] if _is_number(value) else None
         for kind, (least, most) in _SIZES.items():
-            if keyword in (least, most) and _is_number(value):
+            if keyword in (least, most) and _is_number(value) and abs(value) < _LARGEST_SIZE:
                 if keyword == most:
                     return [{"type": kind, least: int(value) + 1}]
                 return [{"type": kind, most: int(value) - 1}] if value > 0 else []

@@ -139,7 +139,8 @@ class SchemaRewrites:
             return None
         if "additionalProperties" in schema:
             return []
-        known = {key: dict.fromkeys(schema[key], True) for key in ("properties", "patternProperties") if key in schema}
+        lists = {key: schema[key] for key in ("properties", "patternProperties") if key in schema}
+        known = {key: dict.fromkeys(value, True) for key, value in lists.items() if isinstance(value, Mapping)}
         return [{**known, "additionalProperties": False}]
 
     def _unique_items(self, value: Any, schema: Mapping[str, Any]) -> _More:

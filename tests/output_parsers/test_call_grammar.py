@@ -299,6 +299,21 @@ def test_references_lead_where_they_do_in_the_parameters_alone(name: str, refere
     assert not accepted(grammar, text.replace(value, '{"wrong": 1}'))
 
 
+@pytest.mark.parametrize("parameters", [
+    {"$ref": "#/$defs/P", "$defs": {**SCHEMA["$defs"], "P": SCHEMA}},
+    {"allOf": [{"$ref": "#/$defs/P"}], "$defs": {**SCHEMA["$defs"], "P": SCHEMA}},
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "glm45", "pythonic"])
+def test_parameters_behind_a_reference_are_those_it_leads_to(name: str, parameters: dict[str, Any]) -> None:
+    tools = [Tool("f", parameters, strict=True)]
+    grammar = call_grammar(name, tools, must_call=True)
+    texts = [text for seed in range(12) if (text := walk(grammar, seed)) is not None]
+    assert len(texts) >= 4
+    for text in texts:
+        parser = create_parser(name, tools=tools)
+        assert all(matches(*call) for call in calls_of(merge_events([*parser.feed(text), *parser.finish()]))), text
+
+
 def test_a_form_behind_a_reference_may_stand_beside_strict_tools() -> None:
     form = {"$ref": "#/$defs/F", "$defs": {"F": FORM}}
     assert accepted(call_grammar("llama3_json", TOOLS, must_call=False, form=form), '{"title": "a", "n": 1}')
