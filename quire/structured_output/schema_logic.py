@@ -17,8 +17,8 @@ Schema = Any
 KINDS = ("null", "boolean", "integer", "fraction", "string", "array", "object")
 """Types of values; a number is an integer or a fraction."""
 _OF_TYPE = {"number": {"integer", "fraction"}, **{kind: {kind} for kind in KINDS if kind != "fraction"}}
-_MOST_STEPS = 20_000
-"""Of all proofs about one document: they take milliseconds."""
+_MOST_STEPS = 100_000
+"""Of all proofs about one document: they take less than a second."""
 _DEEPEST = 24
 _LARGEST_SIZE = 2**32
 _MOST_VALUES = 256
@@ -69,11 +69,7 @@ class SchemaLogic:
         if any(self._kinds(each) != {"object"} for each in objects):
             return None
         common = [key for key in _properties(objects[0]) if all(key in _properties(each) for each in objects[1:])]
-        for key in common:
-            values = [self._of_property(each, key) for each in objects]
-            if all(self._exclusive(a, b, _DEEPEST) for i, a in enumerate(values) for b in values[:i]):
-                return key
-        return None
+        return next((key for key in common if self._all_exclusive([self._of_property(o, key) for o in objects])), None)
 
     def values(self, schema: Schema) -> list[Any] | None:
         """The values that are valid under a schema, or a few more; None if they are not listed."""
@@ -94,6 +90,14 @@ class SchemaLogic:
         None: it cannot be said.
         """
         return self._opposite(schema, list(context), _DEEPEST)
+
+    def _all_exclusive(self, schemas: Sequence[list[Schema]]) -> bool:
+        """Whether any two of these exclude each other; quick where each lists its values."""
+        listed = [self.values({"allOf": each}) for each in schemas]
+        keys = [key for values in listed if values is not None for key in {_key(value) for value in values}]
+        if None not in listed:
+            return len(keys) == len(set(keys))
+        return all(self._exclusive(a, b, _DEEPEST) for i, a in enumerate(schemas) for b in schemas[:i])
 
     def _spent(self) -> bool:
         self._steps += 1

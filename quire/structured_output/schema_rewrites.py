@@ -15,8 +15,8 @@ from quire.output_parsers.schema_references import SchemaReferences
 from quire.structured_output.look_ahead import without_look_ahead
 from quire.structured_output.schema_logic import KINDS, Schema, SchemaLogic, schema_of_kinds
 
-_MOST_PARTS = 200
-"""Parts of a `oneOf` that are compared with each other."""
+_FEW_PARTS = 64
+"""Parts of a `oneOf`, each of which is compared with all others; more must have a tag."""
 _MOST_ARRAYS = 512
 """Arrays of unique items that are listed."""
 _APPLICATORS = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas", "dependencies"))
@@ -51,8 +51,9 @@ class SchemaRewrites:
         reads the value needs the tag to tell the parts apart.
         """
         parts = schema["oneOf"]
-        if len(parts) > _MOST_PARTS:
-            return None
+        if len(parts) > _FEW_PARTS:
+            key = self._logic.tag(parts)
+            return None if key is None else [self._with_tag(part, key) for part in parts]
         overlaps = [(i, j) for i, one in enumerate(parts) for j in range(i) if not self._logic.exclusive(one, parts[j])]
         if not overlaps:
             return list(parts)

@@ -149,6 +149,15 @@ def test_a_model_of_pydantic_with_default_tags_sets_and_decimals_is_served() -> 
     assert not compiled.accepts({"pet": {"kind": "dog", "owner": None}, "price": "1", "colours": ["red", "red"]})
 
 
+def test_a_union_of_very_many_is_told_apart_by_its_tag() -> None:
+    names = [f"kind-{number}" for number in range(300)]
+    union = {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in names], "$defs": {name: _part(name) for name in names}}
+    compiled = Compiled(union)
+    assert compiled.error == ""
+    assert compiled.accepts({"t": "kind-299"})
+    assert not compiled.accepts({"t": "kind-300"})
+
+
 def test_what_stands_beside_a_reference_says_nothing_up_to_draft_7() -> None:
     """Parts that exclude each other only there are valid together, as drafts up to 7 have it."""
     parts = [{"$ref": "#/definitions/any", "properties": {"t": {"const": tag}}, "required": ["t"]} for tag in "ab"]
