@@ -52,7 +52,7 @@ class ResponseFormat(BaseModel):
             case "text":
                 return None
             case "json_object" if self.schema_ is not None:
-                return StructuredOutputsParams(json=self.schema_, name="response_format")
+                return StructuredOutputsParams(json=self.schema_, strict=False, name="response_format")
             case "json_object":
                 return StructuredOutputsParams(json_object=True, name="response_format")
             case "json_schema":
