@@ -1,10 +1,11 @@
 """An engine in this process: `receive` runs its loop. For `LLM`, and for tests of everything above.
 
-`receive` is called from one thread, `send` from any.
+`receive` is called from one thread at a time, `send` and `end` from any.
 """
 
 from __future__ import annotations
 
+import os
 import queue
 import weakref
 from collections import deque
@@ -20,7 +21,7 @@ from quire.engine.token_bitmasks import TokenBitmaskSource
 from quire.errors import EngineDeadError
 from quire.executor.executor import Executor
 from quire.messages.from_engine import EngineId, FromEngine, Heartbeat
-from quire.messages.to_engine import ToEngine
+from quire.messages.to_engine import Control, ToEngine
 
 
 class _QueuePort:
@@ -80,8 +81,9 @@ class InProcessClient:
         info = runtime_info or ModelRuntimeInfo()
         self._core = EngineCore(config, device_limits, info, executor, self._port, self._clock, masker, None, adapters)
         # A worker's thread that outlives the interpreter ends the process by SIGABRT.
-        self._close = weakref.finalize(self, _close, executor, masker)
+        self._close = weakref.finalize(self, _close, os.getpid(), executor, masker)
         self._failure = ""  # of a turn
+        self._ended = ""  # why nothing is received any more
         self.interrupts = InterruptGuard()
         self._port.outbox.append(self._core.ready)
 
@@ -102,7 +104,9 @@ class InProcessClient:
     def receive(self, timeout: float | None) -> FromEngine | None:
         """The next message; runs the loop until there is one. Raises what a step raised, and later EngineDeadError."""
         deadline = None if timeout is None else self._clock.now() + timeout
-        while not self._port.outbox:
+        while self._ended or not self._port.outbox:
+            if self._ended:
+                raise EngineDeadError(self._ended)
             left = None if deadline is None else max(0.0, deadline - self._clock.now())
             self._turn(left)
             if not self._port.outbox and left == 0.0:
@@ -119,11 +123,23 @@ class InProcessClient:
                 self._failure = f"{type(error).__name__}: {error}".removesuffix(": ")
                 raise
 
+    @property
+    def ended(self) -> str:
+        """Why nothing is received any more; empty: something is."""
+        return self._ended
+
+    def end(self, why: str) -> None:
+        """Let whoever receives, now or later, get an EngineDeadError that says why."""
+        self._ended = self._ended or why
+        self._port.inbox.put(Control(0, "counts"))  # wakes the loop
+
     def close(self) -> None:
         self._close()  # once; else when this object is collected, or the process exits
 
 
-def _close(executor: Executor, masker: TokenBitmaskSource | None) -> None:
+def _close(process: int, executor: Executor, masker: TokenBitmaskSource | None) -> None:
+    if os.getpid() != process:
+        return  # a fork has a copy of the object: neither threads nor ranks are its own
     if masker is not None:
         masker.close()
     executor.close()

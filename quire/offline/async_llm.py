@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import itertools
+import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -40,7 +41,8 @@ EngineArgs = AsyncEngineArgs
 
 
 class AsyncLLM:
-    """A model, ready to generate for many coroutines of one event loop.
+    """A model, ready to generate for many coroutines of one event loop; of another one when no request is open. A
+    process that was forked from the one that made it needs its own.
 
     Args:
         model: See LLM.
@@ -57,6 +59,7 @@ class AsyncLLM:
     def __init__(self, model: str = BUILTIN_MODEL, **settings: Any) -> None:
         self._controls: dict[int, asyncio.Future[Done]] = {}
         self._control_ids = itertools.count(1)
+        self._attaching = threading.Lock()  # threads, each with an event loop, may try at the same time
         self._adapters: dict[LoRARequest, asyncio.Task[Adapter]] = {}  # loaded, or being loaded
         self._preparing = ThreadPoolExecutor(1, "prompts")  # long prompts and new grammars take their time
         self._engine = EngineThread(model, settings, self._take, self._fail)
@@ -93,7 +96,7 @@ class AsyncLLM:
         Raises:
             RequestError: The prompt, its parameters or its adapter cannot be served.
             GenerationError: It failed.
-            EngineDeadError: A step failed, or `shutdown` was called.
+            EngineDeadError: A step failed, `shutdown` was called, or this is a fork of the process that made it.
         """
         return self._generate(
             lambda: parse_prompt(prompt, self._tokenizer), sampling_params, request_id, lora_request, priority
@@ -202,8 +205,8 @@ class AsyncLLM:
 
     async def check_health(self) -> None:
         """Raises EngineDeadError when the engine is no longer there."""
-        if self._engine.failure is not None:
-            raise self._engine.failure
+        if (failure := self._engine.failure) is not None:
+            raise failure
 
     async def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer.
@@ -229,7 +232,8 @@ class AsyncLLM:
         return self._engine.failure or EngineDeadError(CLOSED)
 
     def shutdown(self) -> None:
-        """Free the engine; open requests end with EngineDeadError. The process's exit does it too."""
+        """Free the engine; open requests end with EngineDeadError. The process's exit does it too. In a fork of the
+        process that made it, nothing happens."""
         atexit.unregister(self.shutdown)
         self._engine.close()
         self._preparing.shutdown(wait=False)
@@ -244,7 +248,8 @@ class AsyncLLM:
         lora_request: LoRARequest | None,
         priority: int,
     ) -> AsyncGenerator[RequestOutput, None]:
-        self._attach()
+        with self._attaching:
+            self._attach()
         asked = params or SamplingParams(**self._local.text.defaults.fill({}))
         adapter = None if lora_request is None else await self._adapter(lora_request)
 
@@ -253,9 +258,9 @@ class AsyncLLM:
             return prompt.text, self._local.sequences(prompt, asked, priority, adapter)
 
         text, sequences = await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
-        if self._engine.failure is not None:
-            raise self._engine.failure
-        stream = self._streams.submit(name, text, sequences)
+        with self._attaching:
+            self._attach()  # another event loop may have been here meanwhile
+            stream = self._streams.submit(name, text, sequences)
         try:
             while True:
                 await stream.changed.wait()
@@ -312,15 +317,16 @@ class AsyncLLM:
 
     async def _command(self, action: str, value: dict[str, Any]) -> Done:
         """Have the engine do it; the answer may be an error."""
-        self._attach()
         number = next(self._control_ids)
         waiting: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
-        self._controls[number] = waiting
+        with self._attaching:
+            self._attach()
+            self._controls[number] = waiting
         self._local.client.send(Control(number, action, value))
         return await waiting
 
     def _attach(self) -> None:
-        self._engine.attach(idle=not self._streams)
+        self._engine.attach(idle=not self._streams and not self._controls)
 
     def _tokenizer(self) -> Tokenizer:
         if self._local.text.tokenizer is None:

@@ -6,6 +6,7 @@ Owns the thread and how it ends. Knows nothing about requests.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -30,7 +31,6 @@ class EngineThread:
 
     Attributes:
         local: The engine. Only its client's `send` may be called while it runs.
-        failure: Why there is none any more; None while there is.
 
     Raises:
         ConfigError: An unknown or unsupported setting; the message names it.
@@ -44,7 +44,8 @@ class EngineThread:
         take: Callable[[FromEngine], None],
         fail: Callable[[Exception], None],
     ) -> None:
-        self.failure: Exception | None = None
+        self._failure: Exception | None = None
+        self._process = os.getpid()
         self._take = take
         self._fail = fail
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -53,6 +54,11 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, args=(model, settings, started), name="engine", daemon=True)
         self._thread.start()
         self.local = started.result()
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why there is no engine, or none in this process; None while there is."""
+        return self._failure or self.local.failure
 
     def attach(self, *, idle: bool) -> None:
         """Use the running event loop from now on.
@@ -64,8 +70,8 @@ class EngineThread:
             ConfigError: Something does.
             EngineDeadError: There is no engine any more.
         """
-        if self.failure is not None:
-            raise self.failure
+        if (failure := self.failure) is not None:
+            raise failure
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             if not idle and self._loop is not None and not self._loop.is_closed():
@@ -73,8 +79,8 @@ class EngineThread:
             self._loop = loop
 
     def close(self) -> None:
-        """Free the engine. More calls do nothing."""
-        if self._closing:
+        """Free the engine. More calls do nothing, nor do those of a process that was forked from the engine's."""
+        if self._closing or os.getpid() != self._process:
             return
         self._closing = True
         self.local.client.send(Control(0, "counts"))  # wakes the thread
@@ -83,7 +89,7 @@ class EngineThread:
 
     def _run(self, model: str, settings: Mapping[str, Any], started: Future[LocalEngine]) -> None:
         try:
-            local = LocalEngine(model, settings)
+            local = LocalEngine("AsyncLLM", model, settings)
         except BaseException as error:
             started.set_exception(error)
             return
@@ -100,8 +106,8 @@ class EngineThread:
 
     def _stop(self, failure: Exception) -> None:
         """There is no engine any more; from any thread."""
-        self.failure = self.failure or failure
-        self._call(self._fail, self.failure)
+        self._failure = self._failure or failure
+        self._call(self._fail, self._failure)
 
     def _call(self, function: Callable[[Any], None], value: object) -> None:
         if self._loop is not None:

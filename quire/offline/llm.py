@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 class LLM:
     """A model, ready to generate.
 
+    Threads may share one: their calls run one after the other, each with all its prompts. `AsyncLLM` runs requests of
+    many callers together. A process that was forked from the one that made it needs its own.
+
     Args:
         model: A directory with a Hugging Face checkpoint, a hub id, or the built-in model (the default).
         disable_log_stats: False for `get_metrics`; counting takes some microseconds for each sequence and step.
@@ -52,7 +55,7 @@ class LLM:
     """
 
     def __init__(self, model: str = BUILTIN_MODEL, *, disable_log_stats: bool = True, **settings: Any) -> None:
-        self._local = LocalEngine(model, settings, "throughput")
+        self._local = LocalEngine("LLM", model, settings, "throughput")
         self._config, self._text, self._engine = self._local.config, self._local.text, self._local.client
         self._submission = self._local.submission
         self.startup: dict[str, float] = self._local.startup
@@ -80,7 +83,8 @@ class LLM:
 
         Raises:
             RequestError: A prompt or its parameters cannot be served; the others are aborted.
-            EngineDeadError: An earlier call failed or was interrupted in the middle of a step; create a new LLM.
+            EngineDeadError: `close` was called, maybe during this call; an earlier call failed or was interrupted in
+                the middle of a step; or this is a fork of the process that made the LLM. Create a new one.
         """
         several = as_prompts(prompts)
         params = self._params_for(len(several), sampling_params)
@@ -151,7 +155,18 @@ class LLM:
 
         Raises:
             RequestError: A prompt, the parameters or an adapter cannot be served; nothing was computed.
+            EngineDeadError: See `generate`.
         """
+        with self._local.exclusive():
+            return self._beam_search(prompts, params, lora_request, concurrency_limit)
+
+    def _beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
+        concurrency_limit: int | None,
+    ) -> list[BeamSearchOutput]:
         self._check_beams(params)
         parsed = [self._parse(prompt).tokens for prompt in as_prompts(prompts)]
         for tokens in parsed:
@@ -190,10 +205,12 @@ class LLM:
 
         Raises:
             ConfigError: Nothing was counted.
+            EngineDeadError: See `generate`.
         """
         if self._metrics is None:
             raise ConfigError("get_metrics() needs LLM(disable_log_stats=False).", param="disable_log_stats")
-        return self._metrics.read()
+        with self._local.exclusive():
+            return self._metrics.read()
 
     def reset_prefix_cache(self) -> bool:
         """Forget what is cached of earlier prompts.
@@ -201,13 +218,15 @@ class LLM:
         Raises:
             EngineDeadError: See `generate`.
         """
-        self._engine.send(Control(0, "reset_prefix_cache"))
-        while not isinstance(self._engine.receive(None), Done):
-            pass  # the last tokens of aborted requests
+        with self._local.exclusive():
+            self._engine.send(Control(0, "reset_prefix_cache"))
+            while not isinstance(self._engine.receive(None), Done):
+                pass  # the last tokens of aborted requests
         return True
 
     def close(self) -> None:
-        """Free the engine; the object cannot generate afterwards."""
+        """Free the engine; the object cannot generate afterwards. Calls that run in other threads end with
+        EngineDeadError. In a fork of the process that made it, nothing happens."""
         self._local.close()
 
     def __enter__(self) -> LLM:
@@ -231,10 +250,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """Submit all prompts, wait until each sequence has ended, and assemble the outputs."""
         requests: list[tuple[str | None, list[SequenceAccumulator]]] = []
-        adapters = self._local.adapters.load_all(for_each(lora_request, len(params)))
-        each_has = zip(prompts, params, priority or [0] * len(params), adapters, strict=True)
         head_start = self._config.scheduler.max_num_batched_tokens if priority is None else None
         with ExitStack() as stack:
+            stack.enter_context(self._local.exclusive())
+            adapters = self._local.adapters.load_all(for_each(lora_request, len(params)))
+            each_has = zip(prompts, params, priority or [0] * len(params), adapters, strict=True)
             total = sum(each.n for each in params)
             bar = stack.enter_context(_bar(total)) if use_tqdm and sys.stderr.isatty() else None
             run = stack.enter_context(OfflineRun(self._engine, head_start, bar, self._run_stats))
@@ -243,7 +263,7 @@ class LLM:
                 run.submit(sequences)
                 requests.append((prompt.text, sequences))
             run.finish()
-        return [self._output(text, sequences) for text, sequences in requests]
+            return [self._output(text, sequences) for text, sequences in requests]
 
     def _next_tokens(
         self, sequences: Sequence[Sequence[int]], params: SamplingParams, adapters: Sequence[Adapter | None]

@@ -22,7 +22,7 @@ from quire.text.tokenizer import Tokenizer
 
 
 class LLMEngine:
-    """A model, ready to generate step by step.
+    """A model, ready to generate step by step. Threads may share one; a call waits for those of others.
 
     Args:
         model: See LLM.
@@ -34,7 +34,7 @@ class LLMEngine:
     """
 
     def __init__(self, model: str = BUILTIN_MODEL, **settings: Any) -> None:
-        self._local = LocalEngine(model, settings)
+        self._local = LocalEngine("LLMEngine", model, settings)
         self._streams = OpenStreams(self._local.client.send)
 
     @classmethod
@@ -62,26 +62,34 @@ class LLMEngine:
 
         Raises:
             RequestError: It cannot be served.
+            EngineDeadError: See `step`.
         """
-        parsed = parse_prompt(prompt, self.get_tokenizer)
-        adapter = self._local.adapters.load(lora_request, self._take)
-        sequences = self._local.sequences(parsed, params, priority, adapter)
-        return self._streams.submit(request_id, parsed.text, sequences).name
+        with self._local.exclusive():
+            parsed = parse_prompt(prompt, self.get_tokenizer)
+            adapter = self._local.adapters.load(lora_request, self._take)
+            sequences = self._local.sequences(parsed, params, priority, adapter)
+            return self._streams.submit(request_id, parsed.text, sequences).name
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """End requests; they have no further output. Unknown ids are ignored."""
         names = {request_id} if isinstance(request_id, str) else set(request_id)
-        for stream in self._streams:
-            if stream.name in names:
-                self._streams.leave(stream, engine_lives=True)
+        with self._local.exclusive():
+            for stream in self._streams:
+                if stream.name in names:
+                    self._streams.leave(stream, engine_lives=True)
 
     def step(self) -> list[RequestOutput]:
         """Go on until a step of the model has brought something. Returns the requests that have grown or ended; one
         that failed ends with finish_reason `error`.
 
         Raises:
-            EngineDeadError: An earlier step failed.
+            EngineDeadError: An earlier step failed, `close` was called, or this is a fork of the process that made the
+                engine.
         """
+        with self._local.exclusive():
+            return self._step()
+
+    def _step(self) -> list[RequestOutput]:
         if not self._streams:
             return []
         while not any(stream.changed.is_set() for stream in self._streams):
@@ -121,5 +129,6 @@ class LLMEngine:
         return self._local.text.tokenizer
 
     def close(self) -> None:
-        """Free the engine."""
+        """Free the engine; no other method can be called afterwards. In a fork of the process that made it, nothing
+        happens."""
         self._local.close()

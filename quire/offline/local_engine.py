@@ -5,8 +5,11 @@ What `LLM` and `AsyncLLM` have in common. Knows nothing about who runs the engin
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +22,7 @@ from quire.engine.build import build_model_runtime_info
 from quire.engine.inprocess import InProcessClient
 from quire.engine.submission import Submission
 from quire.engine.thinking_budgets import bitmask_source
+from quire.errors import EngineDeadError
 from quire.executor.factory import build_executor
 from quire.logits_processors import import_path
 from quire.messages.from_engine import Ready
@@ -43,6 +47,7 @@ class LocalEngine:
     """A model that is loaded, in the thread that will run its loop.
 
     Args:
+        kind: The class whose object it is part of, for messages.
         model: See LLM.
         settings: See LLM.
         performance_mode: What it is where the settings do not say; None: the server's default.
@@ -60,7 +65,10 @@ class LocalEngine:
         SetupError: The model cannot be served.
     """
 
-    def __init__(self, model: str, settings: Mapping[str, Any], performance_mode: str | None = None) -> None:
+    def __init__(self, kind: str, model: str, settings: Mapping[str, Any], performance_mode: str | None = None) -> None:
+        self._kind = kind
+        self._process = os.getpid()
+        self._lock = threading.RLock()
         config = environment.apply(Config().with_values(model=model, **_known(settings)))
         if config.scheduler.performance_mode is None and performance_mode is not None:
             config = config.with_values(performance_mode=performance_mode)
@@ -91,6 +99,37 @@ class LocalEngine:
             lambda: seeds.getrandbits(64),
             takes_extra_args=bool(self.config.model.logits_processors),
         )
+
+    @property
+    def failure(self) -> EngineDeadError | None:
+        """Why the engine cannot be used: it was shut down, or this process is a fork of the one that has it."""
+        if os.getpid() != self._process:
+            return EngineDeadError(
+                f"This {self._kind} was made in process {self._process}, and works only there: create a new one in "
+                "this process."
+            )
+        return EngineDeadError(self.client.ended) if self.client.ended else None
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Within it no other thread uses the engine; threads wait for their turn.
+
+        Raises:
+            EngineDeadError: See `failure`.
+        """
+        self._raise_failure()  # at once: in a fork nobody may be left to release the lock
+        with self._lock:
+            self._raise_failure()
+            yield
+
+    def close(self) -> None:
+        """Free the engine. A call that uses it in another thread ends with EngineDeadError first."""
+        if os.getpid() != self._process:
+            return
+        self.client.end(f"The engine was shut down. Create a new {self._kind}.")
+        with self._lock:
+            self.client.close()
+            self._grammars.close()
 
     def sequences(
         self, prompt: ParsedPrompt, params: SamplingParams, priority: int = 0, adapter: Adapter | None = None
@@ -148,10 +187,9 @@ class LocalEngine:
             num_cached_tokens=first.choice.cached_tokens,
         )
 
-    def close(self) -> None:
-        """Free the engine."""
-        self.client.close()
-        self._grammars.close()
+    def _raise_failure(self) -> None:
+        if (failure := self.failure) is not None:
+            raise failure
 
     def _grammar(self, params: SamplingParams, turn: Turn | None) -> str:
         asked = params.structured_outputs
