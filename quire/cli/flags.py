@@ -15,16 +15,18 @@ from typing import Any, TypeVar
 
 import tyro
 
-from quire.cli.flag_values import registry, without_none
+from quire.cli.flag_values import registry
 from quire.cli.help import about, described, help_word, hint
 from quire.cli.settings_fields import engine_config, settings_of, with_engine
 from quire.cli.settings_file import read_flags
 from quire.config import Config
+from quire.config.values import read_value, without_none
 from quire.config.vllm_compat import VLLM_ALIASES, VLLM_SETTINGS, check_vllm_setting
 from quire.errors import ConfigError
 
 Options = TypeVar("Options")
-_INVALID_CHOICE = re.compile(r"invalid choice ('.*') for argument '(--[\w-]+)'\. Expected one of \((.*)\)\.")
+_PART = re.compile(r"^[a-z_]+: (?=--)")
+"""Of the settings, where flags contradict each other: users know flags alone."""
 
 
 def parse_config(arguments: Sequence[str], program: str, description: str) -> Config:
@@ -144,16 +146,33 @@ def _without_vllm_flags(arguments: Sequence[str]) -> list[str]:
 
 
 def _with_spelled_booleans(options: type, arguments: Sequence[str]) -> list[str]:
-    """`--x` and `--no-x` of a setting that may also be left open become `--x=true` and `--x=false`."""
-    open_names = {s.name for s in settings_of(options) if s.kind is not bool and without_none(s.kind) is bool}
+    """`--x` and `--no-x` of a setting that may also be left open become `--x=true` and `--x=false`; for one that may
+    not be left open it is the other way round.
+
+    Raises:
+        ConfigError: Another value, or one for `--no-x`.
+    """
+    kinds = {s.name: s.kind for s in settings_of(options) if without_none(s.kind) is bool}
     spelled = []
     for argument in arguments:
-        name = argument.removeprefix("--").replace("-", "_")
-        if argument.startswith("--") and name in open_names:
-            argument = f"{argument}=true"
-        elif argument.startswith("--no") and name.removeprefix("no_") in open_names:
-            argument = f"--{argument[5:]}=false"
-        spelled.append(argument)
+        flag, equals, text = argument.partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        negated = name not in kinds and name.startswith("no_")
+        kind = kinds.get(name.removeprefix("no_") if negated else name) if flag.startswith("--") else None
+        if kind is None or (kind is bool and not equals):
+            spelled.append(argument)
+            continue
+        if negated and equals:
+            raise ConfigError(f"{flag} takes no value, got {text!r}.", param=name)
+        try:
+            value = read_value(kind, text) if equals else not negated
+        except ValueError as error:
+            raise ConfigError(f"{flag}: {error}.", param=name) from None
+        plain = f"--{flag[5:]}" if negated else flag
+        if kind is bool:
+            spelled.append(plain if value else f"--no-{plain[2:]}")
+        else:
+            spelled.append(f"{plain}={str(value).lower() if value is not None else value}")
     return spelled
 
 
@@ -162,13 +181,8 @@ def _first_paragraph(box: str) -> str:
     lines = [line.strip("│ ") for line in box.splitlines() if line.startswith("│")]
     rule = next((number for number, line in enumerate(lines) if line.startswith("─")), len(lines))
     text = " ".join(lines[:rule] or box.split()).removeprefix("Error parsing ")
-    return _INVALID_CHOICE.sub(lambda found: f"{found[2]}: {found[1]} is not one of {_plain(found[3])}.", text)
-
-
-def _plain(choices: str) -> str:
-    """A tuple of words, which comes in no certain order, as people write it; None is what is there without the flag."""
-    words = sorted(word.strip(" '") for word in choices.split(","))
-    return ", ".join(word for word in words if word not in ("", "None"))
+    text = _PART.sub("", text)
+    return f"{text.rstrip('.')}."
 
 
 def _unknown(rest: Sequence[str], options: type, program: str, *, vllm_flags: bool) -> ConfigError:

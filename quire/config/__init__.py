@@ -7,7 +7,8 @@ I/O; `quire.planning.auto_config` makes the automatic choices (`None`, `auto`) a
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, get_type_hints
 
 from quire.config.cache import CacheConfig
 from quire.config.device import DeviceConfig
@@ -20,6 +21,7 @@ from quire.config.parallel import ParallelConfig
 from quire.config.scheduler import SchedulerConfig
 from quire.config.server import ServerConfig
 from quire.config.speculation import SpeculationConfig
+from quire.config.values import read_value
 from quire.errors import ConfigError, did_you_mean
 
 __all__ = [
@@ -59,10 +61,12 @@ class Config:
         return element_dtype(self.cache.kv_cache_dtype, self.model.dtype)
 
     def with_values(self, **values: Any) -> Config:
-        """A copy with fields of any part replaced by their flat names, as `LLM(...)` and flags use them.
+        """A copy with fields of any part replaced by their flat names, as `LLM(...)` and flags use them. Values may be
+        texts as the command line has them, and are checked alike.
 
         Raises:
-            ConfigError: A name that no part has; the closest known one is suggested.
+            ConfigError: A name that no part has, where the closest known one is suggested, or a value that its field
+                cannot have.
         """
         owner = {f.name: part.name for part in fields(self) for f in fields(getattr(self, part.name))}
         changes: dict[str, dict[str, Any]] = {}
@@ -70,7 +74,11 @@ class Config:
             if name not in owner:
                 hint = did_you_mean(name, owner)
                 raise ConfigError(f"'{name}' is not an argument that Quire supports.{hint}", param=name)
-            changes.setdefault(owner[name], {})[name] = value
+            part = getattr(self, owner[name])
+            try:
+                changes.setdefault(owner[name], {})[name] = read_value(_kinds(part.__class__)[name], value)
+            except ValueError as error:
+                raise ConfigError(f"{name}: {error}.", param=name) from None
         return replace(self, **{part: replace(getattr(self, part), **c) for part, c in changes.items()})
 
     def changes(self) -> dict[str, Any]:
@@ -82,3 +90,9 @@ class Config:
             for f in fields(own)
             if getattr(own, f.name) != getattr(usual, f.name)
         }
+
+
+@lru_cache
+def _kinds(part: type) -> dict[str, Any]:
+    """The types of its fields."""
+    return get_type_hints(part)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from quire.config.values import check_range
+
 
 @dataclass(frozen=True)
 class DeviceConfig:
@@ -20,3 +22,6 @@ class DeviceConfig:
     cpu_threads: int | None = None
     """Threads that compute on a CPU. Default: as many as physical cores that affinity and cgroup quota allow. What is
     too little to share is computed by one of them."""
+
+    def __post_init__(self) -> None:
+        check_range(self, 1, None, "cpu_threads")

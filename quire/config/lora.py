@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from quire.config.values import check_range
 from quire.errors import ConfigError
 
 _HIGHEST_RANK = 256
@@ -36,12 +37,11 @@ class LoraConfig:
     """Names of --lora-modules that never leave the device."""
 
     def __post_init__(self) -> None:
-        if self.max_loras < 1:
-            raise ConfigError("--max-loras must be 1 or more.", param="max_loras")
-        if not 1 <= self.max_lora_rank <= _HIGHEST_RANK:
-            raise ConfigError(f"--max-lora-rank must be 1 to {_HIGHEST_RANK}.", param="max_lora_rank")
+        check_range(self, 1, None, "max_loras")
+        check_range(self, 1, _HIGHEST_RANK, "max_lora_rank")
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
-            raise ConfigError("--max-cpu-loras must be at least --max-loras.", param="max_cpu_loras")
+            least = f"at least --max-loras ({self.max_loras})"
+            raise ConfigError(f"--max-cpu-loras must be {least}, got {self.max_cpu_loras}.", param="max_cpu_loras")
 
     @property
     def modules(self) -> dict[str, str]:

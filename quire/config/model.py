@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from quire.config.values import check_range
+
 ModelDtype = Literal["auto", "bfloat16", "float", "float16", "float32", "half"]
 """As --dtype says it."""
 BUILTIN_MODEL = "quill"
@@ -54,3 +56,6 @@ class ModelConfig:
     """Source of default sampling values. auto: the model's generation_config.json; vllm: none; else a directory."""
     override_generation_config: dict[str, Any] = field(default_factory=dict)
     """Default sampling values that replace the model's, as JSON."""
+
+    def __post_init__(self) -> None:
+        check_range(self, -1, None, "max_logprobs")

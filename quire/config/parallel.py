@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from quire.config.values import check_range
+
 ExecutorBackend = Literal["mp", "uni", "ray"]
 
 
@@ -46,6 +48,9 @@ class ParallelConfig:
     node_key_file: str | None = None
     """File with the key that all nodes share, 16 characters or more. Default: the variable QUIRE_NODE_KEY. With several
     nodes there has to be one; with Ray a random one is made."""
+
+    def __post_init__(self) -> None:
+        check_range(self, 1, None, "distributed_timeout_seconds")
 
     @property
     def ranks(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from quire.config.server import MAX_PORT
+from quire.config.values import check_positive, check_range
 from quire.errors import ConfigError
 
 RoutingLogic = Literal["prefixaware", "session", "roundrobin"]
@@ -82,13 +84,9 @@ class RouterConfig:
                 "--session-key has no meaning with --routing-logic roundrobin: leave one of them out.",
                 param="session_key",
             )
-        for name in (
-            "request_timeout_secs", "health_check_interval", "engine_stats_interval", "cb_timeout_duration_secs",
+        check_positive(
+            self, "request_timeout_secs", "health_check_interval", "engine_stats_interval", "cb_timeout_duration_secs",
             "cb_failure_threshold", "max_request_bytes", "requests_per_minute", "max_concurrent_requests",
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {value:g}.", param=name)
-        for name in ("max_instance_failover_reroute_attempts", "shutdown_timeout"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must be 0 or more.", param=name)
+        )  # fmt: skip
+        check_range(self, 0, None, "max_instance_failover_reroute_attempts", "shutdown_timeout")
+        check_range(self, 0, MAX_PORT, "port")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from quire.errors import ConfigError
+from quire.config.values import check_positive
 
 PerformanceMode = Literal["balanced", "interactivity", "throughput"]
 Policy = Literal["fcfs", "priority"]
@@ -41,7 +41,4 @@ class SchedulerConfig:
     """What happens to a sequence that has to make room. Default: whichever is estimated to cost less each time."""
 
     def __post_init__(self) -> None:
-        for name in ("max_queued_requests", "max_queued_tokens", "max_queue_time"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must be above 0.", param=name)
+        check_positive(self, "max_queued_requests", "max_queued_tokens", "max_queue_time")

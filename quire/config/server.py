@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from quire.config.values import check_positive, check_range
 from quire.errors import ConfigError
 
 ContentFormat = Literal["auto", "string", "openai"]
 _LONGEST_SHUTDOWN_S = 86_400.0
 MAX_API_SERVERS = 64
+MAX_PORT = 2**16 - 1
+OF_ENGINES_IN_PROCESS = ("chat_template", "reasoning_parser")
+"""Settings of the server that `LLM` has as well."""
+LOGS_OF_SERVER = {"disable_log_stats": True, "enable_log_requests": False}
+"""What engines without a server are told in vLLM's examples, too; with these values it asks for nothing."""
 
 
 @dataclass(frozen=True)
@@ -120,21 +126,16 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("--api-key is empty: give a key, or leave the flag out to serve without one.")
-        if self.max_request_timeout is not None and self.max_request_timeout <= 0:
-            raise ConfigError("--max-request-timeout must be above 0.", param="max_request_timeout")
-        for name in ("shutdown_delay", "shutdown_timeout"):
-            if not 0 <= getattr(self, name) <= _LONGEST_SHUTDOWN_S:
-                flag = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{flag} must be 0 to {_LONGEST_SHUTDOWN_S:.0f} seconds.", param=name)
-        if not 1 <= self.api_server_count <= MAX_API_SERVERS:
-            raise ConfigError(f"--api-server-count must be 1 to {MAX_API_SERVERS}.", param="api_server_count")
+        check_range(self, 0, MAX_PORT, "port")
+        check_positive(self, "max_request_timeout", "max_request_bytes")
+        check_range(self, 0, _LONGEST_SHUTDOWN_S, "shutdown_delay", "shutdown_timeout")
+        check_range(self, 1, MAX_API_SERVERS, "api_server_count")
         if self.headless and self.api_server_count > 1:
             raise ConfigError(
                 "--headless serves no requests: give --api-server-count to the head alone.", param="api_server_count"
             )
-        if self.max_restarts < 0:
-            raise ConfigError("--max-restarts must be 0 or more.", param="max_restarts")
-        for name in ("responses_store_max_bytes", "responses_store_max_age", "responses_store_max_file_bytes"):
-            if getattr(self, name) <= 0:
-                flag = name.replace("_", "-")
-                raise ConfigError(f"--{flag} must be above 0; --disable-responses-store keeps nothing.", param=name)
+        check_range(self, 0, None, "max_restarts")
+        check_positive(
+            self, "responses_store_max_bytes", "responses_store_max_age", "responses_store_max_file_bytes",
+            advice="; --disable-responses-store keeps nothing",
+        )  # fmt: skip

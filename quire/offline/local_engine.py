@@ -5,24 +5,27 @@ What `LLM` and `AsyncLLM` have in common. Knows nothing about who runs the engin
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import cached_property
 from typing import Any
 
 import msgspec
 
 from quire.clock import SystemClock
-from quire.config import Config, environment
+from quire.config import Config, ServerConfig, environment
+from quire.config.server import LOGS_OF_SERVER, OF_ENGINES_IN_PROCESS
 from quire.config.vllm_compat import VLLM_SETTINGS, check_vllm_setting
 from quire.engine.build import build_model_runtime_info
 from quire.engine.inprocess import InProcessClient
 from quire.engine.submission import Submission
 from quire.engine.thinking_budgets import bitmask_source
-from quire.errors import EngineDeadError
+from quire.errors import ConfigError, EngineDeadError
 from quire.executor.factory import build_executor
 from quire.logits_processors import import_path
 from quire.messages.from_engine import Ready
@@ -41,6 +44,8 @@ from quire.text.choice_state import ChoiceState
 from quire.text.model_text import load_model_text
 from quire.text.sequence_accumulator import SequenceAccumulator
 from quire.text.thinking_budget import thinking_budget
+
+_log = logging.getLogger(__name__)
 
 
 class LocalEngine:
@@ -215,16 +220,21 @@ class LocalEngine:
 
 
 def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without those of vLLM that have no effect here.
+    """Settings without those that have no effect here.
 
     Raises:
-        ConfigError: A setting of vLLM that is not supported.
+        ConfigError: A setting of vLLM that is not supported, or one of a server alone.
     """
     for name in settings.keys() & VLLM_SETTINGS.keys():
         check_vllm_setting(name, settings[name])
-    known = {name: value for name, value in settings.items() if name not in VLLM_SETTINGS}
-    if "dtype" in known:  # torch.float16 is float16
-        known["dtype"] = str(known["dtype"]).removeprefix("torch.")
-    if known.get("logits_processors"):
-        known["logits_processors"] = tuple(import_path(each) for each in known["logits_processors"])
+    of_server = {each.name for each in fields(ServerConfig)} - {*OF_ENGINES_IN_PROCESS}
+    for name in settings.keys() & of_server:
+        if name not in LOGS_OF_SERVER:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{name} is of a server alone (quire serve {flag}): leave it out.", param=name)
+        if settings[name] is not LOGS_OF_SERVER[name]:
+            _log.warning("%s=%r has no effect: only a server logs that.", name, settings[name])
+    known = {name: value for name, value in settings.items() if name not in VLLM_SETTINGS and name not in of_server}
+    if isinstance(processors := known.get("logits_processors"), list | tuple):
+        known["logits_processors"] = tuple(import_path(each) for each in processors)
     return known

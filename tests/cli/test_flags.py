@@ -11,12 +11,12 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from quire.cli.flag_values import without_none
 from quire.cli.flags import parse, parse_config, parse_with_engine
 from quire.cli.help import about
 from quire.cli.main import main
 from quire.cli.settings_fields import settings_of
 from quire.config import Config
+from quire.config.values import without_none
 from quire.config.vllm_compat import VLLM_ALIASES, VLLM_SETTINGS, check_vllm_setting
 from quire.errors import ConfigError
 
@@ -297,7 +297,7 @@ def test_ranks_have_a_short_flag(arguments: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("backend", ["mp", "uni", "ray"])
 def test_who_starts_ranks_is_one_of_vllm_s_words(backend: str) -> None:
     assert config("--distributed-executor-backend", backend, "m").parallel.distributed_executor_backend == backend
-    assert "one of mp, ray, uni" in error("--distributed-executor-backend", "external_launcher", "m")
+    assert "one of mp, uni, ray" in error("--distributed-executor-backend", "external_launcher", "m")
 
 
 @pytest.mark.parametrize(("word", "value"), [("auto", "auto"), ("-1", -1), ("4k", 4_000)])
