@@ -19,7 +19,7 @@ import msgspec
 from quire.messages.workers import TokenLogprobs
 from quire.outputs import BeamSearchSequence, FinishReason
 from quire.sampling import SamplingParams
-from quire.validation import integer, number_between
+from quire.validation import boolean, integer, number_between
 
 MAX_BEAM_WIDTH = 128
 MAX_LENGTH_PENALTY = 16.0
@@ -52,6 +52,8 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         integer("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
         integer("max_tokens", self.max_tokens, 1)
         number_between("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            boolean(name, getattr(self, name))
         SamplingParams(temperature=self.temperature)
 
     def step(self, num_reported: int = 0) -> SamplingParams:

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from quire.errors import RequestError, UnsupportedField
+from quire.errors import RequestError, UnsupportedField, did_you_mean
 from quire.structured_outputs_params import StructuredOutputsParams
-from quire.validation import integer, number, number_between, token_ids
+from quire.validation import boolean, integer, number, number_between, texts, token_ids
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 4_096
@@ -74,7 +74,23 @@ class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, forbi
         integer("repetition_detection.min_count", self.min_count, 2)
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class _KnownNames(type(msgspec.Struct)):  # type: ignore[misc]  # msgspec's own metaclass
+    """Says which parameter was probably meant."""
+
+    def __call__(cls, *values: Any, **named: Any) -> Any:
+        try:
+            return super().__call__(*values, **named)
+        except TypeError:
+            for name in named:
+                if name not in cls.__struct_fields__:
+                    hint = did_you_mean(name, cls.__struct_fields__)
+                    raise TypeError(f"{cls.__name__} has no parameter '{name}'.{hint}") from None
+            raise
+
+
+class SamplingParams(
+    msgspec.Struct, metaclass=_KnownNames, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """How tokens are drawn and when a sequence ends.
 
     Attributes:
@@ -153,6 +169,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         self._use_newer_names()
+        self._check_types()
         self._check_supported()
         self._check_counts()
         self._check_shape_of_distribution()
@@ -200,6 +217,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         msgspec.structs.force_setattr(self, "structured_outputs", self.guided_decoding)
         msgspec.structs.force_setattr(self, "guided_decoding", None)
 
+    def _check_types(self) -> None:
+        """Of what no other check reads."""
+        for name in _BOOLEANS:
+            boolean(name, getattr(self, name))
+        if self.skip_reading_prefix_cache is not None:
+            boolean("skip_reading_prefix_cache", self.skip_reading_prefix_cache)
+        if self.stop is not None and not isinstance(self.stop, str):
+            texts("stop", self.stop)
+        if self.bad_words is not None:
+            texts("bad_words", self.bad_words)
+        for name, kind in _OBJECTS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) and not (value is None and name != "output_kind"):
+                got = type(value).__name__
+                raise RequestError(f"{name} must be a {kind.__name__}, got {got}.", param=name)
+
     def _check_supported(self) -> None:
         if not self.spaces_between_special_tokens:
             raise RequestError(
@@ -243,7 +276,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         number_between("min_p", self.min_p, 0, 1)
 
     def _check_single_tokens(self) -> None:
-        token_ids("stop_token_ids", self.stop_token_ids or (), MAX_STOP_TOKEN_IDS)
+        if self.stop_token_ids is not None:
+            token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
         if self.allowed_token_ids is not None:
             token_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
             if not self.allowed_token_ids:
@@ -300,3 +334,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise RequestError(f"extra_args (vllm_xargs) must not have {why}.", param="extra_args") from None
         if size > MAX_EXTRA_BYTES:
             raise RequestError(f"extra_args (vllm_xargs) may have at most {MAX_EXTRA_BYTES} bytes.", param="extra_args")
+
+
+_BOOLEANS = (
+    "ignore_eos",
+    "flat_logprobs",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+)
+_OBJECTS: dict[str, type] = {
+    "logit_bias": dict,
+    "extra_args": dict,
+    "output_kind": RequestOutputKind,
+    "repetition_detection": RepetitionDetectionParams,
+    "structured_outputs": StructuredOutputsParams,
+}

@@ -25,6 +25,18 @@ def integer(name: str, value: Any, low: int, high: int = LARGEST) -> int:
     return value
 
 
+def boolean(name: str, value: Any) -> None:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise RequestError(f"{name} must be true or false, got {_shown(value)}.", param=name)
+
+
+def texts(name: str, value: Any) -> None:
+    """A list of texts."""
+    if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
+        raise RequestError(f"{name} must be a list of strings, got {_shown(value)}.", param=name)
+
+
 def number(name: str, value: Any) -> float:
     """A finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not _finite(value):
@@ -42,7 +54,7 @@ def number_between(name: str, value: Any, low: float, high: float) -> float:
 def token_ids(name: str, ids: Sequence[Any], most: int) -> None:
     """At most `most` token ids; whether a model has them is asked later."""
     if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
-        raise RequestError(f"{name} must be a list of token ids.", param=name)
+        raise RequestError(f"{name} must be a list of token ids, got {_shown(ids)}.", param=name)
     if len(ids) > most:
         raise RequestError(f"{name} takes at most {most} ids, got {len(ids)}.", param=name)
     if set(map(type, ids)) <= {int} and min(ids, default=0) >= 0:

@@ -9,8 +9,10 @@ import contextlib
 import difflib
 import io
 import re
+import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
@@ -19,24 +21,60 @@ from quire.cli.flag_values import registry
 from quire.cli.help import about, described, help_word, hint
 from quire.cli.settings_fields import engine_config, settings_of, with_engine
 from quire.cli.settings_file import read_flags
-from quire.config import Config
+from quire.config import BUILTIN_MODEL, Config
 from quire.config.values import read_value, without_none
 from quire.config.vllm_compat import VLLM_ALIASES, VLLM_SETTINGS, check_vllm_setting
 from quire.errors import ConfigError
 
 Options = TypeVar("Options")
-_PART = re.compile(r"^[a-z_]+: (?=--)")
-"""Of the settings, where flags contradict each other: users know flags alone."""
+_ALIKE = ("api_key", "served_model_name")
+"""Flags whose one value may well look like a model."""
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:\w+)?")
+_DATACLASS = re.compile(r"^[A-Za-z_]+: (?=--|[A-Z])")
+"""In front of what it says itself: users know flags alone."""
 
 
 def parse_config(arguments: Sequence[str], program: str, description: str) -> Config:
     """Settings from flags; an argument without dashes is the model. See `parse` for what it raises."""
     config, rest = _parsed(Config, arguments, program, description, vllm_flags=True)
     if not rest:
+        if config.model.model == BUILTIN_MODEL and not _given(arguments, "--model"):
+            _refuse_model_among_values(arguments, program)
         return config
     if len(rest) > 1 or rest[0].startswith("-") or _given(arguments, "--model"):
         raise _unknown(rest, Config, program, vllm_flags=True)
     return config.with_values(model=rest[0])
+
+
+def _refuse_model_among_values(arguments: Sequence[str], program: str) -> None:
+    """Where no model is given: `--api-key KEY MODEL` would serve the built-in one, and MODEL would be a second key.
+
+    Raises:
+        ConfigError: The last value of a flag that takes several looks like a model.
+    """
+    several = {setting.name for setting in settings_of(Config) if setting.kind == tuple[str, ...]}
+    flag, before = "", 0  # arguments stand before it
+    values: list[str] = []
+    for place, argument in enumerate(arguments):
+        if argument.startswith("-"):
+            flag, equals, value = argument.partition("=")
+            values, before = [value] if equals else [], place
+            continue
+        name = flag.removeprefix("--").replace("-", "_")
+        is_last = place + 1 == len(arguments) or arguments[place + 1].startswith("-")
+        if name in several and is_last and len(values) >= (name in _ALIKE) and _looks_like_model(argument):
+            shown = ["KEY"] if name == "api_key" else values
+            right = shlex.join([argument, *arguments[:before], flag, *shown, *arguments[place + 1 :]])
+            raise ConfigError(
+                f"{argument} would be another value of {flag}, and no MODEL is given. Put it first: {program} {right}. "
+                f"For the built-in model add --model {BUILTIN_MODEL}."
+            )
+        values.append(argument)
+
+
+def _looks_like_model(text: str) -> bool:
+    """Whether it is a model here, or has the form of a hub id."""
+    return text == BUILTIN_MODEL or _HUB_ID.fullmatch(text) is not None or Path(text).exists()
 
 
 def parse_with_engine(
@@ -181,7 +219,7 @@ def _first_paragraph(box: str) -> str:
     lines = [line.strip("│ ") for line in box.splitlines() if line.startswith("│")]
     rule = next((number for number, line in enumerate(lines) if line.startswith("─")), len(lines))
     text = " ".join(lines[:rule] or box.split()).removeprefix("Error parsing ")
-    text = _PART.sub("", text)
+    text = _DATACLASS.sub("", text)
     return f"{text.rstrip('.')}."
 
 

@@ -7,7 +7,6 @@ sends results, the others only say what they have sampled. Knows nothing about r
 from __future__ import annotations
 
 import ctypes
-import logging
 import signal
 import socket
 import sys
@@ -116,7 +115,6 @@ def main(launch: LaunchConfig, report: SendReport) -> None:
         environment.show_gpu_of_rank_first(own.rank, mesh.size)
         environment.prepare_nccl()
     begin_loading()
-    logging.basicConfig(format=f"rank {own.rank}: %(message)s")
     channel = EngineChannel(own)
     (_run_on_gpu if on_gpu else _run_on_cpu)(config, mesh, own, channel)
 
@@ -142,7 +140,9 @@ def _run_on_cpu(config: Config, mesh: Mesh, own: RankLaunch, channel: EngineChan
     imported = clock.now() - began
     spec = read_spec(config.model.model, config.model.quantization)
     memory = SharedMemory(memory_bytes(mesh, spec.vocab_size), own.memory_fd)
+    began = clock.now()
     ranks = shared_memory_collectives(memory, mesh, spec.vocab_size, spins=own.spins, patience_s=own.patience_s)
+    compiled = clock.now() - began  # it has the kernels loaded
     links = stage_links(own.stage, spec.hidden, DENSE[config.model.dtype])
     group = None if own.group is None else engine_group(own.group, mesh, own.spins, own.patience_s)
     worker = Worker(config, clock, None, mesh, ranks, links, engines=group)
@@ -154,7 +154,9 @@ def _run_on_cpu(config: Config, mesh: Mesh, own: RankLaunch, channel: EngineChan
     steps = RankSteps(worker, mesh, own.stage)
     if (adapters := worker.adapters) is not None:
         adapters.report_to(channel.send)
-    channel.send(msgspec.structs.replace(limits, startup={"import": imported, **limits.startup}))
+    startup = {"import": imported, **limits.startup}
+    startup["kernels"] += compiled
+    channel.send(msgspec.structs.replace(limits, startup=startup))
     while not isinstance(message := inbox.receive(), Stop):
         if isinstance(message, Bitmasks):
             continue  # those who sample have asked for it

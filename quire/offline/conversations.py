@@ -5,12 +5,43 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, RequestError
 from quire.offline.prompts import ParsedPrompt
 from quire.output_parsers.formats import Turn
 from quire.text.model_text import ModelText
 
+_LONGEST_SHOWN = 80
+
 Message = Mapping[str, Any]
+
+
+def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    """One conversation or several, as a list.
+
+    Raises:
+        RequestError: It is neither.
+    """
+    if isinstance(messages, list | tuple) and messages and not isinstance(messages[0], Mapping):
+        return list(messages)
+    return [messages]  # type: ignore[list-item]  # `prompt` says what is wrong
+
+
+def _check_messages(messages: Any) -> None:
+    if not isinstance(messages, list | tuple):
+        raise _no_conversation(messages)
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise _no_conversation(message)
+
+
+def _no_conversation(value: Any) -> RequestError:
+    shown = repr(value)
+    shown = shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}…"
+    return RequestError(
+        'A conversation is a list of messages, [{"role": "user", "content": "Hello"}]; '
+        f"got {shown} ({type(value).__name__}).",
+        param="messages",
+    )
 
 
 class ConversationRenderer:
@@ -59,9 +90,10 @@ class ConversationRenderer:
         """One conversation, as plain data.
 
         Raises:
-            RequestError: The template refuses the messages.
+            RequestError: They are no messages, or the template refuses them.
         """
+        _check_messages(messages)
         text = self._template.render(messages, **self._options)
-        continued = messages[-1].get("content") if self._options["continue_final_message"] else ""
+        continued = messages[-1].get("content") if messages and self._options["continue_final_message"] else ""
         turn = Turn.behind(text, continued if isinstance(continued, str) else "")
         return ParsedPrompt(text, self._tokenizer.encode(text, add_special_tokens=False), turn=turn)

@@ -19,8 +19,8 @@ from quire.messages.from_engine import Done
 from quire.messages.to_engine import Adapter, Control
 from quire.messages.workers import TokenLogprobs
 from quire.offline.adapters import LoRARequest, for_each
-from quire.offline.conversations import ConversationRenderer, Message
-from quire.offline.local_engine import LocalEngine
+from quire.offline.conversations import ConversationRenderer, Message, as_conversations
+from quire.offline.local_engine import LocalEngine, no_sampling_params
 from quire.offline.metrics import OfflineMetrics
 from quire.offline.prompts import ParsedPrompt, Prompt, as_prompts, parse_prompt
 from quire.offline.run import OfflineRun
@@ -88,10 +88,8 @@ class LLM:
         """
         several = as_prompts(prompts)
         params = self._params_for(len(several), sampling_params)
-        if priority is not None and len(priority) != len(several):
-            raise RequestError(
-                f"{len(several)} prompts need as many priorities, got {len(priority)}.", param="priority"
-            )
+        if priority is not None and (not isinstance(priority, Sequence) or len(priority) != len(several)):
+            raise RequestError(f"{len(several)} prompts need a list of as many priorities.", param="priority")
         return self._run(map(self._parse, several), params, use_tqdm, lora_request, priority)
 
     def chat(
@@ -132,8 +130,7 @@ class LLM:
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
         )
-        conversations: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
-        prompts = list(map(renderer.prompt, conversations))
+        prompts = list(map(renderer.prompt, as_conversations(messages)))
         return self._run(prompts, self._params_for(len(prompts), sampling_params), use_tqdm, lora_request)
 
     @rare_collection()
@@ -281,6 +278,8 @@ class LLM:
         return [sequence.whole.logprobs[0] for sequence in gathered]
 
     def _check_beams(self, params: BeamSearchParams) -> None:
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(f"params must be BeamSearchParams, got {type(params).__name__}.", param="params")
         model = self._config.model
         if model.logprobs_mode.endswith("logits"):
             raise RequestError("beam search needs log probabilities: leave logprobs_mode out.", param="beam_width")
@@ -305,8 +304,13 @@ class LLM:
             given = self.get_default_sampling_params()
         if isinstance(given, SamplingParams):
             given = [given] * count
+        if not isinstance(given, list | tuple):
+            raise no_sampling_params(given)
         if len(given) != count:
             raise RequestError(f"{count} prompts need one sampling_params or {count}, got {len(given)}.")
+        for each in given:
+            if not isinstance(each, SamplingParams):
+                raise no_sampling_params(each)
         return given
 
 

@@ -25,7 +25,7 @@ from quire.engine.build import build_model_runtime_info
 from quire.engine.inprocess import InProcessClient
 from quire.engine.submission import Submission
 from quire.engine.thinking_budgets import bitmask_source
-from quire.errors import ConfigError, EngineDeadError
+from quire.errors import ConfigError, EngineDeadError, RequestError
 from quire.executor.factory import build_executor
 from quire.logits_processors import import_path
 from quire.messages.from_engine import Ready
@@ -144,6 +144,8 @@ class LocalEngine:
         Raises:
             RequestError: They cannot be served.
         """
+        if not isinstance(params, SamplingParams):
+            raise no_sampling_params(params)
         tokenizer = self.text.tokenizer
         if tokenizer is None and params.detokenize:
             params = msgspec.structs.replace(params, detokenize=False)
@@ -217,6 +219,13 @@ class LocalEngine:
         if named is not None or template is None:
             return named
         return detect_reasoning_parser(template.source).name
+
+
+def no_sampling_params(value: Any) -> RequestError:
+    """The error about something that was passed in place of them."""
+    advice = ": write SamplingParams(**values)" if isinstance(value, Mapping) else ""
+    return RequestError(f"sampling_params must be SamplingParams, got {type(value).__name__}{advice}.",
+                        param="sampling_params")  # fmt: skip
 
 
 def _known(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from quire.errors import RequestError
@@ -11,6 +12,9 @@ from quire.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`; the last two with an optional `cache_salt`."""
+
+
+_LONGEST_SHOWN = 80
 
 
 class TextPrompt(TypedDict):
@@ -38,12 +42,19 @@ class ParsedPrompt(NamedTuple):
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list. A list of integers is one prompt."""
+    """One prompt or several, as a list. A list of integers is one prompt.
+
+    Raises:
+        RequestError: It is neither.
+    """
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if prompts and (_are_ints(prompts) or all(isinstance(item, int) for item in prompts)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | bytearray | memoryview):
+        raise _no_prompt(prompts)
+    several: list[Any] = list(prompts)
+    if several and (_are_ints(several) or all(isinstance(item, int) for item in several)):
+        return [several]
+    return several
 
 
 def parse_prompt(prompt: Prompt, tokenizer: Callable[[], Tokenizer]) -> ParsedPrompt:
@@ -54,7 +65,7 @@ def parse_prompt(prompt: Prompt, tokenizer: Callable[[], Tokenizer]) -> ParsedPr
         tokenizer: Returns the model's; called for text only.
 
     Raises:
-        RequestError: A field that is not supported.
+        RequestError: It is no prompt, or has a field that is not supported.
     """
     salt = ""
     if isinstance(prompt, Mapping):
@@ -62,12 +73,35 @@ def parse_prompt(prompt: Prompt, tokenizer: Callable[[], Tokenizer]) -> ParsedPr
             raise RequestError(f"A prompt with '{min(unknown)}' is not supported: leave it out.", param=min(unknown))
         salt = str(prompt.get("cache_salt") or "")
         if "prompt_token_ids" in prompt:
-            return ParsedPrompt(prompt.get("prompt"), list(prompt["prompt_token_ids"]), salt)
-        prompt = prompt.get("prompt", "")
+            return ParsedPrompt(prompt.get("prompt"), _token_ids(prompt["prompt_token_ids"]), salt)
+        if not isinstance(prompt.get("prompt"), str):
+            raise _no_prompt(prompt)
+        prompt = prompt["prompt"]
     if isinstance(prompt, str):
         return ParsedPrompt(prompt, tokenizer().encode(prompt), salt)
-    tokens: list[Any] = list(prompt)
-    return ParsedPrompt(None, tokens if _are_ints(tokens) else [int(token) for token in tokens], salt)
+    return ParsedPrompt(None, _token_ids(prompt), salt)
+
+
+def _token_ids(prompt: Any) -> list[int]:
+    """Of a prompt that is no text."""
+    if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | memoryview | str | Mapping):
+        raise _no_prompt(prompt)
+    tokens = list(prompt)
+    if _are_ints(tokens):
+        return tokens
+    if not all(isinstance(token, Integral) and not isinstance(token, bool) for token in tokens):
+        raise _no_prompt(prompt)
+    return [int(token) for token in tokens]
+
+
+def _no_prompt(value: Any) -> RequestError:
+    shown = repr(value)
+    shown = shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}…"
+    return RequestError(
+        'A prompt is a string, a list of token ids, {"prompt": ...} or {"prompt_token_ids": ...}; '
+        f"got {shown} ({type(value).__name__}).",
+        param="prompt",
+    )
 
 
 def _are_ints(items: Sequence[Any]) -> bool:

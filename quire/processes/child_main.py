@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -46,8 +47,7 @@ def run_child(main: Main, process: str = "child") -> None:
     fds = arguments.parse_args()
     with open(fds.launch_fd, "rb") as pipe:
         launch = msgspec.json.decode(pipe.read(), type=LaunchConfig)
-    if launch.config.observability.log_format == "json":
-        set_up_logs("json", process if launch.rank is None else f"{process} {launch.rank.rank}")
+    _set_up_logs(launch, process)
     threading.Thread(target=_exit_with_parent, args=(fds.lifeline_fd,), daemon=True).start()
 
     reports = LineWriter(fds.report_fd)
@@ -68,6 +68,16 @@ def run_child(main: Main, process: str = "child") -> None:
         logger.exception("This process ends, because of an unexpected error.")
         report(StatusReport("failed", "", one_line_error(error)))
         _end(EXIT_CRASHED, reports)
+
+
+def _set_up_logs(launch: LaunchConfig, process: str) -> None:
+    """What all ranks of an engine have to say, the first one says."""
+    format, rank = launch.config.observability.log_format, launch.rank
+    if rank is None:
+        set_up_logs(format, process)
+        return
+    own_level = logging.INFO if rank.rank == 0 else logging.WARNING
+    set_up_logs(format, f"{process} {rank.rank}", prefix=f"rank {rank.rank}: ", own_level=own_level)
 
 
 def _end(code: int, reports: LineWriter) -> NoReturn:
@@ -95,4 +105,6 @@ def raise_reported_failure(report: StatusReport) -> None:
 
 def _exit_with_parent(lifeline: int) -> None:
     os.read(lifeline, 1)  # returns when the parent's end is closed; nothing is ever written
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)  # with what this process has started, such as compilers
     os._exit(EXIT_ORPHANED)

@@ -94,9 +94,11 @@ class ChildProcess:
             self._process.send_signal(number)
 
     def kill(self, why: str = "") -> None:
-        """End it at once; `why` becomes the cause of its death."""
+        """End it at once, and what it has started in its session, such as compilers; `why` becomes the cause of its
+        death."""
         self._killed_for = why
-        self.signal(signal.SIGKILL)
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def exit_code(self) -> int | None:
         """As subprocess has it: None while it runs, negative when a signal ended it."""

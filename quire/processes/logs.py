@@ -43,13 +43,21 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 
-def set_up_logs(format: LogFormat, process: str, level: int = logging.WARNING, prefix: str = "") -> None:
-    """Log to standard error from now on, from `level` up; called once in a process.
+def set_up_logs(
+    format: LogFormat,
+    process: str,
+    level: int = logging.WARNING,
+    prefix: str = "",
+    own_level: int = logging.INFO,
+) -> None:
+    """Log to standard error from now on; a process may call it again.
 
     Args:
         format: In which form.
         process: What this process is called in JSON.
+        level: From which on messages of libraries are shown.
         prefix: Before each message that is text: tells which of several processes says it.
+        own_level: The same for Quire's own messages.
     """
     handler = logging.StreamHandler()
     if format == "json":
@@ -60,3 +68,4 @@ def set_up_logs(format: LogFormat, process: str, level: int = logging.WARNING, p
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
+    logging.getLogger("quire").setLevel(own_level)

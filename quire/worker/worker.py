@@ -134,7 +134,8 @@ class Worker:
             CheckpointError: The model's files do not serve.
             MemoryBudgetError: Weights, steps or the KV cache do not fit; the message names the flag to change.
         """
-        self.set_threads()
+        with self._stage("kernels") if self._device.type == "cpu" else nullcontext():
+            self.set_threads()
         with self._precompiler or nullcontext():
             loaded = self.read_weights()
             self._slots = loaded.slots

@@ -332,3 +332,52 @@ def test_none_and_the_neutral_values_ask_for_nothing(name: str) -> None:
 def test_a_true_is_not_a_one() -> None:
     with pytest.raises(ConfigError):
         check_vllm_setting("decode_context_parallel_size", True)
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_what_a_command_lacks_is_said_without_the_names_of_its_code(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([command])
+    assert capsys.readouterr().err.startswith(f"quire: error: Name a model: quire {command} MODEL.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "right"),
+    [
+        (["--api-key", "secret", "org/model"], "quire serve org/model --api-key KEY."),
+        (["--api-key", "secret", "quill", "--port", "1"], "quire serve quill --api-key KEY --port 1."),
+        (["--api-key=secret", "org/model"], "quire serve org/model --api-key KEY."),
+        (["--api_key", "secret", "tests"], "quire serve tests --api_key KEY."),
+        (["--served-model-name", "a", "b", "org/m:Q4_K_M"], "quire serve org/m:Q4_K_M --served-model-name a b."),
+        (["--lora-modules", "a=org/x", "org/base"], "quire serve org/base --lora-modules a=org/x."),
+        (["--allowed-origins", "org/model"], "quire serve org/model --allowed-origins."),
+    ],
+)
+def test_a_model_among_the_values_of_a_flag_is_not_taken_for_one_of_them(
+    arguments: list[str], right: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    said = error(*arguments)
+    assert f"Put it first: {right}" in said
+    assert "secret" not in said
+    assert "--model quill" in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--api-key", "one", "two"],
+        ["--api-key", "a/b"],
+        ["--served-model-name", "org/name"],
+        ["--served-model-name", "name", "other"],
+        ["--allowed-origins", "https://a.example", "https://b.example/x"],
+        ["--api-key", "k", "a/b", "--model", "quill"],
+        ["--model=quill", "--served-model-name", "a", "org/b"],
+        ["org/model", "--served-model-name", "a", "org/b"],
+    ],
+)
+def test_values_that_may_look_like_models_are_values(arguments: list[str]) -> None:
+    changed = config(*arguments)
+    assert changed.model.model == ("org/model" if "org/model" in arguments else "quill")

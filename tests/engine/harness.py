@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from quire.config import Config
 from quire.engine.build import ModelRuntimeInfo
@@ -25,12 +26,14 @@ from quire.scheduler.request import Request
 def config(
     *, max_num_seqs: int = 8, max_num_batched_tokens: int = 64, max_model_len: int = 512, **values: object
 ) -> Config:
-    return Config().with_values(
+    block_size: Any = values.pop("block_size", 16)  # any: a fake executor has no kernels
+    made = Config().with_values(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         **values,
     )
+    return replace(made, cache=replace(made.cache, block_size=block_size))
 
 
 def add(

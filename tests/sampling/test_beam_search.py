@@ -33,7 +33,7 @@ def reference(checkpoint: Path) -> Reference:
 
 @pytest.fixture(scope="module")
 def llm(checkpoint: Path) -> Any:
-    with LLM(str(checkpoint), dtype="float32", max_logprobs=320, block_size=4) as llm:
+    with LLM(str(checkpoint), dtype="float32", max_logprobs=320, block_size=8) as llm:
         yield llm
 
 

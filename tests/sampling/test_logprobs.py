@@ -167,5 +167,5 @@ def test_limits_are_the_engines(checkpoint: Path) -> None:
             with pytest.raises(RequestError, match="must be at most 4 on this server"):
                 llm.generate([[5, 6]], SamplingParams(**wrong))
         llm.generate([[5, 6]], SamplingParams(max_tokens=1, logprob_token_ids=[5] * 9))
-    with pytest.raises(ConfigError, match="--logprobs-mode cooked is not one of"):
+    with pytest.raises(ConfigError, match="logprobs_mode: 'cooked' is not one of"):
         LLM(str(checkpoint), logprobs_mode="cooked")

@@ -25,8 +25,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "roomy": {},
-    "recomputing": {"num_gpu_blocks_override": 20, "preemption_mode": "recompute"},
-    "swapping": {"num_gpu_blocks_override": 20, "preemption_mode": "swap", "swap_space": 0.01},
+    "recomputing": {"num_gpu_blocks_override": 10, "preemption_mode": "recompute"},
+    "swapping": {"num_gpu_blocks_override": 10, "preemption_mode": "swap", "swap_space": 0.01},
 }
 
 
@@ -35,7 +35,7 @@ def test_every_token_is_known_when_the_next_is_drawn(checkpoint: Path, settings:
     free = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     prompts = [[10 * i + 3, 5, 10 * i + 7] for i in range(9)]
     with LLM(
-        str(checkpoint), dtype="float32", logits_processors=[CountUp, Breaks], block_size=4, **SETTINGS[settings]
+        str(checkpoint), dtype="float32", logits_processors=[CountUp, Breaks], block_size=8, **SETTINGS[settings]
     ) as llm:
         expected = [llm.generate([prompt], free)[0].outputs for prompt in prompts]
         params = [

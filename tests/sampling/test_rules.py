@@ -61,7 +61,7 @@ def follows(llm: LLM, reference: Reference, prompt: list[int], params: SamplingP
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "roomy": {},
-    "small chunks and blocks": {"max_num_batched_tokens": 24, "block_size": 4},
+    "small chunks": {"max_num_batched_tokens": 24},
     "preempted, recomputed": {"num_gpu_blocks_override": 22, "preemption_mode": "recompute"},
     "preempted, swapped": {"num_gpu_blocks_override": 22, "preemption_mode": "swap"},
 }

@@ -15,8 +15,8 @@ from tests.checkpoints import VOCAB_SIZE, make_llama
 ENGINES: dict[str, dict[str, Any]] = {
     "roomy": {},
     "tiny chunks": {"max_num_batched_tokens": 11},
-    "recomputing": {"num_gpu_blocks_override": 30, "preemption_mode": "recompute", "swap_space": 0},
-    "swapping": {"num_gpu_blocks_override": 30, "preemption_mode": "swap"},
+    "recomputing": {"num_gpu_blocks_override": 15, "preemption_mode": "recompute", "swap_space": 0},
+    "swapping": {"num_gpu_blocks_override": 15, "preemption_mode": "swap"},
     "without prefix cache": {"enable_prefix_caching": False},
     "few slots": {"max_num_seqs": 3},
 }
@@ -46,7 +46,7 @@ def request(number: int) -> tuple[list[int], SamplingParams]:
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Any:
     directory = str(make_llama(tmp_path_factory.mktemp("llama") / "model", seed=4, std=0.12))
-    made = {n: LLM(directory, dtype="float32", **{"block_size": 4, "swap_space": 0.01} | e) for n, e in ENGINES.items()}
+    made = {n: LLM(directory, dtype="float32", **{"block_size": 8, "swap_space": 0.01} | e) for n, e in ENGINES.items()}
     yield made
     for llm in made.values():
         llm.close()

@@ -193,11 +193,13 @@ def _build_once(compiler: list[str], flags: Sequence[str], target: Path) -> Path
 
 def _compile(compiler: list[str], flags: Sequence[str], target: Path) -> None:
     version = (_run([*compiler, "--version"]) or "?").splitlines()[0]
-    _log.info("Compiling the CPU kernels with %s, once; they are kept in %s", version, target.parent)
+    # A warning, which is shown where nobody has set up logs, too: else a program stands still without a word.
+    _log.warning("Compiling the CPU kernels with %s, once: this takes up to a minute. They are kept in %s",
+                 version, target.parent)  # fmt: skip
     began = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix=f"{target.stem}-", dir=target.parent) as directory,
-        ThreadPoolExecutor() as pool,
+        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
     ):
         sources = sorted(SOURCES.glob("*.cpp"))
         objects = [Path(directory) / f"{source.stem}.o" for source in sources]
