@@ -28,7 +28,7 @@ class ChatOptions:
     model_name: str | None = None
     """Name of the model. Default: the first one that the server serves."""
     api_key: str | None = None
-    """API key, if the server asks for one."""
+    """API key, if the server asks for one. Default: the variable QUIRE_API_KEY."""
     system_prompt: str | None = None
     """What the model is told before the conversation."""
     quick: Annotated[str | None, tyro.conf.arg(aliases=["-q"], metavar="TEXT")] = None

@@ -25,7 +25,7 @@ class CompleteOptions:
     model_name: str | None = None
     """Name of the model. Default: the first one that the server serves."""
     api_key: str | None = None
-    """API key, if the server asks for one."""
+    """API key, if the server asks for one. Default: the variable QUIRE_API_KEY."""
     max_tokens: int = 128
     """Longest completion, in tokens."""
     quick: Annotated[str | None, tyro.conf.arg(aliases=["-q"], metavar="TEXT")] = None

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from quire.config import environment
 from quire.errors import QuireError, UnavailableError, reason
 
 CONNECT_S = 10.0
@@ -27,11 +28,12 @@ class RemoteServer:
         """
         Args:
             url: Up to and including /v1, which is added if there is no path.
-            api_key: If the server asks for one.
+            api_key: If the server asks for one. Default: the variable QUIRE_API_KEY.
         """
         self._url = url.rstrip("/")
         if self._url.count("/") == 2:
             self._url += "/v1"
+        api_key = api_key or environment.api_key()
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = httpx.Client(headers=headers, timeout=httpx.Timeout(None, connect=CONNECT_S))
 
@@ -86,6 +88,8 @@ class RemoteServer:
         if answer.status_code != httpx.codes.OK:
             answer.read()
             answer.close()
+            if answer.status_code == httpx.codes.UNAUTHORIZED:
+                raise QuireError("The server wants another API key: give it by --api-key or in QUIRE_API_KEY.")
             raise QuireError(_message(answer))
         return answer
 

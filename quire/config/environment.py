@@ -39,7 +39,7 @@ def apply(config: Config) -> Config:
         ConfigError: The variable for the key is set and empty, so somebody meant to close the server.
     """
     server, model = config.server, config.model
-    if not server.api_key and (key := _api_key()) is not None:
+    if not server.api_key and (key := api_key()) is not None:
         server = replace(server, api_key=(key,))
     token = os.environ.get("HF_TOKEN")
     if token and model.hf_token is None:
@@ -53,7 +53,7 @@ def apply_to_router(config: RouterConfig) -> RouterConfig:
     Raises:
         ConfigError: A variable for a key is set and empty.
     """
-    if not config.api_key and (key := _api_key()) is not None:
+    if not config.api_key and (key := api_key()) is not None:
         config = replace(config, api_key=(key,))
     key = os.environ.get("QUIRE_BACKEND_API_KEY")
     if key is not None and config.backend_api_key is None:
@@ -316,7 +316,12 @@ def shown_variables() -> dict[str, str]:
     }
 
 
-def _api_key() -> str | None:
+def api_key() -> str | None:
+    """The key in QUIRE_API_KEY or VLLM_API_KEY, for a server and for who asks one.
+
+    Raises:
+        ConfigError: The variable is set and empty.
+    """
     key = os.environ.get("QUIRE_API_KEY", os.environ.get("VLLM_API_KEY"))
     if key is not None and not key.strip():
         raise ConfigError("QUIRE_API_KEY or VLLM_API_KEY is set but empty: give it a key, or unset it.")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 
@@ -94,7 +95,7 @@ def test_no_server_is_said_plainly() -> None:
 
 
 def test_what_the_server_refuses_is_passed_on(server: Server) -> None:
-    with pytest.raises(QuireError, match="A valid API key is needed"):
+    with pytest.raises(QuireError, match="The server wants another API key"):
         complete.run([f"--url={server.url}/v1", "-q", "hi"])
     with pytest.raises(QuireError, match="not served here"):
         chat.run(flags(server, "--model-name=other", "-q", "hi"))
@@ -134,3 +135,15 @@ def test_ctrl_c_stops_the_answer_on_the_server_too(server: Server, pace: Pace) -
 
 def test_control_characters_do_not_reach_the_terminal() -> None:
     assert printable("a\x1b[2Jb\x9b\n\tc\r\x07") == "a[2Jb\n\tc"
+
+
+@pytest.mark.parametrize("command", [chat, complete])
+def test_the_key_may_stand_in_the_environment(
+    command: ModuleType, server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [f"--url={server.url}/v1", "-q", "a"]
+    with pytest.raises(QuireError, match=r"give it by --api-key or in QUIRE_API_KEY"):
+        command.run(arguments)
+    monkeypatch.setenv("QUIRE_API_KEY", KEY)
+    assert command.run(arguments) == 0
+    assert capsys.readouterr().out
