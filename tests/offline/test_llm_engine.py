@@ -68,7 +68,7 @@ def test_a_request_that_is_aborted_or_wrong_leaves_the_others(engine: LLMEngine)
     engine.step()
     with pytest.raises(RequestError, match="open already"):
         engine.add_request("short", "two", SamplingParams(**GREEDY))
-    with pytest.raises(RequestError, match="at most"):
+    with pytest.raises(RequestError, match="maximum context length"):
         engine.add_request("too long", [5] * 500, SamplingParams(**GREEDY))
     engine.abort_request(["long", "unknown"])
     assert {output.request_id for output in steps(engine)} == {"short"}
