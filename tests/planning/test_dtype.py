@@ -78,7 +78,7 @@ def test_gemma_overflows_in_float16(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("asked", ["float8", "fp16", "torch.float16"])
 def test_a_dtype_that_there_is_not_is_refused(asked: str, checkpoint: Path) -> None:
-    with pytest.raises(ConfigError, match=f"--dtype {asked} is not one of auto, bfloat16, float, float16"):
+    with pytest.raises(ConfigError, match=f"dtype: '{asked}' is not one of auto, bfloat16, float, float16"):
         resolve_for(checkpoint, GPU, asked)
 
 
