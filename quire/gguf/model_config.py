@@ -13,12 +13,14 @@ from typing import Any
 
 from quire.errors import CheckpointError
 from quire.gguf.architectures import architecture_of, heads_of, one_for_all
+from quire.gguf.file_bytes import FileBytes, are_equal
 from quire.gguf.header import GgufTensor
 from quire.gguf.model_files import GgufModel
 from quire.gguf.tensor_types import QuantizedType
 
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 """These scale attention by the stream's width for each head, not by a head's; llama.cpp tells them so too."""
+_HEAD = "output.weight"
 _MOST_FACTORS = 1 << 14
 _SIZES = (
     "embedding_length",
@@ -59,7 +61,7 @@ def model_config(model: GgufModel) -> dict[str, Any]:
         "rms_norm_eps": own.get("attention.layer_norm_rms_epsilon"),
         "rope_theta": own.get("rope.freq_base", 10000.0),
         "vocab_size": embedding.shape[0],
-        "tie_word_embeddings": "output.weight" not in model.tensors,
+        "tie_word_embeddings": is_tied(model),
         "attention_bias": "blk.0.attn_q.bias" in model.tensors and kind != "qwen2",
         "mlp_bias": "blk.0.ffn_down.bias" in model.tensors,
         "dtype": _dtype(model),
@@ -68,6 +70,20 @@ def model_config(model: GgufModel) -> dict[str, Any]:
     config |= _rope(model, own) | _EXTRAS.get(kind, _no_extras)(own, config) | _experts(own)
     config |= {key: metadata.get(f"tokenizer.ggml.{key}") for key in ("bos_token_id", "eos_token_id")}
     return {key: value for key, value in config.items() if value is not None}
+
+
+def is_tied(model: GgufModel) -> bool:
+    """Whether the head is the embedding: the file has none of its own, or the same bytes twice."""
+    head, embedding = model.tensors.get(_HEAD), model.tensors["token_embd.weight"]
+    if head is None:
+        return True
+    if (head.form, head.shape) != (embedding.form, embedding.shape):
+        return False
+    return are_equal(_bytes_of(head), _bytes_of(embedding))
+
+
+def _bytes_of(tensor: GgufTensor) -> FileBytes:
+    return FileBytes(tensor.path, tensor.offset, tensor.nbytes)
 
 
 def _check_sizes(model: GgufModel, own: Keys) -> None:
@@ -93,8 +109,10 @@ def _sizes(model: GgufModel) -> dict[str, int]:
     """Weights that a processor keeps in the model's dtype, bytes of those that it keeps quantized, and the same of a
     GPU, whose embeddings are all dense."""
     dense = packed = gpu_dense = coded = 0
-    tied = "output.weight" not in model.tensors  # an embedding that is only looked up is kept dense
+    tied = is_tied(model)  # an embedding that is only looked up is kept dense
     for name, tensor in model.tensors.items():
+        if tied and name == _HEAD:
+            continue
         size = tensor.rows * tensor.shape[-1]
         if isinstance(tensor.form, QuantizedType) and name != "token_embd.weight":
             coded += tensor.form.coded_bytes(tensor.rows, tensor.shape[-1])
@@ -167,6 +185,9 @@ def _factors(model: GgufModel, name: str) -> list[float]:
     tensor: GgufTensor | None = model.tensors.get(name, model.tensors.get(f"blk.0.{name}"))
     if tensor is None:
         return []
+    for other, each in model.tensors.items():
+        if other.endswith(name) and not are_equal(_bytes_of(each), _bytes_of(tensor)):
+            raise CheckpointError(f"{tensor.path}: '{other}' differs from other layers', which is not supported.")
     if tensor.form.name != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > _MOST_FACTORS:
         raise CheckpointError(f"{tensor.path}: '{name}' is no row of F32: download it again.")
     with tensor.path.open("rb") as file:

@@ -20,6 +20,7 @@ from quire.models.rope_spec import RopeSpec, read_local_rope, read_rope
 from quire.quantization.description import Quantization, read_quantization
 from quire.quantization.formats import GgufFormat
 from quire.quantization.held_bytes import HeldWeights, expected_weights, held_in
+from quire.weights.tied_head import has_own_head
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes an element, by the dtype names of config.json."""
@@ -79,6 +80,7 @@ class ModelSpec:
         groups: The KV groups of a share that has some of the layers: those of the whole model, with these layers. None:
             they follow from the layers.
         head: What makes it a draft head, which proposes tokens for another model. None: it is a model.
+        untied: config.json ties the head to the embedding, and the files have two that differ.
     """
 
     architecture: str
@@ -114,6 +116,7 @@ class ModelSpec:
     tables: int | None = None
     groups: tuple[KVCacheGroup, ...] | None = None
     head: HeadSpec | None = None
+    untied: bool = False
 
     @property
     def rope_length_mode(self) -> RopeLengthMode | None:
@@ -207,6 +210,7 @@ def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSp
     attention_bias = fields.flag("attention_bias") or family.biases
     rope = read_rope(fields, family, head_dim) if family.rotary else None
     max_len = fields.count("max_position_embeddings", 2048)
+    untied = not is_head and fields.flag("tie_word_embeddings") and has_own_head(Path(directory))
     spec = ModelSpec(
         architecture=architecture,
         family=family,
@@ -222,7 +226,8 @@ def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSp
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         out_bias=attention_bias,
         mlp_bias=fields.flag("mlp_bias") or family.biases,
-        tie_embeddings=fields.flag("tie_word_embeddings"),
+        tie_embeddings=fields.flag("tie_word_embeddings") and not untied,
+        untied=untied,
         dtype=fields.dtype(tuple(DTYPE_BYTES)),
         max_model_len=rope.max_len(max_len) if rope else max_len,
         bos_id=next(iter(fields.token_ids("bos_token_id")), None),

@@ -112,6 +112,7 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
     plan = plan_for_all(config, spec, replace(machine, memory_bytes=own_memory), mesh)
     reasons = (
         f"model       {name} ({spec.architecture}, {spec.num_parameters / 1e6:,.1f}M parameters) from {directory}",
+        *_head_lines(spec),
         device_line,
         f"dtype       {dtype}: {dtype_reason}",
         *_quantization_lines(spec),
@@ -240,6 +241,13 @@ def _resolve_cudagraph_size(device: DeviceConfig) -> DeviceConfig:
     if device.enforce_eager or device.device == "cpu":
         largest = 0
     return replace(device, max_cudagraph_capture_size=largest)
+
+
+def _head_lines(spec: ModelSpec) -> list[str]:
+    """That config.json is wrong about the head."""
+    if not spec.untied:
+        return []
+    return ["head        lm_head of the files differs from the embedding: it is used, whatever tie_word_embeddings says"]
 
 
 def _quantization_lines(spec: ModelSpec) -> list[str]:

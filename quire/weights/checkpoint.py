@@ -23,8 +23,9 @@ READABLE_DTYPES = ("F64", "F32", "F16", "BF16", *QUANTIZED)
 """Stored dtypes that are converted on load; GGUF's are dequantized. All others are read as they are, or not at all."""
 _SHOWN = 8
 _HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^lm_head\.weight$|\.[kv]_scale$")
-"""Tensors that checkpoints carry and no model reads: old ones' frequencies and causal masks, a tied one's second head,
-scales of a quantized KV cache, which --kv-cache-dtype auto does without."""
+"""Tensors that checkpoints carry and no model reads: old ones' frequencies and causal masks, which are compared as they
+are left out (worker/left_out_tensors.py), a tied one's second head, which tied_head.py has found to be the first one's
+twin, and scales of a quantized KV cache, which --kv-cache-dtype auto does without."""
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from quire.errors import CheckpointError
 from quire.weights.checkpoint import Checkpoint, StoredTensor
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FUSION = "fc"
 """The product that makes one state of a model's streams. It is computed with the model, all else with the head."""
 _NOT_READ = ("t2d",)
-"""It says the same as d2t."""
+"""Says the same as d2t, which is checked."""
 
 
 class HeadNames:
@@ -22,6 +22,9 @@ class HeadNames:
     Args:
         inner: The files.
         fusion: Whether the part is FUSION, or all else.
+
+    Raises:
+        CheckpointError: Its two lists of the tokens that it knows differ.
     """
 
     def __init__(self, inner: Checkpoint, fusion: bool) -> None:
@@ -32,6 +35,8 @@ class HeadNames:
             for name, stored in names.items()
             if name not in _NOT_READ and name.startswith(f"{FUSION}.") == fusion
         }
+        if not fusion and "t2d" in names and "d2t" in names:
+            self._check_known_tokens(names["t2d"], names["d2t"])
 
     def contents(self) -> dict[str, StoredTensor]:
         """Of this part."""
@@ -45,6 +50,20 @@ class HeadNames:
     def close(self) -> None:
         """Close the inner checkpoint."""
         self._inner.close()
+
+    def _check_known_tokens(self, mask: str, offsets: str) -> None:
+        """The mask of the model's tokens names those that the offsets do."""
+        stored = self._inner.contents()
+        types = {"BOOL": torch.bool, "U8": torch.uint8, "I64": torch.int64, "I32": torch.int32}
+        if not {stored[mask].dtype, stored[offsets].dtype} <= types.keys():
+            return  # no tool writes that: reading d2t says so
+        known, added = (torch.empty(stored[name].shape, dtype=types[stored[name].dtype]) for name in (mask, offsets))
+        self._inner.read(mask, known)
+        self._inner.read(offsets, added)
+        named = torch.arange(len(added)) + added
+        in_range = bool(((named >= 0) & (named < len(known))).all())  # else reading d2t says so
+        if in_range and not torch.equal(known.nonzero()[:, 0], named.sort().values):
+            raise CheckpointError(f"{mask} and {offsets} name different tokens: download the head again.")
 
 
 def _standard(name: str) -> str:

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 _LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True)
+class LocatedTensor:
+    """A tensor of a file, `size` bytes from `offset` on; `dtype` in safetensors' words."""
+
+    path: Path
+    offset: int
+    size: int
+    dtype: str
+    shape: tuple[int, ...]
 
 
 def read_headers(directory: Path) -> dict[str, tuple[int, ...]]:
@@ -25,6 +37,12 @@ def headers_of(files: Sequence[Path]) -> Iterator[tuple[str, str, list[int]]]:
     Raises:
         OSError, ValueError, TypeError, KeyError, AttributeError: A file cannot be read, or is none.
     """
+    for name, tensor in located_tensors(files):
+        yield name, tensor.dtype, list(tensor.shape)
+
+
+def located_tensors(files: Sequence[Path]) -> Iterator[tuple[str, LocatedTensor]]:
+    """Each tensor by its name. Raises what headers_of does."""
     for path in files:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
@@ -32,4 +50,6 @@ def headers_of(files: Sequence[Path]) -> Iterator[tuple[str, str, list[int]]]:
                 raise ValueError("cut short")
             for name, entry in json.loads(file.read(length)).items():
                 if name != "__metadata__":
-                    yield name, entry["dtype"], entry["shape"]
+                    begin, end = entry["data_offsets"]
+                    offset = _LENGTH_BYTES + length + begin
+                    yield name, LocatedTensor(path, offset, end - begin, entry["dtype"], tuple(entry["shape"]))

@@ -24,6 +24,7 @@ from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
 from quire.weights.standard_names import with_standard_names
 from quire.weights.tensor_options import TensorOptions
+from quire.worker.left_out_tensors import left_out
 
 _GB = 1e9
 _log = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ def load_weights(config: Config, spec: ModelSpec, whole: ModelSpec, factory: Lay
         specs = weight_specs_of(undivided_layers(whole, factory.options))
     size = spec.weight_bytes(dtype)
     checkpoint = open_checkpoint(config, spec, specs)
+    for line in left_out(checkpoint, spec):
+        _log.warning("weights     %s", line)
     progress = ReadingProgress(size, clock, config.load.use_tqdm_on_load)
     try:
         with factory.options.packed_weights, refusing_overflow(checkpoint, factory.options.dtype) as checked:
@@ -121,4 +124,4 @@ def _open(config: Config, spec: ModelSpec, specs: list[WeightSpec], *, fusion: b
         return GgufCheckpoint(directory)
     if spec.head is not None:
         return HeadNames(SafetensorsCheckpoint(directory), fusion)
-    return with_standard_names(SafetensorsCheckpoint(directory))
+    return with_standard_names(SafetensorsCheckpoint(directory), tied=spec.tie_embeddings)

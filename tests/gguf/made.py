@@ -90,6 +90,7 @@ def make_gguf(
     *,
     metadata: dict[str, Any] | None = None,
     random: bool = True,
+    extra: dict[str, Array] | None = None,
 ) -> Path:
     """Write a checkpoint as a GGUF file, and the checkpoint anew with the weights that are in it.
 
@@ -100,6 +101,7 @@ def make_gguf(
             whose rows are no whole blocks, and vectors, are F32.
         metadata: More of it; None as a value leaves a key out.
         random: Quantized tensors get random bits; otherwise the package's quantizer makes them.
+        extra: Tensors beside the checkpoint's, in place of the factors that its config.json asks for.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     config = json.loads((checkpoint / "config.json").read_text())
@@ -123,8 +125,8 @@ def make_gguf(
         assert target is not None, stack
         together = np.stack([experts[number][0] for number in sorted(experts)])
         writer.add_tensor(f"{target}.weight", together, raw_dtype=gguf.GGMLQuantizationType[experts[0][1]])
-    for extra, factors in _factors(config).items():
-        writer.add_tensor(extra, factors)
+    for added, values_of_it in (_factors(config) if extra is None else extra).items():
+        writer.add_tensor(added, values_of_it)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

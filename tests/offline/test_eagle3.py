@@ -202,7 +202,7 @@ def test_structured_output_of_quill(tmp_path: Path) -> None:
 
 def broken(head: Path, tmp_path: Path, change: Any) -> Path:
     directory = tmp_path / "broken"
-    directory.mkdir()
+    directory.mkdir(parents=True)
     tensors = load_file(head / "model.safetensors")
     change(tensors)
     save_file(tensors, directory / "model.safetensors")
@@ -228,6 +228,9 @@ def test_missing_weights_are_named(name: str, said: str, checkpoint: Path, head:
 def test_wrong_token_ids_are_refused(checkpoint: Path, head: Path, tmp_path: Path) -> None:
     directory = broken(head, tmp_path, lambda tensors: tensors["d2t"].add_(VOCAB_SIZE))
     with pytest.raises(CheckpointError, match="d2t must name 200 tokens of 320"):
+        LLM(str(checkpoint), speculative_config=asking(directory), **LIMITS)
+    directory = broken(head, tmp_path / "other", lambda tensors: tensors["t2d"].logical_not_())
+    with pytest.raises(CheckpointError, match="t2d and d2t name different tokens"):
         LLM(str(checkpoint), speculative_config=asking(directory), **LIMITS)
 
 

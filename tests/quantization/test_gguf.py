@@ -7,12 +7,15 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from quire.errors import CheckpointError, ConfigError
 from quire.gguf.directory import directory_of
 from quire.gguf.tensor_types import QUANTIZED
+from quire.models.rope_spec import FactorScaling, RopeSpec
 from quire.models.spec import on_a_gpu, read_spec
 from quire.quantization.gguf_coded import read_coded
 from quire.quantization.scheme import LinearShape
@@ -62,6 +65,30 @@ def test_types_differ_within_a_layer(tmp_path: Path) -> None:
     dense = make_llama(tmp_path / "model", **WIDE, attention_bias=True, mlp_bias=True, tie=True, std=0.05)
     file = made.make_gguf(dense, tmp_path / "made" / "model.gguf", MIXED)
     assert error(file, dense) < 1e-3
+
+
+@pytest.mark.parametrize("types", ["Q8_0", {"": "Q8_0", "lm_head": "Q4_0"}])
+@torch.inference_mode()
+def test_an_embedding_that_stands_there_twice_is_one(types: Any, tmp_path: Path) -> None:
+    dense = make_llama(tmp_path / "model", **WIDE, std=0.05)
+    tensors = load_file(dense / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, dense / "model.safetensors")
+    file = made.make_gguf(dense, tmp_path / "made" / "model.gguf", types, random=False)
+    spec = read_spec(directory_of([file], tokenizer=False))
+    assert spec.tie_embeddings == (types == "Q8_0")
+    weights = sum(tensor.numel() for name, tensor in tensors.items() if name != "lm_head.weight")
+    assert spec.num_parameters == weights + (0 if spec.tie_embeddings else 320 * 256)
+    assert error(file, dense) < 1e-3
+
+
+def test_rotary_factors_are_those_of_every_layer(tmp_path: Path) -> None:
+    dense, factors = make_llama(tmp_path / "model", **WIDE), np.arange(1, 33, dtype=np.float32)
+    same = {f"blk.{layer}.rope_freqs.weight": factors for layer in (0, 1)}
+    file = made.make_gguf(dense, tmp_path / "same.gguf", extra=same)
+    assert read_spec(directory_of([file], tokenizer=False)).rope == RopeSpec(1e4, FactorScaling(tuple(range(1, 33))))
+    file = made.make_gguf(dense, tmp_path / "other.gguf", extra=same | {"blk.1.rope_freqs.weight": factors + 1})
+    with pytest.raises(CheckpointError, match=r"'blk\.1\.rope_freqs\.weight' differs"):
+        directory_of([file], tokenizer=False)
 
 
 MIXTRAL = {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None}

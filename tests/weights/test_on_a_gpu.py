@@ -14,7 +14,8 @@ from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.dummy import SPREAD, DummyCheckpoint
 from quire.weights.gpu_loader import BUFFER_BYTES, BUFFERS
 from quire.weights.progress import ReadingProgress
-from quire.weights.safetensors import SINGLE, SafetensorsCheckpoint
+from quire.weights.safetensors import SafetensorsCheckpoint
+from quire.weights.safetensors_files import SINGLE
 
 pytestmark = pytest.mark.gpu
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.weights.checkpoint import StoredTensor, WeightSpec, check_weights
-from quire.weights.safetensors import INDEX, SINGLE, SafetensorsCheckpoint
+from quire.weights.safetensors import SafetensorsCheckpoint
+from quire.weights.safetensors_files import INDEX, SINGLE
 from quire.weights.standard_names import with_standard_names
 
 A, B = torch.arange(12.0).view(3, 4), torch.arange(5.0) - 2

@@ -17,7 +17,7 @@ from quire.mesh import Mesh
 from quire.models.spec import ModelSpec
 from quire.weights.gguf import find_gguf_files
 from quire.weights.packed import PackedAtStart, PackedWeights
-from quire.weights.safetensors import find_files
+from quire.weights.safetensors_files import find_files
 
 LEAST_BYTES = 1 << 26
 """Smaller weights are packed at each start, in less than a tenth of a second."""
