@@ -147,9 +147,16 @@ def batch_limits(asked: SchedulerConfig, gpu: Gpu | None, stages: int = 1) -> tu
     for flag, value in (("max_num_seqs", seqs), ("max_num_batched_tokens", tokens)):
         if value < 1:
             raise ConfigError(f"--{flag.replace('_', '-')} must be at least 1, got {value}.", param=flag)
-    reason = "as asked" if asked.max_num_seqs and asked.max_num_batched_tokens else "default"
-    line = f"batch       up to {seqs} sequences and {tokens} tokens a step: {reason}"
+    line = f"batch       up to {seqs} sequences and {tokens} tokens a step: {_limits_reason(asked)}"
     return replace(asked, max_num_seqs=seqs, max_num_batched_tokens=tokens), line
+
+
+def _limits_reason(asked: SchedulerConfig) -> str:
+    """Which of a step's limits were asked for."""
+    given = {"sequences": asked.max_num_seqs is not None, "tokens": asked.max_num_batched_tokens is not None}
+    if len(set(given.values())) == 1:
+        return "as asked" if all(given.values()) else "default"
+    return ", ".join(f"{name} {'as asked' if is_asked else 'by default'}" for name, is_asked in given.items())
 
 
 def _resolve_directories(config: Config) -> tuple[Path, Path]:

@@ -134,24 +134,40 @@ def _max_model_len(
     length = length_limit(config, spec)
     if is_auto(config):
         length = max(2, largest_fitting(fits_by_default, length))
-    if config.cache.num_gpu_blocks_override is None and not fits(length):  # an exact number is never doubted
-        longest = largest_fitting(fits, length)
-        needed_bytes = demand.blocks_for_one_sequence(length) * demand.block_bytes
-        needs = f"One sequence of {length:,} tokens needs {format_bytes(needed_bytes)} of KV cache"
-        auto = f"--max-model-len auto (here {longest:,} tokens)" if longest > 1 else ""
+    if not fits(length):
+        needs, longest = _needed(demand, length), largest_fitting(fits, length)
+        auto = _shorter(longest) if longest > 1 else ""
         if requested:
-            raise MemoryBudgetError(
-                f"{needs}, more than --kv-cache-memory-bytes {config.cache.kv_cache_memory_bytes}: raise it, or give "
-                f"{auto or 'a smaller model'}."
-            )
+            raise MemoryBudgetError(f"{needs}, more than {_asked(config)}: raise it, or give {auto or 'a smaller model'}.")
         raise MemoryBudgetError(f"{needs}; {budget.shortage(length, auto)}")
     return length
+
+
+def _needed(demand: KVDemand, length: int) -> str:
+    blocks = demand.blocks_for_one_sequence(length)
+    return (
+        f"To serve at least one request with the model's max seq len ({length:,} tokens), "
+        f"{format_bytes(blocks * demand.block_bytes)} of KV cache ({blocks:,} blocks) is needed"
+    )
+
+
+def _shorter(longest: int) -> str:
+    return f"--max-model-len {longest}, the longest that fits, or --max-model-len auto (here {longest:,} tokens)"
+
+
+def _asked(config: Config) -> str:
+    """The setting that says how large the KV cache is."""
+    cache = config.cache
+    if cache.num_gpu_blocks_override is not None:
+        return f"--num-gpu-blocks-override {cache.num_gpu_blocks_override}"
+    return f"--kv-cache-memory-bytes {cache.kv_cache_memory_bytes}"
 
 
 def _measured_plan(config: Config, spec: ModelSpec, memory: MeasuredMemory) -> KVCachePlan:
     """The plan of resolved settings, whose KV cache gets all that is left where no number of blocks is given.
 
-    A cache that turns out too small for the longest sequence is no error: longer requests are refused one by one.
+    Raises:
+        MemoryBudgetError: That is not enough for the longest sequence.
     """
     dtype, limits = config.model.dtype, StepLimits.of(config)
     size = block_bytes(config, spec)
@@ -165,6 +181,7 @@ def _measured_plan(config: Config, spec: ModelSpec, memory: MeasuredMemory) -> K
                 f"Weights and activations leave {max(0, bytes_left) / GIB:.2f} GiB of the GPU for the KV cache: raise "
                 "--gpu-memory-utilization, lower --max-num-batched-tokens or --max-num-seqs, or free memory."
             )
+        _check_measured(KVDemand.of(config, spec), limits.length, num_blocks)
     if config.device.device == "cuda":
         activations = gpu_activation_bytes(spec, dtype, config.cache.block_size, limits)
     else:
@@ -173,3 +190,14 @@ def _measured_plan(config: Config, spec: ModelSpec, memory: MeasuredMemory) -> K
     weights = spec.weight_bytes(dtype) + draft_bytes(config).weights + adapter_bytes(config, spec)
     footprint = Footprint(weights, activations, (num_blocks + 1) * size, num_host_blocks * size)
     return KVCachePlan(limits.length, num_blocks, num_host_blocks, footprint, reason)
+
+
+def _check_measured(demand: KVDemand, length: int, num_blocks: int) -> None:
+    """Refuse a cache that turned out smaller than estimated, if the longest sequence does not fit."""
+    if demand.blocks_for_one_sequence(length) <= num_blocks:
+        return
+    longest = largest_fitting(lambda each: demand.blocks_for_one_sequence(each) <= num_blocks, length)
+    raise MemoryBudgetError(
+        f"{_needed(demand, length)}, and weights and activations leave {num_blocks:,} blocks of the GPU: give "
+        f"--max-model-len {longest}, raise --gpu-memory-utilization, or lower --max-num-batched-tokens or --max-num-seqs."
+    )

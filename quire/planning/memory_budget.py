@@ -25,6 +25,8 @@ from quire.planning.step_limits import StepLimits
 DEFAULT_CACHE_SHARE = 0.5
 """Of what weights and activations leave of a CPU's memory, the share that the KV cache takes when no utilization is
 given. Pages that were written once stay taken, and a machine that swaps is slower than an engine that preempts."""
+ESTIMATED_SHARE = 0.95
+"""Of the KV blocks that are estimated to fit a GPU, the share that the length of `auto` relies on."""
 SWAP_SHARE = 0.5
 """Most that the swap space takes: of what the engine leaves of its share on a CPU, of free host memory beside a GPU."""
 
@@ -143,8 +145,8 @@ class GpuBudget:
         return usable_blocks(self._left, self._demand.block_bytes)
 
     def default_blocks(self, length: int) -> int:
-        """All that fit."""
-        return self.max_blocks(length)
+        """Most of what fits: a length that is chosen has to fit what is measured too."""
+        return int(ESTIMATED_SHARE * self.max_blocks(length))
 
     def num_kv_blocks(self, length: int) -> tuple[int, str]:
         """All that fit."""

@@ -93,6 +93,7 @@ def assert_preempted(
 ) -> None:
     """On so many blocks sequences are preempted in this mode, and fp32 greedy text is the reference's."""
     few: dict[str, Any] = {"num_gpu_blocks_override": blocks, "preemption_mode": mode, "swap_space": 0.01}
+    few |= {"max_model_len": "auto"}
     with LLM(str(directory), dtype="float32", max_num_batched_tokens=CHUNK, **few, **settings) as llm:
         if mode == "swap":
             wait_for_swap_space(llm)

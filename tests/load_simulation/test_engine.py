@@ -75,7 +75,7 @@ def test_clients_that_wait_send_the_next_request_when_one_is_over() -> None:
 
 
 def test_too_little_memory_preempts() -> None:
-    tight = deployed(num_gpu_blocks_override=64, swap_space=0.0)
+    tight = deployed(num_gpu_blocks_override=64, max_model_len=1024, swap_space=0.0)
     found = figures(run(*(TraceRequest(0.0, 100, 200) for _ in range(8)), where=tight))
     assert found.preemptions > 0
     assert found.output_tokens == 1_600

@@ -95,6 +95,7 @@ def preempted(directory: Path, batch: list[list[int]], greedy: list[list[int]]) 
     for_one = sum(reach.max_blocks(max(LENGTHS) + TOKENS, CHUNK, SETTINGS["block_size"]) for reach in reaches)
     for mode in ("recompute", "swap"):
         few: dict[str, Any] = {"num_gpu_blocks_override": for_one + 3, "preemption_mode": mode, "swap_space": 0.01}
+        few |= {"max_model_len": "auto"}
         with LLM(str(directory), max_num_batched_tokens=CHUNK, **few, **SETTINGS) as llm:
             outputs = llm.generate(batch, SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True))
             assert [list(output.outputs[0].token_ids) for output in outputs] == greedy

@@ -60,6 +60,7 @@ def answers(
     for_one = sum(reach.max_blocks(max(LENGTHS) + TOKENS, CHUNK, SETTINGS["block_size"]) for reach in reaches)
     for mode in modes:
         few = {"num_gpu_blocks_override": for_one + 2, "preemption_mode": mode, "swap_space": 0.01}
+        few |= {"max_model_len": "auto"}
         with load(str(directory), max_num_batched_tokens=CHUNK, **few | settings) as llm:
             assert [out[0] for out in tokens_and_logprobs(llm.generate(batch, GREEDY))] == [
                 out[0] for out in found["greedy"]

@@ -54,6 +54,26 @@ def test_what_is_asked_is_taken(checkpoint: Path) -> None:
     assert config.cache.num_gpu_blocks_override == 10**6 // block_bytes
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "up to 256 sequences and 512 tokens a step: default"),
+        ({"max_num_seqs": 3}, "up to 3 sequences and 512 tokens a step: sequences as asked, tokens by default"),
+        ({"max_num_batched_tokens": 64}, "up to 256 sequences and 64 tokens a step: sequences by default, tokens as asked"),
+        ({"max_num_seqs": 3, "max_num_batched_tokens": 64}, "up to 3 sequences and 64 tokens a step: as asked"),
+    ],
+)
+def test_each_limit_of_a_step_says_where_it_is_from(settings: dict[str, object], said: str, checkpoint: Path) -> None:
+    assert f"batch       {said}" in resolve_for(checkpoint, **settings).reasons
+
+
+def test_a_head_that_config_json_denies_is_said(tmp_path: Path) -> None:
+    directory = make_llama(tmp_path / "model", tie=False)
+    assert not any("lm_head" in line for line in resolve_for(directory).reasons)
+    edit_config(directory, {"tie_word_embeddings": True})
+    assert any(line.startswith("head        lm_head of the files differs") for line in resolve_for(directory).reasons)
+
+
 # --- devices ---------------------------------------------------------------------------------------------------------
 
 H100 = Gpu("NVIDIA H100 80GB HBM3", (9, 0), 80 * GIB, 79 * GIB)
@@ -138,7 +158,7 @@ def test_a_memory_that_nobody_asked_for_is_left_by_half(checkpoint: Path) -> Non
 
 
 def test_one_sequence_always_gets_its_room(checkpoint: Path) -> None:
-    fixed = resolve_for(checkpoint, max_num_seqs=4, num_gpu_blocks_override=1).memory.footprint.total
+    fixed = resolve_for(checkpoint, max_num_seqs=4, num_gpu_blocks_override=32).memory.footprint.total - SEQUENCE
     machine = Machine(int((fixed + 1.5 * SEQUENCE) / 0.9), fast_bfloat16=True)
     resolved = resolve_for(checkpoint, machine, max_num_seqs=4)
     assert blocks_per_sequence(resolved) == 512 // 16
@@ -146,7 +166,7 @@ def test_one_sequence_always_gets_its_room(checkpoint: Path) -> None:
 
 
 def test_a_length_that_does_not_fit_is_refused_and_auto_finds_the_longest(checkpoint: Path) -> None:
-    fixed = resolve_for(checkpoint, max_num_seqs=4, num_gpu_blocks_override=1).memory.footprint.total
+    fixed = resolve_for(checkpoint, max_num_seqs=4, num_gpu_blocks_override=32).memory.footprint.total - SEQUENCE
     tight = Machine(int((fixed + 0.8 * SEQUENCE) / 0.9), fast_bfloat16=True)
     with pytest.raises(MemoryBudgetError, match=r"--max-model-len auto .*raise --gpu-memory-utilization"):
         resolve_for(checkpoint, tight, max_num_seqs=4)
@@ -165,9 +185,29 @@ def test_auto_takes_the_blocks_that_were_asked_for(checkpoint: Path) -> None:
     assert resolve_for(checkpoint, max_model_len="auto", num_gpu_blocks_override=5).config.model.max_model_len == 80
     given = resolve_for(checkpoint, max_model_len="auto", kv_cache_memory_bytes=3 * 16 * PER_TOKEN + 1)
     assert given.config.model.max_model_len == 48
-    for machine in (ROOMY, WITH_GPU):
-        with pytest.raises(MemoryBudgetError, match=r"more than --kv-cache-memory-bytes .*--max-model-len auto"):
-            resolve_for(checkpoint, machine, kv_cache_memory_bytes=7 * 16 * PER_TOKEN)
+
+
+@pytest.mark.parametrize("machine", [ROOMY, WITH_GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("windowed", [False, True], ids=["plain", "windowed"])
+@pytest.mark.parametrize("size", ["kv_cache_memory_bytes", "num_gpu_blocks_override"])
+def test_a_cache_that_holds_no_sequence_of_full_length_is_refused(
+    size: str, windowed: bool, machine: Machine, tmp_path: Path
+) -> None:
+    window = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 2}
+    make_llama(tmp_path, layers=4, tokenizer=False)
+    edit_config(tmp_path, {"architectures": ["Qwen2ForCausalLM"], **(window if windowed else {})})
+    settings = {"max_num_batched_tokens": 64, size: 20}
+    if size == "kv_cache_memory_bytes":
+        settings[size] = 20 * resolve_for(tmp_path, machine, num_gpu_blocks_override=512).spec.kv_block_bytes("float32", 16)
+    # Twenty blocks: of a plain model's one table, or 13 beside the 7 of the window.
+    longest = 16 * (13 if windowed else 20)
+    for length in (None, 512, longest + 1):
+        said = rf"max seq len \({length or 512} tokens\).* than --{size.replace('_', '-')} \d+: .*--max-model-len {longest},"
+        with pytest.raises(MemoryBudgetError, match=said):
+            resolve_for(tmp_path, machine, max_model_len=length, dtype="float32", **settings)
+    for length in (longest, "auto", -1):
+        config = resolve_for(tmp_path, machine, max_model_len=length, dtype="float32", **settings).config
+        assert config.model.max_model_len == longest
 
 
 def test_no_room_at_all_says_so(checkpoint: Path) -> None:

@@ -83,7 +83,7 @@ def used_memory(settings: dict[str, object]) -> dict[str, int]:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_weights_and_kv_cache_are_reported_to_the_byte(tmp_path: Path, dtype: str) -> None:
     make_llama(tmp_path, tie=True, attention_bias=True, tokenizer=False)
-    resolved = resolve(Config().with_values(model=str(tmp_path), dtype=dtype, num_gpu_blocks_override=10))
+    resolved = resolve(Config().with_values(model=str(tmp_path), dtype=dtype, num_gpu_blocks_override=10, max_model_len=64))
     spec, torch_dtype = resolved.spec, getattr(torch, dtype)
     factory = LayerFactory(TensorOptions(torch.device("cpu"), torch_dtype))
     build_model(spec, factory)
@@ -100,7 +100,8 @@ def test_windows_share_blocks_and_bytes(tmp_path: Path) -> None:
         "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 32,
         "max_window_layers": 2,
     })  # fmt: skip
-    resolved = resolve(Config().with_values(model=str(tmp_path), dtype="float32", num_gpu_blocks_override=10))
+    settings = {"dtype": "float32", "num_gpu_blocks_override": 10, "max_model_len": 64}
+    resolved = resolve(Config().with_values(model=str(tmp_path), **settings))
     assert len(resolved.spec.kv_groups()) == 2
     storage = allocate_kv_cache(resolved.spec, 10, 16, torch.float32, torch.device("cpu"))
     assert resolved.memory.footprint.kv_cache == storage.nbytes
@@ -129,11 +130,13 @@ def test_a_worker_that_finds_the_estimated_bytes_makes_the_same_plan(
 
 def test_the_kv_cache_gets_what_the_worker_measured(tmp_path: Path) -> None:
     make_llama(tmp_path, tokenizer=False)
-    resolved = resolve(Config().with_values(model=str(tmp_path)), GPU)
+    resolved = resolve(Config().with_values(model=str(tmp_path), max_model_len=96), GPU)
     block = resolved.spec.kv_block_bytes(resolved.config.model.dtype, 16)
     plan = plan_kv_cache(resolved.config, resolved.spec, MeasuredMemory(8 * block - 1))
     assert plan.num_blocks == 6  # of seven whole ones, one is the dummy
     assert not plan.is_estimate
+    with pytest.raises(MemoryBudgetError, match=r"\(96 tokens\).* leave 5 blocks of the GPU: give --max-model-len 80,"):
+        plan_kv_cache(resolved.config, resolved.spec, MeasuredMemory(7 * block - 1))
     for left in (2 * block - 1, 0, -block):
         with pytest.raises(MemoryBudgetError, match=r"leave 0\.00 GiB of the GPU for the KV cache: raise --gpu-mem"):
             plan_kv_cache(resolved.config, resolved.spec, MeasuredMemory(left))

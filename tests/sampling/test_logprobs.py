@@ -66,8 +66,13 @@ def assert_prompt(reference: Reference, prompt: list[int], output: RequestOutput
 SETTINGS: dict[str, dict[str, Any]] = {
     "whole": {},
     "in chunks": {"max_num_batched_tokens": 13},
-    "preempted, recomputed": {"num_gpu_blocks_override": 26, "preemption_mode": "recompute", "swap_space": 0},
-    "preempted, swapped": {"num_gpu_blocks_override": 26, "preemption_mode": "swap"},
+    "preempted, recomputed": {
+        "max_model_len": "auto",
+        "num_gpu_blocks_override": 26,
+        "preemption_mode": "recompute",
+        "swap_space": 0,
+    },
+    "preempted, swapped": {"max_model_len": "auto", "num_gpu_blocks_override": 26, "preemption_mode": "swap"},
 }
 
 

@@ -25,8 +25,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "roomy": {},
-    "recomputing": {"num_gpu_blocks_override": 10, "preemption_mode": "recompute"},
-    "swapping": {"num_gpu_blocks_override": 10, "preemption_mode": "swap", "swap_space": 0.01},
+    "recomputing": {"max_model_len": "auto", "num_gpu_blocks_override": 10, "preemption_mode": "recompute"},
+    "swapping": {"max_model_len": "auto", "num_gpu_blocks_override": 10, "preemption_mode": "swap", "swap_space": 0.01},
 }
 
 

@@ -62,8 +62,8 @@ def follows(llm: LLM, reference: Reference, prompt: list[int], params: SamplingP
 SETTINGS: dict[str, dict[str, Any]] = {
     "roomy": {},
     "small chunks": {"max_num_batched_tokens": 24},
-    "preempted, recomputed": {"num_gpu_blocks_override": 22, "preemption_mode": "recompute"},
-    "preempted, swapped": {"num_gpu_blocks_override": 22, "preemption_mode": "swap"},
+    "preempted, recomputed": {"max_model_len": "auto", "num_gpu_blocks_override": 22, "preemption_mode": "recompute"},
+    "preempted, swapped": {"max_model_len": "auto", "num_gpu_blocks_override": 22, "preemption_mode": "swap"},
 }
 
 

@@ -15,8 +15,13 @@ from tests.checkpoints import VOCAB_SIZE, make_llama
 ENGINES: dict[str, dict[str, Any]] = {
     "roomy": {},
     "tiny chunks": {"max_num_batched_tokens": 11},
-    "recomputing": {"num_gpu_blocks_override": 15, "preemption_mode": "recompute", "swap_space": 0},
-    "swapping": {"num_gpu_blocks_override": 15, "preemption_mode": "swap"},
+    "recomputing": {
+        "max_model_len": "auto",
+        "num_gpu_blocks_override": 15,
+        "preemption_mode": "recompute",
+        "swap_space": 0,
+    },
+    "swapping": {"max_model_len": "auto", "num_gpu_blocks_override": 15, "preemption_mode": "swap"},
     "without prefix cache": {"enable_prefix_caching": False},
     "few slots": {"max_num_seqs": 3},
 }
