@@ -13,6 +13,9 @@ from typing import Any
 
 from quire.errors import CheckpointError
 
+_NULLABLE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+"""Keys at which null is a value: no window, no bound."""
+
 
 class ConfigFile:
     """A config.json.
@@ -51,9 +54,14 @@ class ConfigFile:
         return CheckpointError(f"{self._file}: '{name}' is {self._values.get(name)!r}, it {reason}.", param=name)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value as it stands there; null is as if it were absent."""
-        value = self._values.get(self._names.get(key, key))
-        return self._defaults.get(key, default) if value is None else value
+        """The value as it stands there. null says that there is no such thing where that can be meant, and elsewhere it
+        is as if the key were absent, whose meaning is the architecture's.
+        """
+        name = self._names.get(key, key)
+        value = self._values.get(name)
+        if value is not None:
+            return value
+        return default if key in _NULLABLE and name in self._values else self._defaults.get(key, default)
 
     def count(self, key: str, default: int | None = None) -> int:
         """A positive integer."""

@@ -9,7 +9,12 @@ from typing import Any, Literal
 GATED = ("silu", "gelu_pytorch_tanh")
 """Activations of gated MLPs."""
 GEMMA_NAMES = {"hidden_act": "hidden_activation"}
-GEMMA = {"hidden_act": "gelu_pytorch_tanh", "head_dim": 256, "tie_word_embeddings": True, "query_pre_attn_scalar": 256}
+GEMMA = {
+    "hidden_act": "gelu_pytorch_tanh",
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+}
 
 
 @dataclass(frozen=True)
@@ -56,11 +61,18 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(),
-    "MistralForCausalLM": Family(windows="all", defaults={"max_position_embeddings": 131072}),
+    "MistralForCausalLM": Family(
+        windows="all",
+        defaults={"max_position_embeddings": 131072, "sliding_window": 4096},
+    ),
     "Qwen2ForCausalLM": Family(
         windows="from",
         qkv_bias=True,
-        defaults={"use_sliding_window": False, "max_window_layers": 28, "max_position_embeddings": 32768},
+        defaults={
+            "use_sliding_window": False,
+            "max_window_layers": 28,
+            "max_position_embeddings": 32768,
+        },
     ),
     "Qwen3ForCausalLM": Family(
         windows="from",

@@ -22,7 +22,7 @@ from quire.errors import CheckpointError, ConfigError, RequestError
 from quire.text.arrangements import arrangements, has_later_system, system_texts
 from quire.text.message_form import PROBE_TOOL, CallForm, find_call_form, fit
 from quire.text.template_sandbox import counted_range, limited, template_environment
-from quire.text.tokenizer import read_json
+from quire.text.tokenizer_settings import read_json
 
 logger = logging.getLogger(__name__)
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "

@@ -16,7 +16,7 @@ import msgspec
 from quire.config import ModelConfig
 from quire.errors import CheckpointError, ConfigError, RequestError
 from quire.sampling import SamplingParams
-from quire.text.tokenizer import read_json
+from quire.text.tokenizer_settings import read_json
 
 logger = logging.getLogger(__name__)
 

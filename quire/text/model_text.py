@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from quire.config import Config
 from quire.text.generation_config import DefaultSampling, default_sampling, eos_ids
 from quire.text.hints import HintLog
-from quire.text.tokenizer import Tokenizer, load_tokenizer, read_json
+from quire.text.tokenizer import Tokenizer, load_tokenizer
+from quire.text.tokenizer_settings import read_json
 
 if TYPE_CHECKING:
     from quire.text.chat_template import ChatTemplate

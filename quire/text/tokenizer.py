@@ -1,28 +1,31 @@
 """Text to token ids and back.
 
-Owns loading a tokenizer from a model directory (`tokenizer.json` or `tokenizer.model`) and its special tokens. Knows
-nothing about requests, chat or streams.
+Owns a model's tokenizer and its special tokens; tokenizer_files.py finds it, tokenizer_settings.py reads what stands
+beside it. Knows nothing about requests, chat or streams.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import tokenizers
 from tokenizers import AddedToken, processors
 
 from quire.errors import CheckpointError, RequestError
-from quire.text import spm_model
 from quire.text.token_bytes import bytes_of_token
+from quire.text.tokenizer_files import SENTENCEPIECE, load_core
+from quire.text.tokenizer_settings import TokenizerSettings, read_settings
 
 LONG_DECODE = 1_000
 """More tokens are decoded while other threads run."""
 
 CUT_MARGIN = 10_000
 """Characters that a text is encoded beyond the tokens that are wanted of it."""
+_MOST_UNLISTED = 4096
+"""Ids that no file lists, before an added token."""
+logger = logging.getLogger(__name__)
 
 
 class Tokenizer:
@@ -148,90 +151,85 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
         CheckpointError: There is none, or it is broken.
     """
     directory = Path(directory)
-    settings = read_json(directory / "tokenizer_config.json")
-    core = _load_core(directory, settings)
-    try:
-        _add_missing_tokens(core, settings)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{directory / 'tokenizer_config.json'}: added_tokens_decoder is malformed.") from error
-    bos, eos = (_token_text(settings.get(name)) for name in ("bos_token", "eos_token"))
-    if not (directory / "tokenizer.json").exists():
+    settings = read_settings(directory)
+    core = load_core(directory, settings)
+    _add_tokens(core, settings, directory)
+    bos, eos = settings.token("bos_token"), settings.token("eos_token")
+    adds_bos, adds_eos = settings.flag("add_bos_token"), settings.flag("add_eos_token")
+    if not (directory / "tokenizer.json").exists() and any((directory / name).exists() for name in SENTENCEPIECE):
         bos, eos = bos or _known(core, "<s>"), eos or _known(core, "</s>")
-        settings = {"add_bos_token": True, "add_eos_token": False} | settings
-    _wrap_texts(core, settings, bos, eos)
+        adds_bos, adds_eos = settings.flag("add_bos_token", True), settings.flag("add_eos_token", False)
+    _wrap_texts(core, (bos, adds_bos), (eos, adds_eos))
     return Tokenizer(core, bos_token=bos, eos_token=eos)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty when there is no such file.
-
-    Raises:
-        CheckpointError: The file is no JSON object.
-    """
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except FileNotFoundError:
-        return {}
-    except (msgspec.DecodeError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read as a JSON object: {error}.") from error
-
-
-def _load_core(directory: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
-    json_file, spm_file = directory / "tokenizer.json", directory / "tokenizer.model"
-    if json_file.exists():
-        try:
-            return tokenizers.Tokenizer.from_file(str(json_file))
-        except Exception as error:  # the library raises plain Exception
-            raise CheckpointError(f"{json_file} is not a readable tokenizer: {error}.") from error
-    if spm_file.exists():
-        return spm_model.load(
-            spm_file, legacy=bool(settings.get("legacy", True)), stripping=_stripping(directory, settings)
-        )
-    raise CheckpointError(
-        f"{directory} has neither tokenizer.json nor tokenizer.model. Name a directory that has one with --tokenizer."
-    )
-
-
-def _stripping(directory: Path, settings: dict[str, Any]) -> list[str]:
-    """Tokens that take the white space behind them."""
-    listed = settings.get("added_tokens_decoder") or {}
-    try:
-        return [str(entry["content"]) for entry in listed.values() if entry.get("rstrip")]
-    except (AttributeError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{directory / 'tokenizer_config.json'}: added_tokens_decoder is malformed.") from error
-
-
-def _add_missing_tokens(core: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:
-    """Add what tokenizer_config.json lists beyond the tokenizer file, in the order of its ids, and make the tokens that
-    it names (beginning, end …) special."""
-    listed = settings.get("added_tokens_decoder") or {}
-    for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
-        if core.token_to_id(entry["content"]) is None:
-            flags = {name: bool(entry.get(name)) for name in ("lstrip", "rstrip", "normalized", "single_word")}
-            core.add_tokens([AddedToken(entry["content"], special=bool(entry.get("special")), **flags)])
-    added = {token.content for token in core.get_added_tokens_decoder().values()}
-    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
-        text = _token_text(settings.get(name))
-        if text and text not in added and core.token_to_id(text) is not None:
+def _add_tokens(core: tokenizers.Tokenizer, settings: TokenizerSettings, directory: Path) -> None:
+    """Give the tokens of the settings their ids and flags, and make those special that are named so."""
+    for number, token in settings.added.items():
+        known = core.token_to_id(token.content)
+        if known is None:
+            _add_at(core, number, token, directory)
+        elif known != number:
+            logger.warning(
+                "%s: %r is token %d in the tokenizer and %d in its settings: it stays %d",
+                directory, token.content, known, number, known,
+            )  # fmt: skip
+        elif repr(core.get_added_tokens_decoder().get(number)) != repr(token):
+            core.add_tokens([token])
+    special = {token.content for token in core.get_added_tokens_decoder().values() if token.special}
+    for text in settings.special:
+        if text not in special and core.token_to_id(text) is not None:
             core.add_special_tokens([AddedToken(text, special=True, normalized=False)])
 
 
-def _wrap_texts(core: tokenizers.Tokenizer, settings: dict[str, Any], bos: str, eos: str) -> None:
-    """Where tokenizer_config.json says add_bos_token or add_eos_token, that decides over the tokenizer file."""
-    if "add_bos_token" not in settings and "add_eos_token" not in settings:
+def _add_at(core: tokenizers.Tokenizer, number: int, token: AddedToken, directory: Path) -> None:
+    """A token that the tokenizer file lacks, at its id: ids before it that no file lists are filled."""
+    size = core.get_vocab_size(with_added_tokens=True)
+    if number < size or number - size > _MOST_UNLISTED:
+        logger.warning(
+            "%s: %r cannot be token %d, as added_tokens_decoder says, in a tokenizer of %d tokens: it is left out",
+            directory, token.content, number, size,
+        )  # fmt: skip
         return
-    around = [bos if settings.get("add_bos_token") else "", eos if settings.get("add_eos_token") else ""]
-    single = " ".join([*around[:1], "$A", *around[1:]]).split()
-    ids = [(token, core.token_to_id(token)) for token in dict.fromkeys(around) if token]
-    if all(number is not None for _, number in ids):
-        core.post_processor = processors.TemplateProcessing(single=single, special_tokens=ids)
+    filling = [AddedToken(f"<|unlisted_{each}|>", normalized=False) for each in range(size, number)]
+    core.add_tokens([*filling, token])
+    if (got := core.token_to_id(token.content)) != number:
+        raise CheckpointError(f"{directory}: {token.content!r} became token {got}, and not {number} as it is listed.")
 
 
-def _token_text(entry: Any) -> str:
-    """A special token is written as a string or as an object with its content."""
-    if isinstance(entry, dict):
-        entry = entry.get("content")
-    return entry if isinstance(entry, str) else ""
+def _wrap_texts(core: tokenizers.Tokenizer, bos: tuple[str, bool | None], eos: tuple[str, bool | None]) -> None:
+    """Where the settings say whether the beginning or the end of sequence is added, that decides over the tokenizer
+    file, each about its own side alone.
+
+    Args:
+        bos, eos: The token, and whether it is added; None: as the file does it.
+    """
+    before, after = _around(core)
+    wanted = before, after
+    for side, (token, adds) in enumerate((bos, eos)):
+        number = core.token_to_id(token) if token else None
+        if adds is None or number is None:
+            continue
+        others = [each for each in wanted[side] if each != number]
+        whole = [number, *others] if side == 0 else [*others, number]
+        kept = whole if adds else others
+        wanted = (kept, wanted[1]) if side == 0 else (wanted[0], kept)
+    if wanted == (before, after):
+        return
+    names = [[core.id_to_token(number) or "" for number in side] for side in wanted]
+    ids = {name: core.token_to_id(name) for side in names for name in side}
+    core.post_processor = processors.TemplateProcessing(
+        single=[*names[0], "$A", *names[1]], special_tokens=list(ids.items())
+    )
+
+
+def _around(core: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
+    """What the tokenizer file puts before and behind a text."""
+    plain, whole = (core.encode("a", add_special_tokens=each).ids for each in (False, True))
+    for start in range(len(whole) - len(plain) + 1):
+        if whole[start : start + len(plain)] == plain:
+            return whole[:start], whole[start + len(plain) :]
+    return [], []
 
 
 def _known(core: tokenizers.Tokenizer, token: str) -> str:

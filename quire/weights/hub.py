@@ -13,7 +13,8 @@ from quire.config import BUILTIN_MODEL
 from quire.errors import ModelNotFoundError
 from quire.weights.gguf_models import GgufChoice, find_gguf_model
 
-PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json")
+PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", *(name for name in TOKENIZER_FILES if name.endswith(".model")))
 WITHOUT_WEIGHTS = tuple(p for p in PATTERNS if p != "*.safetensors")
 
 
@@ -65,7 +66,7 @@ def resolve(
     def fetch(name: str, patterns: tuple[str, ...]) -> Path:
         return download(name, access, patterns, asked)
 
-    if not weights and any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+    if not weights and any((path / name).is_file() for name in TOKENIZER_FILES):
         return path
     gguf = gguf or GgufChoice()
     if (model != BUILTIN_MODEL or gguf.file) and (found := find_gguf_model(model, gguf, fetch)):

@@ -17,7 +17,7 @@ from quire.api.request_body import check_fields, openapi_body, read_object
 from quire.api.schemas.ollama import OLLAMA_FIELDS, OllamaShowRequest
 from quire.api.serving import Serving, json_response
 from quire.errors import RequestError
-from quire.text.tokenizer import read_json
+from quire.text.tokenizer_settings import read_json
 
 OLLAMA_VERSION = "0.32.7"
 """Whose API this is. Clients switch features on by it, and some refuse older ones: those before 0.13.4 have no
