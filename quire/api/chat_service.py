@@ -154,9 +154,13 @@ class ChatService:
         return msgspec.structs.replace(params, structured_outputs=self.parsers.constraint(tools, turn, schema))
 
     def _conversation(self, fields: ChatRequest) -> Conversation:
-        if fields.chat_template is not None and not self.server.trust_request_chat_template:
+        own, asked = self.text.chat_template, fields.chat_template
+        is_trusted = self.server.trust_request_chat_template or (own is not None and asked in own.names)
+        if asked is not None and not is_trusted:
+            named = f", or be one of {', '.join(own.names)}" if own is not None and own.names else ""
             raise RequestError(
-                "chat_template needs a server with --trust-request-chat-template: leave it out.", param="chat_template"
+                f"chat_template needs a server with --trust-request-chat-template{named}: leave it out.",
+                param="chat_template",
             )
         hidden = fields.tool_choice == "none" and self.server.exclude_tools_when_tool_choice_none
         return Conversation(

@@ -52,7 +52,7 @@ class ServerConfig:
     root_path: str = ""
     """Path under which a proxy serves this server."""
     chat_template: str | None = None
-    """A jinja chat template, or a file with one, in place of the model's."""
+    """A jinja chat template, a file with one, or the name of one of the model's, in place of the model's default."""
     chat_template_content_format: ContentFormat = "auto"
     """How the chat template gets messages' content: as text ('string'), as a list of parts ('openai'), or as the
     template reads it."""

@@ -126,6 +126,7 @@ class Submission:
             params = msgspec.structs.replace(params, structured_outputs=None)
         params = self._resolve_logprobs(self._resolve_length(len(tokens), params))
         stop_ids = [*(() if params.ignore_eos else self._eos_ids), *(params.stop_token_ids or ())]
+        bad_words = [list(word) for word in bad_words if self._are_drawn(word)]
         _check_allowed(params, stop_ids, bad_words)
         seed = self._new_seed() if params.seed is None else params.seed
         arrival = self._clock.now()
@@ -141,13 +142,24 @@ class Submission:
             priority=priority,
             cache_salt=cache_salt,
             forks=[Fork(number, choice_seed(seed, index)) for index, number in enumerate(others, 1)],
-            bad_words=[list(word) for word in bad_words],
+            bad_words=bad_words,
             grammar=grammar,
-            thinking=thinking,
+            thinking=self._seen(thinking),
             deadline=deadline,
             tenant=tenant,
             adapter=adapter,
         ).sequences()
+
+    def _are_drawn(self, tokens: Sequence[int]) -> bool:
+        """Whether an output may have these tokens: a tokenizer may have more of them than the model."""
+        return max(tokens, default=0) < self._ready.vocab_size
+
+    def _seen(self, thinking: ThinkingBudget | None) -> ThinkingBudget | None:
+        """A limit on reasoning as far as the model has tokens for it; None: it does not reason."""
+        if thinking is None or not self._are_drawn(thinking.start):
+            return None
+        ends = [end for end in thinking.ends if self._are_drawn(end)]
+        return msgspec.structs.replace(thinking, ends=ends) if ends else None
 
     def _check_tokens(self, tokens: Sequence[int], params: SamplingParams) -> None:
         if not tokens:

@@ -83,7 +83,8 @@ class _Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer, eos_ids: Sequence[int], vocab_size: int) -> None:
         self._tokenizer = tokenizer
-        self.tokens = [tokenizer.token_bytes(token) for token in range(min(tokenizer.vocab_size, vocab_size))]
+        self._vocab_size = vocab_size
+        self.tokens = [tokenizer.token_bytes(token) for token in range(min(tokenizer.max_id + 1, vocab_size))]
         special = tokenizer.special_ids.union(eos_ids)
         self.special_token_ids = sorted(token for token in special if token < len(self.tokens))
         self.eos_token_id = eos_ids[0] if eos_ids else len(self.tokens) - 1
@@ -94,4 +95,9 @@ class _Vocabulary:
         return (self._remembered if len(text) <= MOST_REMEMBERED_BYTES else self._encode)(text)
 
     def _encode(self, text: str | bytes) -> list[int]:
-        return self._tokenizer.encode(text if isinstance(text, str) else text.decode(), add_special_tokens=False)
+        text = text if isinstance(text, str) else text.decode()
+        tokens = self._tokenizer.encode(text, add_special_tokens=False)
+        if max(tokens, default=0) < self._vocab_size:
+            return tokens
+        # A token that the model does not have: it writes such a text by its characters.
+        return [token for each in self._tokenizer.encode_each(list(text), add_special_tokens=False) for token in each]

@@ -1,6 +1,7 @@
 """Chat messages to the text a model reads, by the model's own jinja template.
 
-Owns finding the template, what it is given and what its errors become. Knows nothing about tokens or HTTP.
+Owns what the template is given and what its errors become; template_files.py finds it. Knows nothing about tokens or
+HTTP.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import contextlib
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -18,12 +18,14 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.sandbox
 
-from quire.errors import CheckpointError, ConfigError, RequestError
+from quire.errors import CheckpointError, RequestError
 from quire.text.arrangements import arrangements, has_later_system, system_texts
 from quire.text.message_form import PROBE_TOOL, CallForm, find_call_form, fit
 from quire.text.template_sandbox import counted_range, limited, template_environment
-from quire.text.tokenizer_settings import read_json
 
+DEFAULT = "default"
+"""The name of the template that counts where none is asked for."""
+_FOR_TOOLS = "tool_use"
 logger = logging.getLogger(__name__)
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -39,13 +41,16 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, source: str, special_tokens: Mapping[str, str] | None = None, for_tools: ChatTemplate | None = None
+        self,
+        source: str,
+        special_tokens: Mapping[str, str] | None = None,
+        others: Mapping[str, ChatTemplate] | None = None,
     ) -> None:
         """
         Args:
             source: Jinja text.
             special_tokens: `bos_token`, `eos_token` and the like, by name.
-            for_tools: Another template for conversations with tools, which some models have.
+            others: The model's other templates by their names; `tool_use` is for conversations with tools.
 
         Raises:
             CheckpointError: The text is no jinja template.
@@ -61,22 +66,32 @@ class ChatTemplate:
             raise CheckpointError(f"The chat template cannot be compiled: {error}.") from error
         ours = {"messages", "tools", "documents", "add_generation_prompt", *self._special_tokens, *environment.globals}
         self.variables = frozenset(read - ours)
-        self._for_tools = for_tools
-        self.shows_tools = "tools" in read or for_tools is not None
+        self._others = others or {}
+        self.shows_tools = "tools" in read or _FOR_TOOLS in self._others
         self.shows_documents = "documents" in read
         self.reads_parts = _goes_through_content(parsed)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the model's templates are called, if there are several."""
+        return (DEFAULT, *self._others) if self._others else ()
+
     def with_tools(self) -> ChatTemplate:
         """The template for conversations with tools."""
-        return self._for_tools or self
+        return self._others.get(_FOR_TOOLS, self)
 
     def replaced(self, source: str) -> ChatTemplate:
         """Another template for the same model.
 
+        Args:
+            source: Jinja text, or the name of one of the model's templates.
+
         Raises:
             CheckpointError: The text is no jinja template.
         """
-        return ChatTemplate(source, self._special_tokens)
+        if source == DEFAULT and DEFAULT in self.names:
+            return ChatTemplate(self.source, self._special_tokens)
+        return self._others.get(source) or ChatTemplate(source, self._special_tokens)
 
     def render(
         self,
@@ -182,51 +197,6 @@ class ChatTemplate:
 
 class _TemplateRefusal(RequestError):
     """A template does not take messages as they are."""
-
-
-def load_chat_template(directory: Path, override: str | None = None) -> ChatTemplate | None:
-    """The template that goes with a tokenizer's directory; None when it has none.
-
-    Args:
-        directory: With chat_template.jinja, chat_template.json or tokenizer_config.json, looked at in this order.
-        override: A jinja text, or a file with one, in place of all these.
-
-    Raises:
-        CheckpointError: The directory's template is broken.
-        ConfigError: `override` is neither a file nor a template.
-    """
-    settings = read_json(directory / "tokenizer_config.json")
-    special = {name: text for name in settings if name.endswith("_token") and (text := _text_of(settings[name]))}
-    if override is not None:
-        return ChatTemplate(_override_text(override), special)
-    file = directory / "chat_template.jinja"
-    if file.exists():
-        return ChatTemplate(file.read_text(encoding="utf-8"), special)
-    entry = read_json(directory / "chat_template.json").get("chat_template") or settings.get("chat_template")
-    if isinstance(entry, list):  # several, by name
-        named = {item.get("name"): item.get("template") for item in entry if isinstance(item, dict)}
-        entry = named.get("default") or next(iter(named.values()), None)
-        for_tools = named.get("tool_use")
-        if isinstance(entry, str) and isinstance(for_tools, str):
-            return ChatTemplate(entry, special, ChatTemplate(for_tools, special))
-    return ChatTemplate(entry, special) if isinstance(entry, str) else None
-
-
-def _override_text(override: str) -> str:
-    if any(sign in override for sign in ("{{", "{%", "\n")):
-        return override
-    try:
-        return Path(override).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"--chat-template {override!r} is neither a readable file nor a jinja template.", param="chat_template"
-        ) from error
-
-
-def _text_of(entry: Any) -> str | None:
-    if isinstance(entry, dict):
-        entry = entry.get("content")
-    return entry if isinstance(entry, str) else None
 
 
 def _mark_end(chat: list[dict[str, Any]]) -> None:

@@ -79,10 +79,10 @@ def load_model_text(config: Config) -> ModelText:
     """
     directory = Path(config.model.model)
     home = Path(config.model.tokenizer or directory)
-    tokenizer = None if config.model.skip_tokenizer_init else load_tokenizer(home)
+    tokenizer = None if config.model.skip_tokenizer_init else load_tokenizer(home, _vocab_size(directory))
 
     def load_template() -> ChatTemplate | None:
-        from quire.text.chat_template import load_chat_template
+        from quire.text.template_files import load_chat_template
 
         return load_chat_template(home, config.server.chat_template) if tokenizer else None
 
@@ -93,3 +93,10 @@ def load_model_text(config: Config) -> ModelText:
         eos_ids=eos_ids(directory, tokenizer.eos_id if tokenizer else None),
         tokenizer_settings=read_json(home / "tokenizer_config.json") if tokenizer else {},
     )
+
+
+def _vocab_size(directory: Path) -> int | None:
+    """Of the model, if its config.json says so: a tokenizer may have more tokens."""
+    config = read_json(directory / "config.json")
+    size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
+    return size if isinstance(size, int) else None

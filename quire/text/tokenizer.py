@@ -34,11 +34,14 @@ class Tokenizer:
 
     Attributes:
         bos_token, eos_token: Beginning and end of sequence as text; empty when the model has none.
+        model_size: Tokens that the model knows, if that is known: ids from there on are of no use.
         added_ids: Tokens beside those that text is made of.
         special_ids: Those of them that `skip_special_tokens` leaves out.
     """
 
-    def __init__(self, core: tokenizers.Tokenizer, *, bos_token: str = "", eos_token: str = "") -> None:
+    def __init__(
+        self, core: tokenizers.Tokenizer, *, bos_token: str = "", eos_token: str = "", model_size: int | None = None
+    ) -> None:
         core.no_truncation()
         core.no_padding()
         self._core = core
@@ -47,6 +50,7 @@ class Tokenizer:
         self._texts: dict[int, str | None] = {}
         self.bos_token = bos_token
         self.eos_token = eos_token
+        self.model_size = model_size
         added = core.get_added_tokens_decoder()
         self.added_ids = frozenset(added)
         self.special_ids = frozenset(i for i, t in added.items() if t.special)
@@ -54,13 +58,19 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> dict[str, int]:
-        """The ids of special tokens by their text."""
-        return {self._core.id_to_token(token) or "": token for token in sorted(self.special_ids)}
+        """The ids of special tokens by their text, those that the model knows."""
+        known = [token for token in self.special_ids if self.model_size is None or token < self.model_size]
+        return {self._core.id_to_token(token) or "": token for token in sorted(known)}
 
     @property
     def vocab_size(self) -> int:
         """Number of tokens, added ones included; a model's embedding may be padded beyond it."""
         return self._core.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def max_id(self) -> int:
+        """The largest id of a token: some may be unused, or stand for a token that has another one too."""
+        return max(self._core.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @property
     def bos_id(self) -> int | None:
@@ -144,8 +154,12 @@ class Tokenizer:
         return text[:length] if first else text[-length:]
 
 
-def load_tokenizer(directory: str | Path) -> Tokenizer:
+def load_tokenizer(directory: str | Path, model_size: int | None = None) -> Tokenizer:
     """The tokenizer in a model directory.
+
+    Args:
+        directory: See above.
+        model_size: See Tokenizer.
 
     Raises:
         CheckpointError: There is none, or it is broken.
@@ -160,7 +174,7 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
         bos, eos = bos or _known(core, "<s>"), eos or _known(core, "</s>")
         adds_bos, adds_eos = settings.flag("add_bos_token", True), settings.flag("add_eos_token", False)
     _wrap_texts(core, (bos, adds_bos), (eos, adds_eos))
-    return Tokenizer(core, bos_token=bos, eos_token=eos)
+    return Tokenizer(core, bos_token=bos, eos_token=eos, model_size=model_size)
 
 
 def _add_tokens(core: tokenizers.Tokenizer, settings: TokenizerSettings, directory: Path) -> None:

@@ -52,7 +52,7 @@ def test_adapters_come_go_and_are_replaced_while_two_ranks_serve(stage: Stage, t
 def test_a_rank_that_dies_while_adapters_are_loaded_is_named(stage: Stage) -> None:
     with LLM(
         str(stage.model), dtype="float32", device="cpu", enable_lora=True, skip_tokenizer_init=True,
-        num_gpu_blocks_override=16, tensor_parallel_size=2,
+        num_gpu_blocks_override=16, max_model_len="auto", tensor_parallel_size=2,
     ) as llm:  # fmt: skip
         executor = llm._engine._core._executor
         assert isinstance(executor, MultiRankExecutor)

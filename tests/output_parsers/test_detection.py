@@ -21,7 +21,7 @@ from quire.output_parsers.registry import (
     reasoning_format,
     tool_format,
 )
-from quire.text.chat_template import load_chat_template
+from quire.text.template_files import load_chat_template
 
 TEMPLATES = [
     ("Qwen/Qwen2.5-7B-Instruct", "<|im_start|> <tool_call>\n{{ call | tojson }}\n</tool_call>", "hermes", None),

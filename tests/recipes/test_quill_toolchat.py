@@ -10,7 +10,7 @@ from quill.examination import examination
 from quill.toolchat import answer_text, calls_are_valid, request_with_tools
 
 from quire import builtin
-from quire.text.chat_template import load_chat_template
+from quire.text.template_files import load_chat_template
 
 
 @functools.cache

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from quire.errors import CheckpointError, ConfigError, RequestError
-from quire.text.chat_template import ChatTemplate, load_chat_template
+from quire.text.chat_template import ChatTemplate
+from quire.text.template_files import load_chat_template
 from tests.checkpoints import CHATML, write_tokenizer
 
 LLAMA_2 = (
@@ -77,7 +78,59 @@ def test_equals_transformers(tmp_path: Path, template: str, chat: list[dict[str,
         assert ours.render(chat, add_generation_prompt=False, continue_final_message=True) == expected
 
 
-def test_a_template_may_stand_in_four_places(tmp_path: Path) -> None:
+PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
+NAMED = {"default": PLAIN, "tool_use": "TOOLS " + PLAIN, "rag": "RAG " + PLAIN}
+
+
+def write_named(directory: Path, place: str) -> None:
+    """The templates of NAMED, as one generation of transformers or another keeps them."""
+    write_tokenizer(directory)
+    (directory / "chat_template.jinja").unlink()
+    config = directory / "tokenizer_config.json"
+    if place == "files":
+        (directory / "chat_template.jinja").write_text(PLAIN)
+        (directory / "additional_chat_templates").mkdir()
+        for name in ("tool_use", "rag"):
+            (directory / "additional_chat_templates" / f"{name}.jinja").write_text(NAMED[name])
+    elif place == "list":
+        listed = [{"name": name, "template": text} for name, text in NAMED.items()]
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": listed}))
+    else:
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": NAMED}))
+
+
+@pytest.mark.parametrize("place", ["files", "list", "object"])
+def test_named_templates_are_chosen_as_by_transformers(place: str, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    write_named(tmp_path, place)
+    reference, chat = AutoTokenizer.from_pretrained(tmp_path), CHATS[0]
+    template = load_chat_template(tmp_path)
+    assert template is not None
+    assert sorted(template.names) == sorted(NAMED)
+    for tools, name in ((None, None), (TOOLS, None), (None, "rag"), (TOOLS, "rag"), (TOOLS, "default")):
+        expected = reference.apply_chat_template(chat, tools=tools, chat_template=name, tokenize=False)
+        chosen = template.with_tools() if tools and name is None else template.replaced(name) if name else template
+        assert chosen.render(chat, tools=tools) == expected, (tools, name)
+    for name in NAMED:
+        named = load_chat_template(tmp_path, name)
+        assert named is not None
+        assert named.with_tools().source == NAMED[name]
+
+
+def test_a_name_that_no_template_has_is_said(tmp_path: Path) -> None:
+    write_named(tmp_path, "files")
+    with pytest.raises(ConfigError, match=r"nor one of the model's \(default, rag, tool_use\)"):
+        load_chat_template(tmp_path, "tools")
+    (tmp_path / "chat_template.jinja").unlink()
+    with pytest.raises(CheckpointError, match="named rag, tool_use, and none is the default"):
+        load_chat_template(tmp_path)
+    assert load_chat_template(tmp_path, "rag") is not None
+    (tmp_path / "additional_chat_templates" / "rag.jinja").unlink()
+    assert load_chat_template(tmp_path) is not None
+
+
+def test_a_template_may_stand_in_five_places(tmp_path: Path) -> None:
     def found(override: str | None = None) -> str:
         template = load_chat_template(tmp_path, override)
         return template.source if template else ""
@@ -89,6 +142,8 @@ def test_a_template_may_stand_in_four_places(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "default"}]
     config.write_text(json.dumps({"chat_template": named}))
     assert found() == "default"
+    (tmp_path / "processor_config.json").write_text(json.dumps({"chat_template": "processor"}))
+    assert found() == "processor"
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "json"}))
     assert found() == "json"
     (tmp_path / "chat_template.jinja").write_text("jinja")

@@ -48,7 +48,8 @@ def add_tokenize(app: FastAPI, serving: Serving) -> None:
         """The text of token ids."""
         fields = await read_body(request, DetokenizeRequest)
         serving.model_name(fields.model)
-        size = serving.renderer.tokenizer.vocab_size
+        tokenizer, ready = serving.renderer.tokenizer, serving.session.ready
+        size = max(tokenizer.max_id + 1, ready.vocab_size if ready else 0)  # an embedding may be padded
         if fields.tokens and not 0 <= min(fields.tokens) <= max(fields.tokens) < size:
             wrong = next(token for token in fields.tokens if not 0 <= token < size)
             raise RequestError(f"Token id {wrong} is outside the vocabulary of {size} tokens.", param="tokens")
