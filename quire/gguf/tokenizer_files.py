@@ -7,12 +7,14 @@ protobuf fields text/spm_model.py reads. Imports no tokenizer library.
 from __future__ import annotations
 
 import json
+import logging
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.errors import CheckpointError
+from quire.gguf.control_tokens import FILL_IN_MIDDLE, end_texts
 from quire.gguf.pre_tokenizers import PreTokenizer, pre_tokenizer_of
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -20,15 +22,12 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 _PREFIX = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
 _ADVICE = "give --tokenizer the directory or hub id of the model's own tokenizer"
-_ENDS = (
-    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "</s>",
-)  # fmt: skip
-"""Control tokens that end a turn, whether or not the file names them so."""
 _NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
 """See _stripping."""
 _MARKS = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _VARINT, _BYTES, _FLOAT = 0, 2, 5
 """Protobuf's wire types."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
         CheckpointError: The file has no tokenizer, a broken one, or one of a kind that is not served.
     """
     kind = metadata.get(f"{_PREFIX}model")
-    vocabulary = _vocabulary(metadata)
+    vocabulary = _corrected(_vocabulary(metadata))
     settings: dict[str, Any] = {}
     if kind == "gpt2":
         split = pre_tokenizer_of(metadata.get(f"{_PREFIX}pre"))
@@ -72,15 +71,28 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def end_ids(metadata: Mapping[str, Any]) -> list[int]:
-    """Tokens that end a sequence: those that the file names, and control tokens that are known to."""
-    tokens, types = (_list_or_none(metadata, name) for name in ("tokens", "token_type"))
+    """Tokens that end a sequence: those that the file names, and those that are known to, whatever their type is."""
+    tokens = _list_or_none(metadata, "tokens")
     named = [metadata.get(f"{_PREFIX}{name}_token_id") for name in ("eos", "eot", "eom")]
-    known = [
-        number
-        for number, (token, kind) in enumerate(zip(tokens, types, strict=False))
-        if token in _ENDS and kind == CONTROL
-    ]
-    return list(dict.fromkeys(i for i in (*named, *known) if isinstance(i, int) and not isinstance(i, bool)))
+    ends = end_texts(tokens)
+    known = [number for number, token in enumerate(tokens) if isinstance(token, str) and token in ends]
+    size = len(tokens) or None
+    ids = (i for i in (*named, *known) if isinstance(i, int) and not isinstance(i, bool))
+    return list(dict.fromkeys(i for i in ids if size is None or 0 <= i < size))
+
+
+def _corrected(vocabulary: Vocabulary) -> Vocabulary:
+    """Tokens that end turns, and such, are control tokens: converters wrote other types for those that were added."""
+    special = end_texts(vocabulary.tokens) | FILL_IN_MIDDLE
+    wrong = [n for n, text in enumerate(vocabulary.tokens) if text in special and vocabulary.types[n] != CONTROL]
+    if not wrong:
+        return vocabulary
+    shown = ", ".join(repr(vocabulary.tokens[number]) for number in wrong)
+    _log.warning("tokenizer   the GGUF file says that %s are no control tokens: they are taken for such", shown)
+    types = list(vocabulary.types)
+    for number in wrong:
+        types[number] = CONTROL
+    return replace(vocabulary, types=types)
 
 
 def _vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:

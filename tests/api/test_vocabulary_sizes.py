@@ -75,7 +75,8 @@ def test_a_grammar_may_have_their_text(small: Server) -> None:
 
     choices = [BEYOND, f"{BEYOND}b"]
     assert text(structured_outputs={"choice": choices}) in choices
-    schema = {"type": "object", "properties": {BEYOND: {"const": BEYOND}}, "required": [BEYOND]}
+    schema: dict[str, Any] = {"type": "object", "properties": {BEYOND: {"const": BEYOND}}, "required": [BEYOND]}
+    schema["additionalProperties"] = False
     assert json.loads(text(structured_outputs={"json": schema})) == {BEYOND: BEYOND}
 
 

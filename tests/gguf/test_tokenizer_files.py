@@ -168,6 +168,44 @@ def test_what_is_not_served_is_refused_by_name(case: str) -> None:
         tokenizer_files(SOUND | {f"tokenizer.ggml.{key}": value for key, value in changed.items()})
 
 
+@pytest.mark.parametrize("kind", [1, 3, 4, 5])
+@pytest.mark.parametrize("end", ["<|im_end|>", "<end_of_turn>", "<|eot_id|>", "<|end|>", "</s>", "<EOT>", "<|fim_pad|>"])
+def test_tokens_that_end_turns_are_known_by_their_text(end: str, kind: int, tmp_path: Path) -> None:
+    metadata = SOUND | {
+        "tokenizer.ggml.tokens": ["a", "b", "ab", "<s>", end, "<tool>"],
+        "tokenizer.ggml.token_type": [1, 1, 1, 3, kind, 4],
+        "tokenizer.ggml.eos_token_id": 3,
+    }
+    assert end_ids(metadata) == [3, 4]
+    tokenizer = load_tokenizer(written(metadata, tmp_path))
+    assert tokenizer.special_tokens == {"<s>": 3, end: 4}
+    assert tokenizer.encode(f"ab{end}<tool>") == [2, 4, 5]
+    assert tokenizer.decode([2, 4, 5]) == "ab<tool>"
+
+
+def test_sentencepiece_tokens_that_end_turns_are_known_by_their_text(tmp_path: Path) -> None:
+    metadata = spm_metadata(train_spm(tmp_path, "bpe", **LLAMA_2))
+    for key, value in (("tokens", "<|im_end|>"), ("scores", -1000.0), ("token_type", 4)):
+        metadata[f"tokenizer.ggml.{key}"].append(value)
+    number = len(metadata["tokenizer.ggml.tokens"]) - 1
+    assert number in end_ids(metadata)
+    assert number in load_tokenizer(written(metadata, tmp_path / "made")).special_ids
+
+
+def test_what_ends_a_part_of_a_turn_ends_no_turn() -> None:
+    def ends(*tokens: str) -> list[int]:
+        types = {"tokenizer.ggml.token_type": [3] * len(tokens)}
+        return end_ids(SOUND | {"tokenizer.ggml.tokens": list(tokens)} | types)
+
+    assert ends("<|end|>", "<|return|>") == [0, 1]
+    assert ends("<|end|>", "<|return|>", "<|call|>") == [1, 2]
+    assert ends("<|start|>", "<|channel|>", "<|user|>") == []
+
+
+def test_ids_beyond_the_vocabulary_end_nothing() -> None:
+    assert end_ids(SOUND | {"tokenizer.ggml.eos_token_id": 3, "tokenizer.ggml.eot_token_id": 1}) == [1]
+
+
 def test_chat_templates_and_special_tokens(tmp_path: Path) -> None:
     metadata = SOUND | {
         "tokenizer.ggml.tokens": ["a", "b", "ab", "<s>", "<|eot_id|>", "<tool>"],
