@@ -86,7 +86,7 @@ def read_settings(directory: Path) -> AdapterSettings:
 def _parse(fields: dict[str, Any], path: Path) -> AdapterSettings:
     if fields.pop("peft_type", None) != "LORA":
         raise CheckpointError(f"{path}: peft_type is not LORA, and no other kind of adapter is served.")
-    if fields.pop("bias", "none") != "none":
+    if (fields.pop("bias", None) or "none") != "none":
         raise CheckpointError(f"{path}: bias: {_WHY['lora_bias']}.")
     if (begun := fields.pop("init_lora_weights", True)) not in _PLAIN_INITS:
         raise CheckpointError(

@@ -136,9 +136,18 @@ def _parse(described: object) -> Quantization:
     module, name = PARSERS[method].split(":")
     parse: Callable[[Mapping[str, Any]], Quantization] = getattr(importlib.import_module(module), name)
     try:
-        return parse(described)
+        return parse(_without_nulls(described))
     except (TypeError, ValueError, AttributeError, KeyError, re.error) as error:
         raise refused(f"cannot be read as {method} writes it ({error!r})") from None
+
+
+def _without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, where a null is as if its key were absent, at any depth."""
+    return {
+        key: _without_nulls(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if value is not None
+    }
 
 
 def listed(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:

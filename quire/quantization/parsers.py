@@ -53,7 +53,7 @@ def gptq(config: Mapping[str, Any]) -> Quantization:
     form = GroupFormat(
         "gptq_v2" if config.get("checkpoint_format") == "gptq_v2" else "gptq",
         _bits(config["bits"]),
-        _group(config.get("group_size", -1)),
+        _group(config.get("group_size", 128)),
         bool(config.get("sym", True)),
         bool(config.get("desc_act", False)),
     )
@@ -109,7 +109,8 @@ def _compressed_rules(config: Mapping[str, Any]) -> Iterator[Rule]:
 def _compressed_format(stored: str, weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> Format:
     if (floats := compressed_floats(stored, weights)) is not None:
         return floats
-    kind, strategy, bits = weights.get("type", "int"), weights.get("strategy", "tensor"), weights["num_bits"]
+    kind, bits = weights.get("type", "int"), weights.get("num_bits", 8)
+    strategy = weights.get("strategy") or _usual_strategy(weights.get("group_size"))
     if stored == "float-quantized" and kind == "float" and bits == 8:
         if strategy not in ("tensor", "channel", "block"):
             raise refused(f"has fp8 scales by {strategy}: served are tensor, channel and block")
@@ -127,6 +128,11 @@ def _compressed_format(stored: str, weights: Mapping[str, Any], inputs: Mapping[
         reordered = weights.get("actorder") in ("group", True)
         return GroupFormat("compressed-tensors", _bits(bits), group, bool(weights.get("symmetric", True)), reordered)
     raise refused(f"has the format '{stored}' with {kind}{bits} weights by {strategy}, which is not supported")
+
+
+def _usual_strategy(group: int | None) -> str:
+    """What the size of a group says where `strategy` is silent."""
+    return "tensor" if group is None else "channel" if group == -1 else "group"
 
 
 def _bits(bits: Any) -> int:

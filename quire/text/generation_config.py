@@ -79,7 +79,7 @@ def eos_ids(directory: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
         if entry is not None and not found:
             found = entry if isinstance(entry, list) else [entry]
     ids = [*found, tokenizer_eos]
-    return tuple(dict.fromkeys(i for i in ids if isinstance(i, int) and i >= 0))
+    return tuple(dict.fromkeys(i for i in ids if type(i) is int and i >= 0))
 
 
 def _usable(values: Mapping[str, Any]) -> dict[str, Any]:
