@@ -23,6 +23,7 @@ from quire.lora.magnitudes import BaseNorms, OpenCheckpoint
 from quire.lora.settings import AdapterSettings, read_settings
 from quire.lora.targets import take_spans
 from quire.lora.updates import HostAdapter, LowRankUpdates
+from quire.weights.text_names import text_name
 
 WEIGHTS = "adapter_model.safetensors"
 _PICKLED = "adapter_model.bin"
@@ -163,7 +164,8 @@ def _modules(file: safe_open, path: Path, updates: LowRankUpdates) -> dict[str, 
         stored = file.get_slice(name)  # type: ignore[no-untyped-call]
         if str(stored.get_dtype()) not in _READABLE:
             raise CheckpointError(f"{path}: {name} is of type {stored.get_dtype()}, and not {', '.join(_READABLE)}.")
-        module, half = updates.own_name(found["module"]), found["half"] or found["vector"]
+        module = updates.own_name(text_name(found["module"]) or found["module"])
+        half = found["half"] or found["vector"]
         own = modules.setdefault(module, _Module(found["module"], {}, {}))
         if half in own.names:
             raise CheckpointError(f"{path}: {name} and {own.names[half]} are the same tensor twice.")

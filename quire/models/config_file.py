@@ -16,6 +16,9 @@ from quire.errors import CheckpointError
 _NULLABLE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 """Keys at which null is a value: no window, no bound."""
 
+_OF_ALL = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings", "eos_token_id", "bos_token_id")
+"""Keys of a whole model that count for its text model too."""
+
 
 class ConfigFile:
     """A config.json.
@@ -43,6 +46,16 @@ class ConfigFile:
     def adopt(self, names: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
         """Read on in one architecture's customs: what it calls our keys, and what its silence means."""
         self._names, self._defaults = names, defaults
+
+    def enter_text_config(self, defaults: Mapping[str, Any]) -> None:
+        """Read on in `text_config`, the text model's part of one that reads images too.
+
+        Args:
+            defaults: What silence means there; files have only what differs from it.
+        """
+        inner = self._values["text_config"]
+        outer = {key: self._values[key] for key in _OF_ALL if self._values.get(key) is not None}
+        self._values = {**defaults, **inner, **outer}
 
     def refused(self, key: str, text: str) -> CheckpointError:
         """An error about `key` in words of its own."""

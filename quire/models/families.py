@@ -177,3 +177,45 @@ FAMILIES: dict[str, Family] = {
         rotary=False,
     ),
 }
+
+WRAPPERS = (
+    "Gemma3ForConditionalGeneration",
+    "LlavaForConditionalGeneration",
+    "LlavaNextForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+)
+"""Architectures that read images too, and whose text model, described by `text_config`, is served alone."""
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """What a `text_config` describes.
+
+    Attributes:
+        architecture: Of the text model alone.
+        sizes: What its silence means.
+    """
+
+    architecture: str
+    sizes: Mapping[str, int]
+
+
+def _sizes(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int) -> dict[str, int]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocab,
+    }
+
+
+TEXT_MODELS: dict[str, TextModel] = {
+    "gemma3_text": TextModel("Gemma3ForCausalLM", _sizes(2304, 9216, 26, 8, 4, 262208)),
+    "llama": TextModel("LlamaForCausalLM", _sizes(4096, 11008, 32, 32, 32, 32000)),
+    "mistral": TextModel("MistralForCausalLM", _sizes(4096, 14336, 32, 32, 8, 32000)),
+    "qwen2": TextModel("Qwen2ForCausalLM", _sizes(4096, 22016, 32, 32, 32, 151936)),
+    "qwen3": TextModel("Qwen3ForCausalLM", _sizes(4096, 22016, 32, 32, 32, 151936)),
+}
+"""By `model_type` of a `text_config`."""

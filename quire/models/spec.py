@@ -12,7 +12,7 @@ from pathlib import Path
 from quire.config.kv_cache_dtype import element_bytes
 from quire.kvcache.rope_length_mode import RopeLengthMode
 from quire.models.config_file import ConfigFile
-from quire.models.families import FAMILIES, Family
+from quire.models.families import FAMILIES, TEXT_MODELS, WRAPPERS, Family
 from quire.models.head_spec import HeadSpec, read_head
 from quire.models.kv_cache_groups import KVCacheGroup, kv_groups, read_window, read_windowed_layers
 from quire.models.registry import ARCHITECTURES, HEADS
@@ -259,11 +259,26 @@ def on_a_gpu(spec: ModelSpec) -> ModelSpec:
 
 
 def _architecture(fields: ConfigFile) -> str:
+    """The architecture that is computed; of a model that reads images too, its text model's."""
     names = fields.get("architectures", [])
     for name in names if isinstance(names, list) else []:
         if name in ARCHITECTURES or name in HEADS:
             return str(name)
-    raise fields.wrong("architectures", f"is not supported: served are {', '.join(ARCHITECTURES)}")
+        if name in WRAPPERS:
+            return _text_architecture(fields)
+    raise fields.wrong("architectures", f"is not supported: served are {', '.join((*ARCHITECTURES, *WRAPPERS))}")
+
+
+def _text_architecture(fields: ConfigFile) -> str:
+    inner = fields.get("text_config")
+    kind = str(inner.get("model_type")) if isinstance(inner, dict) else ""
+    text = TEXT_MODELS.get(kind)
+    if text is None:
+        raise fields.refused(
+            "text_config", f"text_config has model_type {kind!r}: served are {', '.join(TEXT_MODELS)}."
+        )
+    fields.enter_text_config(text.sizes)
+    return text.architecture
 
 
 _ONLY: dict[str, tuple[object, ...]] = {

@@ -254,7 +254,9 @@ def _head_lines(spec: ModelSpec) -> list[str]:
     """That config.json is wrong about the head."""
     if not spec.untied:
         return []
-    return ["head        lm_head of the files differs from the embedding: it is used, whatever tie_word_embeddings says"]
+    return [
+        "head        lm_head of the files differs from the embedding: it is used, whatever tie_word_embeddings says"
+    ]
 
 
 def _quantization_lines(spec: ModelSpec) -> list[str]:

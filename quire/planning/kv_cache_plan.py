@@ -138,7 +138,9 @@ def _max_model_len(
         needs, longest = _needed(demand, length), largest_fitting(fits, length)
         auto = _shorter(longest) if longest > 1 else ""
         if requested:
-            raise MemoryBudgetError(f"{needs}, more than {_asked(config)}: raise it, or give {auto or 'a smaller model'}.")
+            raise MemoryBudgetError(
+                f"{needs}, more than {_asked(config)}: raise it, or give {auto or 'a smaller model'}."
+            )
         raise MemoryBudgetError(f"{needs}; {budget.shortage(length, auto)}")
     return length
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from quire.errors import CheckpointError, ConfigError
 from quire.quantization.formats import CodebookFormat, Format, Fp8Format
+from quire.weights.text_names import text_name
 
 PARSERS: dict[str, str] = {
     "fp8": "quire.quantization.parsers:fp8",
@@ -153,7 +154,7 @@ def _without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
 def listed(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
     """The modules that the first of these keys lists."""
     found = next((config[key] for key in keys if config.get(key)), ())
-    return tuple(str(name) for name in found)
+    return tuple(text_name(str(name)) or str(name) for name in found)
 
 
 def glob(name: str) -> str:

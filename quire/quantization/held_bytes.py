@@ -12,6 +12,7 @@ from pathlib import Path
 from quire.quantization.description import Quantization
 from quire.quantization.formats import MICROSCALED, CodebookFormat, Format, Fp8Format, GgufFormat, GroupFormat
 from quire.weights.headers import headers_of
+from quire.weights.text_names import text_name
 
 _SCALE_BYTES = 4
 _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16}
@@ -66,7 +67,9 @@ def held_weights(files: Sequence[Path], quantization: Quantization, tied: bool) 
     """
     dense = fixed = 0
     try:
-        for name, dtype, shape in headers_of(files):
+        for stored, dtype, shape in headers_of(files):
+            if (name := text_name(stored)) is None:
+                continue
             module, _, kind = name.rpartition(".")
             if kind in _NOT_KEPT or (tied and module == "lm_head"):
                 continue

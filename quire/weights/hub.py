@@ -14,7 +14,13 @@ from quire.errors import ModelNotFoundError
 from quire.weights.gguf_models import GgufChoice, find_gguf_model
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json")
-PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", *(name for name in TOKENIZER_FILES if name.endswith(".model")))
+PATTERNS = (
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "*.txt",
+    *(name for name in TOKENIZER_FILES if name.endswith(".model")),
+)
 WITHOUT_WEIGHTS = tuple(p for p in PATTERNS if p != "*.safetensors")
 
 

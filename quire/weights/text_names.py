@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 _TEXT = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
-_HEAD = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(lm_head\..+)$")
+_HEAD = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(lm_head(?:\..+)?)$")
 _OTHERS = re.compile(
     r"^(?:model\.)?(?:vision_tower|vision_model|visual|audio_tower|multi_modal_projector|multimodal_projector|mm_projector"
     r"|connector|image_newline)(?:\.|$)"

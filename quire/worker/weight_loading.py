@@ -24,6 +24,7 @@ from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
 from quire.weights.standard_names import with_standard_names
 from quire.weights.tensor_options import TensorOptions
+from quire.weights.text_names import text_name
 from quire.worker.left_out_tensors import left_out
 
 _GB = 1e9
@@ -124,4 +125,14 @@ def _open(config: Config, spec: ModelSpec, specs: list[WeightSpec], *, fusion: b
         return GgufCheckpoint(directory)
     if spec.head is not None:
         return HeadNames(SafetensorsCheckpoint(directory), fusion)
-    return with_standard_names(SafetensorsCheckpoint(directory), tied=spec.tie_embeddings)
+    files = SafetensorsCheckpoint(directory)
+    _log_other_parts(files)
+    return with_standard_names(files, tied=spec.tie_embeddings)
+
+
+def _log_other_parts(files: Checkpoint) -> None:
+    """Say what is left out of a model that reads more than text."""
+    names = [name.removeprefix("model.") for name in files.contents() if text_name(name) is None]
+    if names:
+        parts = ", ".join(sorted({name.partition(".")[0] for name in names}))
+        _log.info("weights     the text model alone is served: %s (%d tensors) left out", parts, len(names))

@@ -118,6 +118,10 @@ def test_tokens_that_the_tokenizer_lacks_have_no_text(tmp_path: Path) -> None:
         grammar = {"structured_outputs": {"choice": ["yes"]}}
         answer = server.post("/v1/chat/completions", CHAT | grammar)
         assert answer.json()["choices"][0]["message"]["content"] == "yes"
-        for name, value in (("logit_bias", {str(MORE - 1): 1}), ("allowed_token_ids", [MORE - 1]), ("stop_token_ids", [MORE - 1])):
+        for name, value in (
+            ("logit_bias", {str(MORE - 1): 1}),
+            ("allowed_token_ids", [MORE - 1]),
+            ("stop_token_ids", [MORE - 1]),
+        ):
             assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 2, name: value}).status_code == 200
         assert server.post("/v1/completions", {"prompt": [MORE - 1], "max_tokens": 2}).status_code == 200

@@ -169,7 +169,9 @@ def test_what_is_not_served_is_refused_by_name(case: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [1, 3, 4, 5])
-@pytest.mark.parametrize("end", ["<|im_end|>", "<end_of_turn>", "<|eot_id|>", "<|end|>", "</s>", "<EOT>", "<|fim_pad|>"])
+@pytest.mark.parametrize(
+    "end", ["<|im_end|>", "<end_of_turn>", "<|eot_id|>", "<|end|>", "</s>", "<EOT>", "<|fim_pad|>"]
+)
 def test_tokens_that_end_turns_are_known_by_their_text(end: str, kind: int, tmp_path: Path) -> None:
     metadata = SOUND | {
         "tokenizer.ggml.tokens": ["a", "b", "ab", "<s>", end, "<tool>"],

@@ -64,7 +64,9 @@ def _logits(
     spec = rank_share(whole, mesh or Mesh())
     is_gguf = bool(find_gguf_files(directory))
     checkpoint: Checkpoint = (
-        GgufCheckpoint(directory) if is_gguf else with_standard_names(SafetensorsCheckpoint(directory), tied=spec.tie_embeddings)
+        GgufCheckpoint(directory)
+        if is_gguf
+        else with_standard_names(SafetensorsCheckpoint(directory), tied=spec.tie_embeddings)
     )
     check_weights(checkpoint, weight_specs_of(factory.layers), spec.architecture)
     load_all_weights(factory.layers, checkpoint, 2, ReadingProgress(1, SystemClock(), False))

@@ -17,7 +17,14 @@ from quire.quantization.description import read_quantization
 from quire.text.generation_config import eos_ids
 from tests.checkpoints import TINY
 
-SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+)
 """Without these a file is broken, though transformers has defaults: they are refused, or contradict the weights."""
 TOKENS = ("bos_token_id", "eos_token_id")
 """Where no file has one, the tokenizer's counts, and no class's default."""
@@ -109,7 +116,9 @@ def test_a_null_in_quantization_config_is_as_if_its_key_were_absent(method: str,
 @pytest.mark.parametrize("key", ["symmetric", "strategy", "group_size", "actorder", "dynamic", "type"])
 def test_a_null_in_a_group_is_as_if_its_key_were_absent(key: str) -> None:
     def read(weights: dict[str, Any]) -> Any:
-        described = DESCRIBED["compressed-tensors"] | {"config_groups": {"a": {"targets": ["Linear"], "weights": weights}}}
+        described = DESCRIBED["compressed-tensors"] | {
+            "config_groups": {"a": {"targets": ["Linear"], "weights": weights}}
+        }
         try:
             return read_quantization(described, None)
         except CheckpointError as error:
@@ -146,10 +155,14 @@ def test_a_null_in_adapter_config_is_as_if_its_key_were_absent(key: str, tmp_pat
     assert read_settings(tmp_path) == absent
 
 
-@pytest.mark.parametrize("files", [{}, {"generation_config": {"eos_token_id": None}}, {"config": {"eos_token_id": None}}])
+@pytest.mark.parametrize(
+    "files", [{}, {"generation_config": {"eos_token_id": None}}, {"config": {"eos_token_id": None}}]
+)
 def test_an_end_that_no_file_names_is_the_tokenizers(files: dict[str, Any], tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     assert eos_ids(tmp_path, 7) == (7,)
-    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": None, "text_config": {"eos_token_id": [3, True]}}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"eos_token_id": None, "text_config": {"eos_token_id": [3, True]}})
+    )
     assert eos_ids(tmp_path, 7) == (3, 7)

@@ -59,7 +59,10 @@ def test_what_is_asked_is_taken(checkpoint: Path) -> None:
     [
         ({}, "up to 256 sequences and 512 tokens a step: default"),
         ({"max_num_seqs": 3}, "up to 3 sequences and 512 tokens a step: sequences as asked, tokens by default"),
-        ({"max_num_batched_tokens": 64}, "up to 256 sequences and 64 tokens a step: sequences by default, tokens as asked"),
+        (
+            {"max_num_batched_tokens": 64},
+            "up to 256 sequences and 64 tokens a step: sequences by default, tokens as asked",
+        ),
         ({"max_num_seqs": 3, "max_num_batched_tokens": 64}, "up to 3 sequences and 64 tokens a step: as asked"),
     ],
 )
@@ -198,7 +201,9 @@ def test_a_cache_that_holds_no_sequence_of_full_length_is_refused(
     edit_config(tmp_path, {"architectures": ["Qwen2ForCausalLM"], **(window if windowed else {})})
     settings = {"max_num_batched_tokens": 64, size: 20}
     if size == "kv_cache_memory_bytes":
-        settings[size] = 20 * resolve_for(tmp_path, machine, num_gpu_blocks_override=512).spec.kv_block_bytes("float32", 16)
+        settings[size] = 20 * resolve_for(tmp_path, machine, num_gpu_blocks_override=512).spec.kv_block_bytes(
+            "float32", 16
+        )
     # Twenty blocks: of a plain model's one table, or 13 beside the 7 of the window.
     longest = 16 * (13 if windowed else 20)
     for length in (None, 512, longest + 1):

@@ -83,7 +83,9 @@ def used_memory(settings: dict[str, object]) -> dict[str, int]:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_weights_and_kv_cache_are_reported_to_the_byte(tmp_path: Path, dtype: str) -> None:
     make_llama(tmp_path, tie=True, attention_bias=True, tokenizer=False)
-    resolved = resolve(Config().with_values(model=str(tmp_path), dtype=dtype, num_gpu_blocks_override=10, max_model_len=64))
+    resolved = resolve(
+        Config().with_values(model=str(tmp_path), dtype=dtype, num_gpu_blocks_override=10, max_model_len=64)
+    )
     spec, torch_dtype = resolved.spec, getattr(torch, dtype)
     factory = LayerFactory(TensorOptions(torch.device("cpu"), torch_dtype))
     build_model(spec, factory)

@@ -31,7 +31,9 @@ def byte_level(bos: bool = True) -> Tokenizer:
 
 def write(directory: Path, settings: dict[str, Any], *, bos: bool = True, **files: Any) -> Path:
     byte_level(bos).save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **settings}))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **settings})
+    )
     for name, content in files.items():
         (directory / f"{name}.json").write_text(json.dumps(content))
     return directory

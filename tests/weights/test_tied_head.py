@@ -65,7 +65,9 @@ def test_the_copies_may_lie_in_different_files(tmp_path: Path) -> None:
     directory = make_llama(tmp_path, tie=True, tokenizer=False, shards="40KB")
     save_file({HEAD: torch.randn(320, 64)}, directory / "model-head.safetensors")
     index = directory / "model.safetensors.index.json"
-    index.write_text(index.read_text().replace('"weight_map": {', f'"weight_map": {{"{HEAD}": "model-head.safetensors",'))
+    index.write_text(
+        index.read_text().replace('"weight_map": {', f'"weight_map": {{"{HEAD}": "model-head.safetensors",')
+    )
     assert read_spec(directory).untied
     assert_logits_equal_transformers(directory)
 

@@ -45,7 +45,11 @@ def test_other_frequencies_are_said_by_name(tmp_path: Path) -> None:
 def test_masks_are_compared(tmp_path: Path) -> None:
     directory = make_tiny(tmp_path, "GPT2LMHeadModel")
     mask, name = torch.ones(1, 1, 8, 8).tril(), "transformer.h.{}.attn.bias"
-    right = {name.format(0): mask, name.format(1): mask.to(torch.uint8), "transformer.h.0.attn.masked_bias": torch.tensor(-1e4)}
+    right = {
+        name.format(0): mask,
+        name.format(1): mask.to(torch.uint8),
+        "transformer.h.0.attn.masked_bias": torch.tensor(-1e4),
+    }
     assert lines_of(directory, right) == []
     (line,) = lines_of(directory, {name.format(1): torch.ones(1, 1, 8, 8, dtype=torch.bool)})
     assert line.startswith("transformer.h.1.attn.bias: not a causal mask")

@@ -75,7 +75,8 @@ class ChatRequest(SamplingFields):
         default=None, description="Variables of the model's chat template."
     )
     chat_template: str | None = Field(
-        default=None, description="The name of one of the model's templates, or, with --trust-request-chat-template, a jinja text."
+        default=None,
+        description="The name of one of the model's templates, or, with --trust-request-chat-template, a jinja text.",
     )
     documents: list[dict[str, Any]] | None = Field(default=None, description="For templates that show documents.")
     tools: list[ChatTool] | None = Field(default=None, description="Functions that the model may call.")
