@@ -126,8 +126,8 @@ class Submission:
             params = msgspec.structs.replace(params, structured_outputs=None)
         params = self._resolve_logprobs(self._resolve_length(len(tokens), params))
         stop_ids = [*(() if params.ignore_eos else self._eos_ids), *(params.stop_token_ids or ())]
-        bad_words = [list(word) for word in bad_words if self._are_drawn(word)]
-        _check_allowed(params, stop_ids, bad_words)
+        forbidden = [list(word) for word in bad_words if self._are_drawn(word)]
+        _check_allowed(params, stop_ids, forbidden)
         seed = self._new_seed() if params.seed is None else params.seed
         arrival = self._clock.now()
         first, *others = (next(self._ids) for _ in range(params.n))
@@ -142,7 +142,7 @@ class Submission:
             priority=priority,
             cache_salt=cache_salt,
             forks=[Fork(number, choice_seed(seed, index)) for index, number in enumerate(others, 1)],
-            bad_words=bad_words,
+            bad_words=forbidden,
             grammar=grammar,
             thinking=self._seen(thinking),
             deadline=deadline,

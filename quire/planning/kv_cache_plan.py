@@ -201,5 +201,6 @@ def _check_measured(demand: KVDemand, length: int, num_blocks: int) -> None:
     longest = largest_fitting(lambda each: demand.blocks_for_one_sequence(each) <= num_blocks, length)
     raise MemoryBudgetError(
         f"{_needed(demand, length)}, and weights and activations leave {num_blocks:,} blocks of the GPU: give "
-        f"--max-model-len {longest}, raise --gpu-memory-utilization, or lower --max-num-batched-tokens or --max-num-seqs."
+        f"--max-model-len {longest}, raise --gpu-memory-utilization, or lower --max-num-batched-tokens or "
+        "--max-num-seqs."
     )

@@ -110,7 +110,7 @@ def _compressed_format(stored: str, weights: Mapping[str, Any], inputs: Mapping[
     if (floats := compressed_floats(stored, weights)) is not None:
         return floats
     kind, bits = weights.get("type", "int"), weights.get("num_bits", 8)
-    strategy = weights.get("strategy") or _usual_strategy(weights.get("group_size"))
+    strategy: Any = weights.get("strategy") or _usual_strategy(weights.get("group_size"))
     if stored == "float-quantized" and kind == "float" and bits == 8:
         if strategy not in ("tensor", "channel", "block"):
             raise refused(f"has fp8 scales by {strategy}: served are tensor, channel and block")

@@ -41,8 +41,8 @@ def load_core(directory: Path, settings: TokenizerSettings) -> tokenizers.Tokeni
     others = [name for name in _NOT_READ if (directory / name).exists()]
     found = f"its {', '.join(others)} is of a kind that Quire does not read" if others else "no other file has one"
     raise CheckpointError(
-        f"{directory} has neither tokenizer.json nor tokenizer.model, nor vocab.json with merges.txt, and {found}. Name "
-        "a directory that has one with --tokenizer."
+        f"{directory} has neither tokenizer.json nor tokenizer.model, nor vocab.json with merges.txt, and {found}. "
+        "Name a directory that has one with --tokenizer."
     )
 
 

@@ -27,7 +27,8 @@ def with_standard_names(checkpoint: Checkpoint, *, tied: bool = False) -> Checkp
     names = checkpoint.contents()
     texts = {text: name for name in names if (text := text_name(name)) is not None}
     if any(text != name for text, name in texts.items()) or len(texts) < len(names):
-        checkpoint, names = Renamed(checkpoint, texts), dict.fromkeys(texts)
+        checkpoint = Renamed(checkpoint, texts)
+        names = checkpoint.contents()
     for bare, prefix in _BARE.items():
         if bare in names and prefix + bare not in names:
             checkpoint = WithoutPrefix(checkpoint, prefix)

@@ -9,9 +9,9 @@ import pytest
 from quire.api.chat_parsers import choose_parsers
 from quire.config import ServerConfig
 from quire.errors import ConfigError
-from quire.text.template_files import load_chat_template
 from quire.text.generation_config import DefaultSampling
 from quire.text.model_text import ModelText
+from quire.text.template_files import load_chat_template
 from quire.text.tokenizer import load_tokenizer
 from tests.api.speaker import TEMPLATE
 from tests.checkpoints import write_tokenizer

@@ -44,7 +44,7 @@ def test_every_key_of_config_json_means_what_it_means_to_transformers(
     from transformers import AutoConfig
 
     described = getattr(transformers, architecture).config_class(**TINY).to_dict() | {"architectures": [architecture]}
-    names = set(FAMILIES[architecture].names.get(size, size) for size in SIZES)
+    names = {FAMILIES[architecture].names.get(size, size) for size in SIZES}
     compared = 0
     for key in described.keys() - names - set(TOKENS) - {"architectures", "model_type", "dtype"}:
         changed = {name: value for name, value in described.items() if name != key}
@@ -91,23 +91,24 @@ DESCRIBED: dict[str, dict[str, Any]] = {
         "quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
         "bnb_4bit_quant_storage": "uint8", "bnb_4bit_use_double_quant": True, "llm_int8_skip_modules": ["lm_head"],
     },
-    "compressed-tensors": {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"], **GROUPS},
+    "compressed-tensors": {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+        **GROUPS,
+    },
 }  # fmt: skip
-OPTIONAL = [
-    ("gptq", key) for key in ("group_size", "sym", "desc_act", "checkpoint_format", "lm_head", "dynamic", "modules_to_not_convert")
-] + [
-    ("awq", key) for key in ("bits", "group_size", "zero_point", "version", "modules_to_not_convert")
-] + [
-    ("fp8", key) for key in ("activation_scheme", "weight_block_size", "modules_to_not_convert", "ignored_layers")
-] + [
-    ("bitsandbytes", key)
-    for key in ("load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_quant_storage", "bnb_4bit_use_double_quant", "llm_int8_skip_modules")
-] + [
-    ("compressed-tensors", key) for key in ("ignore", "sparsity_config", "transform_config", "kv_cache_scheme")
-]  # fmt: skip
+OPTIONAL = {
+    "gptq": ("group_size", "sym", "desc_act", "checkpoint_format", "lm_head", "dynamic", "modules_to_not_convert"),
+    "awq": ("bits", "group_size", "zero_point", "version", "modules_to_not_convert"),
+    "fp8": ("activation_scheme", "weight_block_size", "modules_to_not_convert", "ignored_layers"),
+    "bitsandbytes": (
+        "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_quant_storage", "bnb_4bit_use_double_quant",
+        "llm_int8_skip_modules",
+    ),
+    "compressed-tensors": ("ignore", "sparsity_config", "transform_config", "kv_cache_scheme"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("method", "key"), OPTIONAL)
+@pytest.mark.parametrize(("method", "key"), [(method, key) for method, keys in OPTIONAL.items() for key in keys])
 def test_a_null_in_quantization_config_is_as_if_its_key_were_absent(method: str, key: str) -> None:
     absent = {name: value for name, value in DESCRIBED[method].items() if name != key}
     assert read_quantization(absent | {key: None}, None) == read_quantization(absent, None)
@@ -142,7 +143,8 @@ def test_what_gptq_leaves_out_is_its_default() -> None:
 
 ADAPTER = {"peft_type": "LORA", "r": 4, "lora_alpha": 8}
 ADAPTER_KEYS = (
-    "bias", "init_lora_weights", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "modules_to_save", "lora_bias",
+    "bias", "init_lora_weights", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora",
+    "modules_to_save", "lora_bias",
     "trainable_token_indices", "layers_to_transform", "target_modules", "fan_in_fan_out", "revision", "megatron_config",
 )  # fmt: skip
 

@@ -18,11 +18,18 @@ from quire.weights.text_names import text_name
 from tests.checkpoints import TINY, edit_config
 from tests.models.forward import logits_of
 
-VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
-          "patch_size": 14}  # fmt: skip
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 CASES: dict[str, dict[str, Any]] = {
     "Gemma3ForConditionalGeneration": {
-        "text_config": {"model_type": "gemma3_text", "sliding_window": 8}, "mm_tokens_per_image": 4, "vision_config": VISION,
+        "text_config": {"model_type": "gemma3_text", "sliding_window": 8}, "mm_tokens_per_image": 4,
+        "vision_config": VISION,
     },
     "LlavaForConditionalGeneration": {
         "text_config": {"model_type": "llama"}, "vision_config": {"model_type": "clip_vision_model", **VISION},

@@ -207,7 +207,8 @@ def test_a_cache_that_holds_no_sequence_of_full_length_is_refused(
     # Twenty blocks: of a plain model's one table, or 13 beside the 7 of the window.
     longest = 16 * (13 if windowed else 20)
     for length in (None, 512, longest + 1):
-        said = rf"max seq len \({length or 512} tokens\).* than --{size.replace('_', '-')} \d+: .*--max-model-len {longest},"
+        flag = size.replace("_", "-")
+        said = rf"max seq len \({length or 512} tokens\).* than --{flag} \d+: .*--max-model-len {longest},"
         with pytest.raises(MemoryBudgetError, match=said):
             resolve_for(tmp_path, machine, max_model_len=length, dtype="float32", **settings)
     for length in (longest, "auto", -1):
