@@ -216,9 +216,11 @@ class Comparison:
         self._watched, self._options, self._pair = watched, options, pair
         self._clock = time.process_time if options.cpu_time else time.perf_counter
         rows, length = max(options.rows), options.prompt + options.tokens + options.drafts + 2
+        blocks = rows * (length // BLOCK + 2)
         shared: dict[str, Any] = {
-            "max_num_seqs": rows, "max_model_len": 1024, "swap_space": 0, "enable_prefix_caching": False,
-            "num_gpu_blocks_override": rows * (length // BLOCK + 2), "disable_log_stats": False, "block_size": BLOCK,
+            "max_num_seqs": rows, "max_model_len": min(1024, blocks * BLOCK), "swap_space": 0,
+            "enable_prefix_caching": False, "num_gpu_blocks_override": blocks, "disable_log_stats": False,
+            "block_size": BLOCK,
         } | pair.settings  # fmt: skip
         drafting = {
             "model": pair.draft, "num_speculative_tokens": options.drafts, "rejection_sample_method": "synthetic",

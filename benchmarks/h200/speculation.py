@@ -146,11 +146,11 @@ def of_all(cases: Sequence[dict[str, Turns]]) -> dict[str, tuple[float, float]]:
 
 def of_dummy_weights(options: argparse.Namespace) -> None:
     rows = [int(each) for each in options.rows.split(",")]
-    length = options.prompt + options.tokens
+    blocks = max(rows) * ((options.prompt + options.tokens) // BLOCK + 3)
     shared: dict[str, Any] = {
-        "load_format": "dummy", "skip_tokenizer_init": True, "max_num_seqs": max(rows), "max_model_len": 2048,
-        "num_gpu_blocks_override": max(rows) * (length // BLOCK + 3), "disable_log_stats": False, "swap_space": 0,
-        "enable_prefix_caching": False,
+        "load_format": "dummy", "skip_tokenizer_init": True, "max_num_seqs": max(rows),
+        "max_model_len": min(2048, blocks * BLOCK), "num_gpu_blocks_override": blocks, "disable_log_stats": False,
+        "swap_space": 0, "enable_prefix_caching": False,
     }  # fmt: skip
     lookup = {"method": "ngram", "num_speculative_tokens": options.drafts}
     engines = {"off": LLM(options.model, **shared), "ngram": LLM(options.model, speculative_config=lookup, **shared)}
