@@ -52,7 +52,7 @@ def gptq(config: Mapping[str, Any]) -> Quantization:
         raise refused("has 'dynamic' rules for single modules, which are not supported")
     form = GroupFormat(
         "gptq_v2" if config.get("checkpoint_format") == "gptq_v2" else "gptq",
-        _bits(config["bits"]),
+        _bits(config.get("bits")),
         _group(config.get("group_size", 128)),
         bool(config.get("sym", True)),
         bool(config.get("desc_act", False)),
@@ -109,7 +109,7 @@ def _compressed_rules(config: Mapping[str, Any]) -> Iterator[Rule]:
 def _compressed_format(stored: str, weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> Format:
     if (floats := compressed_floats(stored, weights)) is not None:
         return floats
-    kind, bits = weights.get("type", "int"), weights.get("num_bits", 8)
+    kind, bits = weights.get("type", "int"), weights.get("num_bits")
     strategy: Any = weights.get("strategy") or _usual_strategy(weights.get("group_size"))
     if stored == "float-quantized" and kind == "float" and bits == 8:
         if strategy not in ("tensor", "channel", "block"):
