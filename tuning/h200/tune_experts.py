@@ -28,7 +28,8 @@ import torch.nn.functional as F
 from sweep import compile_all, few_enough, graph_seconds
 from torch import Tensor
 
-from quire.kernels.triton.experts.experts import ExpertConfigs, experts_with_configs
+from quire.kernels.triton.experts.expert_gemms import ExpertConfigs
+from quire.kernels.triton.experts.experts import experts_with_configs
 from quire.kernels.triton.experts.routing import group_by_expert, route
 from quire.kernels.triton.linear.gemm import GemmConfig
 from quire.kernels.triton.linear.gemv import GemvConfig
@@ -313,8 +314,6 @@ def as_module(chosen: dict[tuple[Mixture, int], ExpertConfigs]) -> str:
             elif chosen[mixture, following] != configs:
                 lines.append(f"        ({tokens}, {source(configs)}),\n")
         lines.append("    ),\n")
-    pair = "tuple[GemvConfig, GemvConfig] | tuple[GemmConfig, GemmConfig]"
-    kind = f"dict[tuple[int, int, int, int], tuple[tuple[float, {pair}], ...]]"
     return f'''"""Configs of the products of a mixture of experts, by its shape and the number of tokens.
 
 Written by tuning/h200/tune_experts.py on an {torch.cuda.get_device_name()}.
@@ -322,12 +321,12 @@ Written by tuning/h200/tune_experts.py on an {torch.cuda.get_device_name()}.
 
 from __future__ import annotations
 
-from quire.kernels.triton.linear.gemv import GemvConfig
+from quire.kernels.triton.experts.expert_gemms import Table
 from quire.kernels.triton.linear.gemm import GemmConfig
+from quire.kernels.triton.linear.gemv import GemvConfig
 
-CONFIGS: {kind} = {{
+CONFIGS: Table = {{
 {"".join(lines)}}}
-"""(experts, chosen, hidden, width) → up to how many tokens, and the configs of both products."""
 
 OVERLAP = True
 """Start while the kernel before ends; see dependent_launch."""

@@ -26,10 +26,13 @@ def gemv_loop(
     COLUMNS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     WAIT: tl.constexpr,
+    w_scales=None,
+    W_GROUP: tl.constexpr = 0,
 ):
     """sums [rows, BLOCK_K] fp32, plus the products of scale · x [COLUMNS] and w's rows, not yet summed over BLOCK_K.
 
-    The next part of w is asked for before the last one is used, and the first, where WAIT, before x is there.
+    The next part of w is asked for before the last one is used, and the first, where WAIT, before x is there. Where
+    W_GROUP columns share a scale, those of each row begin at w_scales [rows]; BLOCK_K divides them or is larger.
     """
     k = tl.arange(0, BLOCK_K)
     whole: tl.constexpr = COLUMNS % BLOCK_K == 0
@@ -51,7 +54,13 @@ def gemv_loop(
             values = tl.load(x + begin + k)
         else:
             values = tl.load(x + begin + k, begin + k < COLUMNS, 0.0)
-        sums += part.to(tl.float32) * (values.to(tl.float32) * scale)[None, :]
+        products = part.to(tl.float32) * (values.to(tl.float32) * scale)[None, :]
+        if W_GROUP >= BLOCK_K:
+            products *= tl.load(w_scales + begin // W_GROUP)[:, None]
+        elif W_GROUP > 0:
+            groups = tl.minimum(begin + k, COLUMNS - 1) // W_GROUP
+            products *= tl.load(w_scales[:, None] + groups[None, :])
+        sums += products
     return sums
 
 
@@ -70,21 +79,38 @@ def gemm_loop(
     BLOCK_K: tl.constexpr,
     WHOLE: tl.constexpr,
     SWAPPED: tl.constexpr,
+    x_scales=None,
+    w_scales=None,
+    X_GROUP: tl.constexpr = 0,
+    W_GROUP: tl.constexpr = 0,
+    FAST: tl.constexpr = False,
 ):
     """[BLOCK_M, BLOCK_N] fp32: rows of x by rows of w over the steps first to last of BLOCK_K columns.
+
+    Scales of groups of columns multiply the sums of a step, those of the next one on their way meanwhile; those of
+    whole rows are left to the caller. Sums of 8-bit floats leave the tensor cores, which add fewer bits than fp32 has,
+    after each step; FAST, only at the end.
 
     Args:
         x_rows, w_rows: Where each row begins, int64.
         x_mask: Which rows of x there are; the others count as zeros.
         columns: How many there are; WHOLE says that BLOCK_K divides them.
+        x_scales, w_scales: [BLOCK_M] and [BLOCK_N], where each row's scales begin: one for X_GROUP or W_GROUP columns,
+            which BLOCK_K divides. 0: there are none.
     """
+    IN_8_BITS: tl.constexpr = w.dtype.element_ty.primitive_bitwidth == 8
+    KIND: tl.constexpr = tl.int32 if w.dtype.element_ty == tl.int8 else tl.float32
+    IMPRECISE: tl.constexpr = BLOCK_K if IN_8_BITS and not FAST else None
+    BY_STEP: tl.constexpr = X_GROUP > 0 or W_GROUP > 0
     k = first * BLOCK_K + tl.arange(0, BLOCK_K)
     x_pointers = x + x_rows[:, None] + k[None, :]
     w_pointers = w + w_rows[:, None] + k[None, :]
-    if SWAPPED:
-        sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    else:
-        sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    none = tl.zeros((BLOCK_N, BLOCK_M) if SWAPPED else (BLOCK_M, BLOCK_N), KIND)
+    sums = none.to(tl.float32) if BY_STEP else none
+    if X_GROUP > 0:
+        next_of_x = tl.load(x_scales + first * BLOCK_K // X_GROUP, x_mask, 0.0)
+    if W_GROUP > 0:
+        next_of_w = tl.load(w_scales + first * BLOCK_K // W_GROUP)
     for step in range(first, last):
         if WHOLE:
             a = tl.load(x_pointers, x_mask[:, None], 0.0)
@@ -93,15 +119,33 @@ def gemm_loop(
             inside = (step * BLOCK_K + tl.arange(0, BLOCK_K) < columns)[None, :]
             a = tl.load(x_pointers, x_mask[:, None] & inside, 0.0)
             b = tl.load(w_pointers, inside, 0.0, eviction_policy="evict_first")
-        if SWAPPED:
-            sums = tl.dot(b, tl.trans(a), sums, input_precision="ieee")
+        if BY_STEP:
+            following = tl.minimum(step + 1, last - 1) * BLOCK_K
+            if X_GROUP > 0:
+                of_x = next_of_x
+                next_of_x = tl.load(x_scales + following // X_GROUP, x_mask, 0.0)
+            if W_GROUP > 0:
+                of_w = next_of_w
+                next_of_w = tl.load(w_scales + following // W_GROUP)
+            if SWAPPED:
+                part = tl.dot(b, tl.trans(a), none, out_dtype=KIND).to(tl.float32)
+            else:
+                part = tl.dot(a, tl.trans(b), none, out_dtype=KIND).to(tl.float32)
+            if X_GROUP > 0 and W_GROUP > 0:
+                sums += part * (of_w[:, None] * of_x[None, :] if SWAPPED else of_x[:, None] * of_w[None, :])
+            elif X_GROUP > 0:
+                sums += part * (of_x[None, :] if SWAPPED else of_x[:, None])
+            else:
+                sums += part * (of_w[:, None] if SWAPPED else of_w[None, :])
+        elif SWAPPED:
+            sums = tl.dot(b, tl.trans(a), sums, input_precision="ieee", max_num_imprecise_acc=IMPRECISE, out_dtype=KIND)
         else:
-            sums = tl.dot(a, tl.trans(b), sums, input_precision="ieee")
+            sums = tl.dot(a, tl.trans(b), sums, input_precision="ieee", max_num_imprecise_acc=IMPRECISE, out_dtype=KIND)
         x_pointers += BLOCK_K
         w_pointers += BLOCK_K
     if SWAPPED:
         sums = tl.trans(sums)
-    return sums
+    return sums.to(tl.float32)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.reference.scaled_linear import ScaledWeight
-from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
+from quire.kernels.triton.launching.dependent_launch import release_dependents
 from quire.kernels.triton.launching.launch import fast_launch
 from quire.kernels.triton.linear.gemv import GemvConfig
 from quire.kernels.triton.linear.inner_loops import gated, gemv_loop, weight_rows
@@ -71,14 +71,8 @@ def _scaled_gemv_kernel(
         sums = gemv_loop(sums, x, w, rows, 1.0, COLUMNS, BLOCK_K, OVERLAP)
         values = tl.sum(sums, 1) * tl.load(scales + rows)
     else:
-        k = tl.arange(0, BLOCK_K)
-        wait_for_inputs(OVERLAP)
-        for first in range(0, COLUMNS, BLOCK_K):
-            inside = first + k < COLUMNS
-            part = tl.load(w + rows[:, None] * COLUMNS + first + k[None, :], inside[None, :], 0.0)
-            place = rows[:, None] // SCALE_ROWS * GROUPS + (first + k[None, :]) // SCALE_COLUMNS
-            scale = tl.load(scales + place, inside[None, :], 0.0)
-            sums += part.to(tl.float32) * scale * tl.load(x + first + k, inside, 0.0).to(tl.float32)[None, :]
+        own = scales + rows // SCALE_ROWS * GROUPS
+        sums = gemv_loop(sums, x, w, rows, 1.0, COLUMNS, BLOCK_K, OVERLAP, own, SCALE_COLUMNS)
         values = tl.sum(sums, 1)
     if BIASED:
         values += tl.load(bias + rows).to(tl.float32)
