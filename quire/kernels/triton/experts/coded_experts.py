@@ -24,7 +24,7 @@ from quire.kernels.triton.linear.gemv import GemvConfig
 
 SCALED: Table = {
     (128, 8, 2048, 768): (
-        (1, (GemvConfig(8, 2048, 8), GemvConfig(4, 256, 1))),
+        (1, (GemvConfig(8, 2048, 8), GemvConfig(4, 256, 4))),
         (128, (GemmConfig(16, 128, 256, 1, 4, 4, True), GemmConfig(16, 64, 64, 1, 4, 6, True))),
         (256, (GemmConfig(32, 128, 256, 1, 4, 4, True), GemmConfig(32, 64, 64, 1, 4, 6, True))),
         (1024, (GemmConfig(64, 128, 128, 1, 4, 5, True), GemmConfig(64, 128, 64, 1, 4, 6, True))),
@@ -32,8 +32,6 @@ SCALED: Table = {
     )
 }
 """Of fp8 and int8, as tuned_expert_configs has those of 16 bits."""
-BLOCKED_PAIR = (GemvConfig(16, 128, 2), GemvConfig(8, 128, 2))
-"""In place of other GemvConfigs, where blocks of 128 columns share a scale."""
 EXPANDED = (
     (0.5, GemmConfig(16, 64, 128, 1, 8, 3, True)),
     (8, GemmConfig(16, 128, 64, 1, 4, 3, True)),
@@ -92,10 +90,8 @@ def scaled_configs(
     """The configs for a mixture (experts, chosen, hidden, width) of 8-bit codes and this many tokens, as tuned_config
     has them. The steps of products are no longer than a block that shares a scale."""
     first, second = nearest_configs(SCALED, mixture, tokens, memory, item=1, in_tiles=codes == torch.int8)
-    if block[1] >= mixture[2]:
+    if block[1] >= mixture[2] or isinstance(first, GemvConfig) or isinstance(second, GemvConfig):
         return first, second  # type: ignore[return-value]
-    if isinstance(first, GemvConfig) or isinstance(second, GemvConfig):
-        return BLOCKED_PAIR
     longer = max(1, first.block_k // block[1])
     rows = min(_LARGEST_BLOCKED, first.block_n)
     first = replace(first, block_n=rows, block_k=first.block_k // longer, stages=min(6, first.stages * longer))

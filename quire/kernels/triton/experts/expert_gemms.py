@@ -37,7 +37,7 @@ from quire.kernels.reference.scaled_linear import ScaledWeight
 from quire.kernels.triton.experts.expert_adapters import AddedRows
 from quire.kernels.triton.experts.routing import group_and_quantize, group_by_expert
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
-from quire.kernels.triton.launching.launch import cdiv, fast_launch
+from quire.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
 from quire.kernels.triton.linear.coded_loop import AnyCoded, CodedArguments, coded_arguments, coded_loop, facts_of
 from quire.kernels.triton.linear.gemm import GemmConfig
 from quire.kernels.triton.linear.gemv import GemvConfig
@@ -46,6 +46,7 @@ from quire.kernels.triton.linear.inner_loops import (
     gates_and_ups,
     gemm_loop,
     gemv_loop,
+    scaled_by_group,
     silu_times,
     weight_rows,
 )
@@ -121,6 +122,7 @@ def gemv_by_pair(
         hidden,
         len(of_down),
         CHOSEN=chosen,
+        SLOTS=next_power_of_2(chosen),
         COLUMNS=width,
         BLOCK_N=second.block_n,
         BLOCK_K=second.block_k,
@@ -206,12 +208,11 @@ def _middle(x: Tensor, pairs: int, width: int, of_tile: int, codes: torch.dtype 
 def _arguments(weight: ExpertsWeight) -> CodedArguments:
     """What kernels are given of a weight of any form; a group of 0 columns: all of a row share a scale."""
     if isinstance(weight, Tensor):
-        return CodedArguments(weight, None, None, None, None, *weight.shape[1:], facts_of(16, 0))
+        _, rows, columns = weight.shape
+        return CodedArguments(weight, None, None, None, None, rows, columns, facts_of(16, 0))
     if isinstance(weight, ScaledWeight):
-        facts = facts_of(8, _group_of(weight))
-        return CodedArguments(
-            weight.codes, weight.scales, None, None, None, *weight.codes.shape[1:], facts, weight.block[0]
-        )
+        (_, rows, columns), facts = weight.codes.shape, facts_of(8, _group_of(weight))
+        return CodedArguments(weight.codes, weight.scales, None, None, None, rows, columns, facts, weight.block[0])
     return coded_arguments(weight)
 
 
@@ -363,50 +364,20 @@ def _multiply_pair(
     MADE: tl.constexpr = BLOCK_N // 2
     rows = weight_rows(begin, width, BLOCK_N, True)
     own = x + (pair // CHOSEN).to(tl.int64) * COLUMNS
-    sums = _add_expert(
-        tl.zeros((BLOCK_N, BLOCK_K), tl.float32), own, w, scales, expert, rows, 2 * width, 1.0,
-        COLUMNS, BLOCK_N, BLOCK_K, SCALE_ROWS, GROUPS, GROUP, False,
-    )  # fmt: skip
+    of_expert = rows + expert * (2 * width)
+    sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    if scales is None:
+        values = tl.sum(gemv_loop(sums, own, w, of_expert, COLUMNS, BLOCK_K, False), 1)
+    else:
+        scales += (expert * tl.cdiv(2 * width, SCALE_ROWS) + rows // SCALE_ROWS) * GROUPS
+        values = tl.sum(gemv_loop(sums, own, w, of_expert, COLUMNS, BLOCK_K, False, scales, GROUP), 1)
+        if GROUP == 0:
+            values *= tl.load(scales)
     one = pair.to(tl.int64) + tl.arange(0, 1)
-    values = finished(
-        tl.sum(sums, 1)[None, :], added, slots, y, one, one >= 0, begin, width, 1, MADE, CHOSEN, True, ADAPTED
-    )
+    values = finished(values[None, :], added, slots, y, one, one >= 0, begin, width, 1, MADE, 1, CHOSEN, True, ADAPTED)
     values = tl.reshape(values, (MADE,))
     n = begin + tl.arange(0, MADE)
     tl.store(y + pair.to(tl.int64) * width + n, values.to(y.dtype.element_ty), n < width)
-
-
-@triton.jit
-def _add_expert(
-    sums,
-    x,
-    w,
-    scales,
-    expert,
-    rows,
-    outputs,
-    weight,
-    COLUMNS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SCALE_ROWS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    WAIT: tl.constexpr,
-):
-    """sums [BLOCK_N, BLOCK_K], plus the products of weight · x and rows of an expert's weight of so many outputs."""
-    own = rows + expert * outputs
-    if scales is None:
-        sums = gemv_loop(sums, x, w, own, weight, COLUMNS, BLOCK_K, WAIT)
-    else:
-        of_rows = scales + (expert * tl.cdiv(outputs, SCALE_ROWS) + rows // SCALE_ROWS) * GROUPS
-        if GROUP > 0:
-            sums = gemv_loop(sums, x, w, own, weight, COLUMNS, BLOCK_K, WAIT, of_rows, GROUP)
-        else:
-            none = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-            factors = tl.load(of_rows)[:, None]
-            sums += gemv_loop(none, x, w, own, weight, COLUMNS, BLOCK_K, WAIT) * factors
-    return sums
 
 
 @fast_launch
@@ -424,6 +395,7 @@ def _token_kernel(
     hidden,
     experts,
     CHOSEN: tl.constexpr,
+    SLOTS: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -439,29 +411,61 @@ def _token_kernel(
     token = (tl.program_id(0) % tokens).to(tl.int64)
     begin = tl.program_id(0) // tokens * BLOCK_N
     rows = weight_rows(begin, hidden, BLOCK_N, False)
-    sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    choice = tl.arange(0, SLOTS)
+    there = choice < CHOSEN
+    pair = token * CHOSEN + choice
     if PARTIAL:  # which of the experts is the first one here is not known
         wait_for_inputs(OVERLAP)
-    for choice in tl.static_range(CHOSEN):
-        pair = token * CHOSEN + choice
-        expert = tl.load(numbers + pair, cache_modifier=".cg").to(tl.int64)
-        weight = tl.load(weights + pair, cache_modifier=".cg").to(tl.float32)
-        if PARTIAL:
-            if expert < experts:
-                sums = _add_expert(
-                    sums, x + pair * COLUMNS, w, scales, expert, rows, hidden, weight,
-                    COLUMNS, BLOCK_N, BLOCK_K, SCALE_ROWS, GROUPS, GROUP, False,
-                )  # fmt: skip
-        else:
-            sums = _add_expert(
-                sums, x + pair * COLUMNS, w, scales, expert, rows, hidden, weight,
-                COLUMNS, BLOCK_N, BLOCK_K, SCALE_ROWS, GROUPS, GROUP, OVERLAP and choice == 0,
-            )  # fmt: skip
+    expert = tl.load(numbers + pair, there, 0, cache_modifier=".cg").to(tl.int64)
+    if PARTIAL:
+        there &= expert < experts
+        expert = tl.where(there, expert, 0)
+    of_rows = rows[:, None] + expert[None, :] * hidden
+    k = tl.arange(0, BLOCK_K)
+    WHOLE: tl.constexpr = COLUMNS % BLOCK_K == 0 and SLOTS == CHOSEN and not PARTIAL
+    x_pointers = x + pair[:, None] * COLUMNS + k[None, :]
+    w_pointers = w + of_rows[:, :, None] * COLUMNS + k[None, None, :]
+    inside = there[:, None] & (k < COLUMNS)[None, :]
+    if WHOLE:
+        w_ahead = tl.load(w_pointers, eviction_policy="evict_first")
+    else:
+        w_ahead = tl.load(w_pointers, inside[None, :, :], 0.0, eviction_policy="evict_first")
+    if not PARTIAL:
+        wait_for_inputs(OVERLAP)
+    weight = tl.load(weights + pair, there, 0.0, cache_modifier=".cg").to(tl.float32)
+    x_ahead = tl.load(x_pointers) if WHOLE else tl.load(x_pointers, inside, 0.0)
+    sums = tl.zeros((BLOCK_N, SLOTS, BLOCK_K), tl.float32)
+    for column in tl.static_range(0, COLUMNS, BLOCK_K):
+        part, values = w_ahead, x_ahead
+        if column + BLOCK_K < COLUMNS:
+            x_pointers += BLOCK_K
+            w_pointers += BLOCK_K
+            if WHOLE:
+                w_ahead = tl.load(w_pointers, eviction_policy="evict_first")
+                x_ahead = tl.load(x_pointers)
+            else:
+                inside = there[:, None] & (column + BLOCK_K + k < COLUMNS)[None, :]
+                w_ahead = tl.load(w_pointers, inside[None, :, :], 0.0, eviction_policy="evict_first")
+                x_ahead = tl.load(x_pointers, inside, 0.0)
+        products = part.to(tl.float32) * values.to(tl.float32)[None, :, :]
+        if GROUP > 0:
+            of_w = _scales_at(scales, expert, rows, hidden, SCALE_ROWS, GROUPS)
+            products = scaled_by_group(products, of_w, column, COLUMNS, (BLOCK_N, SLOTS, BLOCK_K // GROUP, GROUP))
+        sums += products
+    of_pairs = tl.sum(sums, 2) * weight[None, :]
+    if scales is not None and GROUP == 0:
+        of_pairs *= tl.load(_scales_at(scales, expert, rows, hidden, SCALE_ROWS, GROUPS))
     n = begin + tl.arange(0, BLOCK_N)
-    total = tl.sum(sums, 1)
+    total = tl.sum(of_pairs, 1)
     if ADAPTED:
         total += _added_to_token(added, slots, numbers, weights, token, n, hidden, experts, CHOSEN, BLOCK_N)
     tl.store(y + token * hidden + n, total.to(y.dtype.element_ty), n < hidden)
+
+
+@triton.jit
+def _scales_at(scales, expert, rows, outputs, SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr):
+    """[rows, experts]: where the scales of these rows of experts' weights begin."""
+    return scales + (expert[None, :] * tl.cdiv(outputs, SCALE_ROWS) + (rows // SCALE_ROWS)[:, None]) * GROUPS
 
 
 @triton.jit
@@ -512,7 +516,7 @@ def _tile_kernel(
         expert = tl.load(tiles + place, cache_modifier=".cg").to(tl.int64)
         outputs = made * 2 if FIRST else made
         stored = columns // 2 if BITS == 4 else columns
-        rows = weight_rows(begin, made, BLOCK_N, FIRST)
+        rows = weight_rows(begin, made, BLOCK_N, FIRST, 1 if SWAPPED else 8)
         of_w = w + expert * outputs * stored
         before = expert * tl.cdiv(outputs, SCALE_ROWS) * (tl.cdiv(columns, GROUP) if GROUP > 0 else 1)
         of_scales = None if scales is None else scales + before
@@ -575,7 +579,22 @@ def _multiply(
             x, own * columns, there, w, rows * columns, columns, 0, tl.cdiv(columns, BLOCK_K),
             BLOCK_M, BLOCK_N, BLOCK_K, WHOLE, SWAPPED,
         )  # fmt: skip
-    values = finished(values, added, slots, weights, pair, there, begin, made, BLOCK_M, MADE, CHOSEN, FIRST, ADAPTED)
+    values = finished(
+        values,
+        added,
+        slots,
+        weights,
+        pair,
+        there,
+        begin,
+        made,
+        BLOCK_M,
+        MADE,
+        1 if SWAPPED else 8,
+        CHOSEN,
+        FIRST,
+        ADAPTED,
+    )
     if y_scales is not None:
         scale, shrink = row_scales(values, largest, smallest, 1)
         tl.store(y_scales + pair * tl.cdiv(made, MADE) + begin // MADE, scale, there)
@@ -597,6 +616,7 @@ def finished(
     made,
     ROWS: tl.constexpr,
     MADE: tl.constexpr,
+    RUN: tl.constexpr,
     CHOSEN: tl.constexpr,
     FIRST: tl.constexpr,
     ADAPTED: tl.constexpr,
@@ -604,7 +624,7 @@ def finished(
     """[ROWS, MADE]: what becomes of a product's sums for the outputs from `begin` on.
 
     Args:
-        values: [ROWS, MADE], or FIRST [ROWS, 2 · MADE], each gate before its up.
+        values: [ROWS, MADE], or FIRST [ROWS, 2 · MADE], RUN gates before their ups.
         added: Of rows with adapters, which `slots` says by token, what is added to them.
         weights: The router's, by which they are scaled; FIRST they are gated instead.
         pair, there: [ROWS], whose they are, int64, and which of them there are.
@@ -615,7 +635,7 @@ def finished(
         inside = adapted[:, None] & (n < made)[None, :]
         added += pair[:, None] * (2 * made if FIRST else made) + n[None, :]
     if FIRST:
-        gate, up = gates_and_ups(values, ROWS, MADE)
+        gate, up = gates_and_ups(values, ROWS, MADE, RUN)
         if ADAPTED:
             gate += tl.load(added, inside, 0.0).to(tl.float32)
             up += tl.load(added + made, inside, 0.0).to(tl.float32)

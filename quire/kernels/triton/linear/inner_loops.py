@@ -22,17 +22,16 @@ def gemv_loop(
     x,
     w,
     rows,
-    scale,
     COLUMNS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     WAIT: tl.constexpr,
     w_scales=None,
     W_GROUP: tl.constexpr = 0,
 ):
-    """sums [rows, BLOCK_K] fp32, plus the products of scale · x [COLUMNS] and w's rows, not yet summed over BLOCK_K.
+    """sums [rows, BLOCK_K] fp32, plus the products of x [COLUMNS] and w's rows, not yet summed over BLOCK_K.
 
     The next part of w is asked for before the last one is used, and the first, where WAIT, before x is there. Where
-    W_GROUP columns share a scale, those of each row begin at w_scales [rows]; BLOCK_K divides them or is larger.
+    W_GROUP columns share a scale, those of each row begin at w_scales [rows]; W_GROUP divides BLOCK_K.
     """
     k = tl.arange(0, BLOCK_K)
     whole: tl.constexpr = COLUMNS % BLOCK_K == 0
@@ -54,14 +53,22 @@ def gemv_loop(
             values = tl.load(x + begin + k)
         else:
             values = tl.load(x + begin + k, begin + k < COLUMNS, 0.0)
-        products = part.to(tl.float32) * (values.to(tl.float32) * scale)[None, :]
-        if W_GROUP >= BLOCK_K:
-            products *= tl.load(w_scales + begin // W_GROUP)[:, None]
-        elif W_GROUP > 0:
-            groups = tl.minimum(begin + k, COLUMNS - 1) // W_GROUP
-            products *= tl.load(w_scales[:, None] + groups[None, :])
+        products = part.to(tl.float32) * values.to(tl.float32)[None, :]
+        if W_GROUP > 0:
+            products = scaled_by_group(products, w_scales, begin, COLUMNS, (rows.shape[0], BLOCK_K // W_GROUP, W_GROUP))
         sums += products
     return sums
+
+
+@triton.jit
+def scaled_by_group(products, w_scales, begin, COLUMNS: tl.constexpr, APART: tl.constexpr):
+    """products [..., BLOCK_K] of the columns from `begin` on by scales, those of each row from w_scales [...] on.
+    APART: [..., groups, columns that share a scale]."""
+    GROUPS: tl.constexpr = APART[len(APART) - 2]
+    GROUP: tl.constexpr = APART[len(APART) - 1]
+    number = tl.minimum(begin // GROUP + tl.arange(0, GROUPS), (COLUMNS - 1) // GROUP)
+    scales = tl.load(tl.expand_dims(w_scales, -1) + number)
+    return tl.reshape(tl.reshape(products, APART) * tl.expand_dims(scales, -1), products.shape)
 
 
 @triton.jit
@@ -171,9 +178,12 @@ def gated(sums, ROWS: tl.constexpr, PAIRS: tl.constexpr):
 
 
 @triton.jit
-def gates_and_ups(sums, ROWS: tl.constexpr, PAIRS: tl.constexpr):
-    """[ROWS, PAIRS] twice, of the same sums."""
-    return tl.split(tl.reshape(sums, (ROWS, PAIRS, 2)))
+def gates_and_ups(sums, ROWS: tl.constexpr, PAIRS: tl.constexpr, RUN: tl.constexpr = 1):
+    """[ROWS, PAIRS] twice, of sums as `weight_rows` has them."""
+    if RUN == 1:
+        return tl.split(tl.reshape(sums, (ROWS, PAIRS, 2)))
+    gate, up = tl.split(tl.permute(tl.reshape(sums, (ROWS, PAIRS // RUN, 2, RUN)), (0, 1, 3, 2)))
+    return tl.reshape(gate, (ROWS, PAIRS)), tl.reshape(up, (ROWS, PAIRS))
 
 
 @triton.jit
@@ -183,15 +193,17 @@ def silu_times(gate, up):
 
 
 @triton.jit
-def weight_rows(begin, width, BLOCK: tl.constexpr, GATED: tl.constexpr):
+def weight_rows(begin, width, BLOCK: tl.constexpr, GATED: tl.constexpr, RUN: tl.constexpr = 1):
     """[BLOCK] int64: which rows of a weight make the outputs from `begin`; past the end the last one again.
 
-    GATED, the weight has `width` rows of gates and as many ups, and BLOCK rows make BLOCK / 2 outputs: gate, up, gate,
-    up, so that both of an output meet in one thread's registers.
+    GATED, the weight has `width` rows of gates and as many ups, and BLOCK rows make BLOCK / 2 outputs: RUN gates, as
+    many ups, and so on, so that both of an output meet in one thread's registers. Of tensor cores a thread has the sums
+    of two neighbours, and of the same two among the next eight rows.
     """
     number = tl.arange(0, BLOCK)
     if GATED:
-        rows = tl.minimum(begin + number // 2, width - 1) + number % 2 * width
+        output = number // (2 * RUN) * RUN + number % RUN
+        rows = tl.minimum(begin + output, width - 1) + number // RUN % 2 * width
     else:
         rows = tl.minimum(begin + number, width - 1)
     return rows.to(tl.int64)

@@ -68,11 +68,11 @@ def _scaled_gemv_kernel(
     rows = weight_rows(begin, outputs, BLOCK_N, GATED)
     sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     if GROUPS == 1:
-        sums = gemv_loop(sums, x, w, rows, 1.0, COLUMNS, BLOCK_K, OVERLAP)
+        sums = gemv_loop(sums, x, w, rows, COLUMNS, BLOCK_K, OVERLAP)
         values = tl.sum(sums, 1) * tl.load(scales + rows)
     else:
         own = scales + rows // SCALE_ROWS * GROUPS
-        sums = gemv_loop(sums, x, w, rows, 1.0, COLUMNS, BLOCK_K, OVERLAP, own, SCALE_COLUMNS)
+        sums = gemv_loop(sums, x, w, rows, COLUMNS, BLOCK_K, OVERLAP, own, SCALE_COLUMNS)
         values = tl.sum(sums, 1)
     if BIASED:
         values += tl.load(bias + rows).to(tl.float32)
