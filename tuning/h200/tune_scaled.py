@@ -1,6 +1,6 @@
 """Which kernel multiplies 8-bit codes with scales fastest, for each shape of Llama-3.1-8B and number of rows.
 
-    python tuning/h200/tune_scaled.py [--dtype fp8|int8] [--seconds 100]
+    python tuning/h200/tune_scaled.py [--dtype fp8|int8] [--shapes 5120x2048 …] [--seconds 100]
 
 Times every candidate in graphs, over weights that outgrow the GPU's cache together, and checks each result against a
 product in fp64 of what the codes stand for. The kernel that quantizes x is timed too, by itself, and torch's product
@@ -48,15 +48,17 @@ MOST_PROGRAMS = 900
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", choices=DTYPES, default="fp8")
+    parser.add_argument("--shapes", nargs="+", default=[], help="outputs x columns of weights, in place of Llama's")
     parser.add_argument("--seconds", type=float, default=100, help="shapes that are not begun by then are left out")
     options = parser.parse_args()
     began, dtype = time.perf_counter(), DTYPES[options.dtype]
-    jobs = list({(least(c), w.columns, w.gate, dtype): 0 for w in WEIGHTS for r in ROWS for c in candidates(w, r)})
+    shapes = [Weight(*map(int, shape.split("x"))) for shape in options.shapes] or WEIGHTS
+    jobs = list({(least(c), w.columns, w.gate, dtype): 0 for w in shapes for r in ROWS for c in candidates(w, r)})
     for job, text in compile_all(compile_one, jobs, 16).items():
         print(f"left out: {job}: {text}")
     print(f"compiled {len(jobs)} kernels in {time.perf_counter() - began:.0f} s", flush=True)
     sums: dict[int, float] = {}
-    for weight in WEIGHTS:
+    for weight in shapes:
         if time.perf_counter() - began > options.seconds:
             print(f"no time left for {weight}")
             continue

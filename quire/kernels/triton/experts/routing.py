@@ -27,7 +27,7 @@ from quire.kernels.triton.launching.dependent_launch import can_overlap, release
 from quire.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
 from quire.kernels.triton.linear.quantize_rows import GROUPS, quantize_groups
 
-_BLOCKS = ((512, 1), (2048, 4), (4096, 8))
+_BLOCKS = ((512, 1), (2048, 4), (4096, 8), (8192, 16))
 """Pairs that a program looks at together, and by how many warps: the first that has room for all, or the last."""
 _ELEMENTS_PER_WARP = 2048
 """Of a row that is quantized."""
