@@ -24,10 +24,10 @@ from quire.kernels.triton.linear.gemv import GemvConfig
 
 SCALED: Table = {
     (128, 8, 2048, 768): (
-        (8, (GemvConfig(8, 1024, 4), GemvConfig(4, 256, 2))),
+        (8, (GemvConfig(4, 1024, 2), GemvConfig(4, 256, 2))),
         (160, (GemmConfig(16, 256, 128, 1, 8, 3, True), GemmConfig(16, 128, 128, 1, 4, 4, True))),
-        (4096, (GemmConfig(64, 256, 128, 1, 8, 4, False), GemmConfig(64, 128, 128, 1, 4, 4, False))),
-        (float("inf"), (GemmConfig(128, 256, 128, 1, 8, 3, False), GemmConfig(128, 128, 128, 1, 8, 4, False))),
+        (1024, (GemmConfig(64, 256, 128, 1, 8, 4, False), GemmConfig(64, 128, 128, 1, 4, 4, False))),
+        (float("inf"), (GemmConfig(128, 256, 128, 1, 8, 4, False), GemmConfig(128, 128, 128, 1, 8, 4, False))),
     )
 }
 """Of fp8 and int8, as tuned_expert_configs has those of 16 bits."""

@@ -60,6 +60,8 @@ Table = dict[tuple[int, int, int, int], tuple[tuple[float, ExpertConfigs], ...]]
 """(experts, chosen, hidden, width) → up to how many tokens, and the configs of both products."""
 
 _SUM_BLOCK = 1024
+_QUANTIZED_BESIDE = 512
+"""Tokens, up to which grouping and quantizing them share a launch; the programs for more pairs are too large for it."""
 _MANY = 128
 """Rows of tiles of which the tensor cores are the limit: sums of 8-bit floats stay in them to the end."""
 
@@ -193,7 +195,12 @@ def _grouped(x: Tensor, gate_up: ExpertsWeight, numbers: Tensor, tile: int) -> t
     experts = len(_arguments(gate_up).codes)
     if not isinstance(gate_up, ScaledWeight):
         return *group_by_expert(numbers, experts, tile), _Rows(x)
-    order, tiles, rows = group_and_quantize(numbers, experts, tile, x, gate_up.codes.dtype, gate_up.block[1])
+    codes, block = gate_up.codes.dtype, gate_up.block[1]
+    if len(x) <= _QUANTIZED_BESIDE:
+        order, tiles, rows = group_and_quantize(numbers, experts, tile, x, codes, block)
+    else:
+        rows = quantize_rows(x, codes, block)
+        order, tiles = group_by_expert(numbers, experts, tile)
     return order, tiles, _Rows(*rows, _group_of(gate_up))
 
 
