@@ -97,24 +97,24 @@ _CODED_ROWS_SECOND = (
 )  # fmt: skip
 _CODED_TILES = {  # block_m → (block_n, block_k, warps, stages, swapped) of first products, and of second ones
     16: (
-        ((128, 128, 4, 4, True), (128, 128, 4, 6, True), (256, 128, 8, 2, True), (256, 128, 8, 3, True),
-         (256, 128, 8, 4, True), (256, 64, 8, 4, True), (256, 256, 8, 2, True)),
-        ((128, 64, 4, 6, True), (128, 64, 4, 8, True), (64, 128, 4, 5, True), (128, 128, 4, 3, True),
-         (128, 128, 4, 4, True), (128, 128, 4, 5, True), (128, 128, 8, 4, True), (256, 128, 8, 3, True)),
+        ((64, 256, 4, 3, True), (64, 256, 4, 4, True), (64, 256, 4, 5, True), (128, 256, 8, 3, True),
+         (128, 256, 4, 3, True), (256, 128, 8, 3, True)),
+        ((128, 128, 4, 3, True), (128, 128, 4, 4, True), (64, 256, 4, 3, True), (64, 256, 4, 4, True),
+         (128, 256, 8, 3, True), (64, 128, 4, 4, True)),
     ),
     32: (
-        ((128, 128, 4, 4, True), (256, 128, 8, 3, True), (256, 128, 8, 4, True)),
-        ((128, 64, 4, 6, True), (128, 128, 4, 4, True), (128, 128, 8, 4, True)),
+        ((64, 256, 4, 4, True), (128, 256, 8, 3, True), (256, 128, 8, 3, True)),
+        ((64, 256, 4, 3, True), (128, 256, 8, 3, True), (128, 128, 4, 4, True)),
     ),
     64: (
-        ((256, 128, 8, 3, False), (256, 128, 8, 4, False), (256, 128, 4, 4, False), (256, 128, 8, 4, True),
-         (128, 128, 4, 4, False)),
-        ((128, 128, 4, 3, False), (128, 128, 4, 4, False), (128, 128, 8, 4, False), (128, 128, 4, 5, False),
-         (256, 128, 8, 3, False), (64, 128, 4, 4, False), (128, 64, 4, 6, False)),
+        ((256, 128, 8, 3, False), (256, 128, 8, 4, False), (128, 128, 4, 4, False), (128, 256, 8, 3, False)),
+        ((128, 128, 4, 3, False), (128, 128, 4, 4, False), (256, 128, 8, 3, False), (256, 128, 8, 4, False),
+         (128, 256, 4, 3, False), (256, 256, 8, 2, False)),
     ),
     128: (
         ((128, 128, 8, 4, False), (256, 128, 8, 3, False), (256, 128, 8, 4, False)),
-        ((128, 64, 8, 5, False), (128, 128, 8, 3, False), (128, 128, 8, 4, False)),
+        ((128, 128, 8, 3, False), (128, 128, 8, 4, False), (256, 128, 8, 3, False), (128, 256, 8, 3, False),
+         (256, 256, 8, 2, False)),
     ),
 }  # fmt: skip
 
@@ -184,9 +184,11 @@ def candidates(
                 for product_ in _CODED_TILES[block_m]
             )
             for block_n in sorted({first.block_n for first in firsts}):
-                fitting = [second for second in seconds if block_n // 2 % second.block_k == 0]
-                if fitting:
-                    yield [first for first in firsts if first.block_n == block_n], fitting
+                alike = [first for first in firsts if first.block_n == block_n]
+                for at_once in (True, False):  # whether the first product quantizes what it makes
+                    fitting = [second for second in seconds if (block_n // 2 % second.block_k == 0) == at_once]
+                    if fitting:
+                        yield alike, fitting
 
 
 Job = tuple[Mixture, torch.dtype | None, ExpertConfigs]
@@ -245,7 +247,7 @@ def measure(
     """Seconds of every pair of configs that go together; some by adding."""
     found: dict[ExpertConfigs, float] = {}
     for firsts, seconds in candidates(mixture, tokens, codes):
-        expected = exact(*sets[0][:-1], codes and _of_tile(firsts[0]))
+        expected = exact(*sets[0][:-1], codes and _of_scale(firsts[0], seconds[0], mixture.width))
         pairs = product(firsts, seconds)
         base = next((pair for pair in pairs if pair not in broken and time_one(sets, pair, expected) < INFINITE), None)
         if base is None:
@@ -283,9 +285,11 @@ def _width(down: Tensor | ScaledWeight) -> int:
     return (down if isinstance(down, Tensor) else down.codes).shape[2]
 
 
-def _of_tile(first: GemvConfig | GemmConfig) -> int | None:
-    """Outputs of the first product that share a scale; None: its rows are not quantized."""
-    return None if isinstance(first, GemvConfig) else first.block_n // 2
+def _of_scale(first: GemvConfig | GemmConfig, second: GemvConfig | GemmConfig, width: int) -> int | None:
+    """Columns of the second product that share a scale; None: its rows are not quantized."""
+    if isinstance(first, GemvConfig):
+        return None
+    return width if first.block_n // 2 % second.block_k else first.block_n // 2
 
 
 def exact(
@@ -294,16 +298,16 @@ def exact(
     down: Tensor | ScaledWeight,
     numbers: Tensor,
     weights: Tensor,
-    of_tile: int | None,
+    of_scale: int | None,
 ) -> Tensor:
-    """The first tokens in fp32, pair by pair; with of_tile, of quantized activations, so many of which share a scale in
-    the second product."""
+    """The first tokens in fp32, pair by pair; with of_scale, of quantized activations, as many of which share a scale
+    in the second product."""
     out = torch.zeros((min(len(x), 40), x.shape[1]), device=x.device)
     for token, own in enumerate(numbers[: len(out)].tolist()):
         for expert, weight in zip(own, weights[token].float(), strict=True):
-            row = _seen(x[token].float(), gate_up, x.shape[1], of_tile)
+            row = _seen(x[token].float(), gate_up, x.shape[1], of_scale)
             gate, up = (_dense(gate_up, expert) @ row).chunk(2)
-            out[token] += weight * (_dense(down, expert) @ _seen(F.silu(gate) * up, down, of_tile, of_tile))
+            out[token] += weight * (_dense(down, expert) @ _seen(F.silu(gate) * up, down, of_scale, of_scale))
     return out
 
 
@@ -313,9 +317,9 @@ def _dense(weight: Tensor | ScaledWeight, expert: int) -> Tensor:
     return ScaledWeight(weight.codes[expert], weight.scales[expert], weight.block).dense()
 
 
-def _seen(row: Tensor, weight: Tensor | ScaledWeight, group: int | None, of_tile: int | None) -> Tensor:
+def _seen(row: Tensor, weight: Tensor | ScaledWeight, group: int | None, of_scale: int | None) -> Tensor:
     """A row as a product with the weight sees it."""
-    if of_tile is None or group is None or isinstance(weight, Tensor):
+    if of_scale is None or group is None or isinstance(weight, Tensor):
         return row
     codes, scales = reference_quantize_rows(row[None], weight.codes.dtype, group)
     return (codes.float() * scales.repeat_interleave(group, 1)[:, : len(row)])[0]

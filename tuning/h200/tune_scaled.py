@@ -36,12 +36,31 @@ _ONE_ROW = (
     (1, 4096, 4), (2, 1024, 2), (2, 2048, 4), (2, 4096, 8), (4, 1024, 4), (4, 2048, 8), (8, 512, 4), (4, 512, 2),
 )  # fmt: skip
 _TILES = {  # block_n, block_k, warps, stages, swapped
-    16: ((64, 128, 4, 6, True), (64, 256, 4, 4, True), (64, 256, 4, 5, True), (128, 128, 8, 5, True)),
-    32: ((64, 128, 4, 6, True), (64, 256, 4, 4, True), (128, 128, 8, 5, True), (128, 128, 4, 5, True)),
-    64: ((64, 128, 4, 6, True), (64, 256, 4, 4, True), (128, 128, 4, 5, True), (128, 128, 8, 4, True)),
+    16: (
+        (64, 128, 4, 6, True),
+        (64, 128, 4, 8, True),
+        (64, 256, 4, 4, True),
+        (64, 256, 4, 5, True),
+        (128, 128, 8, 5, True),
+    ),
+    32: (
+        (64, 128, 4, 6, True),
+        (64, 128, 4, 8, True),
+        (64, 256, 4, 4, True),
+        (128, 128, 8, 5, True),
+        (128, 128, 4, 5, True),
+    ),
+    64: (
+        (32, 256, 4, 5, False),
+        (32, 128, 4, 6, False),
+        (64, 128, 4, 6, True),
+        (64, 256, 4, 4, True),
+        (128, 128, 4, 5, True),
+        (128, 128, 8, 4, True),
+    ),
     128: ((64, 128, 4, 5, True), (128, 128, 4, 5, True), (128, 128, 8, 5, True), (128, 128, 8, 5, False)),
 }
-_BLOCKS = {1: (16,), 16: (16,), 32: (32,), 64: (64,), 128: (64, 128), 256: (128,)}
+_BLOCKS = {1: (16,), 16: (16,), 32: (32, 64), 64: (64,), 128: (64, 128), 256: (128,)}
 MOST_PROGRAMS = 900
 
 
@@ -79,7 +98,7 @@ def candidates(weight: Weight, rows: int) -> Iterator[GemvConfig | GemmConfig]:
         for block_n, block_k, warps, stages, swapped in _TILES[block_m]:
             tiles, steps = -(-weight.outputs // block_n) * -(-rows // block_m), -(-weight.columns // block_k)
             splits = [n for n in (1, 2, 3, 4, 6, 8) if n == 1 or (2 * n <= steps and tiles * n <= MOST_PROGRAMS)]
-            enough = [n for n in splits if tiles * n >= 110] or splits[-1:]
+            enough = [n for n in splits if tiles * n >= 60] or splits[-1:]
             yield from (GemmConfig(block_m, block_n, block_k, n, warps, stages, swapped) for n in enough)
 
 

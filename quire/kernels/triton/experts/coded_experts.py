@@ -72,7 +72,8 @@ def adapted_coded_experts(
         return
     if isinstance(down, ScaledWeight):
         mixture = (len(down.codes) + others, numbers.shape[1], *down.codes.shape[1:])
-        configs = scaled_configs(mixture, len(x), down.codes.dtype, down.block, program_memory(x.device))
+        block = down.block[1] if down.scales.shape[2] > 1 else None
+        configs = scaled_configs(mixture, len(x), down.codes.dtype, block, program_memory(x.device))
     else:
         count = len(coded_arguments(down).codes) + others
         configs = next((config,) * 2 for most, config in EXPANDED if numbers.numel() <= most * count)
@@ -84,14 +85,14 @@ def adapted_coded_experts(
 
 @functools.cache
 def scaled_configs(
-    mixture: tuple[int, int, int, int], tokens: int, codes: torch.dtype, block: tuple[int, int], memory: int
+    mixture: tuple[int, int, int, int], tokens: int, codes: torch.dtype, block: int | None, memory: int
 ) -> ExpertConfigs:
     """The configs for a mixture (experts, chosen, hidden, width) of 8-bit codes and this many tokens, as tuned_config
-    has them. The steps of products are no longer than a block that shares a scale."""
+    has them. The steps of products are no longer than `block` columns that share a scale; None: all of a row do."""
     first, second = nearest_configs(SCALED, mixture, tokens, memory, item=1, in_tiles=codes == torch.int8)
-    if block[1] >= mixture[2] or isinstance(first, GemvConfig) or isinstance(second, GemvConfig):
+    if block is None or isinstance(first, GemvConfig) or isinstance(second, GemvConfig):
         return first, second  # type: ignore[return-value]
-    longer = max(1, first.block_k // block[1])
+    longer = max(1, first.block_k // block)
     rows = min(_LARGEST_BLOCKED, first.block_n)
     first = replace(first, block_n=rows, block_k=first.block_k // longer, stages=min(6, first.stages * longer))
     return first, replace(second, block_k=min(second.block_k, rows // 2))

@@ -13,7 +13,7 @@ the limit: 6 · pairs · hidden · width operations.
 Forms differ in what is done before and behind a tile's loop. 8-bit codes are multiplied as they are: the kernel that
 groups pairs quantizes the tokens too, and the first product quantizes what it makes, with a scale for each of its tiles
 of outputs, since no program sees a whole row; the second one multiplies its sums by that scale at each of its steps,
-which is as many columns. Other codes are expanded in the loop, and their activations stay dense (see coded_loop).
+which is as many columns or a part of them. Other codes are expanded in the loop; their activations stay dense.
 
 What adapters add to a product is computed before it (see expert_adapters), and added to its sums; steps without such
 adapters launch what they would in an engine that serves none.
@@ -171,21 +171,22 @@ def gemm_by_expert(
     adapters: ExpertAdapters | None = None,
 ) -> None:
     """Arguments as those of `gemv_by_pair`; both configs have the same block_m and no splits. With 8-bit codes, each
-    block_k divides a weight's blocks, and the second one the outputs of the first product's tiles."""
+    block_k divides a weight's blocks. If the second one does not divide the outputs of the first product's tiles, rows
+    are quantized between the products."""
     first, second = configs
     assert first.block_m == second.block_m and first.splits == second.splits == 1
     w, of_down, of_tile = _arguments(gate_up), _arguments(down), first.block_n // 2
-    assert not isinstance(down, ScaledWeight) or of_tile % second.block_k == 0
     order, tiles, rows = _grouped(x, gate_up, numbers, first.block_m)
-    codes = gate_up.codes.dtype if isinstance(gate_up, ScaledWeight) else None
+    codes = down.codes.dtype if isinstance(down, ScaledWeight) else None
     added = None if adapters is None else AddedRows(numbers, adapters)
-    middle = _middle(x, len(order), of_down.columns, of_tile, codes if adapters is None else None)
+    at_once = codes if adapters is None and of_tile % second.block_k == 0 else None
+    middle = _middle(x, len(order), of_down.columns, of_tile, at_once)
     parts = _Rows(torch.empty((len(order), of_down.rows), dtype=x.dtype, device=x.device))
     shared = (order, tiles, weights, numbers.shape[1], overlap)
     _launch_tiles(*shared, rows, w, middle, first, True, *added_to(x, middle.values, True, added), added is not None)
     more = added_to(middle.values, parts.values, False, added)
-    if codes is not None and middle.scales is None:  # adapters have seen it dense
-        middle = _Rows(*quantize_rows(middle.values, codes, of_tile), of_tile)
+    if isinstance(down, ScaledWeight) and middle.scales is None:
+        middle = _Rows(*quantize_rows(middle.values, down.codes.dtype, down.block[1]), _group_of(down))
     _launch_tiles(*shared, middle, of_down, parts, second, False, *more, added is not None)
     sum_choices(parts.values, out, numbers, len(of_down.codes), overlap, partial)
 

@@ -13,6 +13,7 @@ from quire.kernels.reference import coded_experts as reference
 from quire.kernels.reference.coded_experts import Coded, one_of, stack_weights
 from quire.kernels.reference.quantized_rows import quantize_rows
 from quire.kernels.reference.scaled_linear import ScaledWeight
+from quire.kernels.triton.experts import coded_experts as module
 from quire.kernels.triton.experts.coded_experts import SCALED as TABLE
 from quire.kernels.triton.experts.coded_experts import coded_experts, scaled_configs
 from quire.kernels.triton.experts.expert_gemms import ExpertConfigs
@@ -33,6 +34,7 @@ WAYS: tuple[ExpertConfigs, ...] = (
     (GemmConfig(16, 128, 64, 1, 4, 4, True), GemmConfig(16, 64, 32, 1, 4, 3, True)),
     (GemmConfig(32, 64, 128, 1, 4, 3, False), GemmConfig(32, 32, 32, 1, 4, 3, False)),
     (GemmConfig(128, 64, 64, 1, 4, 3, False), GemmConfig(128, 32, 32, 1, 4, 3, True)),
+    (GemmConfig(16, 64, 64, 1, 4, 3, True), GemmConfig(16, 64, 64, 1, 4, 3, True)),
 )
 
 
@@ -59,10 +61,14 @@ def test_products(tokens: int, scheme: str, device: str) -> None:
 
 
 def quantized(
-    x: Tensor, gate_up: ScaledWeight, down: ScaledWeight, numbers: Tensor, weights: Tensor, of_tile: int
+    x: Tensor, gate_up: ScaledWeight, down: ScaledWeight, numbers: Tensor, weights: Tensor, configs: ExpertConfigs
 ) -> Tensor:
-    """In fp64, pair by pair, with activations as codes: those of tokens as the reference has them, those of the second
-    product with a scale for so many columns of a row."""
+    """In fp64, pair by pair, with activations as codes: those of tokens as the reference has them. Those of the second
+    product have a scale for each tile of the first one, or are quantized between the two."""
+    first, second = configs
+    assert isinstance(first, GemmConfig)
+    of_tile = first.block_n // 2
+    at_once = of_tile % second.block_k == 0
 
     def seen(rows: Tensor, group: int) -> Tensor:
         codes, scales = quantize_rows(rows, gate_up.codes.dtype, group)
@@ -73,9 +79,10 @@ def quantized(
     for token, own in enumerate(numbers.tolist()):
         for number, weight in zip(own, weights[token].tolist(), strict=True):
             if number < len(down.codes):
-                first, second = (one_of(stack, number).dense().double() for stack in (gate_up, down))
-                middle = gate_and_up((rows[token] @ first.T)[None])
-                out[token] += weight * (seen(middle.float(), of_tile) @ second.T)[0]
+                one, two = (one_of(stack, number).dense().double() for stack in (gate_up, down))
+                middle = gate_and_up((rows[token] @ one.T)[None])
+                between = seen(middle.float(), of_tile) if at_once else seen(middle.to(x.dtype), down.block[1])
+                out[token] += weight * (between @ two.T)[0]
     return out
 
 
@@ -91,7 +98,7 @@ def test_products_of_codes_of_8_bits(tokens: int, scheme: str, configs: ExpertCo
     else:
         assert isinstance(gate_up, ScaledWeight)
         assert isinstance(down, ScaledWeight)
-        close(found, quantized(x, gate_up, down, numbers, weights, configs[0].block_n // 2))
+        close(found, quantized(x, gate_up, down, numbers, weights, configs))
 
 
 @pytest.mark.parametrize("configs", WAYS)
@@ -122,7 +129,7 @@ def test_sizes_that_fill_no_tile_and_experts_that_are_elsewhere(
     if isinstance(configs[0], GemvConfig):
         expected = exact(x, dense(gate_up), dense(down), numbers.where(here, 0), weights.where(here, 0))
     else:
-        expected = quantized(x, gate_up, down, own, weights, configs[0].block_n // 2)
+        expected = quantized(x, gate_up, down, own, weights, configs)
     close(found, expected)
     assert not found[0].any()
 
@@ -146,24 +153,36 @@ MEMORY = 227 * 1024
 """Bytes of shared memory that a program may have."""
 
 
-@pytest.mark.parametrize("block", [(1, 2048), (128, 128)])
+@pytest.mark.parametrize("block", [None, 128])
 @pytest.mark.parametrize("codes", [torch.float8_e4m3fn, torch.int8])
-def test_configs_of_8_bits_go_together(codes: torch.dtype, block: tuple[int, int]) -> None:
+def test_configs_of_8_bits_go_together(codes: torch.dtype, block: int | None) -> None:
     """Each step of the second product has columns of one tile of the first, and no step more than a block."""
     for measured, configs in TABLE.items():
         assert configs[-1][0] == float("inf")
-        for most, _ in configs:
+        for most, own in configs:
             first, second = scaled_configs(measured, int(min(most, 100_000)), codes, block, MEMORY)
             if isinstance(first, GemvConfig):
                 assert codes != torch.int8
-                assert (
-                    first.block_k % min(block[1], first.block_k) == second.block_k % min(block[1], second.block_k) == 0
-                )
                 continue
             assert isinstance(second, GemmConfig)
             assert first.block_n // 2 % second.block_k == 0
-            assert block[1] % first.block_k == block[1] % second.block_k == 0
             assert (first.block_m + first.block_n) * first.block_k * (first.stages - 1) <= MEMORY
+            if block is None:
+                assert isinstance(own[0], GemvConfig) or (first, second) == own
+            else:
+                assert block % first.block_k == block % second.block_k == 0
+
+
+@pytest.mark.parametrize("scheme", SCALED)
+def test_only_blocks_of_scales_change_configs(scheme: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scale for each output is none of them, although rows of the second weight are shorter than of the first."""
+    given: list[tuple[GemmConfig, ...]] = []
+    monkeypatch.setattr(module, "experts_with_configs", lambda *args, **kwargs: given.append(args[-1]))
+    make = CODED[scheme]
+    gate_up, down = (stack_weights(2, lambda n, s=shape: make(*s, n, device)) for shape in ((256, 512), (512, 128)))
+    x = torch.empty(100, 512, device=device).bfloat16()
+    coded_experts(x, gate_up, down, torch.zeros(100, 2, dtype=torch.int32), torch.ones(100, 2), torch.empty_like(x))
+    assert ("blocks" in scheme) == (given[0][0].block_n == 128)
 
 
 def test_products_of_some_of_the_experts(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
