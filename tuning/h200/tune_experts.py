@@ -321,6 +321,8 @@ def _seen(row: Tensor, weight: Tensor | ScaledWeight, group: int | None, of_scal
     """A row as a product with the weight sees it."""
     if of_scale is None or group is None or isinstance(weight, Tensor):
         return row
+    if of_scale == len(row):
+        row = row.bfloat16().float()
     codes, scales = reference_quantize_rows(row[None], weight.codes.dtype, group)
     return (codes.float() * scales.repeat_interleave(group, 1)[:, : len(row)])[0]
 

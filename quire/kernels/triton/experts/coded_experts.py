@@ -72,7 +72,8 @@ def adapted_coded_experts(
         return
     if isinstance(down, ScaledWeight):
         mixture = (len(down.codes) + others, numbers.shape[1], *down.codes.shape[1:])
-        block = down.block[1] if down.scales.shape[2] > 1 else None
+        assert isinstance(gate_up, ScaledWeight)
+        block = next((weight.block[1] for weight in (gate_up, down) if weight.scales.shape[2] > 1), None)
         configs = scaled_configs(mixture, len(x), down.codes.dtype, block, program_memory(x.device))
     else:
         count = len(coded_arguments(down).codes) + others
