@@ -25,12 +25,13 @@ from quire.kernels.triton.linear.gemv import GemvConfig
 SCALED: Table = {
     (128, 8, 2048, 768): (
         (8, (GemvConfig(4, 1024, 2), GemvConfig(4, 256, 2))),
-        (160, (GemmConfig(16, 256, 128, 1, 8, 3, True), GemmConfig(16, 128, 128, 1, 4, 4, True))),
-        (1024, (GemmConfig(64, 256, 128, 1, 8, 4, False), GemmConfig(64, 128, 128, 1, 4, 4, False))),
+        (160, (GemmConfig(16, 64, 256, 1, 4, 5, True), GemmConfig(16, 64, 128, 1, 4, 4, True))),
+        (320, (GemmConfig(32, 64, 256, 1, 4, 4, True), GemmConfig(32, 128, 128, 1, 4, 4, True))),
+        (1024, (GemmConfig(64, 128, 128, 1, 4, 4, False), GemmConfig(64, 128, 128, 1, 4, 4, False))),
         (float("inf"), (GemmConfig(128, 256, 128, 1, 8, 4, False), GemmConfig(128, 128, 128, 1, 8, 4, False))),
     )
 }
-"""Of fp8 and int8, as tuned_expert_configs has those of 16 bits."""
+"""Of fp8 and int8, as tuned_expert_configs has those of 16 bits; by tuning/h200/tune_experts.py on an NVIDIA H200."""
 EXPANDED = (
     (0.5, GemmConfig(16, 64, 128, 1, 8, 3, True)),
     (8, GemmConfig(16, 128, 64, 1, 4, 3, True)),
@@ -96,4 +97,4 @@ def scaled_configs(
     longer = max(1, first.block_k // block)
     rows = min(_LARGEST_BLOCKED, first.block_n)
     first = replace(first, block_n=rows, block_k=first.block_k // longer, stages=min(6, first.stages * longer))
-    return first, replace(second, block_k=min(second.block_k, rows // 2))
+    return first, replace(second, block_k=min(second.block_k, block))
