@@ -11,8 +11,8 @@ from quire.kernels.triton.linear.gemv import GemvConfig
 
 CONFIGS: Table = {
     (128, 8, 2048, 768): (
-        (2, (GemvConfig(4, 2048, 8), GemvConfig(4, 256, 4))),
-        (8, (GemvConfig(8, 1024, 8), GemvConfig(8, 256, 8))),
+        (2, (GemvConfig(4, 2048, 8), GemvConfig(2, 256, 1))),
+        (8, (GemvConfig(4, 1024, 4), GemvConfig(4, 256, 4))),
         (128, (GemmConfig(16, 64, 128, 1, 4, 3, True), GemmConfig(16, 64, 128, 1, 4, 4, True))),
         (256, (GemmConfig(32, 128, 64, 1, 4, 4, True), GemmConfig(32, 128, 64, 1, 4, 5, True))),
         (512, (GemmConfig(64, 128, 64, 1, 4, 3, True), GemmConfig(64, 128, 64, 1, 4, 4, False))),

@@ -159,7 +159,8 @@ def gemm_loop(
 def fetch_ahead(w, w_rows, begin, columns, BLOCK_N: tl.constexpr, LENGTH: tl.constexpr):
     """Bring the columns from `begin` on of rows of a weight to the GPU's cache while x is not there yet."""
     LINE: tl.constexpr = 1024 // w.dtype.element_ty.primitive_bitwidth  # 128 bytes
-    k = tl.minimum(begin + tl.arange(0, LENGTH // LINE) * LINE, columns - 1)
+    LINES: tl.constexpr = LENGTH // LINE if LENGTH > LINE else 1
+    k = tl.minimum(begin + tl.arange(0, LINES) * LINE, columns - 1)
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
         "=r,l",
