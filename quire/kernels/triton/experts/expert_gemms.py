@@ -89,52 +89,17 @@ def gemv_by_pair(
     by_adapters = None if adapters is None else AddedRows(numbers, adapters)
     added, slots = added_to(x, middle, True, by_adapters)
     _pair_kernel[(cdiv(width, first.block_n // 2) * tokens * chosen,)](
-        x,
-        w,
-        w_scales,
-        numbers,
-        added,
-        slots,
-        middle,
-        tokens * chosen,
-        width,
-        len(of_down),
-        CHOSEN=chosen,
-        COLUMNS=hidden,
-        BLOCK_N=first.block_n,
-        BLOCK_K=first.block_k,
-        **w_facts,
-        PARTIAL=partial,
-        ADAPTED=adapters is not None,
-        OVERLAP=overlap,
-        num_warps=first.warps,
-        launch_pdl=overlap,
-    )
+        x, w, w_scales, numbers, added, slots, middle, tokens * chosen, width, len(of_down), CHOSEN=chosen,
+        COLUMNS=hidden, BLOCK_N=first.block_n, BLOCK_K=first.block_k, **w_facts, PARTIAL=partial,
+        ADAPTED=adapters is not None, OVERLAP=overlap, num_warps=first.warps, launch_pdl=overlap,
+    )  # fmt: skip
     added, slots = added_to(middle, out, False, by_adapters)
     _token_kernel[(cdiv(hidden, second.block_n) * tokens,)](
-        middle,
-        of_down,
-        down_scales,
-        numbers,
-        weights,
-        added,
-        slots,
-        out,
-        tokens,
-        hidden,
-        len(of_down),
-        CHOSEN=chosen,
-        SLOTS=next_power_of_2(chosen),
-        COLUMNS=width,
-        BLOCK_N=second.block_n,
-        BLOCK_K=second.block_k,
-        **down_facts,
-        PARTIAL=partial,
-        ADAPTED=adapters is not None,
-        OVERLAP=overlap,
-        num_warps=second.warps,
+        middle, of_down, down_scales, numbers, weights, added, slots, out, tokens, hidden, len(of_down),
+        CHOSEN=chosen, SLOTS=next_power_of_2(chosen), COLUMNS=width, BLOCK_N=second.block_n, BLOCK_K=second.block_k,
+        **down_facts, PARTIAL=partial, ADAPTED=adapters is not None, OVERLAP=overlap, num_warps=second.warps,
         launch_pdl=overlap,
-    )
+    )  # fmt: skip
 
 
 def _widened(weight: Tensor | ScaledWeight) -> tuple[Tensor, Tensor | None, dict[str, int]]:
@@ -258,42 +223,13 @@ def _launch_tiles(
     places, made = tiles.shape[1], y.values.shape[1]
     across = cdiv(made, config.block_n // 2 if first else config.block_n)
     _tile_kernel[(across * places,)](
-        x.values,
-        x.scales,
-        w.codes,
-        w.scales,
-        w.zeros,
-        w.factors,
-        w.table,
-        order,
-        tiles,
-        weights,
-        added,
-        slots,
-        y.values,
-        y.scales,
-        places,
-        made,
-        w.columns,
-        LARGEST.get(y.values.dtype, 1.0),
-        SMALLEST,
-        CHOSEN=chosen,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        X_GROUP=x.group,
-        **w.facts,
-        SCALE_ROWS=w.scale_rows,
-        WHOLE=w.columns % config.block_k == 0,
-        SWAPPED=config.swapped,
-        FAST=config.block_m >= _MANY,
-        FIRST=first,
-        ADAPTED=adapted,
-        OVERLAP=overlap,
-        num_warps=config.warps,
-        num_stages=config.stages,
-        launch_pdl=overlap,
-    )
+        x.values, x.scales, w.codes, w.scales, w.zeros, w.factors, w.table, order, tiles, weights, added, slots,
+        y.values, y.scales, places, made, w.columns, LARGEST.get(y.values.dtype, 1.0), SMALLEST, CHOSEN=chosen,
+        BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, X_GROUP=x.group, **w.facts,
+        SCALE_ROWS=w.scale_rows, WHOLE=w.columns % config.block_k == 0, SWAPPED=config.swapped,
+        FAST=config.block_m >= _MANY, FIRST=first, ADAPTED=adapted, OVERLAP=overlap, num_warps=config.warps,
+        num_stages=config.stages, launch_pdl=overlap,
+    )  # fmt: skip
 
 
 def added_to(x: Tensor, y: Tensor, first: bool, adapters: AddedRows | None) -> tuple[Tensor, Tensor]:
@@ -307,27 +243,10 @@ def added_to(x: Tensor, y: Tensor, first: bool, adapters: AddedRows | None) -> t
 @fast_launch
 @triton.jit(do_not_specialize=["pairs", "experts"], do_not_specialize_on_alignment=["slots"])
 def _pair_kernel(
-    x,
-    w,
-    scales,
-    numbers,
-    added,
-    slots,
-    y,
-    pairs,
-    width,
-    experts,
-    CHOSEN: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SCALE_ROWS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    PARTIAL: tl.constexpr,
-    ADAPTED: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x, w, scales, numbers, added, slots, y, pairs, width, experts, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
+    PARTIAL: tl.constexpr, ADAPTED: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """y [pairs, width] = silu(gate) · up. Pairs that share an expert read the same rows at about the same time."""
     pair = tl.program_id(0) % pairs
     begin = tl.program_id(0) // pairs * (BLOCK_N // 2)
@@ -349,25 +268,10 @@ def _pair_kernel(
 
 @triton.jit
 def _multiply_pair(
-    x,
-    w,
-    scales,
-    added,
-    slots,
-    y,
-    expert,
-    pair,
-    begin,
-    width,
-    CHOSEN: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SCALE_ROWS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    GROUP: tl.constexpr,
+    x, w, scales, added, slots, y, expert, pair, begin, width, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
     ADAPTED: tl.constexpr,
-):
+):  # fmt: skip
     """The outputs from `begin` on of a pair."""
     MADE: tl.constexpr = BLOCK_N // 2
     rows = weight_rows(begin, width, BLOCK_N, True)
@@ -391,29 +295,11 @@ def _multiply_pair(
 @fast_launch
 @triton.jit(do_not_specialize=["tokens", "experts"], do_not_specialize_on_alignment=["slots"])
 def _token_kernel(
-    x,
-    w,
-    scales,
-    numbers,
-    weights,
-    added,
-    slots,
-    y,
-    tokens,
-    hidden,
-    experts,
-    CHOSEN: tl.constexpr,
-    SLOTS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SCALE_ROWS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    PARTIAL: tl.constexpr,
-    ADAPTED: tl.constexpr,
+    x, w, scales, numbers, weights, added, slots, y, tokens, hidden, experts, CHOSEN: tl.constexpr,
+    SLOTS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, PARTIAL: tl.constexpr, ADAPTED: tl.constexpr,
     OVERLAP: tl.constexpr,
-):
+):  # fmt: skip
     """y [tokens, hidden]: each token's experts on its rows of x [pairs, COLUMNS], by weight."""
     release_dependents(OVERLAP)
     token = (tl.program_id(0) % tokens).to(tl.int64)
@@ -614,21 +500,9 @@ def _multiply(
 
 @triton.jit
 def finished(
-    values,
-    added,
-    slots,
-    weights,
-    pair,
-    there,
-    begin,
-    made,
-    ROWS: tl.constexpr,
-    MADE: tl.constexpr,
-    RUN: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    FIRST: tl.constexpr,
-    ADAPTED: tl.constexpr,
-):
+    values, added, slots, weights, pair, there, begin, made, ROWS: tl.constexpr, MADE: tl.constexpr,
+    RUN: tl.constexpr, CHOSEN: tl.constexpr, FIRST: tl.constexpr, ADAPTED: tl.constexpr,
+):  # fmt: skip
     """[ROWS, MADE]: what becomes of a product's sums for the outputs from `begin` on.
 
     Args:
@@ -658,16 +532,9 @@ def finished(
 @fast_launch
 @triton.jit(do_not_specialize=["experts"])
 def _sum_kernel(
-    parts,
-    out,
-    numbers,
-    hidden,
-    experts,
-    CHOSEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PARTIAL: tl.constexpr,
+    parts, out, numbers, hidden, experts, CHOSEN: tl.constexpr, BLOCK: tl.constexpr, PARTIAL: tl.constexpr,
     OVERLAP: tl.constexpr,
-):
+):  # fmt: skip
     """out [tokens, hidden]: the sum of each token's CHOSEN rows of parts."""
     release_dependents(OVERLAP)
     token = tl.program_id(0).to(tl.int64)

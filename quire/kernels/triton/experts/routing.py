@@ -44,20 +44,10 @@ def route(
     overlap = can_overlap(logits.device)
     if tokens:
         _route_kernel[(tokens,)](
-            logits,
-            weights,
-            numbers,
-            EXPERTS=experts,
-            BLOCK=1 << (experts - 1).bit_length(),
-            CHOSEN=chosen,
-            SLOTS=1 << (chosen - 1).bit_length(),
-            RENORMALISE=renormalise,
-            FIRST=first,
-            COUNT=experts if count is None else count,
-            OVERLAP=overlap,
-            num_warps=1,
-            launch_pdl=overlap,
-        )
+            logits, weights, numbers, EXPERTS=experts, BLOCK=1 << (experts - 1).bit_length(), CHOSEN=chosen,
+            SLOTS=1 << (chosen - 1).bit_length(), RENORMALISE=renormalise, FIRST=first,
+            COUNT=experts if count is None else count, OVERLAP=overlap, num_warps=1, launch_pdl=overlap,
+        )  # fmt: skip
     return weights, numbers
 
 
@@ -138,18 +128,9 @@ def _group(
 @fast_launch
 @triton.jit
 def _route_kernel(
-    logits,
-    weights,
-    numbers,
-    EXPERTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    SLOTS: tl.constexpr,
-    RENORMALISE: tl.constexpr,
-    FIRST: tl.constexpr,
-    COUNT: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    logits, weights, numbers, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr,
+    RENORMALISE: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     release_dependents(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
@@ -182,29 +163,10 @@ def _route_kernel(
 @fast_launch
 @triton.jit(do_not_specialize=["pairs", "places", "experts", "groups"], do_not_specialize_on_alignment=["slots"])
 def _group_kernel(
-    numbers,
-    slots,
-    order,
-    tiles,
-    x,
-    codes,
-    scales,
-    pairs,
-    places,
-    experts,
-    groups,
-    largest,
-    smallest,
-    CHOSEN: tl.constexpr,
-    TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    SCALED: tl.constexpr,
-    SCALES: tl.constexpr,
-    SCALED_UP: tl.constexpr,
-    TOGETHER: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    numbers, slots, order, tiles, x, codes, scales, pairs, places, experts, groups, largest, smallest,
+    CHOSEN: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, SCALED: tl.constexpr,
+    SCALES: tl.constexpr, SCALED_UP: tl.constexpr, TOGETHER: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """With slots, a group is one of an adapter and an expert, else an expert. With x, each of its rows has a program
     behind those of groups, which looks at scales TOGETHER, each for SCALED of its COLUMNS."""
     release_dependents(OVERLAP)
@@ -223,19 +185,9 @@ def _group_kernel(
 
 @triton.jit
 def _group_pairs(
-    group,
-    numbers,
-    slots,
-    order,
-    tiles,
-    pairs,
-    places,
-    experts,
-    groups,
-    CHOSEN: tl.constexpr,
-    TILE: tl.constexpr,
+    group, numbers, slots, order, tiles, pairs, places, experts, groups, CHOSEN: tl.constexpr, TILE: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Write the pairs of a group, and its tiles."""
     whole = pairs // BLOCK * BLOCK  # as far as no load needs a mask, they are of 16 bytes
     rest = whole + tl.arange(0, BLOCK)

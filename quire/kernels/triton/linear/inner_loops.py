@@ -18,16 +18,9 @@ from quire.kernels.triton.launching.dependent_launch import wait_for_inputs
 
 @triton.jit
 def gemv_loop(
-    sums,
-    x,
-    w,
-    rows,
-    COLUMNS: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    WAIT: tl.constexpr,
-    w_scales=None,
+    sums, x, w, rows, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr, WAIT: tl.constexpr, w_scales=None,
     W_GROUP: tl.constexpr = 0,
-):
+):  # fmt: skip
     """sums [rows, BLOCK_K] fp32, plus the products of x [COLUMNS] and w's rows, not yet summed over BLOCK_K.
 
     The next part of w is asked for before the last one is used, and the first, where WAIT, before x is there. Where
@@ -73,25 +66,10 @@ def scaled_by_group(products, w_scales, begin, COLUMNS: tl.constexpr, APART: tl.
 
 @triton.jit
 def gemm_loop(
-    x,
-    x_rows,
-    x_mask,
-    w,
-    w_rows,
-    columns,
-    first,
-    last,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    WHOLE: tl.constexpr,
-    SWAPPED: tl.constexpr,
-    x_scales=None,
-    w_scales=None,
-    X_GROUP: tl.constexpr = 0,
-    W_GROUP: tl.constexpr = 0,
-    FAST: tl.constexpr = False,
-):
+    x, x_rows, x_mask, w, w_rows, columns, first, last, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, WHOLE: tl.constexpr, SWAPPED: tl.constexpr, x_scales=None, w_scales=None,
+    X_GROUP: tl.constexpr = 0, W_GROUP: tl.constexpr = 0, FAST: tl.constexpr = False,
+):  # fmt: skip
     """[BLOCK_M, BLOCK_N] fp32: rows of x by rows of w over the steps first to last of BLOCK_K columns.
 
     Scales of groups of columns multiply the sums of a step, those of the next one on their way meanwhile; those of

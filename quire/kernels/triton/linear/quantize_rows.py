@@ -42,19 +42,9 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, group: int) -> tuple[Tensor, Te
 @fast_launch
 @triton.jit
 def _quantize_rows(
-    x,
-    codes,
-    scales,
-    x_stride,
-    largest,
-    smallest,
-    COLUMNS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x, codes, scales, x_stride, largest, smallest, COLUMNS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     release_dependents(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -67,17 +57,9 @@ def _quantize_rows(
 
 @triton.jit
 def quantize_groups(
-    x,
-    codes,
-    scales,
-    group,
-    largest,
-    smallest,
-    COLUMNS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUPS: tl.constexpr,
+    x, codes, scales, group, largest, smallest, COLUMNS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Write codes and scales of some groups [TILE] of a row, each of GROUP of its COLUMNS; BLOCK has room for one."""
     within = tl.arange(0, BLOCK)
     column = group[:, None] * GROUP + within[None, :]

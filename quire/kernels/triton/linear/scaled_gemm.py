@@ -45,60 +45,21 @@ def scaled_gemm(
     tiles = tiles_of(rows, outputs, config, gate)
     sums, arrived = scratch_of_tiles(y, tiles, config.splits, config.block_m * config.block_n)
     _scaled_tile_kernel[(tiles, config.splits)](
-        codes,
-        scales,
-        weight.codes,
-        weight.scales,
-        weight.codes if bias is None else bias,
-        y,
-        sums,
-        arrived,
-        rows,
-        outputs,
-        columns,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        SCALE_ROWS=weight.block[0],
-        GROUPS=weight.scales.shape[1],
-        SPLIT=config.splits > 1,
-        WHOLE=columns % config.block_k == 0,
-        SWAPPED=config.swapped,
-        GATED=gate,
-        BIASED=bias is not None,
-        OVERLAP=overlap,
-        num_warps=config.warps,
-        num_stages=config.stages,
-        launch_pdl=overlap,
-    )
+        codes, scales, weight.codes, weight.scales, weight.codes if bias is None else bias, y, sums, arrived, rows,
+        outputs, columns, BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
+        SCALE_ROWS=weight.block[0], GROUPS=weight.scales.shape[1], SPLIT=config.splits > 1,
+        WHOLE=columns % config.block_k == 0, SWAPPED=config.swapped, GATED=gate, BIASED=bias is not None,
+        OVERLAP=overlap, num_warps=config.warps, num_stages=config.stages, launch_pdl=overlap,
+    )  # fmt: skip
 
 
 @fast_launch
 @triton.jit(do_not_specialize=["rows"])
 def _scaled_tile_kernel(
-    x,
-    x_scales,
-    w,
-    w_scales,
-    bias,
-    y,
-    sums,
-    arrived,
-    rows,
-    outputs,
-    columns,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SCALE_ROWS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    WHOLE: tl.constexpr,
-    SWAPPED: tl.constexpr,
-    GATED: tl.constexpr,
-    BIASED: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x, x_scales, w, w_scales, bias, y, sums, arrived, rows, outputs, columns, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr, SPLIT: tl.constexpr,
+    WHOLE: tl.constexpr, SWAPPED: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     release_dependents(OVERLAP)
     tile = tl.program_id(0)
     split = 0
@@ -143,22 +104,9 @@ def _scaled_tile_kernel(
 
 @triton.jit
 def _write_scaled(
-    sums,
-    x_scales,
-    w_scales,
-    bias,
-    y,
-    m,
-    w_rows,
-    begin,
-    rows,
-    outputs,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    GROUPS: tl.constexpr,
-    GATED: tl.constexpr,
-    BIASED: tl.constexpr,
-):
+    sums, x_scales, w_scales, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    GROUPS: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
+):  # fmt: skip
     """What sums [BLOCK_M, BLOCK_N] make of y [rows, outputs]."""
     MADE: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     if GROUPS == 1:

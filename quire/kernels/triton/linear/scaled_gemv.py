@@ -23,45 +23,20 @@ def scaled_gemv(
     outputs = y.shape[1]
     made = config.block_n // 2 if gate else config.block_n
     _scaled_gemv_kernel[(-(-outputs // made),)](
-        x,
-        weight.codes,
-        weight.scales,
-        weight.codes if bias is None else bias,
-        y,
-        outputs,
-        COLUMNS=weight.codes.shape[1],
-        SCALE_ROWS=weight.block[0],
-        SCALE_COLUMNS=weight.block[1],
-        GROUPS=weight.scales.shape[1],
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        GATED=gate,
-        BIASED=bias is not None,
-        OVERLAP=overlap,
-        num_warps=config.warps,
-        launch_pdl=overlap,
-    )
+        x, weight.codes, weight.scales, weight.codes if bias is None else bias, y, outputs,
+        COLUMNS=weight.codes.shape[1], SCALE_ROWS=weight.block[0], SCALE_COLUMNS=weight.block[1],
+        GROUPS=weight.scales.shape[1], BLOCK_N=config.block_n, BLOCK_K=config.block_k, GATED=gate,
+        BIASED=bias is not None, OVERLAP=overlap, num_warps=config.warps, launch_pdl=overlap,
+    )  # fmt: skip
 
 
 @fast_launch
 @triton.jit
 def _scaled_gemv_kernel(
-    x,
-    w,
-    scales,
-    bias,
-    y,
-    outputs,
-    COLUMNS: tl.constexpr,
-    SCALE_ROWS: tl.constexpr,
-    SCALE_COLUMNS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GATED: tl.constexpr,
-    BIASED: tl.constexpr,
+    x, w, scales, bias, y, outputs, COLUMNS: tl.constexpr, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
+    GROUPS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
     OVERLAP: tl.constexpr,
-):
+):  # fmt: skip
     release_dependents(OVERLAP)
     MADE: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     begin = tl.program_id(0) * MADE
