@@ -10,7 +10,7 @@ from quire.models.spec import ModelSpec
 from quire.planning.machine import Machine
 
 Dtype = Literal["bfloat16", "float16", "float32"]
-_NAMES: dict[str, Dtype | None] = {
+_NAMES: dict[ModelDtype, Dtype | None] = {
     "auto": None,
     "bfloat16": "bfloat16",
     "float": "float32",
@@ -24,10 +24,8 @@ def resolve_dtype(asked: ModelDtype, spec: ModelSpec, machine: Machine, *, on_gp
     """The dtype and the reason for it.
 
     Raises:
-        ConfigError: There is no such dtype, or the model overflows in it.
+        ConfigError: The model overflows in it.
     """
-    if asked not in _NAMES:
-        raise ConfigError(f"--dtype {asked} is not one of {', '.join(_NAMES)}.", param="dtype")
     wanted = _NAMES[asked]
     if wanted == "float16":
         return _asked_float16(asked, spec, machine, on_gpu=on_gpu)

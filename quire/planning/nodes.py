@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 from quire.config import Config
-from quire.config.parallel import ExecutorBackend, ParallelConfig
+from quire.config.parallel import ParallelConfig
 from quire.errors import ConfigError
 
 _LARGEST_PORT = 65_535
@@ -19,11 +17,6 @@ def check_nodes(config: Config, device: str = "cpu") -> None:
     """
     parallel, headless = config.parallel, config.server.headless
     nodes, node = parallel.nodes, parallel.node_rank
-    timeout = parallel.distributed_timeout_seconds
-    if timeout is not None and timeout < 1:
-        raise ConfigError(
-            f"--distributed-timeout-seconds {timeout}: must be at least 1.", param="distributed_timeout_seconds"
-        )
     if parallel.distributed_executor_backend == "ray" and (node or headless):
         name = "node_rank" if node else "headless"
         raise ConfigError(
@@ -60,18 +53,11 @@ def check_nodes(config: Config, device: str = "cpu") -> None:
 
 
 def check_backend(parallel: ParallelConfig, *, is_server: bool) -> None:
-    """Refuse a backend that there is not, and Ray where nothing starts nodes by it.
+    """Refuse Ray where nothing starts nodes by it.
 
     Raises:
         ConfigError: It names the flag.
     """
-    backend = parallel.distributed_executor_backend
-    if backend is not None and backend not in get_args(ExecutorBackend):
-        raise ConfigError(
-            f"--distributed-executor-backend {backend} is not supported: give one of "
-            f"{', '.join(get_args(ExecutorBackend))}, or leave it out.",
-            param="distributed_executor_backend",
-        )
     if parallel.distributed_executor_backend == "ray" and not is_server:
         raise ConfigError(
             "--distributed-executor-backend ray: only quire serve starts nodes by Ray. Leave it out.",
