@@ -71,6 +71,7 @@ class LineWriter:
 
     def _close(self) -> None:
         self._unsent.clear()
+        self._changed.notify_all()
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
@@ -87,7 +88,9 @@ class LineWriter:
 
     def _write_rest(self) -> None:
         room = select.poll()
-        room.register(self._fd, select.POLLOUT)
+        with self._changed:
+            if self._fd >= 0:  # else it was closed before this thread began
+                room.register(self._fd, select.POLLOUT)
         while True:
             room.poll(_LOOK_MS)  # not for ever: the pipe may be closed meanwhile
             with self._changed:

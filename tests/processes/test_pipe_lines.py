@@ -102,6 +102,12 @@ def test_a_reader_that_is_gone_is_no_error() -> None:
     writer.close()
 
 
+def test_a_pipe_that_is_closed_before_its_thread_begins_is_no_error() -> None:
+    with pipe() as (writer, _):
+        writer.close()
+        writer._write_rest()  # what the thread does
+
+
 @pytest.mark.parametrize("broken", [b'{"a": 1', b'{"a": "x"}', b'"\xff"', b""])
 def test_a_line_that_is_no_message_leaves_the_others(broken: bytes) -> None:
     first, second, third = decoded([b'{"a":1}', broken, b'{"a":2}'], msgspec.json.Decoder(dict[str, int]))
