@@ -29,7 +29,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 _ERROR_NUMBER = re.compile(r"\[Errno -?\d+\] ")
 
@@ -45,6 +45,16 @@ class QuireError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies, also those in other processes, are as the error is, whatever its class is made from."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[QuireError], args: tuple[str, ...], attributes: dict[str, Any]) -> QuireError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
 
 
 class RequestError(QuireError, ValueError):

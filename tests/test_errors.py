@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 
 import httpx
 import pytest
 
-from quire.errors import reason
+from quire.errors import ConfigError, ContextLengthError, QuireError, UnsupportedField, reason
 
 
 @pytest.mark.parametrize(
@@ -23,3 +25,20 @@ from quire.errors import reason
 )
 def test_a_reason_is_one_line_without_numbers_of_the_system(error: Exception, said: str) -> None:
     assert reason(error) == said
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ContextLengthError(5, 4),
+        ContextLengthError(5, 8, asked=4, param="max_tokens"),
+        UnsupportedField("best_of"),
+        ConfigError("dtype: no.", param="dtype"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_reach_other_processes_as_they_are(error: QuireError) -> None:
+    for made in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert type(made) is type(error)
+        assert (str(made), made.message, made.param) == (str(error), error.message, error.param)
+        assert vars(made) == vars(error)
