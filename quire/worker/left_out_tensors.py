@@ -13,6 +13,7 @@ from quire.models.rope import rotary_frequencies
 from quire.models.rope_spec import RopeSpec
 from quire.models.spec import ModelSpec
 from quire.weights.checkpoint import Checkpoint
+from quire.weights.safetensors import DTYPES
 
 _TOLERANCE = 0.02
 """Of frequencies, which old checkpoints have in half precision."""
@@ -37,9 +38,10 @@ def left_out(checkpoint: Checkpoint, spec: ModelSpec) -> Iterator[str]:
     wrong: dict[str, list[str]] = defaultdict(list)
     for name, stored in sorted(checkpoint.contents().items()):
         kind = next((kind for kind in kinds if name.endswith(kind)), None)
-        if kind is None:
+        dtype = DTYPES.get(stored.dtype)
+        if kind is None or dtype is None:
             continue
-        value = torch.empty(stored.shape, dtype={"BOOL": torch.bool, "U8": torch.uint8}.get(stored.dtype))
+        value = torch.empty(stored.shape, dtype=dtype)
         checkpoint.read(name, value)
         if not kinds[kind][1](value.float()):
             wrong[kind].append(name)
