@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from quire.errors import RequestError
@@ -89,9 +89,12 @@ def _token_ids(prompt: Any) -> list[int]:
     tokens = list(prompt)
     if _are_ints(tokens):
         return tokens
-    if not all(isinstance(token, Integral) and not isinstance(token, bool) for token in tokens):
-        raise _no_prompt(prompt)
-    return [int(token) for token in tokens]
+    try:
+        if not any(isinstance(token, bool) for token in tokens):
+            return [operator.index(token) for token in tokens]  # numbers of numpy and torch, too
+    except TypeError:
+        pass
+    raise _no_prompt(prompt)
 
 
 def _no_prompt(value: Any) -> RequestError:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from quire import LLM, AsyncLLM, BeamSearchParams, LLMEngine, SamplingParams
 from quire.errors import RequestError
@@ -90,6 +92,8 @@ def test_prompts_may_come_from_any_iterable(llm: LLM) -> None:
     params = SamplingParams(max_tokens=2)
     assert len(llm.generate(([number, 6] for number in (5, 6, 7)), params)) == 3  # type: ignore[arg-type]
     assert llm.generate(range(5, 8), params)[0].prompt_token_ids == [5, 6, 7]
+    for ids in (torch.tensor([5, 6, 7]), np.array([5, 6, 7])):
+        assert llm.generate({"prompt_token_ids": ids}, params)[0].prompt_token_ids == [5, 6, 7]
     refused(lambda: llm.generate([[5]], params, priority=5), "a list of as many priorities")  # type: ignore[arg-type]
 
 
