@@ -49,6 +49,7 @@ def model_config(model: GgufModel) -> dict[str, Any]:
         raise CheckpointError(f"{model.paths[0]} has no token_embd.weight, so it is no language model.")
     heads, kv_heads = heads_of(metadata, "q"), heads_of(metadata, "k")
     _check_sizes(model, {**own, "heads": heads, "kv_heads": kv_heads})
+    tied = is_tied(model)
     config = {
         "architectures": [architecture.name],
         "hidden_size": own.get("embedding_length"),
@@ -61,11 +62,11 @@ def model_config(model: GgufModel) -> dict[str, Any]:
         "rms_norm_eps": own.get("attention.layer_norm_rms_epsilon"),
         "rope_theta": own.get("rope.freq_base", 10000.0),
         "vocab_size": embedding.shape[0],
-        "tie_word_embeddings": is_tied(model),
+        "tie_word_embeddings": tied,
         "attention_bias": "blk.0.attn_q.bias" in model.tensors and kind != "qwen2",
         "mlp_bias": "blk.0.ffn_down.bias" in model.tensors,
         "dtype": _dtype(model),
-        "quantization_config": {"quant_method": "gguf", "types": _types(model), **_sizes(model)},
+        "quantization_config": {"quant_method": "gguf", "types": _types(model), **_sizes(model, tied)},
     }
     config |= _rope(model, own) | _EXTRAS.get(kind, _no_extras)(own, config) | _experts(own)
     config |= {key: metadata.get(f"tokenizer.ggml.{key}") for key in ("bos_token_id", "eos_token_id")}
@@ -105,11 +106,10 @@ def _types(model: GgufModel) -> dict[str, int]:
     return dict(Counter(tensor.form.name for tensor in model.tensors.values()))
 
 
-def _sizes(model: GgufModel) -> dict[str, int]:
+def _sizes(model: GgufModel, tied: bool) -> dict[str, int]:
     """Weights that a processor keeps in the model's dtype, bytes of those that it keeps quantized, and the same of a
-    GPU, whose embeddings are all dense."""
+    GPU, whose embeddings are all dense. An embedding that is not tied is only looked up, and kept dense."""
     dense = packed = gpu_dense = coded = 0
-    tied = is_tied(model)  # an embedding that is only looked up is kept dense
     for name, tensor in model.tensors.items():
         if tied and name == _HEAD:
             continue
