@@ -251,7 +251,7 @@ def _resolve_cudagraph_size(device: DeviceConfig) -> DeviceConfig:
 
 
 def _head_lines(spec: ModelSpec) -> list[str]:
-    """That config.json is wrong about the head."""
+    """A line that says that config.json is wrong about the head."""
     if not spec.untied:
         return []
     return [

@@ -57,7 +57,7 @@ def set_up_logs(
         process: What this process is called in JSON.
         level: From which on messages of libraries are shown.
         prefix: Before each message that is text: tells which of several processes says it.
-        own_level: The same for Quire's own messages.
+        own_level: From which on Quire's own messages are shown.
     """
     handler = logging.StreamHandler()
     if format == "json":

@@ -103,7 +103,7 @@ class OrderReader:
         return orders
 
     def close(self) -> None:
-        """No more orders."""
+        """Close the pipe: no more orders are read."""
         self._lines.close()
 
 
@@ -123,5 +123,5 @@ class OrderWriter:
         self._lines.send(msgspec.json.encode(order))
 
     def close(self) -> None:
-        """No more orders. More calls do nothing."""
+        """Close the pipe: there are no more orders. More calls do nothing."""
         self._lines.close()

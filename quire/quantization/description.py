@@ -143,7 +143,7 @@ def _parse(described: object) -> Quantization:
 
 
 def _without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, where a null is as if its key were absent, at any depth."""
+    """The settings without keys whose value is null, at any depth: they are as if they were absent."""
     return {
         key: _without_nulls(value) if isinstance(value, Mapping) else value
         for key, value in config.items()

@@ -41,9 +41,8 @@ class PrefixRecord:
     def add(self, replica: int, blocks: Sequence[bytes], capacity: int) -> None:
         """A replica gets a prompt; its cache holds `capacity` blocks."""
         held, bit = self._blocks[replica], 1 << replica
-        for block in reversed(
-            blocks
-        ):  # as engines free them: the beginning, which all that follows needs, stays longest
+        # As engines free them: the beginning, which all that follows needs, stays longest.
+        for block in reversed(blocks):
             held[block] = None
             held.move_to_end(block)
             self._holders[block] = self._holders.get(block, 0) | bit

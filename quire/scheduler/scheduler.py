@@ -293,12 +293,16 @@ class Scheduler:
         return self._end(request_id, "abort")
 
     def stop(self, request_id: int) -> Request | None:
-        """The same because it is complete."""
+        """End a request now because it is complete. None if it is already over."""
         return self._end(request_id, "stop")
 
     def fail(self, request_id: int, message: str, *, refused: bool = False) -> Request | None:
-        """The same because of an error, for which what it asks for is to blame if `refused`; `message` is for the
-        client."""
+        """End a request now because of an error. None if it is already over.
+
+        Args:
+            message: For the client.
+            refused: What the request asks for is to blame.
+        """
         return self._end(request_id, "refused" if refused else "error", message)
 
     def expire(self) -> list[Request]:

@@ -13,7 +13,7 @@ from quire.weights.checkpoint import Checkpoint, StoredTensor
 FUSION = "fc"
 """The product that makes one state of a model's streams. It is computed with the model, all else with the head."""
 _NOT_READ = ("t2d",)
-"""Says the same as d2t, which is checked."""
+"""A mask of the tokens that d2t names, which is checked."""
 
 
 class HeadNames:
