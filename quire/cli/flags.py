@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import difflib
 import io
+import os
 import re
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
@@ -74,7 +74,7 @@ def _refuse_model_among_values(arguments: Sequence[str], program: str) -> None:
 
 def _looks_like_model(text: str) -> bool:
     """Whether it is a model here, or has the form of a hub id."""
-    return text == BUILTIN_MODEL or _HUB_ID.fullmatch(text) is not None or Path(text).exists()
+    return text == BUILTIN_MODEL or _HUB_ID.fullmatch(text) is not None or os.path.exists(text)
 
 
 def parse_with_engine(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.config import BUILTIN_MODEL
-from quire.errors import ModelNotFoundError
+from quire.errors import ModelNotFoundError, reason
 from quire.weights.gguf_models import GgufChoice, find_gguf_model
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json")
@@ -22,6 +22,7 @@ PATTERNS = (
     *(name for name in TOKENIZER_FILES if name.endswith(".model")),
 )
 WITHOUT_WEIGHTS = tuple(p for p in PATTERNS if p != "*.safetensors")
+_LONGEST_SHOWN = 80
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,7 @@ def resolve(
             to do.
         CheckpointError: A GGUF file is broken or not served.
     """
-    path = Path(model).expanduser()
-
+    path = _reachable(Path(model).expanduser(), model, asked)
     access = HubAccess(token, download_dir, revision)
 
     def fetch(name: str, patterns: tuple[str, ...]) -> Path:
@@ -86,6 +86,16 @@ def resolve(
     if path.exists():
         raise ModelNotFoundError(f"{model} is a file: give {asked} the directory of the checkpoint, or a GGUF file.")
     return fetch(model, PATTERNS if weights else WITHOUT_WEIGHTS)
+
+
+def _reachable(path: Path, model: str, asked: str) -> Path:
+    """The path, there or not, if that can be found out."""
+    try:
+        path.exists()
+    except OSError as error:
+        shown = model if len(model) <= _LONGEST_SHOWN else f"{model[:_LONGEST_SHOWN]}…"
+        raise ModelNotFoundError(f"{asked} {shown} cannot be looked for: {reason(error)}.") from None
+    return path
 
 
 def download(model: str, access: HubAccess, patterns: tuple[str, ...], asked: str = "--model") -> Path:

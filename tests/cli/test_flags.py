@@ -370,6 +370,7 @@ def test_a_model_among_the_values_of_a_flag_is_not_taken_for_one_of_them(
     [
         ["--api-key", "one", "two"],
         ["--api-key", "a/b"],
+        ["--api-key", "one", 300 * "x"],  # longer than a file's name may be
         ["--served-model-name", "org/name"],
         ["--served-model-name", "name", "other"],
         ["--allowed-origins", "https://a.example", "https://b.example/x"],

@@ -179,3 +179,8 @@ def test_directories_are_taken_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "file.bin").write_text("")
     with pytest.raises(ModelNotFoundError, match="is a file"):
         hub.resolve(str(tmp_path / "file.bin"))
+
+
+def test_a_name_that_no_file_can_have() -> None:
+    with pytest.raises(ModelNotFoundError, match="--model xxx.* cannot be looked for: file name too long"):
+        hub.resolve(300 * "x")
