@@ -112,9 +112,9 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
     plan = plan_for_all(config, spec, replace(machine, memory_bytes=own_memory), mesh)
     reasons = (
         f"model       {name} ({spec.architecture}, {spec.num_parameters / 1e6:,.1f}M parameters) from {directory}",
-        *_head_lines(spec),
         device_line,
         f"dtype       {dtype}: {dtype_reason}",
+        *_head_lines(spec),
         *_quantization_lines(spec),
         f"context     {plan.max_model_len:,} tokens: {length_reason(config, spec)}",
         batch_line,

@@ -16,7 +16,7 @@ from quire.quant_check.options import CheckOptions
 from quire.quant_check.questions import read_passages
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 
-_MAY_DIFFER = ("quantization", "held", "dtype", "eos_ids", "bos_id", "max_model_len")
+_MAY_DIFFER = ("quantization", "held", "dtype", "eos_ids", "bos_id", "max_model_len", "untied")
 """Fields of ModelSpec that say nothing of the arithmetic between tokens and logits."""
 
 SHARE_FOR_WEIGHTS = 0.8
