@@ -182,5 +182,5 @@ def test_directories_are_taken_as_they_are(tmp_path: Path) -> None:
 
 
 def test_a_name_that_no_file_can_have() -> None:
-    with pytest.raises(ModelNotFoundError, match="--model xxx.* cannot be looked for: file name too long"):
+    with pytest.raises(ModelNotFoundError, match=r"--model xxx.* cannot be looked for: file name too long"):
         hub.resolve(300 * "x")
