@@ -34,7 +34,7 @@ class Outcome:
         start: When it was sent.
         prompt_tokens, output_tokens, cached_tokens: As the server counted them; where it did not,
             output tokens are counted from the chunks, and cached ones are None.
-        ttft: From `start` to the first token; None if none came.
+        ttft: From `start` to the first token; None if none came, or only tokens without text.
         last: When the last token came.
         end: When the response ended, with or without an error.
         itls: Between chunks with tokens.
@@ -54,13 +54,15 @@ class Outcome:
 
     @property
     def e2e_latency(self) -> float:
-        """From `start` to the last token."""
-        return self.last - self.start if self.ttft is not None else 0.0
+        """From `start` to the last token; of an answer without one to its end."""
+        return (self.end if self.ttft is None else self.last) - self.start
 
     @property
     def tpot(self) -> float | None:
-        """Seconds a token after the first; None with fewer than two."""
-        return sum(self.itls) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+        """Seconds a token after the first; None with fewer than two, or where no chunk told when they came."""
+        if self.ttft is None or self.output_tokens < 2:
+            return None
+        return sum(self.itls) / (self.output_tokens - 1)
 
     def token_came(self, now: float) -> None:
         """A chunk with tokens arrived."""
@@ -197,8 +199,6 @@ class _Reading:
         outcome.output_tokens = outcome.output_tokens or self._num_tokens
         if not outcome.error and not self._done:
             outcome.error = "The stream ended early."
-        elif not outcome.error and outcome.ttft is None:
-            outcome.error = "The model ended at once, without text: --ignore-eos makes it go on."
 
     def _take(self, event: _Event, now: float) -> None:
         outcome = self.outcome

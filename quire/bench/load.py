@@ -76,7 +76,8 @@ class Load:
         server only sums up."""
         found = []
         for outcome in self.completed:
-            at, tokens = outcome.start - self.begin + (outcome.ttft or 0.0), outcome.output_tokens
+            first = outcome.e2e_latency if outcome.ttft is None else outcome.ttft
+            at, tokens = outcome.start - self.begin + first, outcome.output_tokens
             for gap in (0.0, *outcome.itls):
                 at += gap
                 found.append((at, tokens / (len(outcome.itls) + 1)))

@@ -73,4 +73,6 @@ def asked(
         outcomes = runner.run(ask())
     if failed := [outcome.error for outcome in outcomes if outcome.error]:
         raise QuireError(f"A server's times cannot be measured: {failed[0]}")
+    if any(outcome.ttft is None for outcome in outcomes):
+        raise QuireError("A server's times cannot be measured: it sent an answer without tokens.")
     return outcomes

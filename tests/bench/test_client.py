@@ -124,7 +124,7 @@ def failing(status: int, *chunks: bytes) -> Any:
         (failing(400, b'{"error": {"message": "too long"}}'), "HTTP 400: too long"),
         (failing(500, b"oops"), "HTTP 500: oops"),
         (failing(200, text_event("x")), "The stream ended early."),
-        (failing(200, b"data: [DONE]\n\n"), "The model ended at once"),
+        (failing(200), "The stream ended early."),
         (failing(200, text_event("x"), event(error={"message": "engine died"}), b"data: [DONE]\n\n"), "engine died"),
         (failing(200, b"data: {\n\n"), "DecodeError"),
     ],
@@ -134,6 +134,24 @@ def test_what_goes_wrong_is_in_the_outcome(answer: Any, said: str) -> None:
         outcome = ask(server)
     assert said in outcome.error
     assert outcome.end > outcome.start
+
+
+@pytest.mark.parametrize(
+    ("events", "tokens"),
+    [
+        ([], 0),
+        ([event(choices=[{"text": "", "finish_reason": "stop"}], usage={"completion_tokens": 1})], 1),
+        ([event(choices=[{"text": "", "finish_reason": "length"}], usage={"completion_tokens": 300})], 300),
+    ],
+)
+def test_an_answer_without_text_is_a_success(events: list[bytes], tokens: int) -> None:
+    with ScriptedServer(failing(200, *events, b"data: [DONE]\n\n")) as server:
+        done = load(server, [Sample("hello", 300)])
+    (outcome,) = done.completed
+    assert (outcome.text, outcome.output_tokens) == ("", tokens)
+    assert (outcome.ttft, outcome.tpot) == (None, None)  # nothing tells when a token came
+    assert outcome.e2e_latency == outcome.end - outcome.start > 0
+    assert done.peak_token_rate() == pytest.approx(tokens / min(1.0, done.duration))
 
 
 def test_a_server_that_is_not_there() -> None:

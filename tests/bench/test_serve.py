@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from quire.cli.main import main
-from tests.bench.scripted_server import HEAD, Body, ScriptedServer, tokens
+from tests.bench.scripted_server import HEAD, Body, ScriptedServer, text_event, tokens
 
 
 def bench(server: ScriptedServer, *arguments: str) -> int:
@@ -121,6 +121,23 @@ def test_goodput_counts_requests_that_keep_every_limit(tmp_path: Path) -> None:
     fast = sum(statistics.mean(gaps) <= 0.025 for gaps in found["itls"])  # on a machine that keeps up, half of them
     assert 0 < fast < 20
     assert found["request_goodput"] * found["duration"] == pytest.approx(fast)
+
+
+@pytest.mark.parametrize("flags", [[], ["--ignore-eos"]])
+def test_answers_without_text_are_completed(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def only_an_end(body: Body, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD.format(status=200, kind="text/event-stream").encode())
+        writer.write(text_event("", "stop") + b"data: [DONE]\n\n")
+
+    with ScriptedServer(only_an_end) as server:
+        found = result(tmp_path, server, "--num-prompts=4", "--plot", str(tmp_path / "plot.svg"), *flags)
+    assert (found["completed"], found["failed"]) == (4, 0)
+    assert found["mean_e2el_ms"] > 0
+    said = capsys.readouterr().err
+    assert "4 answer(s) had no text" in said
+    assert ("--ignore-eos makes it go on" in said) is not bool(flags)
 
 
 def test_failures_are_counted_shown_and_end_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
