@@ -10,7 +10,7 @@ from quire.quant_check.options import DESCRIPTION, CheckOptions
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Compare two models; the exit code: 0 if the quantized one is good, else 1.
+    """Compare two models; the exit code: 0 if the quantized one is good, 1 if it is not or nothing can be said.
 
     Raises:
         SetupError: A wrong flag, or models that cannot be compared.

@@ -9,7 +9,7 @@ from quire.errors import ConfigError
 from quire.quant_check.both_models import BothModels, resolve_both
 from quire.quant_check.comparison import measure
 from quire.quant_check.continuations import ScoredSequence, Scores, answer, passages_as_sequences
-from quire.quant_check.findings import failures
+from quire.quant_check.findings import failures, verdict
 from quire.quant_check.options import CheckOptions
 from quire.quant_check.questions import Question, read_passages, read_questions
 from quire.quant_check.report import publish
@@ -18,7 +18,7 @@ LONGEST_PASSAGE = 1024
 
 
 def run(options: CheckOptions) -> int:
-    """Measure and report; the exit code: 0 if all thresholds are kept, else 1.
+    """Measure and report; the exit code: 0 if the quantized model is good, 1 if it is not or nothing can be said.
 
     Raises:
         SetupError: It cannot be measured.
@@ -29,7 +29,7 @@ def run(options: CheckOptions) -> int:
     found = replace(measure(models, sequences, options.worst_layers), scores=scores)
     missed = failures(found, options.thresholds)
     publish(options, found, missed)
-    return 1 if missed else 0
+    return 0 if verdict(found, missed) == "good" else 1
 
 
 def _sequences(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -23,8 +24,6 @@ from quire.quant_check.suspects import Suspect, find_suspects
 
 POSITIONS_AT_ONCE = 128
 """Whose logits are compared at once: 128 of 128,256 tokens take 66 MB in fp32, a few times over."""
-UNKNOWN_TEXT = 1000.0
-"""Perplexity from which on a text is noise to a model."""
 Logits = Callable[[Tensor], Tensor]
 
 
@@ -49,9 +48,12 @@ def measure(models: BothModels, sequences: Sequence[ScoredSequence], worst_layer
     alone.sort(key=lambda layer: math.inf if layer.kl is None or math.isnan(layer.kl) else layer.kl, reverse=True)
     others = [LayerFinding(each.name, each.errors) for each in suspects.single[worst_layers:]]
     notes = [suspects.note] if suspects.note else []
-    if whole.base_perplexity > UNKNOWN_TEXT:
-        notes.append("the base model does not know these texts at all: give --prompts that it was made for")
-    return Findings(len(sequences), whole, (*alone, *others), notes=tuple(notes))
+    found = Findings(len(sequences), whole, (*alone, *others), notes=tuple(notes))
+    if found.knows_texts:
+        return found
+    return replace(
+        found, notes=(*notes, "the base model does not know these texts: give --prompts that it was made for")
+    )
 
 
 class _Comparison:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from quire.quant_check.continuations import Scores
 from quire.quant_check.divergence import Divergence
 from quire.quant_check.options import Thresholds
+
+UNKNOWN_TEXT = 1000.0
+"""Perplexity from which on a text is noise to a model."""
+Verdict = Literal["good", "bad", "inconclusive"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,18 @@ class Findings:
     layers: tuple[LayerFinding, ...]
     scores: Scores | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def knows_texts(self) -> bool:
+        """Whether the texts mean anything to the base model."""
+        return self.divergence.base_perplexity <= UNKNOWN_TEXT
+
+
+def verdict(found: Findings, missed: Sequence[str]) -> Verdict:
+    """What the figures say; noise that both models predict alike says nothing."""
+    if missed:
+        return "bad"
+    return "good" if found.knows_texts else "inconclusive"
 
 
 def failures(found: Findings, limits: Thresholds) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.bench.plot import Line, Panel, svg
 from quire.bench.report import measured_with, table, write_json, write_text
-from quire.quant_check.findings import Findings, LayerFinding
+from quire.quant_check.findings import Findings, LayerFinding, verdict
 from quire.quant_check.options import CheckOptions
 
 SHOWN_LAYERS = 8
@@ -44,7 +44,15 @@ def as_text(options: CheckOptions, found: Findings, missed: Sequence[str]) -> st
         rows.append((f"Right of {scores.questions} questions", f"{scores.base:.1f} %, {scores.quantized:.1f} %"))
     lines = [table("Quantization check", [("", rows)]), *_layer_lines(found.layers)]
     lines += [f"note: {note}" for note in found.notes]
-    lines += [f"bad: {line}" for line in missed] or [f"good: {options.quantized} keeps all thresholds"]
+    match verdict(found, missed):
+        case "good":
+            lines.append(f"good: {options.quantized} keeps all thresholds")
+        case "inconclusive":
+            lines.append(
+                "inconclusive: all thresholds are kept, which says nothing on texts that the base model does not know"
+            )
+        case "bad":
+            lines += [f"bad: {line}" for line in missed]
     return "\n".join(lines)
 
 
@@ -52,7 +60,7 @@ def as_json(options: CheckOptions, found: Findings, missed: Sequence[str]) -> di
     """Figures under stable names; one that is not finite is null."""
     figures, scores, limits = found.divergence, found.scores, options.thresholds
     return {
-        "verdict": "bad" if missed else "good",
+        "verdict": verdict(found, missed),
         "failures": list(missed),
         "num_texts": found.texts,
         "num_tokens": figures.tokens,

@@ -278,3 +278,20 @@ def test_a_base_that_is_quantized_itself_is_compared_as_it_is(
     edit_config(copy, {"max_position_embeddings": 256})
     code, result = checked(tmp_path, four_bits[0], copy, "--prompts", prompts, "--max-tokens", 4)
     assert (code, result["kl"]["mean"], result["top1_agreement"], result["layers"]) == (0, 0, 1, [])
+
+
+def test_texts_that_the_base_model_does_not_know_say_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The built-in model answers questions about itself and knows no prose."""
+    code, result = checked(tmp_path, "quill", "quill", "--quantization", "fp8", "--worst-layers", 0)
+    assert result["failures"] == []
+    assert (code, result["verdict"]) == (1, "inconclusive")
+    out = capsys.readouterr().out
+    assert "good:" not in out
+    assert "does not know these texts: give --prompts" in out
+    assert "\ninconclusive: " in out
+    code, result = checked(
+        tmp_path, "quill", "quill", "--quantization", "fp8", "--worst-layers", 0, "--max-layer-error", 1e-6
+    )
+    assert (code, result["verdict"]) == (1, "bad")
