@@ -47,7 +47,7 @@ class DirectRoutesMiddleware:
         except QuireError as error:
             response = error_response(error)
         except HTTPException as error:
-            response = http_error_response(error)
+            response = http_error_response(error, scope["path"])
         await response(scope, receive, send)
 
 

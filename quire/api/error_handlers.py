@@ -8,18 +8,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.api.absent_routes import absent_route_message
 from quire.api.error_responses import error_response, json_answer
 from quire.errors import QuireError, RequestError
 
-_HTTP_MESSAGES = {
-    404: "There is no such route. GET /docs lists all of them.",
-    405: "This route does not take this method. GET /docs lists all routes.",
-}
+_WRONG_METHOD = "This route does not take this method. GET /docs lists all routes."
 
 
-def http_error_response(error: HTTPException) -> Response:
-    """The whole answer to what the framework refuses."""
-    message = _HTTP_MESSAGES.get(error.status_code, error.detail)
+def http_error_response(error: HTTPException, path: str) -> Response:
+    """The whole answer to what the framework refuses of a request to this path."""
+    messages = {404: absent_route_message(path), 405: _WRONG_METHOD}
+    message = messages.get(error.status_code, error.detail)
     kind = "not_found_error" if error.status_code == 404 else RequestError.type
     body = {"error": {"message": message, "type": kind, "param": None, "code": None}}
     return json_answer(error.status_code, body, dict(error.headers or {}))
@@ -34,7 +33,8 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return http_error_response(error)
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+        return http_error_response(error, path)
 
     async def on_wrong_query(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

@@ -114,7 +114,7 @@ def test_pages_of_their_own_have_every_field(page: str, schema: type[BaseModel])
 
 def test_every_route_is_listed(tmp_path: Path) -> None:
     listed = {tuple(name.split()) for name in names(tables("Routes")["route"])}
-    with running(tmp_path, enable_tokenizer_info_endpoint=True) as server:
+    with running(tmp_path, enable_tokenizer_info_endpoint=True, enable_lora=True) as server:
         served = {
             (method, route.path.replace(":path", ""))
             for route in server.app.router.routes
