@@ -25,6 +25,7 @@ from quire.kernels.dispatch import KERNELS, kernel
 DESCRIPTION = "Measure each kernel on its own, against what the device reaches."
 _NOT_TIMED = ("pack_",)
 """Ops that run once at the start have no cases."""
+_SPACE = 2
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,12 @@ def run(options: KernelsOptions) -> int:
     began = time.perf_counter()
     limits = measure_limits(device)
     print(_limits_line(limits, device))
-    print(_HEADING + ("  reference µs" if options.reference else ""), flush=True)
+    table = _Table(cases, options.reference)
+    print(table.heading, flush=True)
     results = []
     for case in cases:
         results.append(measure(case, limits, device, with_reference=options.reference))
-        print(_line(results[-1]), flush=True)
+        print(table.line(results[-1]), flush=True)
     print(f"{len(results)} cases in {time.perf_counter() - began:.1f} s")
     if not options.op and (uncovered := ops_without_cases(device.type)):
         print(f"No cases: {', '.join(uncovered)}")
@@ -159,17 +161,33 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
-_HEADING = f"{'op':<20}{'case':<36}{'µs':>10}{'MB':>10}{'GB/s':>9}{'TFLOP/s':>9}{'of limit':>9}"
+class _Table:
+    """Lines of columns as wide as what stands in them.
 
+    Args:
+        cases: All that will get a line.
+        with_reference: Whether there is a column for torch's time.
+    """
 
-def _line(result: Measured) -> str:
-    line = (
-        f"{result.op:<20}{result.name:<36}{result.seconds * 1e6:>10.2f}{result.bytes / 1e6:>10.3f}"
-        f"{result.bytes_per_s / 1e9:>9.0f}{result.flops_per_s / 1e12:>9.1f}{result.share:>9.0%}"
-    )
-    if result.reference_seconds is not None:
-        line += f"{result.reference_seconds * 1e6:>14.2f}"
-    return line
+    def __init__(self, cases: Sequence[KernelCase], with_reference: bool) -> None:
+        self._op = _SPACE + max(len(case.op) for case in cases)
+        self._case = _SPACE + max(len(case.name) for case in cases)
+        self._with_reference = with_reference
+
+    @property
+    def heading(self) -> str:
+        """The names of the columns."""
+        line = f"{'op':<{self._op}}{'case':<{self._case}}{'µs':>10}{'MB':>10}{'GB/s':>9}{'TFLOP/s':>9}{'of limit':>10}"
+        return line + (f"{'reference µs':>14}" if self._with_reference else "")
+
+    def line(self, result: Measured) -> str:
+        """What was measured of a case."""
+        line = (
+            f"{result.op:<{self._op}}{result.name:<{self._case}}{result.seconds * 1e6:>10.2f}"
+            f"{result.bytes / 1e6:>10.3f}{result.bytes_per_s / 1e9:>9.0f}{result.flops_per_s / 1e12:>9.1f}"
+            f"{result.share:>10.0%}"
+        )
+        return line if result.reference_seconds is None else f"{line}{result.reference_seconds * 1e6:>14.2f}"
 
 
 def _limits_line(limits: Limits, device: torch.device) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,11 @@ def test_every_case_runs_and_is_written(
         assert row["bytes_per_s"] == pytest.approx(row["bytes"] / row["seconds"])
     assert found["limits"]["bytes_per_s"] > 1e8
     assert found["machine"]["cores"]
-    assert f"{len(here)} cases" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith(f"{len(here)} cases")]
+    table = [re.split(r" {2,}", line) for line in lines[1 : len(here) + 2]]
+    assert [row[:2] for row in table[1:]] == [[case.op, case.name] for case in here]
+    assert {len(row) for row in table if len(row) != 7} <= {8}
 
 
 def test_only_the_ops_that_are_asked_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
