@@ -21,7 +21,7 @@ from quire.cli.flag_values import registry
 from quire.cli.help import about, described, help_word, hint
 from quire.cli.settings_fields import engine_config, settings_of, with_engine
 from quire.cli.settings_file import read_flags
-from quire.config import BUILTIN_MODEL, Config
+from quire.config import BUILTIN_MODEL, Config, environment
 from quire.config.values import read_value, without_none
 from quire.config.vllm_compat import VLLM_ALIASES, VLLM_SETTINGS, check_vllm_setting
 from quire.errors import ConfigError
@@ -135,6 +135,8 @@ def _from_flags(
 def _tyro(
     options: Any, arguments: Sequence[str], program: str, description: str, default: Any = None
 ) -> tuple[Any, list[str]]:
+    if environment.no_color():  # tyro does not look
+        tyro._experimental_options["ansi_codes"] = False
     return tyro.cli(
         options, args=list(arguments), prog=program, description=description,
         default=tyro.MISSING_NONPROP if default is None else default, return_unknown_args=True,

@@ -122,6 +122,11 @@ def developer_mode() -> bool:
     return "1" in (os.environ.get("QUIRE_SERVER_DEV_MODE"), os.environ.get("VLLM_SERVER_DEV_MODE"))
 
 
+def no_color() -> bool:
+    """Whether nothing may be coloured: NO_COLOR with any value, as no-color.org has it."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
 def trace_service_name() -> str:
     """What OpenTelemetry's traces call this service: OTEL_SERVICE_NAME, or quire."""
     return os.environ.get("OTEL_SERVICE_NAME") or "quire"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
 import re
 import subprocess
 import sys
@@ -181,6 +184,24 @@ def test_help_shows_all_a_group_or_what_speaks_of_a_word(capsys: pytest.CaptureF
     assert {"ssl-keyfile", "ssl-certfile"} <= shown(capsys, "--help=TLS") < everything
     with pytest.raises(ConfigError, match="Groups: model, load, cache"):
         config("--help=perpetuum")
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_coloured"), [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False)]
+)
+def test_help_on_a_terminal_has_colours_unless_no_color(settings: dict[str, str], is_coloured: bool) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-m", "quire.cli.main", "run-batch", "--help=input"]
+    with subprocess.Popen(command, stdout=end, stderr=end, env=environment | {"TERM": "xterm"} | settings):
+        os.close(end)
+        said = bytearray()
+        with contextlib.suppress(OSError):  # Linux ends a terminal that nobody holds with an error
+            while piece := os.read(terminal, 65536):
+                said += piece
+    os.close(terminal)
+    assert b"--input-file" in said
+    assert (b"\x1b[" in said) is is_coloured
 
 
 @pytest.mark.parametrize("flag", ["--help", "--help=model"])
