@@ -31,8 +31,9 @@ class ModelConfig:
     Gemma in float16, which overflows, and float32 where this processor is slow at 16 bits. Processors compute no
     float16: on them it is bfloat16, or float32, as auto has it."""
     quantization: str | None = None
-    """How weights are quantized. fp8 quantizes a dense checkpoint at the start, each output with its own scale. Else it
-    is the checkpoint's own method, which need not be given: awq, compressed-tensors, fp8, gguf, gptq or modelopt."""
+    """How weights are quantized. fp8 and bitsandbytes (4 bits) quantize a dense checkpoint at the start. Else it is the
+    checkpoint's own method, which need not be given: awq, bitsandbytes, compressed-tensors, fp8, gguf, gptq, modelopt,
+    mxfp4 or quark."""
     max_model_len: int | Literal["auto"] | None = None
     """Longest sequence, prompt and output together, in tokens. auto (or -1): the longest that fits into the KV cache.
     Default: the model's own limit."""

@@ -140,12 +140,20 @@ def download(model: str, access: HubAccess, patterns: tuple[str, ...], asked: st
     except RevisionNotFoundError:
         cause = f"has no revision '{access.revision}' on the hub: check --revision"
     except LocalEntryNotFoundError:
-        cause = f"is not in the local cache and the hub cannot be reached: connect, or give a directory as {asked}"
+        cause = f"is not in the local cache and {_why_offline()}, or give a directory as {asked}"
     except HfHubHTTPError as error:
         cause = f"could not be fetched from the hub ({_first_line(error)}): try again"
     except OSError as error:
         cause = f"could not be fetched from the hub ({_first_line(error)}): check the network and the disk"
     raise ModelNotFoundError(f"'{model}' {cause}.")
+
+
+def _why_offline() -> str:
+    from huggingface_hub.constants import is_offline_mode
+
+    if is_offline_mode():
+        return "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set, so the hub is not asked: unset it"
+    return "the hub cannot be reached: connect"
 
 
 def _first_line(error: Exception) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from quire.cli.settings_fields import settings_of
+from quire.config import Config
 from quire.errors import CheckpointError, ConfigError
 from quire.quantization.description import AT_LOAD, PARSERS, Quantization, Rule, read_quantization
 from quire.quantization.formats import Fp8Format, GroupFormat
@@ -49,6 +51,17 @@ def test_a_flag_that_contradicts_is_refused(described: object, asked: str, messa
     with pytest.raises(ConfigError, match=message) as refused:
         read_quantization(described, asked)
     assert refused.value.param == "quantization"
+
+
+def test_help_and_error_list_the_same_methods() -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_quantization(None, "foo")
+    listed = refused.value.message.split("served are ")[1].split(". ")[0].split(", ")
+    (help,) = (setting.description for setting in settings_of(Config) if setting.name == "quantization")
+    methods = help.split("need not be given: ")[1].rstrip(".").replace(" or ", ", ").split(", ")
+    assert methods == listed == sorted({*PARSERS, *AT_LOAD})
+    at_start = help.split(" quantize a dense checkpoint")[0]
+    assert all(method in at_start for method in AT_LOAD)
 
 
 @pytest.mark.parametrize(

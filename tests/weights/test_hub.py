@@ -103,7 +103,9 @@ def resolve(url: str, cache: Path, *arguments: object, **environment: str) -> tu
         "assert 'torch' not in sys.modules\n"
     )
     mine = {"HF_ENDPOINT": url, "HF_HOME": str(cache / "home"), "HF_HUB_DISABLE_XET": "1"}
-    clean = {k: v for k, v in os.environ.items() if "proxy" not in k.lower() and not k.startswith("HF_")}
+    clean = {
+        k: v for k, v in os.environ.items() if "proxy" not in k.lower() and not k.startswith(("HF_", "TRANSFORMERS_"))
+    }
     done = subprocess.run(
         [sys.executable, "-c", code, json.dumps(arguments)],
         env=clean | mine | environment, capture_output=True, text=True, timeout=240,
@@ -167,10 +169,17 @@ def test_what_is_not_there(
     assert all(w in error for w in words), error
 
 
-@pytest.mark.parametrize("environment", [{}, {"HF_HUB_OFFLINE": "1"}])
-def test_offline(environment: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        ({}, "the hub cannot be reached: connect"),
+        ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set, so the hub is not asked: unset it"),
+        ({"TRANSFORMERS_OFFLINE": "1"}, "TRANSFORMERS_OFFLINE is set, so the hub is not asked: unset it"),
+    ],
+)
+def test_offline(environment: dict[str, str], why: str, tmp_path: Path) -> None:
     _, error = resolve("http://127.0.0.1:9", tmp_path, "org/tiny", **environment)
-    assert "the hub cannot be reached" in error, error
+    assert why in error, error
     assert "give a directory" in error
 
 
