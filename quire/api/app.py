@@ -140,7 +140,6 @@ def create_app(
     app = FastAPI(
         title="Quire",
         version=__version__,
-        root_path=server.root_path,
         lifespan=lambda app: _lifespan(app, serving),
         docs_url=None,  # see add_docs_pages
         redoc_url=None,
@@ -148,6 +147,9 @@ def create_app(
         redirect_slashes=False,  # after a 307 some clients do not send the body again
         telemetry={"tracing": False, "metrics": False, "logs": False},  # looked up at each request; see RequestTraces
     )
+    app.root_path = (
+        server.root_path
+    )  # as an argument it is deprecated, and uvicorn's would change the paths that we see
     app.state.readers = readers
     for add_routes in _ROUTES:
         add_routes(app, serving)

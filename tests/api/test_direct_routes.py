@@ -41,6 +41,13 @@ def behind_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+def test_the_prefix_of_a_proxy_is_taken_without_a_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    with running(tmp_path, root_path="/llm") as server:
+        assert server.get("/llm/version").status_code == server.get("/version").status_code == 200
+        assert server.get("/openapi.json").json()["servers"] == [{"url": "/llm"}]
+    assert [str(warning.message) for warning in recwarn if "root_path" in str(warning.message)] == []
+
+
 def ask(app: Any, method: str, path: str) -> tuple[int, bytes, Scope]:
     """Status, body and scope of an answer."""
     return asyncio.run(_ask(app, method, path))
