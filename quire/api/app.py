@@ -147,9 +147,7 @@ def create_app(
         redirect_slashes=False,  # after a 307 some clients do not send the body again
         telemetry={"tracing": False, "metrics": False, "logs": False},  # looked up at each request; see RequestTraces
     )
-    app.root_path = (
-        server.root_path
-    )  # as an argument it is deprecated, and uvicorn's would change the paths that we see
+    app.root_path = server.root_path  # its argument is deprecated, and uvicorn's changes the paths that we see
     app.state.readers = readers
     for add_routes in _ROUTES:
         add_routes(app, serving)

@@ -85,6 +85,10 @@ def run(arguments: Sequence[str]) -> int:
     with _local_input(options.input_file) as source, _local_output(options) as (target, partial):
         batch = BatchFile(source, target, partial)
         batch.check()
+        if wrong := batch.wrong_lines:
+            print_log(
+                f"{len(wrong)} of {batch.counts.total} lines are no requests and get an error. The first, {wrong[0]}"
+            )
         _answer(batch, options, config)
         counts = batch.counts
     print_log(f"{counts.done} requests answered, {counts.failed} of them with an error: {options.output_file}")

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,30 +74,40 @@ class BatchFile:
         self._digests: dict[int, str] = {}
         self._kept: dict[int, tuple[int, int]] = {}  # results by line: where they stand in the partial file
         self._failed: set[int] = set()
+        self._wrong: dict[int, BatchLineError] = {}
 
     @property
     def counts(self) -> BatchCounts:
         """How far it is."""
         return BatchCounts(len(self._digests), len(self._kept), len(self._failed))
 
+    @property
+    def wrong_lines(self) -> list[str]:
+        """What is wrong with each line that is no request; it gets an error in place of an answer."""
+        return [f"line {number + 1}: {error.message}" for number, error in self._wrong.items()]
+
     def check(self) -> None:
         """Read the input, and what an earlier run has left.
 
         Raises:
-            RequestError: A line is no request; the error names it.
+            RequestError: No line is a request, or two have one custom_id: their answers could not be told apart.
         """
         seen: dict[str, int] = {}
         for number, raw in self._lines():
+            self._digests[number] = _digest(raw)
+            name: str | None
             try:
                 name = parse_line(raw, ENDPOINTS).custom_id
             except BatchLineError as error:
-                raise RequestError(f"{self._input}, line {number + 1}: {error.message}") from None
+                self._wrong[number], name = error, error.custom_id
             if name in seen:
                 raise RequestError(
                     f"{self._input}, line {number + 1}: custom_id '{name}' was in line {seen[name] + 1} already."
                 )
-            seen[name] = number
-            self._digests[number] = _digest(raw)
+            if name is not None:
+                seen[name] = number
+        if self._wrong and len(self._wrong) == len(self._digests):
+            raise RequestError(f"{self._input}, {self.wrong_lines[0]}")
         if self._partial.exists():
             self._read_partial()
 
@@ -117,12 +128,16 @@ class BatchFile:
 
         async def send(number: int, line: BatchLine) -> None:
             request_id, answer = await calls.answer(line)
-            self._keep(partial, number, line, request_id, answer)
+            self._keep(partial, number, line.custom_id, request_id, answer)
             on_answer(_tokens(answer))
 
         try:
             for number, raw in self._lines():
-                if number not in self._kept:
+                if number in self._wrong:
+                    error = self._wrong[number]
+                    self._keep(partial, number, error.custom_id, f"batch-{uuid.uuid4().hex}", _refusal(number, error))
+                    on_answer(0)
+                elif number not in self._kept:
                     await calls.wait_for_room()
                     sending.add(asyncio.create_task(send(number, parse_line(raw, ENDPOINTS))))
                     for task in [task for task in sending if task.done()]:
@@ -134,9 +149,9 @@ class BatchFile:
                 task.cancel()
             await asyncio.gather(*sending, return_exceptions=True)
 
-    def _keep(self, partial: IO[bytes], number: int, line: BatchLine, request_id: str, answer: Answer) -> None:
+    def _keep(self, partial: IO[bytes], number: int, custom_id: str | None, request_id: str, answer: Answer) -> None:
         failed = answer.status != 200
-        result = msgspec.Raw(run_batch_line(line.custom_id, request_id, answer))
+        result = msgspec.Raw(run_batch_line(custom_id, request_id, answer))
         data = msgspec.json.encode(_PartialLine(number, self._digests[number], failed, result)) + b"\n"
         begin = partial.seek(0, os.SEEK_END)
         partial.write(data)
@@ -192,6 +207,12 @@ def _move(source: Path, target: Path) -> None:
 
 def _digest(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
+
+
+def _refusal(number: int, error: BatchLineError) -> Answer:
+    """The answer to a line that is no request; its number tells it from others without a custom_id."""
+    said = {"message": f"Line {number + 1}: {error.message}", "type": RequestError.type, "param": error.param}
+    return Answer(400, msgspec.json.encode({"error": said | {"code": error.code}}))
 
 
 def _tokens(answer: Answer) -> int:

@@ -26,7 +26,13 @@ _NOTHING = msgspec.Raw(b"")
 
 
 class BatchLineError(Exception):
-    """A line is not a request. `code`, `message` and `param` are what OpenAI's batch error has."""
+    """A line is not a request. `code`, `message` and `param` are what OpenAI's batch error has.
+
+    Attributes:
+        custom_id: Of the line, if it has a valid one.
+    """
+
+    custom_id: str | None = None
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -100,11 +106,15 @@ def parse_line(raw: bytes, endpoints: Collection[str], max_bytes: int | None = N
         raise BatchLineError(
             "missing_required_parameter", f"custom_id must be a text of 1 to {MAX_ID} characters.", "custom_id"
         )
-    if method not in (None, "POST"):
-        raise BatchLineError("invalid_method", "method must be POST.", "method")
-    if url not in endpoints:
-        raise BatchLineError("invalid_url", f"url must be {' or '.join(sorted(endpoints))}.", "url")
-    _check_body(body := bytes(line.body))
+    try:
+        if method not in (None, "POST"):
+            raise BatchLineError("invalid_method", "method must be POST.", "method")
+        if url not in endpoints:
+            raise BatchLineError("invalid_url", f"url must be {' or '.join(sorted(endpoints))}.", "url")
+        _check_body(body := bytes(line.body))
+    except BatchLineError as error:
+        error.custom_id = custom_id
+        raise
     return BatchLine(custom_id, str(url), body)
 
 
@@ -145,7 +155,7 @@ def result_line(custom_id: str, request_id: str, answer: Answer) -> bytes:
     return _line(custom_id, response, None)
 
 
-def run_batch_line(custom_id: str, request_id: str, answer: Answer) -> bytes:
+def run_batch_line(custom_id: str | None, request_id: str, answer: Answer) -> bytes:
     """The same in the one output file of `quire run-batch`, where `error` tells failed requests apart, as in vLLM's."""
     body = msgspec.Raw(answer.body or b"null")
     response = {"status_code": answer.status, "request_id": request_id, "body": body}
@@ -157,6 +167,6 @@ def error_line(custom_id: str, code: str, message: str) -> bytes:
     return _line(custom_id, None, {"code": code, "message": message})
 
 
-def _line(custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | msgspec.Raw | None) -> bytes:
+def _line(custom_id: str | None, response: dict[str, Any] | None, error: dict[str, str] | msgspec.Raw | None) -> bytes:
     name = f"batch_req_{uuid.uuid4().hex}"
     return msgspec.json.encode({"id": name, "custom_id": custom_id, "response": response, "error": error})

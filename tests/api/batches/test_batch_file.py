@@ -134,8 +134,9 @@ def test_a_request_that_changed_is_asked_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ([request(0), "no"], "line 2: This line is not valid JSON"),
+        (["no", "[]"], "line 1: This line is not valid JSON"),
         ([request(0), request(0)], "line 2: custom_id 'r0' was in line 1"),
+        ([request(0), request(0, url="/v1/embeddings")], "line 2: custom_id 'r0' was in line 1"),
         ([request(0, url="/v1/embeddings")], "line 1: url must be"),
     ],
 )
@@ -143,3 +144,35 @@ def test_wrong_input_is_said_before_anything_starts(tmp_path: Path, lines: list[
     write(tmp_path, lines)
     with pytest.raises(RequestError, match=words):
         batch_in(tmp_path)
+
+
+def test_lines_that_are_no_requests_get_an_error_and_the_others_an_answer(tmp_path: Path) -> None:
+    lines = [
+        request(0), "no", request(2, url="/v1/embeddings"), request(3), request(4, body={"prompt": 4, "stream": True}),
+        '{"custom_id": 5}', request(6),
+    ]  # fmt: skip
+    write(tmp_path, lines)
+    calls = Calls()
+    batch, tokens = run(tmp_path, calls)
+    assert sorted(calls.asked) == ["r0", "r3", "r6"]
+    assert (batch.counts.total, batch.counts.done, batch.counts.failed, tokens) == (7, 7, 4, 6)
+    assert [line.partition(":")[0] for line in batch.wrong_lines] == ["line 2", "line 3", "line 5", "line 6"]
+    found = results(tmp_path)
+    assert [answer["custom_id"] for answer in found] == ["r0", None, "r2", "r3", "r4", None, "r6"]
+    assert [answer["response"]["status_code"] for answer in found] == [200, 400, 400, 200, 400, 400, 200]
+    for number, words in (
+        (1, "Line 2: This line is not valid JSON"),
+        (2, "Line 3: url must be"),
+        (4, "Line 5: stream"),
+    ):
+        error = found[number]["error"]["error"]
+        assert error["message"].startswith(words)
+        assert found[number]["response"]["body"]["error"] == error
+    assert (found[2]["error"]["error"]["code"], found[2]["error"]["error"]["param"]) == ("invalid_url", "url")
+
+
+def test_an_interrupted_run_with_wrong_lines_goes_on(tmp_path: Path) -> None:
+    write(tmp_path, ["no", *(request(i) for i in range(1, 20))])
+    interrupted(tmp_path, Calls(stop_after=8))
+    run(tmp_path, Calls())
+    assert [answer["custom_id"] for answer in results(tmp_path)] == [None, *(f"r{i}" for i in range(1, 20))]
