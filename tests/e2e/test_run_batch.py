@@ -118,7 +118,7 @@ def test_input_and_output_may_be_addresses(files: str, tmp_path: Path) -> None:
         (("-o", "x"), "--input-file is needed"),
         (("-i", "x"), "--output-file is needed"),
         (("-i", "nothing", "-o", "x"), "there is no file nothing"),
-        (("-i", __file__, "-o", "x"), "line 1: This line is not valid JSON"),
+        (("-i", __file__, "-o", "x"), "line 1: This line is not a JSON object"),
     ],
 )
 def test_what_cannot_run_is_said_at_once(arguments: tuple[str, ...], words: str) -> None:
