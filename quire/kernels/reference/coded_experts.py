@@ -48,8 +48,7 @@ def coded_experts(
 ) -> None:
     """As the op `experts`, with weights from `stack_weights`: [experts, 2 · width, hidden], [experts, hidden, width].
 
-    Activations stay dense here. A version may quantize those of 8-bit codes as `scaled_linear` does, between the two
-    products in groups of any size.
+    Activations stay dense, also for schemes whose other products quantize them: that is at least as exact.
     """
     experts(x, _all(gate_up), _all(down), numbers, weights, out, others, linear=_multiply)
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.experts import route as reference_route
-from quire.kernels.triton.experts.expert_gemms import ExpertConfigs
-from quire.kernels.triton.experts.experts import IN_FP32, experts_with_configs, tuned_config
+from quire.kernels.triton.experts.experts import IN_FP32, ExpertConfigs, experts_with_configs, tuned_config
 from quire.kernels.triton.experts.routing import group_by_expert, route
 from quire.kernels.triton.experts.tuned_expert_configs import CONFIGS
 from quire.kernels.triton.linear.gemm import GemmConfig
