@@ -17,7 +17,7 @@ from quire.layers.factory import LayerFactory
 from quire.layers.layer import weight_specs_of
 from quire.models.model import build_model
 from quire.models.spec import read_spec
-from quire.weights.safetensors import INDEX
+from quire.weights.safetensors_files import INDEX
 from quire.weights.tensor_options import TensorOptions
 
 ROOT = Path(__file__).resolve().parents[2]
