@@ -197,22 +197,23 @@ def _fault(raw: bytes, error: Exception) -> str:
 def _place_of_half_pair(raw: bytes) -> str | None:
     """The field with half a surrogate pair; empty if the name of one has it, None if the body has another fault."""
     try:
-        body = json.loads(raw)
+        left = [iter([("", json.loads(raw))])]
     except (ValueError, RecursionError):
         return None
-    left: list[tuple[str, Any]] = [("", body)]
+    names: list[str] = []  # where each of these stands
     while left:
-        place, value = left.pop()
-        match value:
-            case str() if not _is_text(value):
-                return place
-            case list():
-                left += reversed([(f"{place}[{i}]", entry) for i, entry in enumerate(value)])
-            case dict():
-                if not all(map(_is_text, value)):
-                    return place
-                inside = f"{place}." if place else ""
-                left += reversed([(inside + name[:64], entry) for name, entry in value.items()])
+        name, value = next(left[-1], (None, None))
+        if name is None:
+            left.pop()
+            del names[-1:]
+        elif isinstance(value, dict) and all(map(_is_text, value)):
+            names.append(name)
+            left.append((f".{each[:64]}", entry) for each, entry in value.items())
+        elif isinstance(value, list):
+            names.append(name)
+            left.append((f"[{i}]", entry) for i, entry in enumerate(value))
+        elif isinstance(value, dict) or (isinstance(value, str) and not _is_text(value)):
+            return "".join([*names, name]).removeprefix(".")
     return None
 
 
