@@ -13,9 +13,9 @@ from quire.api.schemas.messages import AnthropicTool, AnthropicToolChoice, Count
 from quire.errors import RequestError, UnsupportedField
 
 _HOSTED = re.compile(
-    r"(web_search|web_fetch|code_execution|advisor|tool_search_tool(?:_bm25|_regex)?|mcp_toolset)(?:_\d{8})?"
+    r"(web_search|web_fetch|code_execution|advisor|tool_search_tool(?:_bm25|_regex)?|mcp_toolset)(?:_[0-9]{8})?"
 )
-_RUN_BY_CLIENT = re.compile(r"(bash|text_editor|memory|computer|computer_toolset|browser_toolset)(?:_\d{8})?")
+_RUN_BY_CLIENT = re.compile(r"(bash|text_editor|memory|computer|computer_toolset|browser_toolset)(?:_[0-9]{8})?")
 
 
 def hosted_tools(body: CountTokensRequest) -> list[str]:

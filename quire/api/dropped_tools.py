@@ -15,8 +15,8 @@ from quire.text.hints import HintLog
 DROPPED_TOOLS = "x-quire-dropped-tools"
 """Response header: their types."""
 _NAMED = 16
-"""There are not so many, but for dates."""
-_DATE = re.compile(r"_\d{4}_?\d{2}_?\d{2}$")
+"""Types in the header at most: there are fewer, but for dates."""
+_DATE = re.compile(r"_\d{4}_?\d{2}_?\d{2}$", re.ASCII)
 
 
 def name_dropped(response: Response, tools: Collection[str], hints: HintLog) -> Response:

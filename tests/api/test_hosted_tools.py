@@ -178,3 +178,20 @@ def test_what_they_did_in_earlier_turns_is_history(server: Server) -> None:
     tokens = server.post("/tokenize", {"messages": chat}).json()["count"]
     assert first.usage is not None
     assert first.usage.input_tokens == tokens
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    ("/v1/responses", {"input": "Go.", "tools": [{"type": "web_search_２０２５_０８_２６"}]}),
+    ("/v1/messages", {"max_tokens": 9, "messages": QUESTION, "tools": [{"type": "web_search_２０２５０３０５"}]}),
+])  # fmt: skip
+def test_other_digits_make_no_date(server: Server, path: str, body: dict[str, Any]) -> None:
+    """A header could not name such a tool."""
+    answer = server.post(path, body)
+    assert answer.status_code == 400
+    assert "tools[0].type" in answer.json()["error"]["message"]
+
+
+def test_callers_that_are_no_list_are_refused(server: Server) -> None:
+    answer = server.post("/v1/responses", {"input": "Go.", "tools": [FUNCTION | {"allowed_callers": 5}]})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "tools[0].allowed_callers"

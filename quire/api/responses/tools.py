@@ -33,7 +33,7 @@ HOSTED = frozenset({
 })  # fmt: skip
 """Tools that OpenAI runs, without the dates that their names may end with."""
 _RUN_BY_CLIENT = ("apply_patch", "custom", "local_shell", "shell", "tool_search")
-_DATE = re.compile(r"_\d{4}_\d{2}_\d{2}$")
+_DATE = re.compile(r"_\d{4}_\d{2}_\d{2}$", re.ASCII)
 _PLACE = re.compile(r"tools\[(\d+)\](?:\.function)?")
 
 
@@ -229,7 +229,7 @@ def _check_function(tool: dict[str, Any], place: str) -> None:
     if kind != "function":
         raise UnsupportedField(f"{place}.type", f"only functions and namespaces of them are; '{kind}' is neither")
     callers = tool.get("allowed_callers")
-    if callers is not None and "direct" not in callers:
+    if callers is not None and not (isinstance(callers, list) and "direct" in callers):
         raise UnsupportedField(f"{place}.allowed_callers", "no program runs here: add 'direct'")
     for name, value in tool.items():
         if name not in (*_NEUTRAL_FIELDS, *_FUNCTION_FIELDS) and value not in (None, False):
