@@ -59,7 +59,7 @@ def chat_messages(
             case ReasoningItem():
                 turn.thoughts.append(joined(item.content or item.summary))
             case HostedItem():
-                turn.texts.append(item.text)
+                turn.texts += [item.text] if item.text else []  # nothing to read is no turn
             case FunctionCallOutputItem():
                 if item.call_id not in calls:
                     raise RequestError(

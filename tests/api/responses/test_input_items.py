@@ -38,3 +38,13 @@ def test_the_time_is_linear_in_the_items() -> None:
     (message,) = chat_messages(None, said)
     assert time.thread_time() - begun < 1.0
     assert len(message["content"]) == 4_000 * 4_001 - 1
+
+
+def test_a_hosted_item_that_says_nothing_is_no_turn() -> None:
+    messages = chat_messages(None, items(
+        {"type": "mcp_list_tools", "server_label": "s", "tools": []},
+        {"role": "user", "content": "a"},
+        {"type": "web_search_call", "status": "completed"},
+        {"role": "user", "content": "b"},
+    ))  # fmt: skip
+    assert [message["role"] for message in messages] == ["user", "user"]
