@@ -27,7 +27,7 @@ _More = list[Schema] | None
 
 
 class SchemaRewrites:
-    """Of the schemas of one document."""
+    """What stands for keywords of the schemas of one document."""
 
     def __init__(self, references: SchemaReferences) -> None:
         self._references = references
@@ -121,6 +121,8 @@ class SchemaRewrites:
         if not isinstance(names, Mapping) or "patternProperties" in schema:
             return None
         asked = names.keys() - _ANNOTATIONS
+        if not asked - {"type"}:
+            return None if names.get("type", "string") != "string" else []  # names are texts anyway
         if asked - _OF_NAMES or names.get("type", "string") != "string":
             return None
         if asked <= {"type", "enum", "const"}:

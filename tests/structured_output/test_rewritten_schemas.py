@@ -97,6 +97,13 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
         {"type": "object", "propertyNames": {"pattern": "^[ab]$"}, "additionalProperties": {"type": "null"}},
         [{}, {"a": None, "b": None}], [{"c": None}],
     ),
+    "propertyNames that says nothing": (
+        {"type": "object", "propertyNames": {"type": "string", "title": "A"}, "additionalProperties": {"type": "null"}},
+        [{}, {"a": None}], [{"a": 1}],
+    ),
+    "propertyNames of an empty schema": (
+        {"type": "object", "propertyNames": {}, "additionalProperties": {"type": "null"}}, [{"a": None}], [{"a": 1}],
+    ),
     "propertyNames of an enum": (
         {"type": "object", "propertyNames": {"$ref": "#/$defs/K"}, "additionalProperties": {"type": "null"},
          "$defs": {"K": {"enum": ["a"]}}},
