@@ -83,23 +83,25 @@ def _in_user_turns(messages: Sequence[Message]) -> list[Message]:
     """One system message in front at most; a later one becomes a part of the user's turn beside it, or is one itself.
     So it keeps its place, and what stands before it is the same prompt as without it."""
     leading = _num_leading(messages)
-    arranged = _merged(messages[:leading])
+    turns = [list(messages[:leading])] if leading else []
     moved = False  # whether the turn before came from a system message
     for message in messages[leading:]:
         moves = _is_system(message)
         if moves:
             message = {**message, "role": "user"}
-        if (moves or moved) and message.get("role") == "user" and arranged and arranged[-1].get("role") == "user":
-            arranged[-1] = _joined(arranged[-1], message)
+        if (moves or moved) and message.get("role") == "user" and turns and turns[-1][0].get("role") == "user":
+            turns[-1].append(message)
         else:
-            arranged.append(message)
+            turns.append([message])
         moved = moves
-    return arranged
+    return [_merged(turn) for turn in turns]
 
 
 def _in_front(messages: Sequence[Message]) -> list[Message]:
     """All system messages as one, in front."""
-    return _merged([m for m in messages if _is_system(m)]) + [m for m in messages if not _is_system(m)]
+    system = [message for message in messages if _is_system(message)]
+    others = [message for message in messages if not _is_system(message)]
+    return [_merged(system), *others] if system else others
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message]:
@@ -107,41 +109,35 @@ def _without_system(messages: Sequence[Message]) -> list[Message]:
     system = [{**message, "role": "user"} for message in messages if _is_system(message)]
     others = [message for message in messages if not _is_system(message)]
     if system and others and others[0].get("role") == "user":
-        return [_joined(_merged(system)[0], others[0]), *others[1:]]
-    return _merged(system) + others
+        return [_merged([*system, others[0]]), *others[1:]]
+    return [_merged(system), *others] if system else others
 
 
 def _alternating(messages: Sequence[Message]) -> list[Message]:
     """Turns of the user, or of the assistant, that follow one another are one. Calls stay where they are."""
-    arranged: list[Message] = []
+    turns: list[list[Message]] = []
     for message in messages:
-        before = arranged[-1] if arranged else {}
+        before = turns[-1][0] if turns else {}
         plain = all(one.keys() <= {"role", "content"} for one in (before, message))
         if plain and message.get("role") == before.get("role") and message.get("role") in ("user", "assistant"):
-            arranged[-1] = _joined(before, message)
+            turns[-1].append(message)
         else:
-            arranged.append(message)
-    return arranged
+            turns.append([message])
+    return [_merged(turn) for turn in turns]
 
 
-def _merged(messages: Sequence[Message]) -> list[Message]:
-    """All as one message, of the first one's role."""
-    merged: list[Message] = []
-    for message in messages:
-        merged = [_joined(merged[0], message) if merged else message]
-    return merged
-
-
-def _joined(first: Message, second: Message) -> Message:
-    """The first message, with what the second says behind it."""
-    before, behind = first.get("content") or "", second.get("content") or ""
-    if isinstance(before, str) and isinstance(behind, str):
-        return {**first, "content": before + _BETWEEN + behind if before and behind else before or behind}
-    separator = [{"type": "text", "text": _BETWEEN}] if before and behind else []
-    return {**first, "content": [*_parts(before), *separator, *_parts(behind)]}
+def _merged(messages: Sequence[Message]) -> Message:
+    """The first message, with what the others say behind it, all at once: there may be thousands."""
+    if len(messages) == 1:
+        return messages[0]
+    contents = [content for message in messages if (content := message.get("content"))]
+    if all(isinstance(content, str) for content in contents):
+        return {**messages[0], "content": _BETWEEN.join(contents)}
+    parts = _parts(contents[0])
+    for content in contents[1:]:
+        parts += [{"type": "text", "text": _BETWEEN}, *_parts(content)]
+    return {**messages[0], "content": parts}
 
 
 def _parts(content: Any) -> list[Any]:
-    if isinstance(content, list):
-        return content
-    return [{"type": "text", "text": content}] if content else []
+    return list(content) if isinstance(content, list) else [{"type": "text", "text": content}]

@@ -212,7 +212,15 @@ def _mark_end(chat: list[dict[str, Any]]) -> None:
 
 def _shows(text: str, chat: Sequence[dict[str, Any]]) -> bool:
     """Whether a prompt has all that system messages say."""
-    return all(said in text for said in system_texts(chat))
+    behind = 0  # most stand in their order, and are found without searching all of the prompt for each
+    for said in system_texts(chat):
+        at = text.find(said, behind)
+        if at < 0:
+            at = text.find(said)
+        if at < 0:
+            return False
+        behind = at + len(said)
+    return True
 
 
 def _end_alike(arranged: Sequence[dict[str, Any]], chat: Sequence[dict[str, Any]]) -> bool:
