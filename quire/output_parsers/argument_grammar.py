@@ -60,7 +60,10 @@ class ArgumentGrammar:
         required = {key for key in listed if isinstance(key, str)} if enforced else set()
         if enforced and tool.strict:
             _check_object(tool, properties, required)
-        given = {key: self._argument(tool, key, enforced) for key, each in properties.items() if each is not False}
+        types = ArgumentTypes((tool,), tool.name)
+        given = {
+            key: self._argument(tool, types, key, enforced) for key, each in properties.items() if each is not False
+        }
         return self._in_order(given, required)
 
     def _in_order(self, given: Mapping[str, str], required: set[str]) -> str:
@@ -80,14 +83,15 @@ class ArgumentGrammar:
             alone = first
         return alone
 
-    def _argument(self, tool: Tool, key: str, enforced: bool) -> str:
+    def _argument(self, tool: Tool, types: ArgumentTypes, key: str, enforced: bool) -> str:
         keyed = self._keyed
         assert keyed is not None
         schema = tool.parameters["properties"][key]
         before = self._rules.literal(keyed.before_key + key + keyed.after_key)
         after = self._rules.literal(keyed.after_value)
-        if keyed.text_end and _may_be_text(tool, key):
-            return self._rules.add("argument", " ".join([*before, self._text(tool, key, schema, enforced)]))
+        if keyed.text_end and types.may_be_string(key):
+            text = self._text(tool, key, types.references.merged(schema), enforced)
+            return self._rules.add("argument", " ".join([*before, text]))
         value = _json(self._rules, tool, _of_property(tool.parameters, key) if enforced else {}, f"'{key}'")
         return self._rules.add("argument", " ".join([*before, value, *after]))
 
@@ -96,7 +100,6 @@ class ArgumentGrammar:
         keyed = self._keyed
         assert keyed is not None
         after = list(self._rules.literal(keyed.after_value))
-        schema = SchemaReferences(tool.parameters).merged(schema)
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if enforced and values and isinstance(values, list):
             texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
@@ -166,10 +169,6 @@ def _of_property(parameters: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     pointer = quote(key.replace("~", "~0").replace("/", "~1"))
     document = {"$id": _DOCUMENT, **parameters}
     return {"$defs": {"parameters": document}, "$ref": f"{document['$id']}#/properties/{pointer}"}
-
-
-def _may_be_text(tool: Tool, key: str) -> bool:
-    return ArgumentTypes((tool,), tool.name).may_be_string(key)
 
 
 def _check_object(tool: Tool, properties: Mapping[str, Any], required: set[str]) -> None:

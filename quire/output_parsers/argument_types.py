@@ -10,6 +10,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -19,8 +20,6 @@ from quire.output_parsers.schema_references import SchemaReferences
 _INTEGER = re.compile(r"-?(?:0|[1-9]\d*)", re.ASCII)
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _TYPE_OF_VALUE = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
-_MOST_REFERENCES = 8
-"""How far references and alternatives are followed; what lies deeper has no known type."""
 
 
 class ArgumentTypes:
@@ -54,31 +53,41 @@ class ArgumentTypes:
         return json.dumps(text, ensure_ascii=False)
 
     def _types(self, key: str) -> frozenset[str]:
-        properties = self._references.merged(self._schema).get("properties")
+        properties = self.references.merged(self._schema).get("properties")
         schema = properties.get(key) if isinstance(properties, Mapping) else None
-        return frozenset(self._types_of(schema, _MOST_REFERENCES))
+        return frozenset(self._types_of(schema))
 
-    def _types_of(self, schema: Any, depth: int) -> set[str]:
-        if not isinstance(schema, Mapping) or not depth:
-            return set()
-        if "$ref" in schema:
-            return self._types_of(self._references.resolved(schema), depth - 1)
-        if isinstance(kind := schema.get("type"), str):
-            return {kind}
-        if isinstance(kind, Sequence):
-            return {entry for entry in kind if isinstance(entry, str)}
-        values = [schema["const"]] if "const" in schema else schema.get("enum")
-        values = values if isinstance(values, list) else []
-        found = {_TYPE_OF_VALUE.get(type(value), "object") for value in values}
-        for keyword in ("anyOf", "oneOf", "allOf"):
-            alternatives = schema.get(keyword)
-            for alternative in alternatives if isinstance(alternatives, list) else ():
-                found |= self._types_of(alternative, depth - 1)
+    def _types_of(self, schema: Any) -> set[str]:
+        """The types of a schema and its alternatives, each of which is looked at once: they may lead in circles."""
+        found: set[str] = set()
+        waiting, seen = [schema], set[int]()
+        while waiting:
+            schema = waiting.pop()
+            if not isinstance(schema, Mapping) or id(schema) in seen:
+                continue
+            seen.add(id(schema))
+            kind = schema.get("type")
+            if "$ref" in schema:
+                with suppress(LookupError):
+                    waiting.append(self.references.target(schema))
+            elif isinstance(kind, str):
+                found.add(kind)
+            elif isinstance(kind, Sequence):
+                found.update(entry for entry in kind if isinstance(entry, str))
+            else:
+                values = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
+                found.update(_TYPE_OF_VALUE.get(type(value), "object") for value in values)
+                waiting += [each for keyword in ("anyOf", "oneOf", "allOf") for each in _list(schema.get(keyword))]
         return found
 
     @cached_property
-    def _references(self) -> SchemaReferences:
+    def references(self) -> SchemaReferences:
+        """Those of the tool's schema."""
         return SchemaReferences(self._schema)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _container(text: str) -> str | None:

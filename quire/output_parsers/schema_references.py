@@ -5,6 +5,7 @@ Owns resolving them within one document. Knows nothing about what a schema means
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -22,6 +23,7 @@ SINGLE = frozenset((
 _CHAIN = 4_096
 """References that lead to each other."""
 _MOST_MERGED = 8
+_INDEX = re.compile(r"[0-9]{1,9}")
 
 
 class SchemaReferences:
@@ -114,7 +116,7 @@ class SchemaReferences:
             step = step.replace("~1", "/").replace("~0", "~")
             if isinstance(found, Mapping) and step in found:
                 found = found[step]
-            elif isinstance(found, list) and step.isdecimal() and int(step) < len(found):
+            elif isinstance(found, list) and _INDEX.fullmatch(step) and int(step) < len(found):
                 found = found[int(step)]
             else:
                 raise IndexError(pointer)

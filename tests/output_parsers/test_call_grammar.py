@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from quire.errors import RequestError
+from quire.output_parsers.argument_types import ArgumentTypes
 from quire.output_parsers.call_grammar import call_grammar
 from quire.output_parsers.events import ContentDelta, OutputEvent, ReasoningDelta, Tool, ToolCallStart, merge_events
 from quire.output_parsers.formats import Turn
 from quire.output_parsers.registry import TOOL_PARSERS, create_parser, tool_format
+from quire.output_parsers.schema_references import SchemaReferences
 from quire.structured_output.constraint import Constraint
 from quire.structured_output.grammars import grammar_of
 
@@ -325,3 +327,24 @@ def test_a_form_behind_a_reference_may_stand_beside_strict_tools() -> None:
 def test_a_client_cannot_loosen_its_schema() -> None:
     sneaky = Tool("f", {**SCHEMA, "x-guidance": {"lenient": True}}, strict=True)
     assert "lenient" not in call_grammar("hermes", [sneaky], must_call=True)
+
+
+def test_references_are_looked_up_once_for_all_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+    enter = SchemaReferences._enter
+    monkeypatch.setattr(SchemaReferences, "_enter", lambda self, *args: read.append(self) or enter(self, *args))
+    properties = {f"p{i}": {"type": "string"} for i in range(50)}
+    call_grammar("qwen3_coder", [Tool("f", {"type": "object", "properties": properties}, strict=True)], must_call=True)
+    assert 0 < len(read) < 5
+
+
+def test_types_are_found_behind_circles_of_references() -> None:
+    circle = {"anyOf": [{"$ref": "#/$defs/a"}] * 1_000 + [{"type": "integer"}]}  # a way through each has no end
+    tool = Tool("f", {"$defs": {"a": circle}, "properties": {"x": {"$ref": "#/$defs/a"}}})
+    assert ArgumentTypes([tool], "f").json_of("x", "1") == "1"
+    assert not ArgumentTypes([tool], "f").may_be_string("x")
+
+
+def test_a_reference_to_an_entry_of_a_huge_number_leads_nowhere() -> None:
+    tool = Tool("f", {"allOf": [{}, {}], "properties": {"x": {"$ref": "#/allOf/" + "9" * 5_000}}})
+    assert ArgumentTypes([tool], "f").json_of("x", "1") == '"1"'
