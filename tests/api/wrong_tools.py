@@ -27,6 +27,8 @@ TOOLS = [
           "tools[0].type", tools=[{"type": "web_search_preview", "search_context_size": "low"}]),
     chat("a custom tool", "tools[0].type: tools of type 'custom' are not supported: send functions.",
           "tools[0].type", tools=[{"type": "custom", "custom": {"name": "f"}}]),
+    _tools("very many fields of a function", "tools[0].function may have at most 64 fields that are not known.",
+           "tools[0].function", {f"field {i}": 1 for i in range(65)}),
     chat("a misspelt field of a tool", "'tools[0].functions' is not a known field. Did you mean 'function'?",
           "tools[0].functions", tools=[{"type": "function", "function": {"name": "f"}, "functions": {}}]),
     _tools("a function without a name", "tools[0].function.name must have 1 to 256 letters, digits or …",

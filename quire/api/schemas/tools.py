@@ -16,6 +16,8 @@ from quire.errors import RequestError, did_you_mean
 from quire.output_parsers.events import Tool
 
 MAX_TOOLS = 1_024
+MAX_FURTHER_FIELDS = 64
+"""Of a tool, and of its function."""
 _PARAMETERS = ("schema", "input_schema", "inputSchema")
 """What other APIs call a function's parameters."""
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,256}")
@@ -200,6 +202,8 @@ def _check(tools: Sequence[ChatTool]) -> None:
 def _check_further_fields(sent: ChatTool | Function, place: str) -> None:
     """Clients add fields of their own; one that can only be a mistake for a known one would leave a tool half told."""
     known = type(sent).model_fields
+    if len(sent.model_extra or ()) > MAX_FURTHER_FIELDS:
+        raise RequestError(f"{place} may have at most {MAX_FURTHER_FIELDS} fields that are not known.", param=place)
     for name in sent.model_extra or ():
         meant = did_you_mean(name, known)
         if name in _PARAMETERS:
