@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
@@ -67,7 +68,7 @@ class Tokenizer:
         """Number of tokens, added ones included; a model's embedding may be padded beyond it."""
         return self._core.get_vocab_size(with_added_tokens=True)
 
-    @property
+    @cached_property
     def max_id(self) -> int:
         """The largest id of a token: some may be unused, or stand for a token that has another one too."""
         return max(self._core.get_vocab(with_added_tokens=True).values(), default=-1)
