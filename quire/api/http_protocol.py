@@ -41,7 +41,7 @@ class UnchunkedCycle(RequestResponseCycle):
     _is_sized = False
 
     async def send(self, message: ASGISendEvent) -> None:
-        """See uvicorn's."""
+        """Send a part of the answer without chunks."""
         if message["type"] == "http.response.start":
             self._is_sized = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
             if not self._is_sized:

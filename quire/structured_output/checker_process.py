@@ -76,7 +76,7 @@ def _tried(constraint: Constraint, tokenizer: LLTokenizer, special: SpecialToken
         return Verdict(error="it needs too much memory: make it smaller")
     except (ValueError, KeyError, TypeError) as error:
         return Verdict(error=_readable(str(error)))
-    return Verdict(grammar, left_out=[each[:_LONGEST_MESSAGE] for each in left_out[:_MOST_NAMED]])
+    return Verdict(grammar, left_out=[" ".join(each.split())[:_LONGEST_MESSAGE] for each in left_out[:_MOST_NAMED]])
 
 
 def _walk(matcher: LLMatcher) -> None:

@@ -330,7 +330,7 @@ def _kind(value: Any) -> str:
 
 
 def _key(value: Any) -> str:
-    """The same text for equal values."""
+    """A text that equal values have in common, and no others."""
     return json.dumps(_normal(value), sort_keys=True)
 
 

@@ -47,7 +47,8 @@ async def _answer(serving: Serving, request: Request, body: MessagesRequest) -> 
     if body.stream:
         return _named(serving, body, serving.stream(messages, choices, request_id))
     try:
-        (whole,) = await choices.collect()
+        with named_by_anthropic():
+            (whole,) = await choices.collect()
     finally:
         choices.close()
     return _named(serving, body, json_response(messages.body(whole)))

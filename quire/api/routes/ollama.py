@@ -64,7 +64,8 @@ async def _answer(serving: Serving, request: Request, body: OllamaChatRequest | 
     if stream:
         return serving.stream(answers, choices, request_id)
     try:
-        (whole,) = await choices.collect()
+        with named_by_ollama():
+            (whole,) = await choices.collect()
     finally:
         choices.close()
     return json_response(answers.body(whole))

@@ -96,7 +96,7 @@ class HostedCallBlock(BaseModel):
 
 
 class HostedResultBlock(BaseModel):
-    """What such a call gave; what can be read of it is text."""
+    """What a tool that Anthropic runs gave; what can be read of it is text."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
