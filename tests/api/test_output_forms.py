@@ -85,3 +85,28 @@ def test_an_output_that_its_form_leaves_no_token_is_the_requests_error(
     assert error["type"] == "invalid_request_error"
     assert error["param"] == "response_format"
     assert error["message"] == "response_format: No token is left to draw."
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "name"),
+    [
+        ("/v1/messages", {"max_tokens": 9, "output_config": {"format": {"type": "json_schema", "schema": {}}}},
+         "output_config.format"),
+        ("/api/chat", {"model": "", "stream": False, "format": {"type": "integer"}}, "format"),
+    ],
+)  # fmt: skip
+def test_a_late_error_about_the_form_names_the_field_that_was_sent(
+    scripted: tuple[Server, ScriptedClient], path: str, fields: dict[str, Any], name: str
+) -> None:
+    server, engine = scripted
+    body = {**fields, "messages": [{"role": "user", "content": "Go."}]}
+    if "model" in fields:
+        body["model"] = server.get("/v1/models").json()["data"][0]["id"]
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(server.post, path, body)
+        (add,) = engine.wait_for_adds(1)
+        engine.say(Deltas([], [], [], ends=[End(add.id, "refused", "No token is left to draw.")]))
+        answer = asked.result()
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error if isinstance(error, str) else error["message"]) == f"{name}: No token is left to draw."
