@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from quire.errors import RequestError
 from quire.output_parsers.formats import NUMBER
+from quire.structured_outputs_params import MAX_CONSTRAINT_BYTES
 
 ANY_TEXT = "/(?s:.*)/"
 
@@ -26,6 +28,7 @@ class LarkRules:
         self._special_ids = special_ids
         self._rules: dict[str, str] = {}
         self._terminals: dict[str, str] = {}
+        self._size = 0
         tokens = sorted((*special_ids, NUMBER), key=len, reverse=True)
         self._tokens = re.compile("|".join(map(re.escape, tokens)))
 
@@ -34,7 +37,18 @@ class LarkRules:
         return token in self._special_ids
 
     def add(self, name: str, body: str, options: str = "") -> str:
-        """Add a rule; returns its name, which is new."""
+        """Add a rule; returns its name, which is new.
+
+        Raises:
+            RequestError: The grammar is longer than a constraint may be. Said here, before it is longer than memory.
+        """
+        self._size += len(body)
+        if self._size > MAX_CONSTRAINT_BYTES:
+            raise RequestError(
+                f"tools: the grammar of their calls is limited to {MAX_CONSTRAINT_BYTES} bytes: send fewer or smaller "
+                "schemas.",
+                param="tools",
+            )
         name = f"{name}_{len(self._rules)}"
         self._rules[name] = f"{name}{options}: {body}"
         return name

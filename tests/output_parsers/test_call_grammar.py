@@ -348,3 +348,11 @@ def test_types_are_found_behind_circles_of_references() -> None:
 def test_a_reference_to_an_entry_of_a_huge_number_leads_nowhere() -> None:
     tool = Tool("f", {"allOf": [{}, {}], "properties": {"x": {"$ref": "#/allOf/" + "9" * 5_000}}})
     assert ArgumentTypes([tool], "f").json_of("x", "1") == '"1"'
+
+
+def test_a_grammar_that_is_too_long_is_refused_before_it_is_written() -> None:
+    """Each argument with a reference has all that it may refer to."""
+    properties = {f"p{i}": {"$ref": "#/$defs/K"} for i in range(20_000)}
+    tool = Tool("f", {"type": "object", "$defs": {"K": {"type": "integer"}}, "properties": properties}, strict=True)
+    with pytest.raises(RequestError, match="limited to 262144 bytes"):
+        call_grammar("qwen3_coder", [tool], must_call=True)
