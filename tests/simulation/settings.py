@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.config import Config
 from quire.config.scheduler import Policy, PreemptionMode
@@ -81,7 +81,6 @@ def settings_of(rng: random.Random) -> Settings:
         max_num_seqs=rng.choice((1, 2, 4, 8)),
         max_num_batched_tokens=rng.choice((8, 16, 32, 64)),
         max_model_len=MAX_MODEL_LEN,
-        block_size=block_size,
         enable_prefix_caching=rng.random() < 0.8,
         scheduling_policy=policy,
         preemption_mode=mode,
@@ -90,6 +89,7 @@ def settings_of(rng: random.Random) -> Settings:
         max_restarts=rng.choice((*([1_000] * 28), 2, 0)),
         shutdown_timeout=SHUTDOWN_S,
     )
+    config = replace(config, cache=replace(config.cache, block_size=block_size))  # any: there are no kernels
     features = frozenset(name for name in FEATURES if rng.random() < 0.5)
     faults = [name for name in FAULTS if rng.random() < 0.4]
     if not config.server.max_restarts:
