@@ -27,13 +27,13 @@ _TENANT_DIGITS = 16
 
 @dataclass(frozen=True)
 class Caller:
-    """One HTTP request's.
+    """Who sent an HTTP request, and when it has to be answered.
 
     Attributes:
         tenant: Whose it is: a digest of its API key and of the tenant header, if there are any.
-        arrival: Monotonic seconds.
-        deadline: The same clock; None for none.
-        collectors: Takes note of the sequences that its request handed to the engine; None: nobody wants to know.
+        arrival: When the request arrived, in monotonic seconds.
+        deadline: When it has to be answered, in monotonic seconds; None: it has no deadline.
+        collectors: Gets a collector for what the request handed to the engine; None: nobody needs it.
     """
 
     tenant: str = ""
@@ -42,7 +42,7 @@ class Caller:
     collectors: list[OutputCollector] | None = None
 
     def deadline_after(self, timeout: float | None) -> float | None:
-        """The deadline, or so many seconds after the arrival if that is earlier."""
+        """The deadline, or `timeout` seconds after the arrival if that is earlier."""
         if timeout is None:
             return self.deadline
         later = self.arrival + timeout
@@ -109,5 +109,5 @@ def _seconds(text: str) -> float:
 
 
 def _tenant(key: bytes, name: str) -> str:
-    """The same for the same key and name; neither can be seen from it."""
+    """Digest an API key and a tenant name into an id that reveals neither; empty if both are empty."""
     return hashlib.sha256(key + name.encode()).hexdigest()[:_TENANT_DIGITS] if key or name else ""

@@ -12,7 +12,7 @@ from quire.text.deltas import ChoiceDelta
 
 
 def chat_logprobs(names: TokenNames, num_top: int, delta: ChoiceDelta) -> dict[str, list[Any]]:
-    """The log probabilities of what was gained."""
+    """The log probabilities of a delta's tokens, in the form of a chat choice's `logprobs`."""
 
     def one(token: int, logprob: float) -> dict[str, Any]:
         return {"token": names.text(token), "logprob": finite(logprob), "bytes": names.bytes(token)}
@@ -26,7 +26,7 @@ def chat_logprobs(names: TokenNames, num_top: int, delta: ChoiceDelta) -> dict[s
 
 
 async def encode_chat_logprobs(names: TokenNames, num_top: int | None, choice: ChoiceDelta) -> dict[str, Any] | None:
-    """The same of a whole choice, as JSON; None when they are not asked for."""
+    """Encode the log probabilities of a whole choice as JSON; None if the request did not ask for them."""
     if num_top is None:
         return None
     return await encode_in_slices(
@@ -39,5 +39,5 @@ async def encode_chat_logprobs(names: TokenNames, num_top: int | None, choice: C
 
 
 def entries_per_row(entries: Sequence[TokenLogprobs | None]) -> int:
-    """What a row costs, see encode_in_slices."""
+    """How many entries one token has, which `encode_in_slices` takes as the cost of a row."""
     return 1 + max((len(entry.top_ids) for entry in entries[:2] if entry is not None), default=0)

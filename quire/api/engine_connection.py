@@ -35,22 +35,22 @@ def changes_pause(action: str) -> bool:
 
 
 class EngineListener(Protocol):
-    """Who is told what the engine says; called in the event loop."""
+    """Receives what an engine says. All methods are called in the event loop."""
 
     def on_ready(self, ready: Ready) -> None:
-        """The engine takes work, the first one or one that takes another's place."""
+        """The engine takes work: it has started, or has taken the place of one that died."""
 
     def on_deltas(self, deltas: Deltas, now: float) -> None:
-        """A step brought something."""
+        """A step has brought tokens or ends of sequences."""
 
     def on_heartbeat(self, beat: Heartbeat) -> None:
-        """It is alive."""
+        """The engine says that it is alive, and how busy it is."""
 
     def on_lost(self, message: Lost) -> None:
-        """Some message could not be read; which requests it was about is not known."""
+        """A message could not be read, and it is not known which requests it was about."""
 
     def on_engine_died(self, in_flight: Sequence[int], turn: int | None) -> None:
-        """The engine is gone, another one is on its way, see Dead."""
+        """The engine died and another one is being started. The arguments are those of `Dead`."""
 
     def on_dead(self) -> None:
         """The engine is gone for good."""
@@ -62,13 +62,13 @@ class EngineConnection:
     Args:
         client: The way to the engine.
         clock: For all times.
-        listener: Is told about requests.
+        listener: Receives what the engine says about requests.
         make_receiver: What receives the engine's messages.
 
     Attributes:
         state: starting → ready ⇄ recovering → dead.
         ready: What the engine said when it was ready.
-        engine: Which one it is.
+        engine: The engine's number and how often it was started again.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class EngineConnection:
 
     @property
     def number(self) -> int:
-        """This process's number."""
+        """The number of this process."""
         return self._client.number
 
     def send(self, message: ToEngine) -> None:
@@ -149,19 +149,19 @@ class EngineConnection:
             self._controls.tell(action, value)
 
     def remember(self, action: str) -> None:
-        """If it pauses or resumes the engine, the one that takes its place does as it says."""
+        """Remember a command that pauses or resumes the engine, for an engine that takes its place."""
         if changes_pause(action):
             self._pause = action.removeprefix("resume")
 
     def end_pause(self) -> None:
-        """Go on if the engine is paused; the one that takes its place is not."""
+        """Resume the engine if it is paused. An engine that takes its place is not paused."""
         self._pause = ""
         if self.state == "ready":
             self._controls.tell("resume")
 
     @property
     def num_controls(self) -> int:
-        """Commands without an answer."""
+        """The number of commands that are not answered yet."""
         return len(self._controls)
 
     @property
@@ -228,7 +228,7 @@ class EngineConnection:
         self._ready_event.set()
 
     def _learn_pause(self, load: Load) -> None:
-        """Another API process may have paused or resumed it."""
+        """Notice that another API process has paused or resumed the engine."""
         if load.paused != self._said_pause:
             self._said_pause = load.paused
             self._pause = f"pause:{load.paused}" if load.paused else ""
@@ -241,7 +241,7 @@ class EngineConnection:
         self._controls.fail_all(GenerationError("A message of the engine was lost. Send the request again."))
 
     def _on_replaced(self, successor: EngineId, in_flight: Sequence[int], turn: int | None) -> None:
-        """What the engine has said before is true; what it says from now on is dropped."""
+        """Connect to the engine's successor. What the engine said before holds; what it says from now on is dropped."""
         if self.ready is not None:
             if self.state == "ready":
                 self._died_at = self._clock.now()

@@ -29,43 +29,44 @@ _BLAMED = "The engine stopped each time it worked on this request. Do not send i
 
 
 class RequestOwner(Protocol):
-    """Whose the requests are that an engine works on."""
+    """Owns the requests that an engine works on, and is told what becomes of the engine."""
 
     def on_engine_ready(self) -> None:
-        """An engine takes work, the first one of its number or one that takes another's place."""
+        """An engine takes work: it has started, or has taken the place of one that died."""
         ...
 
     def on_engine_died(self, engine: int, in_flight: Sequence[int]) -> None:
-        """An engine is gone, another one is on its way. It was working on these sequences."""
+        """An engine died while it worked on the sequences `in_flight`, and another one is being started."""
         ...
 
     def on_engine_gone(self) -> None:
-        """An engine is gone for good, and so is the server."""
+        """An engine is gone for good, and the server ends with it."""
         ...
 
     def close_request(self, collector: OutputCollector, reason: EndReason) -> None:
-        """Abort what still runs of a request, wherever."""
+        """Abort the sequences of a request that still run, on whichever engine."""
         ...
 
     def fail_requests(self, collectors: Iterable[OutputCollector], error: QuireError, reason: EndReason) -> None:
-        """The same, and tell their readers why."""
+        """Abort the sequences of requests that still run, and tell the requests' readers why."""
         ...
 
 
 class EngineReplica:
-    """An engine. All of it runs in the event loop.
+    """One engine with its connection, queue, statistics and recovery. Everything runs in the event loop.
 
     Args:
-        client: The way to it.
+        client: The way to the engine.
         slots: Sequences that it runs at once.
-        requests: Those that are open, of all engines.
-        owner: Whose they are.
+        requests: The open requests of all engines.
+        owner: Owns these requests.
         clock: For all times.
 
     Attributes:
-        number: Of the engine.
-        connection, queue, stats: To it and of it.
-        recovery: Sends requests to it.
+        number: The engine's number.
+        connection: The connection to the engine.
+        queue, stats: The engine's queue and statistics.
+        recovery: Sends requests to the engine.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class EngineReplica:
         self._was_ready = False
 
     def limit_admission(self, admission: AdmissionLimit) -> None:
-        """What brings tokens leaves this queue; once, before any request."""
+        """Set the admission limit, once, before any request. A sequence leaves its queue when tokens arrive."""
         self._admission = admission
 
     # --- what it says -----------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from quire.processes.orders import TakeTurn
 from quire.sampling import SamplingParams
 
 MAX_SEQUENCES = 1_024
-"""Of one request: prompts times n."""
+"""Most sequences of one request: prompts times n."""
 
 
 def check_num_sequences(num_prompts: int, n: int, param: str = "n") -> None:
@@ -69,7 +69,7 @@ class EngineSession:
 
     Attributes:
         stats: Filled as messages pass.
-        admission_limit: Which requests are turned away.
+        admission_limit: Decides which requests are turned away.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class EngineSession:
         self._queue_sharing.start()
 
     async def wait_ready(self) -> Ready:
-        """What all engines can do, once each has been ready.
+        """Wait until each engine has been ready, and return what all of them can do.
 
         Raises:
             EngineDeadError: One died instead.
@@ -127,7 +127,7 @@ class EngineSession:
         return await self._engines.wait_ready()
 
     async def wait_dead(self) -> None:
-        """Until an engine is dead and is not replaced."""
+        """Wait until an engine is dead and is not replaced."""
         await self._dead.wait()
 
     def begin_drain(self) -> None:
@@ -154,16 +154,16 @@ class EngineSession:
         return True
 
     async def wait_idle(self) -> None:
-        """Until no request is open."""
+        """Wait until no request is open."""
         await self._requests.wait_idle()
 
     def begin_swap(self) -> None:
-        """Another model takes this one's place; open requests are waited for, also those that a pause has stopped."""
+        """Announce that another model takes this one's place, and resume engines so that open requests can end."""
         self._state.announce_swap()
         self._engines.end_pause()
 
     def retire(self) -> None:
-        """Another model takes the place of this one, for good: take no new work, and end what is open."""
+        """Take no new work and end what is open, because another model has taken this one's place."""
         self._state.retire()
         self.begin_drain()
         self._fail_all()
@@ -187,22 +187,22 @@ class EngineSession:
 
     @property
     def state(self) -> State:
-        """See SessionState."""
+        """The server's state, such as `ready` or `draining`."""
         return self._state.current
 
     @property
     def ready(self) -> Ready | None:
-        """What the engines said when they were ready, see EngineGroup."""
+        """What all engines can do and hold together; None until each of them has been ready."""
         return self._engines.ready
 
     @property
     def health_complaint(self) -> str:
-        """See SessionState."""
+        """Why the server is not alive or makes no progress; empty if all is well, or another model is loaded."""
         return self._state.health_complaint
 
     @property
     def readiness_complaint(self) -> str:
-        """See SessionState."""
+        """Why a request would not be accepted and finished now; empty if it would."""
         return self._state.readiness_complaint
 
     @property
@@ -225,13 +225,13 @@ class EngineSession:
         }
 
     async def counts_of_all(self) -> dict[str, int]:
-        """The same of all API processes together, those that answer."""
+        """Add up the `counts` of all API processes that answer."""
         own = self.counts()
         others = await self._peers.ask(CountOpen())
         return {name: value + sum(other[name] for other in others) for name, value in own.items()}
 
     async def control(self, action: str) -> Done:
-        """Send the engines a command, see EngineGroup.
+        """Send all engines a command and wait for their answers.
 
         Raises:
             UnavailableError: There is no engine that could answer, or open requests are waited for.
@@ -257,7 +257,7 @@ class EngineSession:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def keep_open(self) -> AbstractContextManager[None]:
-        """For a request that is several to the engine, one after the other: a drain waits for it as a whole."""
+        """A context for a request that becomes several engine requests in turn: a drain waits until it ends."""
         return self._requests.keep_open()
 
     @property
@@ -272,7 +272,7 @@ class EngineSession:
         return self._submission
 
     def refuse_if_full(self, tenant: str) -> None:
-        """Look whether a request can be turned away before it is read, see AdmissionLimit.
+        """Turn a request away before it is read, if the queue is full.
 
         Raises:
             OverloadedError: Too many requests wait.
@@ -366,7 +366,7 @@ class EngineSession:
         return collector
 
     async def _send(self, collector: OutputCollector, turn: SharedTurn) -> None:
-        """Prompt by prompt; between them an engine may be replaced, and sequences may end."""
+        """Send sequences prompt by prompt. Between prompts, engines may be replaced and sequences may end."""
         try:
             for add in collector.adds:
                 if add.fork_of is not None:
@@ -379,19 +379,19 @@ class EngineSession:
             raise
 
     def count_delivered(self, collector: OutputCollector, index: int, tokens: int) -> None:
-        """The reader has got so many more tokens of one sequence."""
+        """Record that the reader has got `tokens` more tokens of one sequence."""
         stats = collector.stats[index]
         self._stats_of(stats).record_delivered(stats, tokens)
 
     def finish_sequence(self, collector: OutputCollector, index: int, reason: EndReason) -> None:
-        """The reader has all of one sequence; if its engine still runs it, it is aborted."""
+        """End a sequence of which the reader has everything, and abort it if its engine still runs it."""
         self._abort([collector.adds[index]])
         self._ended(collector)
         stats = collector.stats[index]
         self._stats_of(stats).finish_sequence(stats, reason, self._clock.now())
 
     def close_request(self, collector: OutputCollector, reason: EndReason = "abort") -> None:
-        """The reader is gone or has all that it wanted; what still runs is aborted."""
+        """Close a request whose reader is gone or has all that it wanted, and abort what still runs."""
         self._abort(collector.adds)
         self._ended(collector)
         now = self._clock.now()
@@ -425,7 +425,7 @@ class EngineSession:
     # --- what the engines say ---------------------------------------------------------------------------------------
 
     def on_engine_ready(self) -> None:
-        """An engine takes work, the first one of its number or one that takes another's place."""
+        """Record that an engine takes work: it has started, or has taken the place of one that died."""
         if (ready := self.ready) is None:
             return  # others are still loading
         if self._submission is None:
@@ -435,7 +435,7 @@ class EngineSession:
         self.adapters.engine_ready(engine.connection for engine in self._engines)
 
     def on_engine_died(self, engine: int, in_flight: Sequence[int]) -> None:
-        """An engine is gone, another one is on its way: its cache is empty. What had only waited for it moves."""
+        """Forget the cache of an engine that died, and move requests that it had not begun to engines that work."""
         self._placement.forget(engine)
         working = self._engines.working
         if not any(working):
@@ -450,11 +450,11 @@ class EngineSession:
             self._engines[number].connection.send(add)
 
     def take_turn(self, told: TakeTurn) -> None:
-        """Which API process may send an engine something, see EngineRecovery."""
+        """Tell an engine's recovery which API process may send the engine requests."""
         self._engines[told.engine.engine].recovery.take_turn(told)
 
     def on_engine_gone(self) -> None:
-        """An engine is gone for good: so is the server."""
+        """Fail all requests, because an engine is gone for good and the server ends with it."""
         self._dead.set()
         self.fail_requests(self._requests.collectors(), EngineDeadError(DEAD), "error")
 

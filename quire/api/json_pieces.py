@@ -66,7 +66,7 @@ class PiecesResponse(Response):
 
 
 def _joined(pieces: Sequence[bytes]) -> Iterator[bytes]:
-    """The same in pieces that are worth a write, none much larger than PIECE_BYTES."""
+    """Join small pieces and cut large ones, into chunks of about PIECE_BYTES that are worth a write."""
     waiting, size = list[bytes](), 0
     for piece in pieces:
         for at in range(0, len(piece), PIECE_BYTES):

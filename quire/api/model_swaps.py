@@ -34,10 +34,10 @@ ANSWER_S = 30.0
 
 
 class ModelSwaps:
-    """Swaps models, one at a time; what `serve_until_end` leads through the life of the process.
+    """Swaps models, one at a time. `serve_until_end` starts it, waits for it and drains it.
 
     Args:
-        launch: What this process was told.
+        launch: What this process was told at its start.
         report: Reaches the supervisor.
         make_app: Makes a model's application.
         traces: Where finished requests are traced.
@@ -70,7 +70,7 @@ class ModelSwaps:
         return self.switch.current.launch.config
 
     def document(self) -> dict[str, Any]:
-        """What is served, and how a swap proceeds."""
+        """Describe what is served, and how far a swap is."""
         model, swap = self.switch.current, None
         if self.status is not None:
             swap = msgspec.to_builtins(self.status)
@@ -92,7 +92,7 @@ class ModelSwaps:
         """Check a change, and hand it to the supervisor, which begins the swap.
 
         Raises:
-            SwapInProgressError: One proceeds.
+            SwapInProgressError: Another swap is in progress.
             RequestError: The model cannot be served so.
             UnavailableError: The server is starting or ending.
         """
@@ -103,7 +103,7 @@ class ModelSwaps:
             raise RequestError(error.message, param=error.param) from error
 
     async def wait_end(self) -> None:
-        """Until no swap proceeds."""
+        """Wait until no swap is in progress."""
         while self.status is not None and not self.status.ended:
             await self._changed.wait()
 
@@ -132,7 +132,7 @@ class ModelSwaps:
             self._preparing = False
 
     def _prepare(self, settings: Callable[[], Config], change: ModelChange) -> SwapRequest:
-        """In a thread: files are read, and downloaded where need be."""
+        """Plan a swap. Runs in a thread, because files are read, and downloaded if need be."""
         asked = settings()
         plan = plan_swap(self.served, asked, change.mode)
         config = plan.resolved.config
@@ -144,7 +144,7 @@ class ModelSwaps:
     # --- life, as `serve_until_end` leads it ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to receive, orders too; called in the event loop. More calls do nothing."""
+        """Begin to receive messages and orders; called in the event loop. More calls do nothing."""
         if self._launch.hold_s:
             self.switch.gate.close(self._launch.hold_s)
             self._do(self._serve_first(self.switch.current))
@@ -154,15 +154,15 @@ class ModelSwaps:
             self._read_orders()
 
     async def wait_ready(self) -> Ready:
-        """See ModelSwitch."""
+        """Wait until the served model's engines are ready, and return what they can do."""
         return await self.switch.wait_ready()
 
     async def wait_dead(self) -> None:
-        """See ModelSwitch."""
+        """Wait until an engine of the served model is dead and is not replaced."""
         await self.switch.wait_dead()
 
     async def drain(self, timeout: float) -> bool:
-        """A swap goes no further; see ModelSwitch."""
+        """Stop swapping, and drain all models. Returns whether all open requests ended by themselves."""
         self._draining = True
         if self._orders is not None:
             asyncio.get_running_loop().remove_reader(self._orders.fd)
@@ -197,7 +197,7 @@ class ModelSwaps:
                 self._opening[1].cancel()
 
     def _learn(self, status: SwapStatus) -> None:
-        """How the swap proceeds. A process that was started later does not count one that has ended."""
+        """Record a swap's status. A process that was started later does not count a swap that has ended."""
         counts = self.switch.current.session.stats.swaps
         if status.ended and counts.proceeds:
             counts.done += status.phase == "done"
@@ -208,7 +208,7 @@ class ModelSwaps:
         self._changed = asyncio.Event()
 
     async def _reload(self, asked: Config) -> None:
-        """SIGHUP: serve what the settings say by now, whose files may be others, too."""
+        """On SIGHUP, swap to what the settings say now; the files that they name may have changed, too."""
         before = self._launch_of_current.asked or self.served
 
         def settings() -> Config:
@@ -252,12 +252,12 @@ class ModelSwaps:
         garbage.begin_anew()
 
     async def _release(self, model: ServedModel, timeout: float) -> None:
-        """The served model has no successor yet: new requests wait, and what is only read is still answered."""
+        """Let the served model's requests end before it has a successor. New requests wait meanwhile."""
         await model.release(timeout)
         self._report(ModelReport(model.generation, "released"))
 
     async def _serve_first(self, model: ServedModel) -> None:
-        """This process was started while its model is loaded."""
+        """Let requests in once the model is ready, in a process that was started while its model is loaded."""
         try:
             await model.session.wait_ready()
         except QuireError:
@@ -275,7 +275,7 @@ class ModelSwaps:
         return make_served_model(launch, self._report, self._make_app, self._traces, before, self)
 
     async def _make_beside(self, launch: LaunchConfig) -> ServedModel:
-        """In a thread, because files are read; whoever cancels this gets none that is open."""
+        """Make a model in a thread, because files are read. If the caller is cancelled, the model is closed."""
         making = asyncio.ensure_future(asyncio.to_thread(self._make, launch, self.switch.current.session.stats))
         try:
             return await asyncio.shield(making)
@@ -284,7 +284,7 @@ class ModelSwaps:
             raise
 
     def _hand_over_counts(self, before: ServedModel, model: ServedModel) -> None:
-        """Under the same name counters go on."""
+        """Let a model go on with the counters of the model before it, if both have the same name."""
         if before.launch.config.model.served_model_name[:1] == model.launch.config.model.served_model_name[:1]:
             before.session.stats.hand_over(model.session.stats)
 

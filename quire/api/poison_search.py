@@ -37,11 +37,12 @@ class PoisonSearch(Generic[K]):
         return not self.searching or request in self._on_trial or request in self._moved
 
     def is_on_trial(self, request: K) -> bool:
-        """Whether it matters that this request moves on."""
+        """Whether the search waits for this request to move on."""
         return request in self._on_trial
 
     def engine_died(self, in_flight: Iterable[K], *, alone: bool = True) -> K | None:
-        """An engine died while it worked on these. Returns the one to blame, if it is found: the search is over.
+        """Record that an engine died while it worked on these requests. Returns the one to blame if it is found, which
+        ends the search.
 
         Args:
             alone: Whether one of these did it, and not a request that is unknown here. Else nobody is blamed yet.
@@ -59,7 +60,7 @@ class PoisonSearch(Generic[K]):
         return None
 
     def moved(self, request: K) -> bool:
-        """A request on trial has moved on, or is over. Returns whether others may run now that could not before."""
+        """Record that a request has moved on, or is over. Returns whether others may run now that could not before."""
         if request not in self._on_trial:
             self._suspects = [suspect for suspect in self._suspects if suspect != request]
             return False
@@ -76,7 +77,7 @@ class PoisonSearch(Generic[K]):
         return True
 
     def acquit_all(self) -> None:
-        """It was none of these."""
+        """Acquit all suspects: the request that killed the engine is none of these."""
         self._close()
 
     def _accuse(self, suspects: list[K], *, searching: bool) -> None:

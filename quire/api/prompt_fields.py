@@ -48,18 +48,18 @@ class PromptFields:
         return self.show_logprobs or self.show_token_ids
 
     def tokens(self, index: int) -> Sequence[int]:
-        """The prompt of a choice."""
+        """The token ids of a choice's prompt."""
         return self.prompts[index // self.n]
 
     def text(self, index: int) -> str:
-        """The same as text, special tokens included."""
+        """The text of a choice's prompt, special tokens included; empty without a tokenizer."""
         number = index // self.n
         if self.tokenizer is not None and number not in self._texts:
             self._texts[number] = self.tokenizer.decode(self.prompts[number], skip_special_tokens=False)
         return self._texts.get(number, "")
 
     async def decode(self, index: int) -> str:
-        """The same without blocking the event loop by long prompts."""
+        """The text of a choice's prompt, as `text` returns it. A long prompt is decoded in a thread."""
         if len(self.tokens(index)) > THREAD_THRESHOLD and index // self.n not in self._texts:
             return await asyncio.to_thread(self.text, index)
         return self.text(index)

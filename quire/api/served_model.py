@@ -27,9 +27,9 @@ from quire.processes.shared_record import SharedRecord
 from quire.text.model_text import load_model_text
 
 MakeApp = Callable[..., FastAPI]
-"""See `create_app`."""
+"""Makes the application of a model, as `create_app` does."""
 FAREWELL_S = 5.0
-"""What requests that were ended get to tell their clients, in seconds."""
+"""How long requests that were ended have to tell their clients, in seconds."""
 
 
 class ServedModel:
@@ -37,8 +37,8 @@ class ServedModel:
 
     Args:
         launch: Its settings, its engines and their directory.
-        session: To the engines.
-        app: What answers its requests.
+        session: The session with its engines.
+        app: Answers its requests.
     """
 
     def __init__(self, launch: LaunchConfig, session: EngineSession, app: FastAPI) -> None:
@@ -66,7 +66,7 @@ class ServedModel:
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """While a request is in the application."""
+        """A context in which the application answers a request."""
         self._num_answering += 1
         self._unused.clear()
         try:
@@ -118,7 +118,7 @@ def make_served_model(
         report: Reaches the supervisor.
         make_app: Makes the application.
         traces: Where finished requests are traced.
-        before: Of a model before this one: what is counted for the process goes on there.
+        before: Statistics of the model before this one, whose counts for the process go on.
         swaps: What the application is given to swap models.
 
     Raises:

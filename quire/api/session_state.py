@@ -8,7 +8,8 @@ from quire.api.engine_connection import DEAD, LOADING, RECOVERING
 from quire.api.engine_group import EngineGroup
 
 NEW_WORK_WAIT_S = 20.0
-"""How long after an engine's death new requests are taken, in seconds; then they are refused until there is another."""
+"""How long new requests are taken after an engine's death, in seconds; then they are refused until an engine has taken
+its place."""
 State = Literal["starting", "ready", "recovering", "swapping", "draining", "dead"]
 _REFUSALS: dict[State, str] = {
     "starting": LOADING,
@@ -27,7 +28,7 @@ class SessionState:
 
     Attributes:
         draining: Whether no new work is taken any more.
-        closed: Whether the engines are left alone from now on.
+        closed: Whether the session with the engines is closed.
     """
 
     def __init__(self, engines: EngineGroup) -> None:
@@ -37,11 +38,11 @@ class SessionState:
         self.draining = self.closed = False
 
     def announce_shutdown(self) -> None:
-        """Requests should go elsewhere."""
+        """Report the server as not ready because it shuts down; requests are still taken."""
         self._leaving = "the server is shutting down"
 
     def announce_swap(self) -> None:
-        """The same, until another model is there."""
+        """Report the server as not ready because another model is being loaded; requests are still taken."""
         self._leaving = "another model is being loaded"
 
     def drain(self) -> None:
@@ -51,7 +52,7 @@ class SessionState:
             self.announce_shutdown()
 
     def retire(self) -> None:
-        """The same for good, since another model takes the place of this one."""
+        """Take no new work for good, because another model has taken this one's place."""
         self._retired = True
         self.announce_swap()
         self.drain()
@@ -70,18 +71,18 @@ class SessionState:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether new ones are taken, also while one engine takes another's place."""
+        """Whether new requests are taken, also while one engine takes another's place."""
         state = self.current
         return state == "ready" or (state == "recovering" and self._engines.recovering_s < NEW_WORK_WAIT_S)
 
     @property
     def drains_on(self) -> bool:
-        """Whether it drains and requests that were taken before can still go on."""
+        """Whether requests that were taken before a drain can still go on."""
         return self.draining and self._engines.state != "dead" and not self.closed
 
     @property
     def refusal(self) -> str:
-        """What is said to a request that is not taken."""
+        """The error message for a request that is not taken now."""
         state = self.current
         return refusal("starting" if state == "ready" else state)
 
@@ -98,5 +99,5 @@ class SessionState:
 
 
 def refusal(state: State) -> str:
-    """What is said to a request in a state in which none is taken."""
+    """The error message for a request in a state in which none is taken."""
     return _REFUSALS[state]

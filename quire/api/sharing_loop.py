@@ -21,11 +21,11 @@ from quire.processes.shared_numbers import SharedNumbers
 logger = logging.getLogger(__name__)
 
 AHEAD = 2
-"""So many connections more than another process has are no reason to wait."""
+"""A process with up to this many more connections than another one does not wait for it."""
 YIELD_S = 0.002
 """How long others may go first: a connection's longest wait for a process that does not take it."""
 RETRY_S = 1.0
-"""After no connection could be taken, for want of descriptors or memory."""
+"""Seconds until the next try after no connection could be accepted, for want of descriptors or memory."""
 
 
 class SharingLoop(MeasuredLoop):
@@ -56,9 +56,9 @@ class Acceptor:
     """Takes connections from a listening socket until it is closed.
 
     Args:
-        loop: Where.
+        loop: Serves the connections.
         listener: The socket.
-        make_protocol: For each connection.
+        make_protocol: Makes the protocol of each connection.
         ssl: How connections are encrypted; None: they are not.
         open_connections: How many each process has.
     """
@@ -82,13 +82,13 @@ class Acceptor:
         loop.add_reader(listener, self._on_readable)
 
     def close(self) -> None:
-        """Take no more."""
+        """Accept no more connections."""
         self._loop.remove_reader(self._listener)
         if self._later is not None:
             self._later.cancel()
 
     async def wait_closed(self) -> None:
-        """Those that were taken are no concern of this."""
+        """Return at once: connections that were accepted go on without the acceptor."""
 
     def _on_readable(self) -> None:
         if self._open.own <= self._open.least_other + AHEAD:
@@ -97,7 +97,7 @@ class Acceptor:
             self._wait(YIELD_S)
 
     def _wait(self, seconds: float) -> None:
-        """Take one then, if it is still there."""
+        """Leave the next connection to other processes for some seconds, and take it then if it is still there."""
         self._loop.remove_reader(self._listener)
         self._later = self._loop.call_later(seconds, self._go_on)
 

@@ -150,20 +150,21 @@ def _value(raw: msgspec.Raw) -> Any:
 
 
 def result_line(custom_id: str, request_id: str, answer: Answer) -> bytes:
-    """The line of the output file, or of the error file, about a request that was answered."""
+    """Write the line of the output file, or of the error file, about a request that was answered."""
     response = {"status_code": answer.status, "request_id": request_id, "body": msgspec.Raw(answer.body or b"null")}
     return _line(custom_id, response, None)
 
 
 def run_batch_line(custom_id: str | None, request_id: str, answer: Answer) -> bytes:
-    """The same in the one output file of `quire run-batch`, where `error` tells failed requests apart, as in vLLM's."""
+    """Write the line of `quire run-batch`'s output file about a request that was answered. As in vLLM, the body of a
+    failed request also stands in `error`."""
     body = msgspec.Raw(answer.body or b"null")
     response = {"status_code": answer.status, "request_id": request_id, "body": body}
     return _line(custom_id, response, None if answer.status == 200 else body)
 
 
 def error_line(custom_id: str, code: str, message: str) -> bytes:
-    """The line about a request that was not sent."""
+    """Write the line about a request that was not sent."""
     return _line(custom_id, None, {"code": code, "message": message})
 
 

@@ -61,13 +61,13 @@ ELSEWHERE: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "verbosity": ("medium",),
 }
-"""The same for fields that some endpoints serve, and all others refuse."""
+"""Fields that some endpoints serve and all others refuse, with the values (beside null) that ask for nothing."""
 
 _WHERE = {
     "echo": "/v1/completions or /v1/chat/completions",
     "suffix": "/v1/completions",
 }
-"""Which ones, where it is not /v1/chat/completions."""
+"""The endpoints that serve a field of ELSEWHERE, if these are not /v1/chat/completions alone."""
 _INSTEAD = {
     "compaction": "ask for a summary in a message",
     "thread": "send all messages of the conversation with each request",

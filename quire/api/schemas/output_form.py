@@ -43,7 +43,7 @@ class ResponseFormat(BaseModel):
     format: dict[str, Any] | None = Field(default=None, description="Of structural tags: their newer form.")
 
     def params(self) -> StructuredOutputsParams | None:
-        """The same, checked; None for plain text."""
+        """Check the form and convert it to StructuredOutputsParams; None for plain text."""
         if self.schema_ is not None and self.type != "json_object":
             raise RequestError(
                 f"response_format: schema belongs to type json_object, not to {self.type}.", param="response_format"

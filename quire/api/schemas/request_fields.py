@@ -44,17 +44,17 @@ class RequestFields(BaseModel):
     _caller: Caller = PrivateAttr(default=ANYBODY)
 
     def sent_by(self, caller: Caller) -> Self:
-        """The same, with who sent it; a timeout counts from its arrival."""
+        """Set who sent this request, and return the request. A timeout counts from the caller's `arrival`."""
         self._caller = caller
         return self
 
     @property
     def tenant(self) -> str:
-        """Whose it is."""
+        """The tenant that sent this request."""
         return self._caller.tenant
 
     def queue_options(self) -> dict[str, Any]:
-        """Priority, salt, deadline, tenant, model and who takes note, as EngineSession.add_request takes them.
+        """The priority, salt, deadline, tenant, model and collectors, as arguments of `EngineSession.add_request`.
 
         Raises:
             RequestError: A value is out of its range.

@@ -60,7 +60,7 @@ class RepetitionDetection(BaseModel):
     min_count: int | None = Field(default=None, description="How often it must come in a row. Default 2.")
 
     def params(self) -> RepetitionDetectionParams:
-        """The same, checked."""
+        """Check these fields and convert them to RepetitionDetectionParams."""
         return RepetitionDetectionParams(**self.model_dump(exclude_none=True))
 
 
