@@ -18,7 +18,8 @@ from quire.scheduler.scheduler import Scheduler
 ADAPTER = "adapter"
 """What a request awaits until its adapter is on the device."""
 MOST_PASSES = 32
-"""So many requests whose adapters are there may pass one that waits for a slot. Then slots become free for it."""
+"""How many requests whose adapters are loaded may pass one that waits for a slot. Then they wait, too, so that a slot
+becomes free."""
 
 
 @dataclass
@@ -28,8 +29,8 @@ class _Slot:
     Attributes:
         number: From 1.
         adapter: What it has, or will have when it is loaded; None: nothing.
-        ready: Whether it is there.
-        users: Requests that it was given to and that are not over, with the names that they call the adapter by.
+        ready: Whether the adapter is loaded.
+        users: Requests that use it and are not over, with the names that they call the adapter by.
         used: When it lost its last user, in turns of a counter.
         last_step: The newest plan by then: steps up to it may read it.
         pinned: Whether its adapter stays.
@@ -48,9 +49,9 @@ class AdapterSlots:
     """Gives slots to requests, in the order in which they came.
 
     Args:
-        scheduler: Whose requests they are.
+        scheduler: Has the requests.
         loader: Fills slots.
-        number: Of slots.
+        number: How many slots there are.
     """
 
     def __init__(self, scheduler: Scheduler, loader: AdapterLoader, number: int) -> None:
@@ -65,13 +66,14 @@ class AdapterSlots:
         self._may_grant = False
 
     def pin(self, adapter: Adapter) -> None:
-        """Load it now, and keep it for ever; there must be a slot that is not pinned."""
+        """Load an adapter now, and keep it for good. At least one slot must not be pinned."""
         slot = self._slot_for(adapter)
         assert slot is not None, "as many slots are pinned as there are"
         slot.pinned = True
 
     def prepare(self, message: Add) -> tuple[str, ...]:
-        """A sequence arrives. Returns what it has to wait for, see `Request.awaits`: at least for the next `update`."""
+        """Queue a new sequence for its adapter. Returns what it has to wait for, see `Request.awaits`: at least for the
+        next `update`."""
         if message.adapter is None:
             return ()
         self._waiting[message.id] = message.adapter
@@ -79,10 +81,10 @@ class AdapterSlots:
         return (ADAPTER,)
 
     def update(self, loaded: list[AdapterLoaded]) -> list[Request]:
-        """Give slots to requests that wait, as far as there are any; once a turn.
+        """Give slots to requests that wait, as far as any are free; called once a turn.
 
         Args:
-            loaded: What has come to slots, or was refused.
+            loaded: Adapters that were loaded into slots, or refused.
 
         Returns:
             Requests that have failed: their adapters cannot be loaded.
@@ -94,7 +96,7 @@ class AdapterSlots:
         return failed
 
     def forget(self, request_id: int) -> None:
-        """A request is over; called for all."""
+        """Forget a request that is over; called for all requests."""
         self._waiting.pop(request_id, None)
         slot = self._of_request.pop(request_id, None)
         if slot is not None:
@@ -105,12 +107,12 @@ class AdapterSlots:
 
     @property
     def running(self) -> list[str]:
-        """Names of the adapters that requests use; one adapter may have several."""
+        """Names of the adapters that requests use. One adapter may have several names."""
         return sorted(set[str]().union(*(slot.users.values() for slot in self._slots)))
 
     @property
     def waiting(self) -> list[str]:
-        """Names of those that requests wait for a slot for."""
+        """Names of the adapters that requests wait to get a slot for."""
         return sorted({adapter.name for adapter in self._waiting.values()})
 
     @property
@@ -119,7 +121,7 @@ class AdapterSlots:
         return sum(not slot.users for slot in self._slots)
 
     def _take_in(self, loaded: AdapterLoaded) -> list[Request]:
-        """A slot was filled, or not; then those it was for have failed."""
+        """Record that a slot was filled. If it could not be, the requests that it was for fail, and are returned."""
         slot = self._slots[loaded.slot - 1]
         assert slot.adapter is not None and slot.adapter.digest == loaded.adapter.digest, "not what was asked for"
         self._may_grant = True
@@ -134,7 +136,7 @@ class AdapterSlots:
         return [request for request in failed if request is not None]
 
     def _refuse_if_all_pinned(self) -> list[Request]:
-        """Those that would wait for ever."""
+        """Fail the requests that would wait for ever because all slots are pinned, and return them."""
         if not all(slot.pinned for slot in self._slots):
             return []
         why = "Every slot for adapters is taken by one of --lora-pinned: raise --max-loras."
@@ -142,7 +144,7 @@ class AdapterSlots:
         return [request for number in never if (request := self._scheduler.fail(number, why)) is not None]
 
     def _grant(self) -> None:
-        """In order; those behind one that finds no slot pass it for a while."""
+        """Give slots to waiting requests in order. Those behind one that finds no slot may pass it for a while."""
         blocked = self._may_grant = False
         for request_id, adapter in list(self._waiting.items()):
             if blocked and self._passes >= MOST_PASSES:
@@ -161,7 +163,7 @@ class AdapterSlots:
         self._may_grant = blocked and any(not slot.users and not slot.pinned for slot in self._slots)
 
     def _slot_for(self, adapter: Adapter) -> _Slot | None:
-        """The adapter's, or one that it may have from now on."""
+        """The slot that has the adapter, or one into which it is loaded now; None if none is free."""
         slot = self._by_digest.get(adapter.digest)
         if slot is not None:
             return slot
@@ -178,5 +180,5 @@ class AdapterSlots:
         return slot
 
     def _is_free(self, slot: _Slot) -> bool:
-        """Whether nobody needs it: one that is being filled is not."""
+        """Whether a slot may get another adapter. One that is being filled may not."""
         return not slot.users and not slot.pinned and (slot.adapter is None or slot.ready)

@@ -42,7 +42,7 @@ that is freed, so 128 sequences of 131,072 tokens would take a tenth of a second
 _ABORT_TOKENS = 2**11
 """What a sequence counts for beside its tokens."""
 _AWAITING_POLL_S = 0.001
-"""How often it is looked whether what requests await has come, while nothing else can run."""
+"""How often to look whether what requests await has come, while nothing else can run, in seconds."""
 
 
 class EngineCore:
@@ -127,7 +127,7 @@ class EngineCore:
         self._send_heartbeats()
 
     def _update_adapters(self) -> None:
-        """Adapters come, and requests get their slots."""
+        """Take in adapters that were loaded, and give slots to requests."""
         if self._adapter_slots is not None:
             assert self._executor.adapters is not None and self._commands.adapters is not None
             loaded = self._executor.adapters.loaded()
@@ -143,11 +143,11 @@ class EngineCore:
         self._scheduler.cache_blocks()
 
     def record_turn(self, seconds: float) -> None:
-        """A turn took so much of the thread's own processor time; heartbeats report it."""
+        """Record the processor time that a turn took; heartbeats report it."""
         self._steps.turned(seconds)
 
     def _idle_wait(self, wait: float | None) -> float | None:
-        """How long a message may be waited for: not at all while there is work."""
+        """How long to wait for a message: not at all while there is work."""
         scheduler, adapters = self._scheduler, self._commands.adapters
         if not scheduler.has_work:
             if adapters is None or not adapters.busy:
@@ -224,13 +224,13 @@ class EngineCore:
         return refusal(message, self.ready)
 
     def _abort_unwanted(self) -> None:
-        """Abort what clients do not want any more; very much of it over several turns."""
+        """Abort sequences that clients do not want any more; very many are aborted over several turns."""
         aborted = 0
         while self._to_abort and aborted < ABORTED_TOKENS:
             aborted += _ABORT_TOKENS + self._abort(self._to_abort.popleft())
 
     def _abort(self, request_id: int) -> int:
-        """Returns how many tokens it had; 0 if it is over."""
+        """Abort a sequence, and return how many tokens it had; 0 if it is already over."""
         request = self._scheduler.abort(request_id)
         if request is None:
             return 0
@@ -245,7 +245,7 @@ class EngineCore:
     # --- results out ------------------------------------------------------------------------------------------------
 
     def _finish(self, ended: Iterable[Request]) -> None:
-        """Queue the last message of each."""
+        """Queue the last message of each of these sequences."""
         now = self._clock.now()
         for request in ended:
             self._outbox.end(request.last_message(now))
@@ -297,19 +297,19 @@ class EngineCore:
 
     @property
     def num_requests(self) -> int:
-        """Sequences that are not over."""
+        """The number of sequences that are not over."""
         return self._scheduler.num_running + self._scheduler.num_waiting
 
     def pulse(self) -> Pulse:
-        """For who watches this process."""
+        """A sign of life for the process that watches this one, with how long the engine has been stalled."""
         return Pulse(self._steps.stalled_s, self._steps.limit_s)
 
     def heartbeat(self) -> Heartbeat:
-        """That the engine lives, and what its steps did."""
+        """A sign of life for clients, with the engine's load and histograms of its steps."""
         return self._steps.heartbeat(self._clock.now(), self._load())
 
     def _frame(self, client: int, seen: int) -> dict[str, Any]:
-        """What the live picture shows."""
+        """The newest frame of the live picture, for one client."""
         if client not in self._frames:
             self._frames[client] = EngineFrames(self._scheduler, self._steps, self._clock, counts)
         return self._frames[client].frame(seen)

@@ -17,24 +17,25 @@ from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
 
 NEW_S = 0.2
-"""No frame is made so soon after another, in seconds,"""
+"""Shortest time between two frames, in seconds."""
 ROWS_A_STEP = 4
-"""nor before there was a step for so many of the requests that run;"""
+"""Running requests that one step counts for: a frame is made once the steps since the last one count for all of
+them."""
 LATE_S = 2.0
-"""but this is long enough."""
+"""Time after which a frame is made however few steps there were, in seconds."""
 MAX_RUNNING = 128
 MAX_WAITING = 32
 BLOCKS = 1_024
-"""Blocks whose state is in a frame; the next frame has the next ones."""
+"""Blocks whose state is in one frame; the next frame has the next ones."""
 TABLE_BLOCKS = 512
-"""The same for entries of the tables of running requests."""
+"""Entries of running requests' block tables that are in one frame; the next frame has the next ones."""
 
 
 class EngineFrames:
     """Makes the frames of one engine.
 
     Args:
-        scheduler, steps: Of the engine.
+        scheduler, steps: The engine's.
         clock: For all times.
         counts: What `/debug/counts` says of the engine.
     """
@@ -51,7 +52,7 @@ class EngineFrames:
         self._last: dict[str, Any] = {"number": 0, "now": -LATE_S, "step": 0}
 
     def frame(self, seen: int) -> dict[str, Any]:
-        """The newest frame, plain values for a Done; only its number if that is the one that was seen."""
+        """The newest frame, as plain values for a Done; only its number if the client has seen it."""
         if self._is_due:
             self._last = self._make()
         number: int = self._last["number"]

@@ -11,25 +11,25 @@ from quire.config.parallel import ParallelConfig
 from quire.messages.from_engine import STEP_TOKEN_BOUNDS
 
 FACTOR = 10.0
-"""A step may take so many times as long as the slowest of its size."""
+"""A step may take this many times as long as the slowest of its size."""
 SHORTEST_S = 4.0
-"""What any step gets: a busy machine may leave a process alone for seconds."""
+"""Least time that any step gets, in seconds: a busy machine may leave a process alone for that long."""
 SHORTEST_OF_GROUP_S = 60.0
-"""The same of engines that divide experts: a step may wait for another engine's, and ranks find out which keeps them
-waiting."""
+"""Least time that any step gets where engines share experts, in seconds: it may wait for another engine's step, and the
+ranks find out which one keeps them waiting."""
 UNKNOWN_S = 60.0
-"""What a step of a size gets that has not been measured, at least: it may be the first to compile a kernel."""
+"""Least time that a step gets if its size was not measured yet, in seconds: it may be the first to compile a kernel."""
 _UNKNOWN_FACTOR = 3.0
-"""The same for a size that was not measured, of what it takes if time grows with the tokens."""
+"""A step whose size was not measured yet may take this many times what it would take if time grew with the tokens."""
 _FORGETTING = 0.98
-"""The slowest step's share that remains after each one of its size."""
+"""The share of the slowest step's time that is kept at each later step of its size."""
 
 
 class StepDeadline:
     """Learns from steps, and judges the oldest one in flight.
 
     Args:
-        shortest_s: What any step gets.
+        shortest_s: Least time that any step gets, in seconds.
     """
 
     def __init__(self, shortest_s: float = SHORTEST_S) -> None:
@@ -37,13 +37,13 @@ class StepDeadline:
         self._slowest: list[float | None] = [None] * (len(STEP_TOKEN_BOUNDS) + 1)
 
     def learn(self, tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long."""
+        """Record that a step of so many tokens took so long."""
         bucket = bisect_left(STEP_TOKEN_BOUNDS, tokens)
         before = self._slowest[bucket]
         self._slowest[bucket] = seconds if before is None else max(seconds, _FORGETTING * before)
 
     def limit_s(self, tokens: int) -> float:
-        """What a step of so many tokens may take, in seconds."""
+        """How long a step of so many tokens may take, in seconds."""
         bucket = bisect_left(STEP_TOKEN_BOUNDS, tokens)
         measured = self._slowest[bucket]
         if measured is not None:
@@ -59,7 +59,7 @@ class StepDeadline:
 
 
 def shortest_limit_s(parallel: ParallelConfig) -> float:
-    """What any step of such an engine gets: more than its ranks wait for one of another engine."""
+    """Least time that any step of such an engine gets, in seconds: more than its ranks wait for another engine's."""
     if not parallel.engines_share_experts:
         return SHORTEST_S
     return max(SHORTEST_OF_GROUP_S, 3.0 * (parallel.distributed_timeout_seconds or 0))

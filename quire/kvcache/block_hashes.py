@@ -37,7 +37,7 @@ class BlockHashes:
 
     @property
     def hashed(self) -> Sequence[bytes]:
-        """The hashes that anybody has asked for so far, so all under which blocks of the sequence may be cached."""
+        """The hashes that were asked for so far, so all under which blocks of the sequence may be cached."""
         return self._hashes
 
     def salted(self, salt: str) -> BlockHashes:
@@ -52,7 +52,8 @@ class BlockHashes:
         return other
 
     def hash_up_to(self, tokens: Sequence[int], length: int) -> list[bytes]:
-        """The chain, hashed at least as far as the full blocks among the first `length` tokens. Not to be changed.
+        """Return the chain, hashed at least as far as the full blocks among the first `length` tokens. Do not change
+        it.
 
         Args:
             tokens: The sequence; what was hashed before must not have changed.
@@ -62,7 +63,8 @@ class BlockHashes:
         return self._hashes
 
     def iter_hashes(self, tokens: Sequence[int], length: int) -> Iterator[bytes]:
-        """The same one by one. Hashes in runs that double in length, so little more than what is read."""
+        """Iterate over the hashes of the full blocks among the first `length` tokens. Blocks are hashed in runs that
+        double in length, so little more is hashed than what is read."""
         count, hashes, index = length // self._block_size, self._hashes, 0
         while index < count:
             if index == len(hashes):

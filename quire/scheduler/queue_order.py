@@ -15,41 +15,41 @@ _MAX_STALE = 64
 
 
 class QueueOrder(Protocol):
-    """An order of requests, without those that await something."""
+    """The order in which requests get slots. Requests that await something are not in it."""
 
     @property
     def first(self) -> Request | None:
-        """The next one that is not skipped."""
+        """The next request that is not skipped."""
         ...
 
     def skip_first(self) -> None:
-        """Set the first aside until `restore_skipped`."""
+        """Set the first request aside until `restore_skipped`."""
         ...
 
     def pass_over_large(self) -> bool:
-        """The first finds no room: let small requests pass it until `restore_skipped`, unless they have held it up for
-        long already. Whether any may."""
+        """Let small requests pass the first one, which finds no room, until `restore_skipped`. Returns whether any may:
+        once they have held it up for long, none may."""
         ...
 
     def restore_skipped(self) -> None:
-        """Those that were skipped or passed are back at their places."""
+        """Put requests that were skipped or passed back in their places."""
         ...
 
     def add(self, request: Request) -> None:
-        """A request waits for room."""
+        """Add a request that waits for room."""
         ...
 
     def remove(self, request: Request) -> None:
-        """It does no more; it may not have done before."""
+        """Remove a request, if it is in this order."""
         ...
 
     def admit(self, request: Request) -> None:
-        """The same, because it is admitted. Its queue key may change."""
+        """Remove a request because it is admitted. Its queue key may change."""
         ...
 
 
 class KeyOrder:
-    """By queue key, the lowest first. Adding costs O(log n), looking at the first O(1)."""
+    """Requests by queue key, the lowest first. Adding one costs O(log n), looking at the first O(1)."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int]] = []  # queue keys; removed requests stay until they come first

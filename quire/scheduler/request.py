@@ -24,7 +24,7 @@ class Request:
 
     Attributes:
         tokens: Prompt and output, as far as the host knows them.
-        block_hashes: Of its full blocks.
+        block_hashes: Hashes of its full blocks.
         awaits: What it needs and is not there yet, such as a compiled grammar; it is not admitted before.
         parent: The request it forks from: it waits to share all of the parent's prompt but the last token.
         queue_key: Its place in the order of service; the lowest goes first. See FairOrder for those that run.
@@ -104,17 +104,17 @@ class Request:
 
     @property
     def limit(self) -> int:
-        """The length at which it ends by count."""
+        """The length at which the request ends."""
         return int(self._lengths.limit[self.index])
 
     @property
     def output_len(self) -> int:
-        """Output tokens the host knows."""
+        """Output tokens that the host knows."""
         return len(self.tokens) - self.add.prompt_len
 
     @property
     def host_bound(self) -> bool:
-        """Whether it moves only when the host knows all its tokens."""
+        """Whether the request is planned only when the host knows all its tokens."""
         return bool(self._lengths.host_bound[self.index])
 
     @host_bound.setter
@@ -123,7 +123,7 @@ class Request:
 
     @property
     def max_drafts(self) -> int:
-        """Most draft tokens in one row of it."""
+        """Most draft tokens in one row of the request."""
         return int(self._lengths.max_drafts[self.index])
 
     @max_drafts.setter
@@ -132,7 +132,7 @@ class Request:
 
     @property
     def masked(self) -> bool:
-        """Whether it is sampled under masks."""
+        """Whether the request is sampled under masks."""
         return bool(self._lengths.masked[self.index])
 
     @masked.setter
@@ -141,13 +141,13 @@ class Request:
 
     @property
     def needs_history(self) -> bool:
-        """Whether sampling it, or guessing what it goes on with, needs its earlier tokens besides its logits."""
+        """Whether sampling or drafting needs the request's earlier tokens besides its logits."""
         return self.add.sampling.penalizes or bool(self.add.bad_words) or self.host_bound or self.max_drafts > 0
 
     @property
     def reads_cache(self) -> bool:
-        """Whether it may use the prefix cache. Not while its prompt's log probabilities are wanted: cached tokens have
-        no logits."""
+        """Whether the request may use the prefix cache. While its prompt's log probabilities are wanted, it may not:
+        cached tokens have no logits."""
         return (
             not self.add.sampling.skip_reading_prefix_cache and self.prompt_logprobs_planned >= self.add.prompt_len - 1
         )
@@ -159,7 +159,7 @@ class Request:
         return length - self.planned if length < self._lengths.limit[self.index] else 0
 
     def set_computed(self, length: int) -> None:
-        """It is admitted, and the first `length` tokens are in its blocks already."""
+        """Set how many tokens are in the request's blocks already, when it is admitted."""
         if self.tokens is self.add.tokens:
             self.tokens = list(self.tokens)
         self._lengths.computed[self.index] = self._lengths.planned[self.index] = length
@@ -167,29 +167,29 @@ class Request:
             self.num_cached_tokens = min(length, self.add.prompt_len)
 
     def reset_computed(self) -> None:
-        """Nothing of it is computed: all its known tokens will be computed again."""
+        """Forget what was computed: all known tokens will be computed again."""
         lengths, index = self._lengths, self.index
         lengths.computed[index] = lengths.planned[index] = lengths.allocated[index] = 0
         lengths.epoch[index] += 1
         self.prompt_step = 0
 
     def rehash(self, salt: str) -> None:
-        """Its blocks get other hashes from now on."""
+        """Give the request's blocks other hashes from now on, under another salt."""
         self._former_hashes.append(self.block_hashes)
         self.block_hashes = self.block_hashes.salted(salt)
 
     def invalidate(self) -> None:
-        """What was computed of it is broken: nobody finds its blocks any more, in whichever table they were."""
+        """Take all of the request's blocks out of the prefix cache, because what was computed is broken."""
         for hashes in (self.block_hashes, *self._former_hashes):
             self.table.invalidate(hashes.hashed)
 
     def end(self, reason: EndReason, error: str = "") -> None:
-        """It is over; the caller frees its slot, blocks and index."""
+        """End the request. The caller frees its slot, blocks and index."""
         assert self.ended is None, f"request {self.id} ended twice"
         self.ended, self.error = reason, error
 
     def last_message(self, now: float) -> End:
-        """Its one End, with how long it waited, computed its prompt and decoded."""
+        """The request's one End, with how long it waited, computed its prompt and decoded."""
         assert self.ended is not None
         admitted = now if self.admitted_at is None else self.admitted_at
         first = now if self.first_token_at is None else self.first_token_at

@@ -47,11 +47,11 @@ from quire.scheduler.step import ScheduledStep, Step
 from quire.scheduler.token_budget import TokenBudget
 
 ADMITTED_TOKENS = 2**20
-"""No more requests are admitted in a step, or ended because of their deadlines, once these have so many known tokens
-together: each token that a request shares costs the host some 12 ns, so 128 forks of a prompt of 131,072 tokens would
-take 0.2 s of one turn."""
+"""Once the requests that a step has admitted, or ended because of their deadlines, have this many known tokens
+together, it takes no more: each token that a request shares costs the host some 12 ns, so 128 forks of a prompt of
+131,072 tokens would take 0.2 s of one turn."""
 _ADMISSION_TOKENS = 2**13
-"""What the admission of a request costs besides, in such tokens: so no step admits more than 128."""
+"""Tokens that each admission counts as besides, for what it costs: so no step admits more than 128 requests."""
 
 
 @dataclass
@@ -154,7 +154,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests without one."""
+        """Requests without a slot."""
         return len(self._waiting)
 
     @property
@@ -209,7 +209,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> Iterable[Request]:
-        """Requests without one, as they came to wait."""
+        """Requests without a slot, in the order in which they came to wait."""
         return self._waiting
 
     def lengths_of(self, requests: Sequence[Request]) -> dict[str, list[int]]:
@@ -218,7 +218,7 @@ class Scheduler:
         return {name: getattr(self._lengths, name)[index].tolist() for name in ("prompt", "known", "computed", "limit")}
 
     def requests(self) -> Iterable[Request]:
-        """All that are not over."""
+        """All requests that are not over."""
         return self._request_table
 
     # --- requests come and go ---------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class Scheduler:
         return self._waiting.num_awaiting == len(self._request_table)
 
     def add(self, message: Add, ids: bytes = b"", awaits: Iterable[str] = ()) -> None:
-        """A new request waits.
+        """Add a new request, which waits for a slot.
 
         Args:
             message: What is asked.
@@ -255,7 +255,8 @@ class Scheduler:
         self._deadlines.add(request)
 
     def hold_new(self, what: str) -> list[int]:
-        """All requests that were never admitted await this as well, but for forks of one that was; their ids."""
+        """Let all requests that were never admitted await `what` as well, but for forks of one that was. Returns their
+        ids."""
         waiting = self._waiting
         held = [each for each in waiting if each.admitted_at is None and (
             each.parent is None or each.parent.admitted_at is None
@@ -264,7 +265,8 @@ class Scheduler:
         return [request.id for request in held]
 
     def arrived(self, request_id: int, what: str) -> None:
-        """What a request awaits is there; once that is all, it is admitted as any other. It may be over."""
+        """Record that something a request awaits is there. Once all of it is, the request is admitted as any other. A
+        request that is over is ignored."""
         request = self._request_table.get(request_id)
         if request is not None and what in request.awaits:
             request.awaits.remove(what)
@@ -272,7 +274,8 @@ class Scheduler:
                 self._waiting.release(request)
 
     def adapter_arrived(self, request_id: int, what: str, slot: int) -> None:
-        """The same of its adapter, which is in this slot of the device as long as the request is not over."""
+        """Record that a request's adapter is in this slot of the device, where it stays until the request is over.
+        Otherwise this is `arrived`."""
         request = self._request_table.get(request_id)
         if request is not None:
             request.adapter_slot = slot
@@ -280,12 +283,12 @@ class Scheduler:
 
     @property
     def last_step(self) -> int:
-        """The newest plan."""
+        """The number of the newest plan."""
         return self._next_step - 1
 
     @property
     def finished_step(self) -> int:
-        """The newest plan of which it is known that it is computed, as all before it; 0: none is."""
+        """The number of the newest plan that is known to be computed, as all before it are; 0 if none is."""
         return self._steps_in_flight[0].number - 1 if self._steps_in_flight else self.last_step
 
     def abort(self, request_id: int) -> Request | None:
@@ -306,8 +309,7 @@ class Scheduler:
         return self._end(request_id, "refused" if refused else "error", message)
 
     def expire(self) -> list[Request]:
-        """End the requests whose deadline has passed; those that wait never were in a plan. Very many end over several
-        calls."""
+        """End the requests whose deadline has passed, and return them. Very many are ended over several calls."""
         ended, tokens = list[Request](), 0
         for request in self._deadlines.due(self._clock.now()):
             self._end(request.id, "timeout")

@@ -63,59 +63,59 @@ class WaitingQueue:
 
     @property
     def first(self) -> Request | None:
-        """The first that is not skipped."""
+        """The next request that is not skipped."""
         return self._order.first
 
     def skip_first(self) -> None:
-        """Set the first aside until `restore_skipped`."""
+        """Set the first request aside until `restore_skipped`."""
         self._order.skip_first()
 
     def pass_over_large(self) -> bool:
-        """Let small requests pass the first, which finds no room; see QueueOrder."""
+        """Let small requests pass the first one, which finds no room. Returns whether any may, see `QueueOrder`."""
         return self._order.pass_over_large()
 
     def restore_skipped(self) -> None:
-        """Those that were skipped or passed are back at their places."""
+        """Put requests that were skipped or passed back in their places."""
         self._order.restore_skipped()
 
     def add(self, request: Request) -> None:
-        """A request waits."""
+        """Add a request that waits."""
         self._requests[request.id] = request
         self._count(request)
         if not request.awaits:
             self._order.add(request)
 
     def hold(self, requests: Iterable[Request], what: str) -> None:
-        """These await something from now on, beside what they may await already."""
+        """Let requests await something from now on, beside what they may await already."""
         for request in requests:
             self._order.remove(request)
             request.awaits.add(what)
             self.refresh(request)
 
     def release(self, request: Request) -> None:
-        """A request awaits nothing any more."""
+        """Put a request that awaits nothing any more in its place in the order."""
         self.refresh(request)
         self._order.add(request)
 
     def admit(self, request: Request) -> None:
-        """A request runs."""
+        """Remove a request because it gets a slot."""
         del self._requests[request.id]
         self._order.admit(request)
         self._discount(request)
 
     def remove(self, request: Request) -> None:
-        """A request is over."""
+        """Remove a request because it is over."""
         del self._requests[request.id]
         self._order.remove(request)
         self._discount(request)
 
     def refresh(self, request: Request) -> None:
-        """Its lengths or its parent have changed."""
+        """Update the sums after a request's lengths or its parent have changed."""
         self._discount(request)
         self._count(request)
 
     def refresh_in_flight(self) -> None:
-        """A result was processed, and may have brought tokens of requests that were preempted meanwhile."""
+        """Update the sums after a result was processed, which may have brought tokens of preempted requests."""
         for request in list(self._in_flight.values()):
             self.refresh(request)
 

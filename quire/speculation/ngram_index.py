@@ -19,7 +19,7 @@ class NgramIndex:
         longest, shortest: Runs of so many tokens are looked for, longer ones first.
 
     Attributes:
-        tokens: All of it.
+        tokens: All tokens of the sequence.
     """
 
     def __init__(self, tokens: Sequence[int], longest: int, shortest: int) -> None:
@@ -30,12 +30,12 @@ class NgramIndex:
         self._read = 0  # runs that end in the first so many tokens are known
 
     def append(self, tokens: Sequence[int]) -> None:
-        """It goes on with these."""
+        """Append tokens to the sequence."""
         self.tokens += tokens
 
     def catch_up(self, most: int) -> int:
-        """Read up to `most` tokens that were not read yet, all but the last one: a run does not find itself. Returns
-        how many were read."""
+        """Read up to `most` tokens that were not read yet, all but the last one, so that a run does not find itself.
+        Returns how many were read."""
         ends, tokens = self._ends, self.tokens
         begin, end = self._read, min(self._read + most, len(tokens) - 1)
         for length in range(begin + 1, end + 1):
@@ -46,8 +46,8 @@ class NgramIndex:
         return self._read - begin
 
     def propose(self, most: int) -> list[int]:
-        """Up to `most` tokens that followed the longest run that the text ends with, where it stood last; none if none
-        was there before. Where the text is over, it is taken to repeat itself."""
+        """Propose up to `most` tokens: those that followed the longest run that the text ends with, where it stood
+        last. None if no run stood there before. Where the text is over, it is taken to repeat itself."""
         tokens, length = self.tokens, len(self.tokens)
         for size in self._sizes:
             end = self._ends.get(tuple(tokens[length - size :])) if size < length else None
@@ -59,4 +59,4 @@ class NgramIndex:
         return []
 
     def close(self) -> None:
-        """Nobody else looks into this text."""
+        """Do nothing: no other sequence looks into this text."""

@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from quire.config.speculation import SuffixOptions
 
 MOST_OCCURRENCES = 16
-"""Of a match in a text, that are looked at: the last ones."""
+"""Most occurrences of a match in a text that are looked at, the last ones first."""
 SHORTEST = 2
-"""Tokens of a match."""
+"""Fewest tokens of a match."""
 GENERATIONS = 4
 """Past outputs are forgotten a generation at a time."""
 MOST_TOKENS = 4_000_000
-"""Of past outputs: some 400 MB."""
+"""Most tokens of past outputs that are remembered: some 400 MB."""
 END = -1
-"""Behind an output."""
+"""Stands behind each output."""
 _NONE = -1
 
 
@@ -41,11 +41,11 @@ class LinkedText:
 
     @property
     def linked(self) -> int:
-        """Tokens whose pairs are known."""
+        """The number of tokens whose pairs are known."""
         return len(self._before)
 
     def link(self, most: int) -> int:
-        """Link up to `most` tokens that were not yet; how many that were."""
+        """Link up to `most` tokens that are not linked yet, and return how many were."""
         begin, end = len(self._before), min(len(self._before) + most, len(self.tokens))
         tokens, before, last = self.tokens, self._before, self._last
         for place in range(begin, end):
@@ -58,7 +58,7 @@ class LinkedText:
         """Where the last tokens of `context` stand: (place of the last one, how many of them), the last places first.
 
         Args:
-            most: Of the context's tokens that are compared.
+            most: Most tokens of the context that are compared.
             skip: A place that does not count.
         """
         place, found = self._last.get((context[-2], context[-1]), _NONE), list[tuple[int, int]]()
@@ -77,8 +77,8 @@ class PastOutputs:
     """The outputs of the last requests, by who may see them.
 
     Args:
-        requests: That are remembered, at most.
-        tokens: Of all outputs, at most.
+        requests: Most requests that are remembered.
+        tokens: Most tokens of all outputs.
     """
 
     def __init__(self, requests: int, tokens: int = MOST_TOKENS) -> None:
@@ -89,7 +89,7 @@ class PastOutputs:
         self._unread: deque[LinkedText] = deque()
 
     def add(self, audience: str, output: Sequence[int]) -> None:
-        """Remember an output; read as `catch_up` says."""
+        """Remember an output; it is read as `catch_up` says."""
         if len(output) <= SHORTEST:
             return
         if self._count == self._each or self._tokens + len(output) > self._tokens_each:
@@ -114,7 +114,7 @@ class PastOutputs:
         return most - left
 
     def texts(self, audience: str) -> list[LinkedText]:
-        """Those of outputs that this audience may see, the newest first."""
+        """The texts of outputs that this audience may see, the newest first."""
         return [generation[audience] for generation in self._generations if audience in generation]
 
 
@@ -123,9 +123,9 @@ class SuffixIndex:
 
     Args:
         tokens: What it begins with; read as `catch_up` says.
-        options: See there.
+        options: How far to look, and what is likely enough to propose.
         past: Outputs of other requests.
-        audience: Whose they are.
+        audience: Who may see this sequence; only past outputs that they may see are used.
     """
 
     def __init__(self, tokens: Sequence[int], options: SuffixOptions, past: PastOutputs, audience: str) -> None:
@@ -133,17 +133,18 @@ class SuffixIndex:
         self._begin = len(tokens)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """It goes on with these."""
+        """Append tokens to the sequence."""
         self._text.tokens.extend(tokens)
 
     def catch_up(self, most: int) -> int:
-        """Read up to `most` tokens that were not read yet, of others' when all of its own are. Returns how many were
-        read."""
+        """Read up to `most` tokens that were not read yet: the sequence's own first, then those of past outputs.
+        Returns how many were read."""
         own = self._text.link(most)
         return own + self._past.catch_up(most - own)
 
     def propose(self, most: int) -> list[int]:
-        """Up to `most` tokens, of the continuation that is likeliest to be accepted far; none if there is none."""
+        """Propose up to `most` tokens of the continuation that is likely to be accepted farthest; none if there is
+        none."""
         tokens = self._text.tokens
         most = min(most, self._options.depth - SHORTEST)
         if len(tokens) < SHORTEST or most <= 0:
@@ -160,7 +161,7 @@ class SuffixIndex:
         return best
 
     def close(self) -> None:
-        """It is over: others may find what it has said since this index was made."""
+        """End the sequence, and let others find the tokens that it gained since this index was made."""
         if self._options.cached_requests:
             self._past.add(self._audience, self._text.tokens[self._begin :])
 
