@@ -58,7 +58,8 @@ class ArgumentTypes:
         return frozenset(self._types_of(schema))
 
     def _types_of(self, schema: Any) -> set[str]:
-        """The types of a schema and its alternatives, each of which is looked at once: they may lead in circles."""
+        """The types of a schema and its alternatives. Each schema is visited once, since references may lead in
+        circles."""
         found: set[str] = set()
         waiting, seen = [schema], set[int]()
         while waiting:
@@ -82,7 +83,7 @@ class ArgumentTypes:
 
     @cached_property
     def references(self) -> SchemaReferences:
-        """Those of the tool's schema."""
+        """The references of the tool's schema."""
         return SchemaReferences(self._schema)
 
 
@@ -91,7 +92,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _container(text: str) -> str | None:
-    """An object or array as JSON: as it stands, or from Python's way to write it."""
+    """An object or array as JSON, read from JSON or from Python's notation."""
     try:
         json.loads(text)
         return text

@@ -119,7 +119,7 @@ class _Calls:
 
 
 def _optional_calls(rules: LarkRules, syntax: CallSyntax, calls: _Calls) -> str:
-    """Text in which each announced call is one, or text alone."""
+    """Text with calls in it, or text alone. What follows the announcement of a call must be a call."""
     before = syntax.begin + syntax.before_name
     if syntax.messages:
         last = " ".join([*rules.literal(syntax.last_message), rules.terminal(ANY_TEXT)])
@@ -147,8 +147,8 @@ def _calls_or_form(rules: LarkRules, syntax: CallSyntax, calls: _Calls, form: Ma
 def _objects_or_form(
     rules: LarkRules, syntax: CallSyntax, tools: Sequence[Tool], form: Mapping[str, Any], parallel: bool
 ) -> str:
-    """The same where calls are JSON themselves: written by schemas too, since a literal would hide other JSON that
-    begins like it from the lexer."""
+    """Calls alone, or JSON alone, where calls are JSON objects themselves. Schemas describe both, since a literal would
+    hide other JSON that begins like it from the lexer."""
     if any(tool.strict for tool in tools) and may_name(form):
         raise RequestError(
             "tools: in this model's format of calls an object with 'name' may be a call, so beside strict tools the "

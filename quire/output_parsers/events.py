@@ -88,7 +88,7 @@ class OutputParser(Protocol):
 
 
 def merge_events(events: Iterable[OutputEvent]) -> list[OutputEvent]:
-    """The same events, with deltas that follow each other joined."""
+    """Join deltas that follow each other, and leave all other events as they are."""
     merged: list[OutputEvent] = []
     run: list[OutputEvent] = []
     for event in events:

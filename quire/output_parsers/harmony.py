@@ -88,22 +88,22 @@ class HarmonyAnswer:
 
 
 def read(scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
-    """Reasoning, content and calls."""
+    """Read reasoning, content and calls."""
     yield from HarmonyAnswer(scanner, with_calls=True).read()
 
 
 def read_without_calls(scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
-    """The same where no tool parser is chosen: calls are content."""
+    """Read reasoning and content where no tool parser is chosen: calls are content."""
     yield from HarmonyAnswer(scanner, with_calls=False).read()
 
 
 def _no_prefix(scanner: TextScanner, turn: Turn) -> Steps[None]:
-    """The reasoning is one of the messages, which are read with the answer."""
+    """Read nothing: reasoning is one of the messages, which are read with the answer."""
     yield from ()
 
 
 def _undecided(turn: Turn) -> None:
-    """Whether a message is reasoning is said by its channel."""
+    """Decide nothing: the channel of a message says whether it is reasoning."""
 
 
 FORMAT = ToolFormat(

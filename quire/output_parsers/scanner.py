@@ -70,7 +70,7 @@ class TextScanner:
         self._recorded: list[str] | None = None
 
     def add(self, text: str) -> None:
-        """Text arrives."""
+        """Add text that has arrived."""
         self._text = self._text[self._at :] + text
         self._at = 0
 
@@ -229,7 +229,7 @@ class TextScanner:
             yield None
 
     def _rest_of_string(self, emit: Emit, *, one_line: bool) -> Steps[bool]:
-        """Behind the opening quote; True behind the closing one."""
+        """Read a string from behind its opening quote. Returns True behind the closing one."""
         while True:
             match = _IN_STRING.search(self._text, self._at)
             end = match.start() if match else len(self._text)
@@ -257,7 +257,7 @@ class TextScanner:
 
 
 def collect(pieces: list[str]) -> Emit:
-    """Makes no events of text, but adds it to `pieces`."""
+    """Make an Emit that adds text to `pieces` and makes no events of it."""
 
     def add(piece: str) -> Iterable[OutputEvent]:
         pieces.append(piece)
@@ -267,19 +267,19 @@ def collect(pieces: list[str]) -> Emit:
 
 
 class FormatParser:
-    """An `OutputParser` made of a format."""
+    """An `OutputParser` for a format."""
 
     def __init__(self, read: Format) -> None:
         self._scanner = TextScanner()
         self._steps = read(self._scanner)
 
     def feed(self, text: str) -> list[OutputEvent]:
-        """See `OutputParser`."""
+        """The events that more text completes."""
         self._scanner.add(text)
         return self._run()
 
     def finish(self) -> list[OutputEvent]:
-        """See `OutputParser`."""
+        """The events that remain when the text has ended or was cut off. No text may follow."""
         self._scanner.ended = True
         return self._run()
 

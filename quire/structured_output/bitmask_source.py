@@ -38,7 +38,7 @@ _LOST = "The process that follows grammars was lost. Send the request again."
 
 
 def prepare_of(message: Add) -> Prepare:
-    """What is to be followed of a sequence."""
+    """The message that tells the matcher process about a sequence."""
     sampling = message.sampling
     return Prepare(
         message.id,
@@ -53,10 +53,10 @@ class GrammarBitmasks:
     """Bitmasks of sequences with a grammar.
 
     Args:
-        model: Its directory.
+        model: The model's directory.
         tokenizer: The tokenizer's directory.
-        vocab_size: Of the model.
-        most_masks: Bitmasks that are asked for at once.
+        vocab_size: The size of the model's vocabulary.
+        most_masks: Most bitmasks that are asked for at once.
     """
 
     def __init__(self, model: str, tokenizer: str, vocab_size: int, most_masks: int) -> None:
@@ -98,7 +98,7 @@ class GrammarBitmasks:
         return prepared
 
     def prepare_now(self, messages: Sequence[Add]) -> None:
-        """The same for sequences that run, waiting until they are prepared. Of one that fails the next mask says so."""
+        """Prepare sequences that run already, and wait until all are prepared. If one fails, its next mask says so."""
         for message in messages:
             self.prepare(message)
         waiting = {message.id for message in messages}
@@ -159,7 +159,7 @@ class GrammarBitmasks:
         return [self._masks[at * size : (at + 1) * size] for at in range(first, first + count)]
 
     def _post(self, prepare: Prepare) -> bool:
-        """Whether there is a process that took it."""
+        """Send a sequence to the process. Returns whether there is one that took it."""
         try:
             self._running().channel.post(prepare)
         except (ChannelClosed, OSError):
@@ -174,7 +174,7 @@ class GrammarBitmasks:
         return self._filled
 
     def _receive(self) -> None:
-        """Take the next message of the process; that there is none means that it is lost."""
+        """Take the process's next message. If none comes in time, the process is lost."""
         assert self._process is not None, "losing it is an answer"
         try:
             message = self._process.channel.receive(_FILL_SECONDS)
@@ -211,7 +211,7 @@ class GrammarBitmasks:
         return self._process
 
     def _lose(self) -> None:
-        """The process is gone or useless: who waits for it, fails; who runs, fails at the next mask."""
+        """Give up the process. Sequences that wait for it fail now, and those that run fail at their next mask."""
         if self._process is not None:
             logger.error("The process that follows grammars was lost; it starts again with the next grammar.")
             self._process.kill()

@@ -26,7 +26,7 @@ MAX_HELPERS = 4
 _MODULE = "quire.structured_output.checker_process"
 _REMEMBERED_BYTES = 32 * 2**20
 _START_SECONDS = 20.0
-"""A helper takes a tenth of a second to start, on an idle machine."""
+"""How long a helper may take to start, in seconds. On an idle machine it takes a tenth of a second."""
 _TOO_COMPLEX = (
     f"it could not be compiled within {CHECK_SECONDS:g} s and the memory for it: make it smaller, or lower the "
     "numbers of repetitions in it"
@@ -36,7 +36,7 @@ _Helper = HelperProcess[Constraint, Verdict]
 
 
 class GrammarChecker:
-    """From constraints to grammars. Any thread may ask; each waits for its own answer.
+    """Translates constraints to grammars. Any thread may ask; each waits for its own answer.
 
     Args:
         special_tokens: The model's special tokens, by text.
@@ -52,10 +52,10 @@ class GrammarChecker:
         self._closed = False
 
     def known(self, params: StructuredOutputsParams, behind: str = "") -> str | None:
-        """The same for a constraint that was asked for before, without waiting; None if it was not.
+        """The grammar of a constraint that was asked for before, without waiting; None if it was not.
 
         Raises:
-            RequestError: It was refused then.
+            RequestError: The constraint was refused then.
         """
         verdict = self._remembered(constraint_of(params, behind))
         return None if verdict is None else _grammar(verdict, params)

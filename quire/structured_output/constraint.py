@@ -8,16 +8,16 @@ from quire.structured_outputs_params import StructuredOutputsParams
 
 
 class Constraint(msgspec.Struct, frozen=True, array_like=True):
-    """See StructuredOutputsParams.
+    """What StructuredOutputsParams ask of an output, without the name of the field that they came from.
 
     Attributes:
-        kind: One of its KINDS.
-        text: What is given, as text; JSON unless it is a text by itself.
+        kind: `StructuredOutputsParams.kind`.
+        text: `StructuredOutputsParams.text`: what is given, as JSON unless it is a text by itself.
         closed: `disable_additional_properties`.
         any_whitespace: Not `disable_any_whitespace`.
         whitespace: `whitespace_pattern`.
-        behind: What stands in front of it, see `reasoning_in_front`; empty for nothing.
-        strict: See there.
+        behind: What stands in front of the constrained output, see `reasoning_in_front`; empty for nothing.
+        strict: `strict`.
     """
 
     kind: str
@@ -30,7 +30,7 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
 
 
 def constraint_of(params: StructuredOutputsParams, behind: str = "") -> Constraint:
-    """The same, without what names it; behind what may come first."""
+    """The constraint of these parameters; `behind` is what may come before the constrained output."""
     return Constraint(
         params.kind,
         params.text,

@@ -10,15 +10,15 @@ from quire.structured_output.ebnf_parser import EMPTY, Choice, Node, Parser, Ref
 
 
 def is_ebnf(text: str) -> bool:
-    """Whether a grammar is EBNF; else it is Lark."""
+    """Whether a grammar is EBNF, not Lark."""
     return "::=" in text
 
 
 def lark_from_ebnf(text: str) -> str:
-    """The same grammar as Lark.
+    """Translate an EBNF grammar to Lark.
 
     Raises:
-        ValueError: It is malformed; the message says where.
+        ValueError: The grammar is malformed; the message says where.
     """
     rules = Parser(text).rules()
     if "root" not in rules:
