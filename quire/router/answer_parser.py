@@ -22,7 +22,7 @@ class BackendError(Exception):
 
 
 class BackendTimeout(BackendError):
-    """It sent nothing for too long."""
+    """A server sent nothing for too long."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class AnswerHead:
 
 
 class AnswerParser:
-    """One answer.
+    """Parses one answer.
 
     Attributes:
         head: None until it is complete.
@@ -56,10 +56,10 @@ class AnswerParser:
         self._until_close = True  # unless the head says how long the body is
 
     def feed(self, data: bytes) -> None:
-        """What has come.
+        """Parse the bytes that have come.
 
         Raises:
-            BackendError: It cannot be part of an answer.
+            BackendError: The bytes cannot be part of an answer.
         """
         if self.complete:
             raise BackendError("It sent more than its answer.")
@@ -70,7 +70,7 @@ class AnswerParser:
             raise BackendError("Its headers are too large.")
 
     def end(self) -> None:
-        """The server has closed the connection.
+        """Record that the server has closed the connection.
 
         Raises:
             BackendError: The answer is not complete.
@@ -83,7 +83,7 @@ class AnswerParser:
         self.complete = True
 
     def take(self) -> bytes:
-        """What there is of the body since the last call."""
+        """Take what came of the body since the last call."""
         data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
         self.held = 0

@@ -36,13 +36,13 @@ class ScrapedLoad:
 
 
 class Backend:
-    """One server.
+    """One server, with its connections, its circuit breaker and its load.
 
     Args:
         address: From the list.
         number: Its place among the chooser's replicas.
-        config: When it is left alone.
-        clock: For that.
+        config: How many failures open its circuit breaker, and for how long.
+        clock: For the circuit breaker.
         tls: For connections to servers with https.
 
     Attributes:
@@ -73,50 +73,50 @@ class Backend:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it says that it would serve requests."""
+        """Whether the server says that it would serve requests."""
         return not self.complaint
 
     @property
     def takes_requests(self) -> bool:
-        """Whether it may get one now."""
+        """Whether the server may get a request now."""
         return self.is_ready and not self.address.drain and self.breaker.passes
 
     def relist(self, address: BackendAddress) -> None:
-        """The list was read again; the URL is the same."""
+        """Take over the server's address from a list that was read again; its URL is the same."""
         self.address = address
         self.models = frozenset(address.models or self.cards)
 
     def learn_cards(self, cards: Mapping[str, Any]) -> None:
-        """Its /v1/models was read."""
+        """Take over what the server's /v1/models says."""
         self.cards = cards
         self.models = frozenset(self.address.models or cards)
 
     def replica_load(self) -> ReplicaLoad:
-        """What it has to do, in the chooser's terms: its blocks are those of text."""
+        """The server's load in the chooser's terms, where a block is one of prompt text."""
         load = self.load
         num_blocks = load.cache_tokens // BLOCK_TOKENS or _UNKNOWN_BLOCKS
         free = int(num_blocks * (1 - load.cache_usage))
         return ReplicaLoad(max(self.in_flight, load.running + load.waiting), 0, free, num_blocks)
 
     def began(self) -> int:
-        """It gets a request; its number, see CircuitBreaker."""
+        """Count a request that is being sent. Returns the number by which the circuit breaker is told its end."""
         self.in_flight += 1
         return self.breaker.sending()
 
     def ended(self) -> None:
-        """A request that it had is over."""
+        """Count a request that is over."""
         self.in_flight -= 1
         if self._left and not self.in_flight:
             self.pool.close()
 
     def leave(self) -> None:
-        """It stands in the list no more: it finishes what it has."""
+        """Close the connections once open requests are over, because the server is no longer in the list."""
         self._left = True
         if not self.in_flight:
             self.pool.close()
 
     def state(self) -> dict[str, Any]:
-        """For GET /backends."""
+        """The server's state, as GET /backends shows it."""
         return {
             "url": self.address.url,
             "ready": self.is_ready,

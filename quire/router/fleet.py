@@ -24,11 +24,11 @@ EXPECTED_OUTPUT = 128
 
 
 class Fleet:
-    """The servers of the list, as long as they stand there.
+    """The servers of the list.
 
     Args:
-        config: How one is chosen, and when one is left alone.
-        clock: For what was sent lately.
+        config: How a server is chosen, and when its circuit breaker opens.
+        clock: Tells what was sent lately.
 
     Raises:
         ConfigError: The certificates for servers cannot be read.
@@ -44,7 +44,7 @@ class Fleet:
 
     @property
     def backends(self) -> Collection[Backend]:
-        """All of the list, in its order."""
+        """All servers, in the order of the list."""
         return self._backends.values()
 
     @property
@@ -53,7 +53,7 @@ class Fleet:
         return any(backend.takes_requests for backend in self.backends)
 
     def update(self, addresses: Collection[BackendAddress]) -> None:
-        """A new list. Servers that are in both stay as they are; one that has left finishes what it has."""
+        """Replace the list. A server that is in both lists stays as it is; one that has left finishes its requests."""
         before, self._backends = self._backends, {}
         for address in addresses:
             backend = before.pop(address.url, None)
@@ -67,19 +67,19 @@ class Fleet:
             backend.leave()
 
     def forget_cache(self, backend: Backend) -> None:
-        """It was away: its prefix cache is taken to be empty."""
+        """Take a server's prefix cache to be empty, because the server was away."""
         self._chooser.forget(backend.number)
 
     def choose(self, request: RoutedRequest, tried: Collection[Backend] = ()) -> Backend:
-        """The server for a request.
+        """Choose the server for a request.
 
         Args:
             request: What is asked.
-            tried: Servers that it was sent to before.
+            tried: Servers that the request was sent to before.
 
         Raises:
             RequestError: No server has its model, or it has to name one.
-            UnavailableError: None of those that have it takes requests now.
+            UnavailableError: No server that has the model takes requests now.
         """
         serving = self._serving(request.model)
         able = [backend for backend in serving if backend.takes_requests and backend not in tried]
@@ -96,7 +96,7 @@ class Fleet:
         return next(backend for backend in able if backend.number == chosen)
 
     def cards(self) -> Mapping[str, Any]:
-        """What /v1/models shows, by name: everything that is served by a server that is there."""
+        """What /v1/models shows, by name: all models of servers that are ready."""
         found: dict[str, Any] = {}
         for backend in self.backends:
             for name in sorted(backend.models) if backend.is_ready else ():

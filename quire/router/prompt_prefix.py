@@ -17,13 +17,13 @@ from quire.routing.replica_chooser import MAX_BLOCKS
 
 BLOCK_BYTES = 128
 BYTES_PER_TOKEN = 4
-"""Of English text, roughly. Only loads are estimated with it."""
+"""Bytes of a token in English text, roughly. Only loads are estimated with it."""
 BLOCK_TOKENS = BLOCK_BYTES // BYTES_PER_TOKEN
 _DIGEST_BYTES = 16
 
 
 class PromptFields(msgspec.Struct):
-    """The fields that matter here, of all endpoints; the others are skipped."""
+    """The fields that the router reads, of all endpoints; all other fields are skipped."""
 
     model: str | None = None
     cache_salt: str | None = None
@@ -36,13 +36,13 @@ class PromptFields(msgspec.Struct):
     token_ids: msgspec.Raw = msgspec.Raw()
 
     def prompt_parts(self) -> Sequence[bytes]:
-        """What becomes the prompt, as it stands in the body."""
+        """The fields that become the prompt, as they stand in the body."""
         parts = (self.tools, self.system, self.instructions, self.messages, self.prompt, self.input, self.token_ids)
         return [bytes(part) for part in parts if part]
 
     @property
     def num_tokens(self) -> int:
-        """Of the prompt, estimated."""
+        """The prompt's length in tokens, estimated."""
         return sum(map(len, self.prompt_parts())) // BYTES_PER_TOKEN
 
 
@@ -50,10 +50,10 @@ _decoder = msgspec.json.Decoder(PromptFields)
 
 
 def read_fields(body: bytes) -> PromptFields:
-    """The fields of a JSON body.
+    """Read the fields of a JSON body.
 
     Raises:
-        RequestError: It is no JSON object.
+        RequestError: The body is no JSON object.
     """
     try:
         return _decoder.decode(body)
@@ -77,5 +77,5 @@ def prefix_blocks(fields: PromptFields) -> list[bytes]:
 
 
 def session_blocks(session: str, fields: PromptFields) -> list[bytes]:
-    """The same for a session: one block, which its requests have in common."""
+    """The one block that stands for a session, so all its requests have the same prefix."""
     return [blake2b(f"{fields.model or ''}\0session\0{session}".encode(), digest_size=_DIGEST_BYTES).digest()]

@@ -16,7 +16,7 @@ from quire.clock import Clock
 from quire.routing.prefix_record import PrefixRecord
 
 BOUND = 1.2
-"""A replica gets at most so many times the mean."""
+"""A replica gets at most this many times the mean."""
 HALF_LIFE_S = 30.0
 """What was sent so long ago counts half."""
 SLACK = 8
@@ -30,7 +30,7 @@ class ReplicaLoad:
     """What a replica has to do.
 
     Attributes:
-        sequences: Those that it has, running or waiting.
+        sequences: Sequences that it has, running or waiting.
         waiting_tokens: Tokens to be computed for requests that wait.
         free_blocks: KV blocks that hold nothing that is in use; cached prefixes may be in them.
         num_blocks: All KV blocks.
@@ -76,7 +76,7 @@ class ReplicaChooser:
     def choose(
         self, loads: Sequence[ReplicaLoad | None], blocks: Sequence[bytes], prompt_tokens: int, output_tokens: float
     ) -> int:
-        """The replica for a request, which counts as sent to it.
+        """Choose the replica for a request, and count the request as sent to it.
 
         Args:
             loads: By replica; None: it takes nothing now. Some replica takes something.
@@ -104,12 +104,12 @@ class ReplicaChooser:
         return chosen
 
     def forget(self, replica: int) -> None:
-        """Its cache is empty: it was started again."""
+        """Take a replica's cache to be empty, because the replica was started again."""
         self._record.clear(replica)
         self._sent[replica] = _Sent()
 
     def add(self, name: bytes) -> int:
-        """Another replica; returns its number, which may have been that of a removed one.
+        """Add a replica, and return its number, which may have been that of a removed one.
 
         Args:
             name: What rendezvous hashing knows it by: choosers that list the same replicas differently still agree.
@@ -124,12 +124,12 @@ class ReplicaChooser:
         return len(self._names) - 1
 
     def remove(self, replica: int) -> None:
-        """It is there no more: no load is given for it until its number is another's."""
+        """Remove a replica. `choose` gets no load for it until another replica has its number."""
         self.forget(replica)
         self._unused.append(replica)
 
     def _may_take(self, replica: int, able: Mapping[int, ReplicaLoad], work: float) -> bool:
-        """Whether a request may go there: it has room, and not much more to do than the others."""
+        """Whether a replica may get the request: it has room, and not much more to do than the others."""
         load, sent = able[replica], self._sent[replica]
         most_free = max(other.free_blocks for other in able.values())
         if load.free_blocks * self._block_size < work and load.free_blocks < most_free:
@@ -146,7 +146,7 @@ class ReplicaChooser:
         )
 
     def _by_rendezvous(self, replicas: Sequence[int], blocks: Sequence[bytes], matched: int) -> int:
-        """The one with the highest hash of what tells this prompt from those sent before: its first new block."""
+        """The replica with the highest hash of the prompt's first block that was not sent before."""
         key = blocks[min(matched, len(blocks) - 1)]
         return max(replicas, key=lambda replica: blake2b(key + self._names[replica], digest_size=8).digest())
 
@@ -163,7 +163,8 @@ class ReplicaChooser:
 
 
 def _least_busy(replicas: Sequence[int], loads: Mapping[int, ReplicaLoad]) -> list[int]:
-    """Those of these, which are equally good otherwise, that have no more sequences than their share."""
+    """Choose, among equally good replicas, the ones with at most their share of the sequences; if there are none, the
+    one with the fewest."""
     mean = sum(load.sequences for load in loads.values()) / len(loads)
     few = [replica for replica in replicas if loads[replica].sequences <= BOUND * mean]
     return few or [min(replicas, key=lambda replica: loads[replica].sequences)]
