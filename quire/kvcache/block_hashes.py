@@ -52,8 +52,7 @@ class BlockHashes:
         return other
 
     def hash_up_to(self, tokens: Sequence[int], length: int) -> list[bytes]:
-        """Return the chain, hashed at least as far as the full blocks among the first `length` tokens. Do not change
-        it.
+        """The chain, hashed at least as far as the full blocks among the first `length` tokens. Do not change it.
 
         Args:
             tokens: The sequence; what was hashed before must not have changed.

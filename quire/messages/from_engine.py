@@ -15,11 +15,11 @@ STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16
 """Upper bounds of the buckets into which a step's tokens are counted."""
 
 WORK_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""The same for pieces of work, in seconds of processor time."""
+"""Upper bounds of the buckets into which pieces of work are counted, in seconds of processor time."""
 
 
 class EngineId(NamedTuple):
-    """Which life of which engine: what an earlier life still says is told from what the present one says.
+    """An engine and which of its lives this is: messages of an earlier life are told from those of the present one.
 
     Attributes:
         engine: Its number.
@@ -52,7 +52,7 @@ class Ready(_FromEngine, frozen=True):
     paused: Literal["", PauseMode] = ""
     """How the engine is paused, for a client that was not there when it was."""
     adapters: list[Adapter] = []
-    """Those that are loaded, for the same client."""
+    """Adapters that are loaded, for a client that was not there when they were."""
 
 
 EndReason = Literal["stop", "length", "abort", "error", "repetition", "timeout", "refused"]
@@ -90,25 +90,25 @@ class Load(Message, frozen=True):
     free_blocks: int = 0
     num_blocks: int = 0
     preemptions: int = 0
-    """Since the engine's start, as the next two."""
+    """Preemptions since the engine's start."""
     prefix_queries: int = 0
-    """Tokens looked up in the prefix cache."""
+    """Tokens looked up in the prefix cache since the engine's start."""
     prefix_hits: int = 0
-    """Those of them that were found."""
+    """Tokens looked up in the prefix cache and found, since the engine's start."""
     drafts: int = 0
-    """Rows with draft tokens since the engine's start, as the next two."""
+    """Rows with draft tokens since the engine's start."""
     draft_tokens: int = 0
-    """These tokens."""
+    """Draft tokens since the engine's start."""
     accepted_drafts: list[int] = []
-    """By position, how many of them were accepted."""
+    """Draft tokens that were accepted since the engine's start, by their position in the draft."""
     free_host_blocks: int = 0
-    """Of those that are ready."""
+    """Free blocks among the host blocks that are ready."""
     num_host_blocks: int = 0
-    """Ready or not."""
+    """All host blocks, ready or not."""
     step: int = 0
     step_ms: float = 0.0
     deferred: int = 0
-    """Of the waiting: how many wait for a token in flight, or for the prompt they share, and not for room."""
+    """Waiting sequences that wait for a token in flight, or for the prompt they share, and not for room."""
     unwritten_tokens: int = 0
     """Tokens that still fit into the blocks in use: internal fragmentation."""
     block_size: int = 0
@@ -125,7 +125,7 @@ class Load(Message, frozen=True):
     running_adapters: list[str] = []
     """Names of the adapters that requests use."""
     waiting_adapters: list[str] = []
-    """Names of those that requests wait for, until there is a slot."""
+    """Names of the adapters that requests wait for, until there is a slot."""
 
 
 class Deltas(_FromEngine, frozen=True):
@@ -190,7 +190,7 @@ class Dead(_FromEngine, frozen=True):
     """The engine is gone; sent by who saw it. None of its messages follows.
 
     Attributes:
-        cause: Why.
+        cause: Why the engine is gone.
         successor: The engine that takes its place; None: there is none.
         in_flight: Sequences that it was working on.
         turn: Which API process may send the successor something, see SearchTurns; None: all may.

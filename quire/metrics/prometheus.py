@@ -40,11 +40,11 @@ class Exposition:
         self._labels = model_name, cache, max_loras
 
     def families(self) -> list[Metric]:
-        """The same as objects."""
+        """All metrics now, as objects of prometheus_client."""
         return list(self._registry(self._stats).collect())
 
     def text(self, stats: ServerStats | None = None) -> bytes:
-        """All metrics now."""
+        """All metrics now, as the text of the page."""
         return generate_latest(self._registry(stats or self._stats))
 
     def _registry(self, stats: ServerStats) -> CollectorRegistry:
@@ -175,7 +175,7 @@ class _ServerCollector(Collector):
 
 
 class _EngineFamilies:
-    """What is shown of one engine."""
+    """The metrics of one engine."""
 
     def __init__(self, stats: Stats, labels: tuple[str, str], cache: CacheConfig) -> None:
         self._stats = stats
@@ -222,7 +222,7 @@ class _EngineFamilies:
             yield self._gauge(f"quire:{name}", text, value)
 
     def _work(self) -> Iterator[Metric]:
-        """What no other engine has, under a prefix of its own."""
+        """Metrics of the engine's work that other servers do not have, under a prefix of their own."""
         yield from _work_times(
             "engine_turn", "Processor time of a turn of the engine's loop", self._labels, self._stats.turns
         )

@@ -32,12 +32,12 @@ REQUEST_S = (
 )  # fmt: skip
 CHOICES = (1, 2, 5, 10, 20)
 Limit = Literal["requests", "tokens"]
-"""Of the queue: what there was too much of when a request was turned away."""
+"""Which limit of the queue turned a request away."""
 END_REASONS: tuple[EndReason, ...] = get_args(EndReason)
 REQUEST_COUNTERS = ("prompt_tokens", "cached_tokens", "generation_tokens", "replayed")
 """Attributes of Stats that only grow, with what requests bring."""
 _LOAD_COUNTERS = ("preemptions", "prefix_queries", "prefix_hits", "drafts", "draft_tokens")
-"""Of a Load, beside `accepted_drafts`, which is counted by position."""
+"""Counters of a Load, beside `accepted_drafts`, which is counted by position."""
 
 
 @dataclass
@@ -139,7 +139,7 @@ class Stats:
 
     @property
     def request_histograms(self) -> dict[str, Histogram]:
-        """Those of requests, by attribute."""
+        """The histograms of requests, by attribute."""
         engines = ("step_tokens",)
         return {name: own for name, own in vars(self).items() if isinstance(own, Histogram) and name not in engines}
 
@@ -154,7 +154,7 @@ class Stats:
 
     @property
     def present_load(self) -> Load:
-        """The engine's last, with counters of its present life alone."""
+        """The engine's last Load, with the counters of its present life alone."""
         return self._present
 
     @property
@@ -184,13 +184,14 @@ class Stats:
         return self.load.prefix_hits / self.load.prefix_queries if self.load.prefix_queries else 0.0
 
     def record_load(self, load: Load) -> None:
-        """What the engine has to do."""
+        """Record what the engine has to do."""
         self.lost, self._present = False, load
         self._own = _with_counters(load, self._earlier)
         self.load = _with_counters(self._own, self._before)
 
     def record_engine_death(self, waiting: int, queued_tokens: int) -> None:
-        """The engine is gone, with all that it held; so many sequences of so many tokens wait for the next one."""
+        """Record that the engine is gone with all that it held, and that so many sequences of so many tokens wait for
+        the next one."""
         load, self._earlier = self.load, self._own
         self.lost, self._present = True, Load()
         self.load = replace(
@@ -208,7 +209,7 @@ class Stats:
         self.turns.seconds.keep()
 
     def record_heartbeat(self, beat: Heartbeat) -> None:
-        """The engine's heartbeat, once a second."""
+        """Record the engine's heartbeat, which comes once a second."""
         self.record_load(beat.load)
         if beat.step_tokens:
             self.step_tokens.take_over(beat.step_tokens, beat.step_tokens_sum)
@@ -246,21 +247,22 @@ class Stats:
         successor.load = _with_counters(successor._own, self.load)
 
     def start_sequence(self, add: Add) -> SequenceStats:
-        """A sequence goes to the engine."""
+        """Count a sequence that goes to the engine."""
         params = add.sampling
         first = add.id if add.fork_of is None else add.fork_of
         group = self._groups.setdefault(first, SequenceGroup(first, params.n))
         return SequenceStats(add.prompt_len, params.max_tokens or 0, params.n, add.arrival, group, engine=self.engine)
 
     def move_sequence(self, sequence: SequenceStats, other: Stats) -> None:
-        """Another engine gets a sequence of which nothing has come yet: it is counted there from now on."""
+        """Move a sequence of which nothing has come yet to another engine, which counts it from now on."""
         group = sequence.group
         sequence.engine = other.engine
         if (moved := self._groups.pop(group.first, None)) is not None:
             other._groups[group.first] = moved
 
     def record_tokens(self, sequence: SequenceStats, tokens: int, now: float, cached: int = 0) -> None:
-        """A step brought tokens; with the first ones, `cached` is how much of the prompt was found computed."""
+        """Record tokens that a step brought; with the first ones, `cached` is how much of the prompt was found
+        computed."""
         if not tokens:
             return
         if sequence.first_token is None:
@@ -275,12 +277,12 @@ class Stats:
         sequence.received += tokens
 
     def record_delivered(self, sequence: SequenceStats, tokens: int) -> None:
-        """The reader has got so many more tokens."""
+        """Record that the reader has got so many more tokens."""
         sequence.delivered += tokens
         self.generation_tokens += tokens
 
     def finish_sequence(self, sequence: SequenceStats, reason: EndReason, now: float) -> None:
-        """The reader has got the end of a sequence, or wants no more of it. Only the first call counts."""
+        """Record that the reader has got the end of a sequence, or wants no more of it. Only the first call counts."""
         if sequence.ended is not None:
             return
         sequence.ended = reason
@@ -301,7 +303,7 @@ class Stats:
         self._finish_in_group(sequence)
 
     def _finish_in_group(self, sequence: SequenceStats) -> None:
-        """When the last sequence of a prompt ends, the prompt is counted."""
+        """Count a prompt when its last sequence ends."""
         group = sequence.group
         group.open -= 1
         group.most_tokens = max(group.most_tokens, sequence.delivered)

@@ -9,7 +9,7 @@ from quire.store.database import Database
 from quire.store.limits import PROCESS_DEAD_S
 
 ALIVE = f"SELECT id FROM processes WHERE seen > ? - {PROCESS_DEAD_S}"
-"""Query: who is alive; its argument is the time now."""
+"""Query for the ids of processes that are alive; its argument is the time now."""
 
 
 class ProcessRecord:
@@ -24,13 +24,14 @@ class ProcessRecord:
         self._database = database
 
     async def say_alive(self, now: float) -> None:
-        """Called while this process works on something, more often than every PROCESS_DEAD_S."""
+        """Record that this process is alive. While it works on something, call this more often than every
+        PROCESS_DEAD_S."""
         await self._database.write(lambda connection: self.say_alive_in(connection, now))
 
     def say_alive_in(self, connection: sqlite3.Connection, now: float) -> None:
-        """The same, in a transaction that is open."""
+        """Record that this process is alive, in a transaction that is open."""
         connection.execute("INSERT OR REPLACE INTO processes VALUES (?, ?)", (self.id, now))
 
     async def say_gone(self) -> None:
-        """What this process has not finished, others may take at once."""
+        """Let other processes take over at once what this one has not finished."""
         await self._database.write(lambda c: c.execute("DELETE FROM processes WHERE id = ?", (self.id,)))

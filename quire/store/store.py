@@ -76,7 +76,8 @@ class Store:
         await self._database.write(lambda connection: self.limits.sweep(connection, now))
 
     async def say_alive(self) -> None:
-        """See ProcessRecord."""
+        """Record that this process is alive. While it works on something, call this more often than every
+        PROCESS_DEAD_S."""
         await self.process.say_alive(self._clock.now())
 
     def close(self) -> None:
