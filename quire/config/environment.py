@@ -48,7 +48,8 @@ def apply(config: Config) -> Config:
 
 
 def apply_to_router(config: RouterConfig) -> RouterConfig:
-    """The same for a router, and the servers' key from QUIRE_BACKEND_API_KEY.
+    """Fill what flags left open from QUIRE_API_KEY (or VLLM_API_KEY) and, for the servers' key, from
+    QUIRE_BACKEND_API_KEY. Flags win.
 
     Raises:
         ConfigError: A variable for a key is set and empty.

@@ -32,8 +32,8 @@ class SchedulerConfig:
     max_queued_requests: int | None = None
     """Most sequences that wait for room; a request beyond gets 429 and when to try again. Default: no such limit."""
     max_queued_tokens: int | None = None
-    """The same in tokens of their prompts and expected outputs. Default: as many as the engine works off within
-    --max-queue-time."""
+    """Most tokens of sequences that wait for room, of their prompts and expected outputs; a request beyond gets 429 and
+    when to try again. Default: as many as the engine works off within --max-queue-time."""
     max_queue_time: float = 30.0
     """Seconds that requests wait at most when they are let in, as measured throughput tells; without
     --max-queued-tokens."""

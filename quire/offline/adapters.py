@@ -45,7 +45,8 @@ class LocalAdapters:
     def load(
         self, asked: LoRARequest | None, take: Callable[[FromEngine | None], None] = lambda message: None
     ) -> Adapter | None:
-        """See `load_all`."""
+        """Load an adapter if it is new, and return it; None stands for the base model. See `load_all` for `take` and
+        errors."""
         return self.load_all([asked], take)[0]
 
     def load_all(
@@ -53,7 +54,7 @@ class LocalAdapters:
         asked: Sequence[LoRARequest | None],
         take: Callable[[FromEngine | None], None] = lambda message: None,
     ) -> list[Adapter | None]:
-        """The adapters; those that are new are loaded beside each other.
+        """Load the adapters that are new, side by side, and return all of them.
 
         Args:
             asked: None stands for the base model.
@@ -79,15 +80,15 @@ class LocalAdapters:
 
 
 def load_command(asked: LoRARequest) -> tuple[str, dict[str, str]]:
-    """What tells the engine to load it: action and value of a Control."""
+    """The action and value of the Control that tells the engine to load an adapter."""
     return "load_adapter", {"name": asked.lora_name, "path": asked.lora_path}
 
 
 def adapter_of(done: Done) -> Adapter:
-    """What the engine has loaded.
+    """The adapter that the engine has loaded.
 
     Raises:
-        RequestError: It could not; the message names the tensor.
+        RequestError: It could not be loaded; the message names the tensor.
     """
     if done.error:
         raise RequestError(done.error, param="lora_request")
@@ -95,7 +96,7 @@ def adapter_of(done: Done) -> Adapter:
 
 
 def for_each(asked: LoRARequest | Sequence[LoRARequest | None] | None, count: int) -> list[LoRARequest | None]:
-    """One for each of so many prompts.
+    """Spread `lora_request` over `count` prompts: one entry for each.
 
     Raises:
         RequestError: There are more or fewer, or they are something else.

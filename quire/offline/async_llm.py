@@ -29,7 +29,7 @@ from quire.text.tokenizer import Tokenizer
 
 
 class AsyncEngineArgs:
-    """The model and settings of an AsyncLLM; see there."""
+    """The model and settings of an AsyncLLM, for `AsyncLLM.from_engine_args`."""
 
     def __init__(self, model: str = BUILTIN_MODEL, **settings: Any) -> None:
         self.model = model
@@ -37,7 +37,7 @@ class AsyncEngineArgs:
 
 
 EngineArgs = AsyncEngineArgs
-"""vLLM's name of the same for an engine that is not asynchronous."""
+"""vLLM's name for the arguments of an engine that is not asynchronous."""
 
 
 class AsyncLLM:
@@ -70,7 +70,7 @@ class AsyncLLM:
 
     @classmethod
     def from_engine_args(cls, engine_args: AsyncEngineArgs) -> AsyncLLM:
-        """Of these arguments."""
+        """Make an AsyncLLM of these arguments."""
         return cls(engine_args.model, **engine_args.settings)
 
     def generate(
@@ -112,7 +112,8 @@ class AsyncLLM:
         priority: int = 0,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The same for a conversation, rendered by the model's chat template.
+        """Outputs of a conversation as they grow, like those of `generate`. The model's chat template renders the
+        conversation.
 
         Args:
             messages: See `LLM.chat`.
@@ -162,7 +163,7 @@ class AsyncLLM:
         return bool((await self._control("is_paused")).value["paused"])
 
     async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
-        """Until no request is open.
+        """Wait until no request is open.
 
         Args:
             drain_timeout: Seconds.
@@ -218,17 +219,17 @@ class AsyncLLM:
 
     @property
     def is_running(self) -> bool:
-        """Whether it takes requests."""
+        """Whether the engine takes requests."""
         return self._engine.failure is None
 
     @property
     def errored(self) -> bool:
-        """Whether it takes none any more."""
+        """Whether the engine takes no more requests."""
         return self._engine.failure is not None
 
     @property
     def dead_error(self) -> Exception:
-        """Why."""
+        """Why the engine takes no more requests."""
         return self._engine.failure or EngineDeadError(CLOSED)
 
     def shutdown(self) -> None:
@@ -293,7 +294,7 @@ class AsyncLLM:
     # --- what the engine says, in the event loop ----------------------------------------------------------------------
 
     def _take(self, message: FromEngine) -> None:
-        """A message of the engine."""
+        """Take a message of the engine."""
         if isinstance(message, Done):
             waiting = self._controls.pop(message.id, None)
             if waiting is not None and not waiting.done():
@@ -302,7 +303,7 @@ class AsyncLLM:
             self._streams.take(message)
 
     def _fail(self, failure: Exception) -> None:
-        """The engine is gone."""
+        """End all that waits for the engine, because it is gone."""
         self._streams.fail(failure)
         for waiting in self._controls.values():
             if not waiting.done():
@@ -316,7 +317,7 @@ class AsyncLLM:
         return done
 
     async def _command(self, action: str, value: dict[str, Any]) -> Done:
-        """Have the engine do it; the answer may be an error."""
+        """Send the engine a command and wait for its answer, which may be an error."""
         number = next(self._control_ids)
         waiting: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         with self._attaching:

@@ -24,11 +24,11 @@ MAX_SECONDS = 10.0
 MAX_RANGE = 1_000_000
 """Numbers that all ranges of one rendering may count together."""
 MAX_REPETITION = 100_000
-"""Length of a repeated string."""
+"""Most characters of a repeated string."""
 
 
 def template_environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """What a template is compiled in."""
+    """The environment that templates are compiled in."""
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
@@ -37,7 +37,7 @@ def template_environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 
 
 def limited(pieces: Iterator[str]) -> Iterator[str]:
-    """The same pieces, until there are too many of them."""
+    """Pass on the pieces of a template's output. Raises RequestError when they are too many or take too long."""
     deadline, length = time.monotonic() + MAX_SECONDS, 0
     for piece in pieces:
         length += len(piece)
@@ -47,7 +47,7 @@ def limited(pieces: Iterator[str]) -> Iterator[str]:
 
 
 def counted_range() -> Any:
-    """`range` for one rendering, which counts only so far."""
+    """Make a `range` for one rendering, which counts no further than MAX_RANGE in all."""
     left = MAX_RANGE
 
     def counted(*bounds: int) -> range:

@@ -1,1 +1,1 @@
-"""See `quire.entrypoints`."""
+"""Module paths of vLLM's OpenAI-compatible server, leading to the `quire` command."""
