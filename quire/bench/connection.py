@@ -29,7 +29,7 @@ class Address:
     Attributes:
         path: Goes before every path.
         tls: None for plain HTTP.
-        headers: Of every request.
+        headers: Sent with every request.
     """
 
     host: str
@@ -40,10 +40,10 @@ class Address:
 
     @classmethod
     def of(cls, url: str, headers: Mapping[str, str], *, verify: bool = True) -> Address:
-        """That of a server's root, such as `https://host:8000/prefix`; `verify`: check its certificate.
+        """Make the address of a server's root, such as `https://host:8000/prefix`; `verify`: check its certificate.
 
         Raises:
-            ValueError: It is no such address.
+            ValueError: `url` is no HTTP address.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -57,7 +57,7 @@ class Address:
         return cls(parts.hostname, port, parts.path.rstrip("/"), tls, dict(headers))
 
     def post(self, path: str, body: bytes) -> bytes:
-        """A request with a JSON body, as it is sent."""
+        """The bytes of a POST request with a JSON body."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         fields = {
             "Host": f"{host}:{self.port}",

@@ -39,7 +39,7 @@ class Load:
 
     @property
     def completed(self) -> list[Outcome]:
-        """Those without an error."""
+        """The outcomes without an error."""
         return [outcome for outcome in self.outcomes if not outcome.error]
 
     def in_flight(self) -> list[tuple[float, int]]:

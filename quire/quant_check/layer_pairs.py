@@ -41,7 +41,7 @@ class LayerPair:
         base, quantized: What computes it in either model.
 
     Attributes:
-        base, quantized: See there.
+        base, quantized: As given.
         modules: The checkpoint's modules whose weights they stack.
         mode: Who computes: the base model's layer (`base`); both, and the error is added up (`compare`); the quantized
             model's (`quantized`).
@@ -80,11 +80,11 @@ class LayerPair:
         return y
 
     def pending(self, x: Tensor) -> Tensor:
-        """See Projection."""
+        """The layer's output, as calling the layer returns it: no adapters add to it."""
         return self(x)
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
-        """See Linear."""
+        """[tokens, columns] → [tokens, half of the rows]: silu of the first half of the outputs times the second."""
         if self.mode == "quantized":
             return self.quantized.silu_and_mul(x)  # type: ignore[no-any-return]
         y: Tensor = self.base.silu_and_mul(x)
@@ -107,7 +107,7 @@ class LayerPair:
         return dict(zip(self.modules if len(means) > 1 else (self.name,), means, strict=True))
 
     def _add(self, y: Tensor, other: Tensor) -> None:
-        """y [tokens, outputs] and what the quantized layer has in its place."""
+        """Add up the error of what the quantized layer has in place of y [tokens, outputs]."""
         y, other = y.flatten(1), other.flatten(1)
         rows = list(self._rows) if sum(self._rows) == y.shape[1] else [y.shape[1]]
         parts = zip(torch.split(other, rows, 1), torch.split(y, rows, 1), strict=True)
@@ -194,6 +194,6 @@ def _modules(layer: Layer) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def _shortened(modules: tuple[str, ...]) -> tuple[str, ...]:
-    """Experts are one layer, whatever their number."""
+    """A layer's modules, with all experts as one, whatever their number."""
     first, _, _ = modules[0].partition(".experts.")
     return modules if len(modules) == 1 or first == modules[0] else (f"{first}.experts",)

@@ -12,7 +12,7 @@ from quire.weights.checkpoint import Checkpoint
 
 
 class OnDemandWeights:
-    """A model's; one layer has them at a time.
+    """The weights of a model, which one layer has at a time.
 
     Attributes:
         checkpoint: Has the weights; None: the model is still being built. Stays open as long as the model computes.
@@ -49,5 +49,6 @@ class OnDemandLayer:
         return y
 
     def pending(self, x: Tensor) -> Tensor:
-        """See Projection; models keep this method from when they are built."""
+        """The layer's output, as calling the layer returns it. Models take this method when they are built, before
+        there are weights."""
         return self(x)

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from quire.quant_check.layer_pairs import LayerPair
 
 SAME_NORM = 0.02
-"""Relative error of a norm up to which it is the same one: stored in another dtype, say."""
+"""Relative error of a norm up to which it counts as unchanged: it may be stored in another dtype."""
 SAME_EMBEDDING = 0.5
-"""The same of an embedding, which may be quantized."""
+"""Relative error of an embedding up to which it counts as unchanged: it may be quantized."""
 _BLOCK = re.compile(r"^(.*?\.\d+)\.")
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """What is swapped at once.
+    """Layers that are swapped together.
 
     Attributes:
-        name: Of the layer's modules, or of a block.
+        name: The name of the layer's modules, or of a block.
         errors: By module, see LayerPair.errors. Empty where parts mean something only together.
         pairs: What is swapped.
     """
@@ -38,12 +38,12 @@ class Suspect:
 
     @property
     def error(self) -> float | None:
-        """Of the worst module."""
+        """The error of the worst module; None if there are no errors by module."""
         return max(self.errors.values(), key=_size, default=None)
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Within it, the base model has the quantized layers in place of these."""
+        """A context in which the base model has the quantized layers in place of these."""
         for pair in self.pairs:
             pair.mode = "quantized"
         try:
@@ -55,7 +55,7 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Suspects:
-    """All that differs.
+    """All layers that differ.
 
     Attributes:
         single: Layers that stand by themselves, the worst first.
@@ -69,7 +69,7 @@ class Suspects:
 
 
 def find_suspects(pairs: Sequence[LayerPair]) -> Suspects:
-    """From what was compared on the base model's activations."""
+    """Find the layers that differ, from what was compared on the base model's activations."""
     errors = {pair: pair.errors() for pair in pairs}
     worst = {pair: max(map(_size, found.values()), default=0.0) for pair, found in errors.items()}
     if any(pair.kind == "embedding" and worst[pair] > SAME_EMBEDDING for pair in pairs):
@@ -95,5 +95,5 @@ def _block(pair: LayerPair) -> str:
 
 
 def _size(error: float) -> float:
-    """To compare by: what is no number is the largest."""
+    """An error to compare by: one that is no number counts as the largest."""
     return math.inf if math.isnan(error) else error

@@ -43,7 +43,7 @@ def asked_load(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Tr
 
 
 def timed_load(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Trace:
-    """The same with gaps, also where --request-rate is infinite: then it comes at one request a second."""
+    """The requests, in order, with gaps. A load that would come all at once comes at one request a second."""
     load = asked_load(options, spec, directory)
     if load.seconds:
         return load

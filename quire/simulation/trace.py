@@ -48,7 +48,7 @@ class Trace:
 
     @property
     def seconds(self) -> float:
-        """From the first to the last arrival."""
+        """Seconds from the first to the last arrival."""
         return self.requests[-1].arrival - self.requests[0].arrival
 
     @property
@@ -57,7 +57,7 @@ class Trace:
         return (len(self.requests) - 1) / self.seconds if self.seconds else float("inf")
 
     def at_rate(self, rate: float) -> Trace:
-        """The same requests with gaps stretched so that they come at this rate on average; a trace without gaps gets
+        """This load with its gaps stretched, so that requests come at this rate on average. A load without gaps gets
         those of a Poisson process."""
         if not self.seconds:
             times = arrival_times(ArrivalOptions(request_rate=rate), len(self.requests), random.Random(0))
@@ -67,12 +67,11 @@ class Trace:
         return replace(self, requests=tuple(replace(r, arrival=t) for r, t in zip(self.requests, times, strict=True)))
 
     def at_once(self) -> Trace:
-        """The same requests without gaps."""
+        """This load without gaps: all requests come at once."""
         return replace(self, requests=tuple(replace(request, arrival=0.0) for request in self.requests))
 
     def token_ids(self, vocab_size: int, seed: int = 0) -> Iterator[list[int]]:
-        """The prompts, in order: those that are known, else ids that nobody else has, but for the parts that are
-        shared."""
+        """The prompts' token ids, in order: known ones, else random ones, of which only shared parts are equal."""
         draw = np.random.default_rng(seed)
         shared: dict[tuple[str, int], list[int]] = {}
         for request in self.requests:

@@ -30,7 +30,7 @@ _LLAMA, _SMALL = _Heads(32, 8, 128), _Heads(4, 2, 64)
 
 
 def _caches(rows: int, length: int, heads: _Heads, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys, values and a table for contexts of such a length; block 0 is nobody's."""
+    """Keys, values and a block table for contexts of such a length; block 0 belongs to no context."""
     each = -(-length // _BLOCK_SIZE)
     shape = (1 + rows * each, _BLOCK_SIZE, heads.kv, heads.width)
     keys, values = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
@@ -38,7 +38,8 @@ def _caches(rows: int, length: int, heads: _Heads, device: torch.device) -> tupl
 
 
 def _decode(rows: int, length: int, heads: _Heads, narrow: torch.dtype | None = None) -> KernelCase:
-    """Each row's one token sees `length`, itself included; `narrow`: the 8-bit dtype of a quantized cache."""
+    """Decode attention: each row's one token sees `length` tokens, itself included. `narrow` is the 8-bit dtype of a
+    quantized cache."""
 
     def make(device: torch.device) -> Arguments:
         from quire.kernels.triton.attention.decode_split_kv import (
@@ -71,7 +72,7 @@ def _decode(rows: int, length: int, heads: _Heads, narrow: torch.dtype | None = 
 
 
 def _prefill(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
-    """Each row has `tokens` in the step and so many `before` it."""
+    """Prefill attention: each row has `tokens` tokens in the step and `before` ones before it."""
 
     def make(device: torch.device) -> Arguments:
         from quire.kernels.triton.attention.prefill import queries_of_tile
@@ -93,7 +94,7 @@ def _prefill(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
 
 
 def _split_kv(tokens: int, before: int, heads: _Heads) -> KernelCase:
-    """A row of few tokens."""
+    """Prefill attention of one row of few tokens, with its keys and values split."""
 
     def make(device: torch.device) -> Arguments:
         from quire.attention import metadata_builder
@@ -128,7 +129,7 @@ def _split_kv(tokens: int, before: int, heads: _Heads) -> KernelCase:
 
 
 def _dense(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
-    """The same, over contexts in contiguous memory."""
+    """Prefill attention as in `_prefill`, but over contexts in contiguous memory."""
 
     def make(device: torch.device) -> Arguments:
         size, chunk = 128, -(-(before + tokens) // _GATHER_CHUNK) * _GATHER_CHUNK

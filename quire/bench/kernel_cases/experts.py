@@ -19,7 +19,7 @@ _RANK = 16
 
 @dataclass(frozen=True)
 class _Mixture:
-    """`here`: how many of the experts there are weights of, as in a rank of several."""
+    """A mixture of experts. `here` is how many experts have their weights here, as in one rank of several."""
 
     experts: int
     chosen: int
@@ -45,7 +45,7 @@ def _route(tokens: int, mixture: _Mixture) -> KernelCase:
 
 
 def _experts(tokens: int, mixture: _Mixture) -> KernelCase:
-    """Counts the weights of as many experts as tokens that choose uniformly are expected to go to."""
+    """A layer of experts. The bytes count as many experts as tokens that choose uniformly are expected to go to."""
 
     def make(device: torch.device) -> Arguments:
         pack = kernel("pack_experts", device.type)
@@ -62,7 +62,7 @@ def _experts(tokens: int, mixture: _Mixture) -> KernelCase:
 
 
 def _adapted(plain: KernelCase, tokens: int, mixture: _Mixture, adapters: int) -> KernelCase:
-    """The same with adapters of rank _RANK, one of which each token has."""
+    """The case `plain` with adapters of rank _RANK; each token has one of these."""
 
     def make(device: torch.device) -> Arguments:
         arguments, _ = plain.make(device)
@@ -84,7 +84,7 @@ def _group_adapted_pairs(tokens: int, mixture: _Mixture, adapters: int) -> Kerne
 
 
 def _lora_of_pairs(tokens: int, mixture: _Mixture, adapters: int, first: bool) -> KernelCase:
-    """Of the first product, or the second."""
+    """The low-rank part of the first product, or of the second."""
 
     def make(device: torch.device) -> Arguments:
         numbers, _ = _routed(tokens, mixture, device)
@@ -115,7 +115,7 @@ def _adapters(tokens: int, mixture: _Mixture, adapters: int, device: torch.devic
 
 
 def _coded_experts(tokens: int, mixture: _Mixture, bits: int) -> KernelCase:
-    """The same of codes with scales in groups of _GROUP columns."""
+    """A layer of experts whose weights are codes of `bits` bits, with scales in groups of _GROUP columns."""
 
     def make(device: torch.device) -> Arguments:
         gate_up = _coded(mixture.here, 2 * mixture.width, mixture.hidden, bits, device)
@@ -138,19 +138,19 @@ def _coded(experts: int, rows: int, columns: int, bits: int, device: torch.devic
 
 
 def _routed(tokens: int, mixture: _Mixture, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each token's experts, and their weights."""
+    """The experts of each token, and their weights."""
     logits = _logits(tokens, mixture, device)
     weights, numbers = kernel("route", device.type)(logits, mixture.chosen, True, *_here(mixture))
     return numbers, weights
 
 
 def _here(mixture: _Mixture) -> tuple[int, ...]:
-    """What `route` is told of the experts that are here, if others are not."""
+    """The arguments of `route` that tell which experts are here, if others are not."""
     return () if mixture.here == mixture.experts else (0, mixture.here)
 
 
 def _touched(tokens: float, mixture: _Mixture) -> float:
-    """Experts here that tokens go to, as may be expected."""
+    """How many of the experts here are expected to get tokens."""
     return mixture.here * (1 - float((1 - mixture.chosen / mixture.experts) ** tokens))
 
 
@@ -174,7 +174,7 @@ def _cases(tokens: Sequence[int], mixture: _Mixture) -> tuple[KernelCase, ...]:
 
 
 def _adapted_cases(sizes: Sequence[tuple[int, int]], mixture: _Mixture) -> tuple[KernelCase, ...]:
-    """Of tokens and adapters."""
+    """Cases with adapters; `sizes` has pairs of tokens and adapters."""
     return (
         *(_group_adapted_pairs(tokens, mixture, adapters) for tokens, adapters in sizes),
         *(_lora_of_pairs(tokens, mixture, adapters, first) for first in (True, False) for tokens, adapters in sizes),
