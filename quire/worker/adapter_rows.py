@@ -18,7 +18,7 @@ from quire.worker.staging_buffer import StagingBuffer
 
 
 class AdapterRows:
-    """Stages the tiles of steps.
+    """Stages which tokens of a step use which adapter, as tiles.
 
     Args:
         updates: Of the model.
@@ -33,30 +33,31 @@ class AdapterRows:
 
     @property
     def recorded(self) -> tuple[Adapted, ...]:
-        """The kinds of steps that are captured or recorded: on a CPU products of experts are without adapters."""
+        """The kinds of steps that are captured or recorded. On a CPU, steps whose adapters change experts are not."""
         with_experts = (Adapted.EXPERTS,) if self._on_gpu and self._updates.has_experts else ()
         return (Adapted.NOTHING, Adapted.PROJECTIONS, *with_experts)
 
     def kind_of(self, adapters: IntArray) -> Adapted:
-        """What the adapters of rows of these slots change."""
+        """What of the model these adapters change. `adapters` [rows] are the slots of the rows' adapters; 0: none."""
         if not adapters.any():
             return Adapted.NOTHING
         return Adapted.EXPERTS if self._updates.changes_experts[adapters].any() else Adapted.PROJECTIONS
 
     def begin(self, tiles: Tiles | None, expert_slots: Tensor | None) -> None:
-        """The step that is launched next."""
+        """Set the tiles and expert slots that layers read in the step that is launched next."""
         self._step.tiles = tiles
         self._step.expert_slots = expert_slots
 
     def stage_expert_slots(self, host: HostBatch, adapters: IntArray, staging: StagingBuffer) -> Tensor:
-        """See StepTiles; arguments as of `stage`."""
+        """Stage [tokens] the adapter slot of each token whose adapter changes experts, and 0 for all other tokens. The
+        arguments are those of `stage`."""
         of_tokens = adapters[host.row_of_token]
         return staging.copied(np.where(self._updates.changes_experts[of_tokens], of_tokens, 0))
 
     def stage(
         self, host: HostBatch, adapters: IntArray, staging: StagingBuffer, shape: GraphShape | None = None
     ) -> Tiles:
-        """The tiles of a step, as columns that are copied to the device.
+        """Stage the tiles of a step; returns them as columns that are copied to the device.
 
         Args:
             host: Its rows, with those that fill a graph.
@@ -72,14 +73,14 @@ class AdapterRows:
         return self._staged_padded(of_tokens, shape.rows, staging)
 
     def stage_dummies(self, host: HostBatch, staging: StagingBuffer) -> Tiles:
-        """Of a step as large as any of its size, of which no token has an adapter."""
+        """Stage the tiles of a step in which no token has an adapter: as many as a step of this size can have."""
         none = np.zeros(len(host.token_ids), dtype=np.int64)
         if not self._on_gpu:
             return _staged(*order_tokens(none), staging)
         return self._staged_padded(none, len(host.slots), staging)
 
     def _staged_padded(self, of_tokens: IntArray, num_rows: int, staging: StagingBuffer) -> Tiles:
-        """With as many empty tiles behind as make the most that such a step can have."""
+        """Stage the tiles of these tokens, with empty ones behind them up to the most that such a step can have."""
         most = most_tiles(len(of_tokens), num_rows, self._slots, GPU_TILE)
         slots, rows = tile_tokens(of_tokens, GPU_TILE)
         all_slots, all_rows = np.zeros(most, dtype=np.int64), np.full((most, GPU_TILE), -1, dtype=np.int64)

@@ -17,7 +17,7 @@ from quire.worker.slot_table import SlotTable
 
 
 class CapturedSteps:
-    """There are none at first.
+    """Holds the steps that can be replayed, and finds the one for a batch. There are none at first.
 
     Args:
         slots: The slot table.
@@ -50,16 +50,16 @@ class CapturedSteps:
         return self.recorded.for_step(*sizes, adapted=self._adapters.kind_of(self._slots.host.adapters[host.slots]))
 
     def shape_of_drafts(self, host: HostBatch) -> GraphShape | None:
-        """The same for a batch with drafts, on a GPU."""
+        """The captured shape that a batch with drafts can be padded to on a GPU, if there is one."""
         sizes = len(host.token_ids), len(host.slots), len(host.sampled_slots)
         short = self.shapes.for_short(*sizes) if sizes[0] == sizes[2] else None
         return self.shape_for(host) if short is None else short
 
     def replay(self, shape: GraphShape, *, adapted: Adapted) -> Tensor:
-        """Run the staged step, which has this shape; [sampled, vocab] logits, valid until the next replay.
+        """Replay the staged step; returns [sampled, vocab] logits, valid until the next replay.
 
         Args:
-            shape: See above.
+            shape: The staged step's captured shape.
             adapted: What adapters change.
         """
         return (self.recorded or self.graphs).replay(shape, adapted=adapted)

@@ -37,6 +37,6 @@ class CudaGraphs:
         self._logits[shape, adapted] = unowned_view(logits, logits.device)  # its memory is the next graph's too
 
     def replay(self, shape: GraphShape, *, adapted: Adapted = Adapted.NOTHING) -> Tensor:
-        """[sampled, vocab] logits, valid until the next replay."""
+        """Replay the graph of this shape; returns [sampled, vocab] logits, valid until the next replay."""
         self._graphs[shape, adapted].replay()
         return self._logits[shape, adapted]

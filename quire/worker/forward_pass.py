@@ -74,7 +74,7 @@ class ForwardPass:
         return hidden, self._prompt_logprobs.launch(plan, host, batch, hidden)
 
     def logits(self, hidden: Tensor, inputs: StepInputs) -> Tensor:
-        """[sampled, vocab]."""
+        """The logits [sampled, vocab] of the step's sampled positions."""
         if (at := inputs.logits_indices) is None:
             return self._model.logits(hidden)
         chosen = hidden.new_empty((len(at), hidden.shape[1]))

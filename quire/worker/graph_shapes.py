@@ -27,8 +27,8 @@ _PREFILL_ROWS = 8
 _MIXED_ROWS = {64: 64, 128: 128, **dict.fromkeys(_MIDDLE, 128)}
 """Rows of mixed shapes by their tokens, without padding. Every row is sampled, padding too, so many rows cost time."""
 _WIDE_MIXED_ROWS = {256: 255, 384: 255, 512: 255}
-"""The same of mixed shapes for more sequences. With a token of padding they have 256 rows of one token at most, a power
-of two, as the kernel that plans KV splits works on."""
+"""Rows of mixed shapes for more sequences, by their tokens, without padding. With a token of padding they have 256 rows
+of one token at most, a power of two, as the kernel that plans KV splits works on."""
 _SHORT_TOKENS = (2, 4, 8, 16)
 """Tokens of short shapes. As rows of their own, tokens of one sequence read its keys each for itself."""
 _FEW_SAMPLED = 64
@@ -73,15 +73,15 @@ class GraphShape:
 
     @classmethod
     def decode(cls, rows: int) -> GraphShape:
-        """Of so many rows."""
+        """The shape of a decode step of this many rows."""
         return cls(StepKind.DECODE, rows, rows, rows)
 
     @classmethod
     def with_prompts(
         cls, kind: StepKind, tokens: int, rows: int, max_seqs: int, max_sampled: int | None = None
     ) -> GraphShape:
-        """Of so many tokens, and rows without padding, in an engine of `max_seqs` sequences, of which a step samples
-        `max_sampled` positions: as many, or with drafts more."""
+        """The shape of a step with prompts, of this many tokens and of this many rows before padding. The engine runs
+        `max_seqs` sequences. A step samples up to `max_sampled` positions: as many, or with drafts more."""
         plan_rows = min(rows, max_seqs)
         sampled = plan_rows
         if max_sampled is not None and max_sampled > max_seqs:
@@ -90,7 +90,8 @@ class GraphShape:
 
     @classmethod
     def short(cls, tokens: int, sampled: int) -> GraphShape:
-        """Of so many tokens and sampled positions; one row of padding more than there can be rows."""
+        """The shape of a short step of this many tokens and sampled positions. It has a row for each token and one of
+        padding."""
         return cls(StepKind.SHORT, tokens, tokens + 1, sampled)
 
     @property
@@ -127,7 +128,7 @@ class GraphShapes:
     Args:
         most: Tokens of the largest captured step; 0: none is captured.
         rows, tokens, length: Limits of a step: its rows, its tokens, and the tokens of one of its rows.
-        sampled: The same of sampled positions; None: one a row.
+        sampled: Limit of a step's sampled positions; None: one a row.
         short: Tokens for each of which a position is sampled in short steps; 0: there are none.
     """
 
@@ -141,7 +142,7 @@ class GraphShapes:
         self._with_prompts = _shapes_with_prompts(min(most, _MOST_TOKENS, tokens, length), rows, sampled)
 
     def all(self) -> list[GraphShape]:
-        """The largest first."""
+        """All captured shapes, the largest first."""
         shapes = self._decode + self._with_prompts + self._short
         return sorted(shapes, key=lambda shape: (shape.tokens, shape.sampled), reverse=True)
 

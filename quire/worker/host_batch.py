@@ -105,7 +105,8 @@ class HostBatch:
         return int(np.count_nonzero(self.counts == 1))
 
     def padded_to(self, shape: GraphShape, dummy: int) -> HostBatch:
-        """The same batch, with rows, tokens and sampled positions of the dummy slot behind it; it fits the shape.
+        """This batch, padded to the shape with rows, tokens and sampled positions of the dummy slot. The batch must fit
+        the shape.
 
         In a decode step, each token of padding is a row. Otherwise one row has them all, and the rows behind it none.
         """

@@ -6,11 +6,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 KernelTimes = dict[str, tuple[float, int]]
-"""By kernel: microseconds, and how many launches."""
+"""Microseconds and number of launches, by kernel."""
 
 
 class KernelProfile:
-    """Of this process's GPU; begins when it is made."""
+    """A profile of this process's GPU; begins when it is made."""
 
     def __init__(self) -> None:
         torch.cuda.synchronize()
@@ -18,7 +18,7 @@ class KernelProfile:
         self._profile.start()
 
     def end(self) -> KernelTimes:
-        """What ran since."""
+        """End the profile; returns what ran since it began."""
         torch.cuda.synchronize()
         self._profile.stop()
         return {

@@ -20,7 +20,7 @@ ELEMENTS = DENSE | {
     "fp8_e5m2": torch.float8_e5m2,
     "int8": torch.int8,
 }
-"""Of a KV cache, by name; see `config/kv_cache_dtype.py`."""
+"""What a KV cache may be stored in, by name; see `config/kv_cache_dtype.py`."""
 
 
 def allocate_kv_cache(
@@ -67,7 +67,7 @@ def kv_view(kv_cache: torch.Tensor, spec: ModelSpec, scales: torch.Tensor | None
 
 
 def block_transfer(kv_cache: torch.Tensor, num_host_blocks: int) -> BlockTransfer:
-    """Copies whole blocks within the KV cache, and to and from a host pool of `num_host_blocks`.
+    """A transfer that copies whole blocks within the KV cache, and to and from a host pool of `num_host_blocks`.
 
     Raises:
         MemoryBudgetError: There is not that much host memory.
@@ -76,7 +76,8 @@ def block_transfer(kv_cache: torch.Tensor, num_host_blocks: int) -> BlockTransfe
 
 
 def transfer_of(flat: torch.Tensor, num_host_blocks: int) -> BlockTransfer:
-    """The same of anything that is kept in blocks: [storages, blocks, …].
+    """A transfer that copies whole blocks within a tensor [storages, blocks, …], and to and from a host pool of
+    `num_host_blocks`.
 
     Raises:
         MemoryBudgetError: There is not that much host memory.

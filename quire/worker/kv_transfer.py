@@ -52,7 +52,7 @@ class BlockTransfer(Protocol):
         ...
 
     def stage(self, plan: Plan, staging: StagingBuffer) -> BlockMoves:
-        """What `apply` needs on the device."""
+        """Stage what `apply` needs on the device."""
         ...
 
     def apply(self, plan: Plan, moves: BlockMoves) -> None:
@@ -60,7 +60,7 @@ class BlockTransfer(Protocol):
         ...
 
     def prepare_host_pool(self) -> None:
-        """The start is over: make the host pool's memory ready, in the background."""
+        """Make the host pool's memory ready in the background, once the start is over."""
         ...
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class BlockTransfer(Protocol):
 
 
 class CpuBlockTransfer:
-    """On a CPU, where both pools are main memory.
+    """A BlockTransfer on a CPU, where both pools are main memory.
 
     Args:
         blocks: [storages, blocks, …].
@@ -96,10 +96,10 @@ class CpuBlockTransfer:
             _move(self._host, self._blocks, plan.swap_in)
 
     def prepare_host_pool(self) -> None:
-        """Nothing: the operating system takes pages as they are written."""
+        """Do nothing: the operating system takes pages as they are written."""
 
     def close(self) -> None:
-        """Nothing is pinned."""
+        """Do nothing: no memory is pinned."""
 
 
 class JoinedTransfer:
@@ -137,7 +137,7 @@ def _move(sources: Tensor, targets: Tensor, pairs: Sequence[tuple[int, int]]) ->
 
 
 class GpuBlockTransfer:
-    """On a GPU: swaps go through pinned memory on a stream of their own, beside the steps' stream.
+    """A BlockTransfer on a GPU: swaps go through pinned memory on a stream of their own, beside the steps' stream.
 
     Blocks that are swapped out are gathered into a staging buffer on the steps' stream, so that they may be written
     again at once; from there they are copied to the host while the step computes. Blocks that are swapped in are copied

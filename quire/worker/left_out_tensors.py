@@ -16,9 +16,9 @@ from quire.weights.checkpoint import Checkpoint
 from quire.weights.safetensors import DTYPES
 
 _TOLERANCE = 0.02
-"""Of frequencies, which old checkpoints have in half precision."""
+"""How far frequencies may differ: old checkpoints have them in half precision."""
 _SMALLEST = 1e-6
-"""Half precision has no digits of smaller ones."""
+"""The smallest frequencies that count: half precision has no digits of smaller ones."""
 _MOST_MASKED = -1e3
 
 
@@ -51,7 +51,7 @@ def left_out(checkpoint: Checkpoint, spec: ModelSpec) -> Iterator[str]:
 
 
 def _is_rotary(value: Tensor, spec: ModelSpec) -> bool:
-    """Before scaling or after it."""
+    """Whether these are the frequencies of the model's rope, before scaling or after it."""
     ropes = [rope for rope in (spec.rope, spec.local_rope) if rope is not None]
     expected = [rotary_frequencies(each, spec.head_dim) for rope in ropes for each in (rope, _plain(rope))]
     return any(

@@ -68,7 +68,8 @@ _STAGED_ENTRIES = 10
 block tables and moves of blocks, which are uploaded by themselves where they find no room.
 """
 _TILE_ENTRIES = 19
-"""The same of tiles of adapters, and of those that change experts."""
+"""Further entries of the staging buffer for each row and each token where there are adapters: for their tiles, and for
+the slots of those that change experts."""
 
 
 class ModelRunner:
@@ -197,7 +198,7 @@ class ModelRunner:
         self.run_dummies(limits.fewest_rows(most + 1), sample=False)
 
     def record_steps(self) -> None:
-        """On a device whose memory is the host's: record small steps, if kernels of ours compute all of them."""
+        """Record small steps on a device whose memory is the host's, if kernels of ours compute all of them."""
         if self.runs_ahead:
             return
 
@@ -239,8 +240,8 @@ class ModelRunner:
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def launch(self, plan: Plan, drafts: StepDrafts | None = None) -> StepHandle:
-        """Apply the plan's changes, move its rows forward, sample their tokens; those of masked rows once
-        `submit_bitmasks` has brought their bitmasks, before the next plan is launched.
+        """Apply the plan's changes, move its rows forward and sample their tokens. Masked rows are sampled once
+        `submit_bitmasks` has brought their bitmasks, which happens before the next plan is launched.
 
         Args:
             plan: The step.
@@ -271,7 +272,7 @@ class ModelRunner:
         self._slots.rewind(slots, lengths, num_sampled)
 
     def submit_bitmasks(self, masks: TokenBitmasks) -> None:
-        """The bitmasks of the plan that was launched last."""
+        """Hand over the bitmasks of the plan that was launched last."""
         assert self._masked_step is not None, "no step waits for bitmasks"
         step, self._masked_step = self._masked_step, None
         step.submit_bitmasks(masks)
@@ -291,7 +292,7 @@ class ModelRunner:
 def _build_sampler(
     model: Model, slots: SlotTable, limits: StepLimits, mode: LogprobsMode, ring: BufferRing, stages: StageSteps
 ) -> StepSampler | NoSampler:
-    """What ends the steps of this model."""
+    """Build what ends the steps of this model: a sampler, or what stands for one if the model has no logits."""
     if not model.has_logits:
         return NoSampler(slots, mode, ring)
     most = max(limits.sampled, MOST_SHORT_TOKENS)

@@ -18,7 +18,7 @@ Values = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | npt.NDArray
 _PORTABLE = 1
 """Pinned for all contexts of the process; see cudaHostRegisterPortable."""
 _TYPE_STRINGS = {2: "<i2", 4: "<i4", 8: "<i8"}
-"""By bytes of an entry; see `__cuda_array_interface__`."""
+"""Type strings by the bytes of an entry; see `__cuda_array_interface__`."""
 
 
 def upload(values: Values, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:

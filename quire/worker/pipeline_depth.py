@@ -7,5 +7,6 @@ steps use in turn is not used again before that.
 
 
 def most_in_flight(stages: int) -> int:
-    """Of an engine whose model is divided into stages: a step in each of them, and one that waits."""
+    """How many steps may be in flight in an engine whose model is divided into stages: one in each stage, and one that
+    waits."""
     return MAX_STEPS_IN_FLIGHT + stages - 1

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class RecordedSteps:
-    """Replays steps of up to `most` tokens.
+    """Replays recorded steps, of sizes up to `most`.
 
     Args:
         recordings: Of such a step, by what adapters change in it.
@@ -40,7 +40,7 @@ class RecordedSteps:
     def for_step(
         self, tokens: int, rows: int, sampled: int, decode_rows: int, *, adapted: Adapted = Adapted.NOTHING
     ) -> GraphShape | None:
-        """See GraphShapes; `adapted`, what adapters change."""
+        """The shape of a step of these sizes whose adapters change `adapted`; None: no recording serves it."""
         if adapted not in self._recordings:
             return None
         if not sampled or any(own > most for own, most in zip((tokens, rows, sampled), self._most, strict=True)):
@@ -48,16 +48,16 @@ class RecordedSteps:
         return GraphShape(StepKind.DECODE if tokens == rows == sampled else StepKind.MIXED, tokens, rows, sampled)
 
     def replay(self, shape: GraphShape, *, adapted: Adapted = Adapted.NOTHING) -> Tensor:
-        """[sampled, vocab] logits, valid until the next replay."""
+        """Replay the staged step; returns [sampled, vocab] logits, valid until the next replay."""
         return self._recordings[adapted].replay(_sizes(shape))
 
     def replay_logits(self, shape: GraphShape, *, adapted: Adapted = Adapted.NOTHING) -> Tensor:
-        """The same, but nothing is sampled from them before `sample`."""
+        """Replay the staged step up to its logits, which it returns. Nothing is sampled from them before `sample`."""
         self._last = self._recordings[adapted]
         return self._last.replay(_sizes(shape), held_back=1)
 
     def sample(self) -> None:
-        """The rest of a step whose logits were replayed, with what has become of them."""
+        """Replay the rest of the step whose logits were replayed last: it samples from them as they are by now."""
         self._last.replay_rest()
 
 
@@ -68,11 +68,11 @@ def record_steps(
 
     Args:
         step: Prepares a step, given what adapters change in it.
-        kinds: Those that there are, of which each is recorded.
+        kinds: What adapters may change; a step of each kind is recorded.
         rows, sampled: See above.
 
     Returns:
-        None where kernels do not compute all of it.
+        The recorded steps; None where our kernels do not compute all of a step.
     """
     kernels = library()
     if kernels is None:

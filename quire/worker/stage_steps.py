@@ -18,27 +18,28 @@ from quire.worker.sampled_steps import SampledSteps
 
 
 class StageSteps(Protocol):
-    """What a runner tells of its steps, in their order."""
+    """Is told of a runner's steps, in their order."""
 
     def column(self, plan: Plan) -> IntArray | None:
-        """[1] what the step's streams are known by; None: there are none."""
+        """The column [1] by which other stages know the step's streams; None: there are no streams."""
         ...
 
     def begin(self, column: Tensor | None) -> None:
-        """Before the model of a step runs; its column is on the device. Recorded with the step."""
+        """Begin a step whose model runs next, and whose column is on the device. Recorded with the step."""
         ...
 
     def await_tokens(self, plan: Plan, last: Tensor) -> None:
-        """Before a step: `last` [slots] int64, the token that each slot sampled last, gets those that its rows read."""
+        """Wait before a step for sampled tokens that its rows read, and put them into `last` [slots] int64, the token
+        that each slot sampled last."""
         ...
 
     def send_tokens(self, step: int, last: Tensor) -> None:
-        """Once a step has sampled all its tokens."""
+        """Send the tokens of a step that has sampled all of them."""
         ...
 
 
 class WholeModel:
-    """There are no other stages, or no device runs ahead."""
+    """StageSteps where there are no other stages, or no device runs ahead."""
 
     def column(self, plan: Plan) -> IntArray | None:
         return None
@@ -60,7 +61,7 @@ class LinkedStages(Protocol):
     """Ways to other stages; see collectives/card_links.py."""
 
     def begin(self, step: Tensor) -> None:
-        """[1] int64, the number of the step whose streams come next."""
+        """Set the number [1] int64 of the step whose streams come next."""
         ...
 
     def send_tokens(self, last: Tensor, step: int) -> None: ...
@@ -69,7 +70,7 @@ class LinkedStages(Protocol):
 
 
 class LinkedSteps:
-    """One stage of several.
+    """StageSteps of one stage of several.
 
     Args:
         links: To the others.

@@ -87,7 +87,7 @@ class StagingBuffer:
 
     @property
     def copied_columns(self) -> npt.NDArray[np.int64]:
-        """Of the step that was staged last, all columns that are copied."""
+        """All columns of the step that was staged last that are copied to the device."""
         columns: npt.NDArray[np.int64] = self._arrays[self._index][: self.num_copied].copy()
         return columns
 

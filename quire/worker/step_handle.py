@@ -24,11 +24,11 @@ class StepHandle(Protocol):
         ...
 
     def wait(self) -> None:
-        """Until the device is done."""
+        """Wait until the device is done."""
         ...
 
     def result(self) -> Result:
-        """The step's result; waits for the device. Called once."""
+        """Wait for the device and return the step's result. Called once."""
         ...
 
 
@@ -86,7 +86,7 @@ class MaskedStepHandle:
         self._whole: StepHandle | None = None
 
     def submit_bitmasks(self, masks: TokenBitmasks) -> None:
-        """The masks are there; called once."""
+        """Hand over the step's bitmasks, which launches the rest of it. Called once."""
         assert self._whole is None, "bitmasks come twice"
         self._whole = self._sample(masks)
 
@@ -94,7 +94,7 @@ class MaskedStepHandle:
         return self._whole is not None and self._whole.done()
 
     def wait(self) -> None:
-        """Until the device is done with what is launched: without bitmasks, the step never ends."""
+        """Wait until the device is done with what is launched. Without its bitmasks, the step never ends."""
         if self._whole is None:
             self._wait()
         else:
@@ -112,11 +112,11 @@ class HostTimer:
         self._began = time.perf_counter()
 
     def stop(self, finish: Callable[[float], Result]) -> StepHandle:
-        """The step is over; `finish` is told how many milliseconds it took."""
+        """End the step; `finish` is told how many milliseconds it took."""
         return FinishedStep(finish((time.perf_counter() - self._began) * 1e3))
 
     def wait(self) -> None:
-        """Nothing is left to wait for."""
+        """Do nothing: no work is left to wait for."""
 
 
 class StreamTimer:
@@ -133,12 +133,12 @@ class StreamTimer:
         self._ended = ended
 
     def stop(self, finish: Callable[[float], Result]) -> StepHandle:
-        """The step is launched; `finish` makes its result later."""
+        """Note on the stream where the step ends; `finish` makes its result later."""
         self._ended.record(self._stream)
         return StreamStepHandle(self._began, self._ended, finish)
 
     def wait(self) -> None:
-        """Until what is launched has run."""
+        """Wait until what is launched has run."""
         self._stream.synchronize()
 
 

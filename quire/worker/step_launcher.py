@@ -24,7 +24,7 @@ class StepLauncher:
     Args:
         slots: The slot table.
         stager: Stages them.
-        captured: Those that are replayed.
+        captured: The steps that are replayed.
         forward: Runs the model.
         sampler: Samples.
         device_tokens: Is told what was sampled; None: nobody is.
@@ -47,7 +47,7 @@ class StepLauncher:
         self._device_tokens = device_tokens
 
     def launch(self, plan: Plan, host: HostBatch, timer: StepTimer) -> StepHandle:
-        """A plan with these rows, whose slots were admitted."""
+        """Launch a plan with these rows, whose slots were admitted."""
         if not plan.prompt_logprobs_rows and (shape := self._captured.shape_for(host)):
             return self._replay(plan, host, shape, timer)
         return self._run(plan, host, timer)

@@ -76,7 +76,7 @@ class StepStager:
             sampling: What it samples late; None: nothing.
             shape: Of the captured graph, if there is one.
             adapted: What adapters of tokens of the dummy change: it is staged as if they had some.
-            drafts: Those that the graph of a short step verifies.
+            drafts: The drafts that the graph of a short step verifies.
         """
         staging, sampled_slots = self._staging, host.sampled_slots
         verifies = host.is_short and self._verifies  # then all tokens are sampled
@@ -132,11 +132,11 @@ class StepStager:
 
     @property
     def copied_columns(self) -> IntArray:
-        """Of the step that was staged last."""
+        """The columns of the step that was staged last, as they are copied to the device."""
         return self._staging.copied_columns
 
     def _stage_changes(self, plan: Plan) -> None:
-        """Behind what is staged already; and make them."""
+        """Stage a plan's changes behind what is staged already, and make them."""
         staging = self._staging
         slot_updates, block_moves = self._slots.stage(plan, staging), self._transfer.stage(plan, staging)
         staging.finish()
@@ -144,7 +144,7 @@ class StepStager:
         self._transfer.apply(plan, block_moves)
 
     def _stage_tiles(self, host: HostBatch, shape: GraphShape | None, adapted: Adapted) -> Tiles | None:
-        """None where adapters change nothing."""
+        """Stage the tiles of the step's adapters; None where adapters change nothing."""
         if self._adapters is None or adapted is Adapted.NOTHING:
             return None
         adapters = self._slots.host.adapters[host.slots]
@@ -153,7 +153,7 @@ class StepStager:
         return self._adapters.stage(host, adapters, self._staging, shape)
 
     def _stage_expert_slots(self, host: HostBatch, adapted: Adapted) -> Tensor | None:
-        """None where they change no experts."""
+        """Stage the slots of adapters that change experts; None where none does."""
         if self._adapters is None or adapted is not Adapted.EXPERTS:
             return None
         return self._adapters.stage_expert_slots(host, self._slots.host.adapters[host.slots], self._staging)

@@ -124,7 +124,7 @@ class Worker:
         self.adapters: AdapterLoader | None = None
 
     def load(self, agree: Agree = lambda blocks: blocks) -> DeviceLimits:
-        """The whole start: `read_weights`, `measure`, plan, `allocate`, `capture_graphs`.
+        """Run the whole start: `read_weights`, `measure`, plan, `allocate`, `capture_graphs`.
 
         Args:
             agree: Called once with the blocks of this rank's plan, before any of them is allocated; returns those of
@@ -154,7 +154,7 @@ class Worker:
         return DeviceLimits(blocks.device, loaded.spec.vocab_size, blocks.host, self._startup, sizes)
 
     def set_threads(self) -> None:
-        """Of torch and of our kernels, in the thread that computes; `load` does it."""
+        """Set how many threads torch and our kernels use. Called by `load`, in the thread that computes."""
         sharing = self._config.parallel.ranks_of_a_node * self._config.parallel.data_parallel_size
         threads = compute_threads(self._config.device.cpu_threads, torch.get_num_threads(), sharing)
         torch.set_num_threads(threads)
@@ -260,20 +260,22 @@ class Worker:
         return self._runner.launch(plan, drafts)
 
     def awaits_results(self, plan: Plan) -> bool:
-        """On a GPU, of a plan that allows drafts: whether it gets any, so that all steps before it must be finished
-        before it is launched. Asked once, in the order of the plans."""
+        """Whether this plan gets drafts that need the tokens of all steps before it, so that these must be finished
+        before it is launched. Asked once for each plan that allows drafts, in their order. Always False on a CPU."""
         return self._ahead is not None and self._ahead.awaits_results(plan)
 
     def take_masked_drafts(self) -> MaskedDrafts | None:
-        """On a GPU: what was proposed for the masked rows of the step that was launched last, if these may have any."""
+        """What was proposed on a GPU for the masked rows of the step that was launched last, if these may have
+        drafts."""
         return None if self._ahead is None else self._ahead.take_masked()
 
     def submit_bitmasks(self, masks: TokenBitmasks) -> None:
-        """The bitmasks of the step that was begun last; no other begins before they are there."""
+        """Hand over the bitmasks of the step that was begun last; no other begins before they are there."""
         self._runner.submit_bitmasks(masks)
 
     def finish(self, step: StepHandle) -> Result:
-        """The step's result; waits for the device. Says how many host blocks are ready, when more are than before."""
+        """Wait for a step and return its result, which says how many host blocks are ready when more are than
+        before."""
         result = step.result()
         if self._ahead is not None:
             result = self._ahead.finish(result)
@@ -316,11 +318,12 @@ class Worker:
         return result
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
-        """See DraftWorker."""
+        """Set slots to these lengths, and to these numbers of sampled tokens."""
         self._runner.rewind(slots, lengths, num_sampled)
 
     def launch_drafting(self, plan: Plan, times: int = 1) -> None:
-        """See ModelRunner."""
+        """Launch a draft model's plan this many times; from the second time on, each row goes on with the token that it
+        has sampled."""
         self._runner.launch_drafting(plan, times)
 
     @property
@@ -329,11 +332,11 @@ class Worker:
         return self._slots
 
     def learn_tokens(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
-        """What another stage has sampled for these slots, which is what their next rows read; on a CPU."""
+        """Take the tokens that another stage has sampled for these slots, which their next rows read; on a CPU."""
         self._slots.last_token[list(slots)] = torch.tensor(tokens)
 
     def close(self) -> None:
-        """After the last step: nothing is compiled any more, and the host pool's memory is given back."""
+        """End the worker after its last step: stop compiling, and give back the host pool's memory."""
         if self.adapters is not None:
             self.adapters.close()
         if self._transfer is not None:
@@ -345,21 +348,23 @@ class Worker:
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
-        """Takes the seconds of a stage of the start."""
+        """Measure how long a stage of the start takes."""
         began = self._clock.now()
         yield
         self._startup[name] = self._clock.now() - began
 
     def _compile_only(self) -> AbstractContextManager[None]:
-        """Kernels that are launched within it are compiled and do not run, if there is a precompiler."""
+        """A context in which kernels are compiled and do not run, if there is a precompiler."""
         return nullcontext() if self._precompiler is None else self._precompiler.warmup()
 
     def _deferred(self) -> AbstractContextManager[None]:
-        """The same for kernels that only some requests need: the start does not wait for their compilation."""
+        """A context in which kernels are compiled and do not run, if there is a precompiler. It is for those that only
+        some requests need: the start does not wait for their compilation."""
         return nullcontext() if self._precompiler is None else self._precompiler.warmup(deferred=True)
 
     def _warm_up_compilation(self, spec: ModelSpec) -> bool:
-        """Let all kernels be compiled or loaded from disk while weights are read. Whether there was memory for that.
+        """Let all kernels be compiled or loaded from disk while weights are read. Returns whether there was memory for
+        that.
 
         Args:
             spec: Of the model. A stage launches kernels of any of its layers, which may be few: they are those of the
@@ -407,7 +412,7 @@ class Worker:
 
     @property
     def _slots_to_follow(self) -> SlotTable | None:
-        """What a draft model goes on from, on a device that runs ahead of the host."""
+        """The slots that a draft model follows, on a device that runs ahead of the host."""
         return self._slots if self._runner.runs_ahead else None
 
     def _load_draft_model(self, loaded: LoadedModel, config: Config) -> Worker:

@@ -82,12 +82,12 @@ class WorkerParts:
 
     @property
     def limits(self) -> StepLimits:
-        """Of every step."""
+        """The limits of every step."""
         return StepLimits.of(self._config)
 
     @property
     def options(self) -> TensorOptions:
-        """Of the model's tensors."""
+        """The device and dtype of the model's tensors."""
         return TensorOptions(self._device, _dtype(self._config))
 
     def graph_shapes(self) -> GraphShapes:
@@ -97,7 +97,7 @@ class WorkerParts:
         return GraphShapes(most, limits.rows, limits.tokens, limits.length, limits.sampled, short)
 
     def kv_cache(self, spec: ModelSpec, num_blocks: int) -> Tensor:
-        """See allocate_kv_cache."""
+        """Allocate a KV cache of `num_blocks` blocks and the dummy, as the settings say."""
         dtype = ELEMENTS[self._config.kv_dtype]
         return allocate_kv_cache(spec, num_blocks, self._config.cache.block_size, dtype, self._device)
 

@@ -19,7 +19,7 @@ MOST_LOGITS = 2**24
 
 
 class AllowedTokens:
-    """Of the slots that ask.
+    """Forbids all tokens but the allowed ones, for the slots that ask for it.
 
     Args:
         slots: Number of slots.
@@ -35,7 +35,7 @@ class AllowedTokens:
         self._rows = max(1, MOST_LOGITS // vocab_size)
 
     def admit(self, owner: Admitted) -> bool:
-        """A slot's new owner; whether it asks for this."""
+        """Take a slot's new owner; returns whether it asks for any of this."""
         self._active.discard(owner.slot)
         ids = owner.sampling.allowed_token_ids
         if not ids:

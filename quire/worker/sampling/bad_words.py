@@ -22,7 +22,7 @@ _NONE = -2
 
 
 class _Words(NamedTuple):
-    """Of one slot.
+    """The bad words of one slot.
 
     Attributes:
         prefixes: [words, width] int32, each word without its last token, padded with _ANY at the front.
@@ -36,14 +36,14 @@ class _Words(NamedTuple):
 
 
 class BadWords:
-    """Of the slots that ask."""
+    """Forbids bad words for the slots that ask for it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._words: dict[int, _Words] = {}
 
     def admit(self, owner: Admitted) -> bool:
-        """A slot's new owner; whether it asks for any of this."""
+        """Take a slot's new owner; returns whether it asks for any of this."""
         self._words.pop(owner.slot, None)
         if not owner.bad_words:
             return False
@@ -83,5 +83,5 @@ class BadWords:
 
 
 def _matches(words: _Words) -> Tensor:
-    """[words] whether the output ends with each prefix."""
+    """Whether the output ends with each prefix, [words]."""
     return ((words.prefixes == words.end) | (words.prefixes == _ANY)).all(-1)

@@ -34,7 +34,7 @@ class Forbidden:
 
 
 class LogitBias:
-    """Of the slots that ask."""
+    """Biases and forbids tokens for the slots that ask for it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -42,7 +42,7 @@ class LogitBias:
         self._bias: dict[int, tuple[Tensor, Tensor]] = {}
 
     def admit(self, owner: Admitted) -> bool:
-        """A slot's new owner; whether it asks for any of this."""
+        """Take a slot's new owner; returns whether it asks for any of this."""
         slot, sampling = owner.slot, owner.sampling
         for by_slot in (self._forbidden, self._bias):
             by_slot.pop(slot, None)

@@ -45,7 +45,7 @@ class LogitsTransforms:
         self._all = (self._allowed, self._bad_words, self._bias, self._processors, self._penalties)
 
     def admit(self, owner: Admitted) -> None:
-        """A slot's new owner."""
+        """Take a slot's new owner."""
         self._has_any[owner.slot] = sum(transform.admit(owner) for transform in self._all)  # each must hear of it
 
     def any_active(self, slots: IntArray) -> bool:
@@ -53,7 +53,7 @@ class LogitsTransforms:
         return bool(self._has_any[slots].any())
 
     def are_active(self, slots: IntArray) -> npt.NDArray[np.bool_]:
-        """[slots] whether each one's logits are changed."""
+        """Whether each slot's logits are changed, [slots]."""
         return self._has_any[slots]
 
     def active_rows(self, sampled_slots: IntArray) -> ActiveRows:

@@ -33,7 +33,7 @@ def rows_at_once(vocab_size: int) -> int:
 
 
 class Scores(NamedTuple):
-    """Of n tokens.
+    """Scores and ranks of n tokens, and at each one's position the k likeliest tokens.
 
     Attributes:
         own: [n] fp32.
@@ -48,12 +48,13 @@ class Scores(NamedTuple):
     values: Tensor
 
     def to_host(self) -> Scores:
-        """The same on the host; there once the stream has come so far."""
+        """Start a copy to the host, and return it; it is complete once the device's stream has come so far."""
         return Scores(*(column.to("cpu", non_blocking=True) for column in self))
 
 
 class LaunchedLogprobs(NamedTuple):
-    """What a step reports, on the host; there once the stream has come so far.
+    """The log probabilities that a step reports, on the host; they are complete once the device's stream has come so
+    far.
 
     Attributes:
         scores: Of the positions that want them, in order, some in each entry.
@@ -90,7 +91,7 @@ class LogprobsRequest:
         return self._mode.startswith("processed")
 
     def launch(self, logits: Tensor, tokens: Tensor) -> LaunchedLogprobs:
-        """What is reported, on its way to the host.
+        """Compute what is reported, and start to copy it to the host.
 
         Args:
             logits: [sampled, vocab], or the scores that tokens were sampled from; may change afterwards.
@@ -113,7 +114,8 @@ class LogprobsRequest:
         return LaunchedLogprobs(scores, named.to("cpu", non_blocking=True))
 
     def collect(self, launched: LaunchedLogprobs) -> list[TokenLogprobs | None]:
-        """One entry for each sampled position, None where none is wanted; what was launched is there."""
+        """What was launched, once its copy is complete: one entry for each sampled position, None where none is
+        wanted."""
         entries: list[TokenLogprobs | None] = [None] * self._number
         values, end, place = launched.named.tolist(), 0, 0
         for scores in launched.scores:

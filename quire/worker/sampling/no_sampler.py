@@ -38,17 +38,17 @@ class NoSampler:
         self.bitmasks = BitmaskBuffer(1, slots.vocab_size, slots.device)
 
     def warm_up(self, logits: Tensor, deferred: Deferred, max_logprobs: int) -> None:
-        """There is nothing to launch."""
+        """Do nothing: there is nothing to launch."""
 
     def begin(self, step: int, slots: IntArray, masked: IntArray, timer: StepTimer) -> StepSampling:
         assert not len(masked), "nothing is sampled here"
         return StepSampling(step, slots, LogprobsRequest(_NONE, {}, self._mode), _NONE, _NONE, timer)
 
     def sample(self, logits: Tensor, slots: Tensor) -> None:
-        """The last stage does."""
+        """Do nothing: the last stage samples."""
 
     def finish(self, sampling: StepSampling, logits: Tensor, prompts: StepPromptLogprobs) -> StepHandle:
-        """The handle's result says only that this stage is done."""
+        """Return a handle whose result says only that this stage is done."""
         return sampling.timer.stop(lambda ms: Result(sampling.step, [], [], device_ms=ms))
 
     def needs_bitmasks_only(self, sampling: StepSampling) -> bool:

@@ -74,6 +74,6 @@ class Penalties:
         self._count_sampled(first[0], *first, seen)
 
     def _own(self, active: ActiveRows) -> list[list[int]]:
-        """[rows, slots] of those that ask for this; empty if none does."""
+        """The rows and slots that ask for penalties, as two lists; empty if none does."""
         own = [(row, slot) for row, slot in active if slot in self._active]
         return [list(column) for column in zip(*own, strict=True)]

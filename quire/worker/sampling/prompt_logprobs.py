@@ -36,7 +36,7 @@ class PromptLogprobs:
         self.positions = rows_at_once(slots.vocab_size)
 
     def launch(self, plan: Plan, host: HostBatch, batch: Batch, hidden: Tensor) -> StepPromptLogprobs:
-        """One list for each of `plan.prompt_logprobs_rows`, collected once the device is done.
+        """Launch the log probabilities of `plan.prompt_logprobs_rows`; they can be collected once the device is done.
 
         Args:
             plan: Which rows and positions.
@@ -60,7 +60,7 @@ class PromptLogprobs:
             scores_of(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device), most)
 
     def _row(self, row: PromptLogprobsRow, host: HostBatch, batch: Batch, hidden: Tensor, most: int) -> list[Scores]:
-        """One entry a slice."""
+        """Launch the scores of one row, slice by slice."""
         first = int(host.first_tokens[row.row])
         start, end = first + row.skip, first + row.skip + row.count
         targets = batch.tokens[start + 1 : end + 1]
@@ -85,7 +85,7 @@ class StepPromptLogprobs:
         self._wanted = wanted
 
     def collect(self) -> list[list[TokenLogprobs]]:
-        """One list a row."""
+        """The log probabilities that were launched, one list for each row."""
         return [
             [entry for scores in row for entry in entries_of(scores, [most] * len(scores.own))]
             for row, most in zip(self._slices, self._wanted, strict=True)

@@ -150,7 +150,7 @@ def sample(
 def _sample_transformed(
     logits: Tensor, where: Tensor, slots: SlotTable, active: ActiveRows, *, keep_scores: bool
 ) -> Sampled:
-    """All rows of the logits have transforms."""
+    """Sample logits all of whose rows have transforms."""
     sound = logits.amax(-1) < float("inf")  # also where a bitmask forbids every token
     logits = logits.clone() if logits.dtype == torch.float32 else logits.float()
     broken = slots.transforms.apply(logits, active)
@@ -162,7 +162,7 @@ def _sample_transformed(
 
 
 def _sample_plain(logits: Tensor, where: Tensor, slots: SlotTable, *, keep_scores: bool) -> Sampled:
-    """Without transforms."""
+    """Sample logits without transforms."""
     number = len(logits)
     tokens = torch.empty(number, dtype=torch.int64, device=logits.device)
     faults = torch.empty(number, dtype=torch.int8, device=logits.device)

@@ -18,7 +18,7 @@ from quire.worker.sampling.active_rows import ActiveRows
 
 
 class SlotProcessors:
-    """Of the slots that have any."""
+    """Runs custom logits processors for the slots that have any."""
 
     def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
         self._processors = processors
@@ -27,7 +27,7 @@ class SlotProcessors:
         self._tokens: dict[int, tuple[list[int], list[int]]] = {}  # prompt, output
 
     def admit(self, owner: Admitted) -> bool:
-        """A slot's new owner; whether any processor takes it."""
+        """Take a slot's new owner; returns whether any processor takes it."""
         slot = owner.slot
         for of_slot in (self._chains, self._refused, self._tokens):
             of_slot.pop(slot, None)

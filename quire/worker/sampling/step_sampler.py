@@ -38,7 +38,7 @@ from quire.worker.staging_buffer import to_device_memory
 from quire.worker.step_handle import MaskedStepHandle, StepHandle, StepTimer
 
 Errors = Callable[[npt.NDArray[np.int8]], Mapping[int, str]]
-"""From the faults of all sampled positions to those that failed, and why."""
+"""Finds from the faults of all sampled positions which positions failed, and why."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,8 @@ class StepSampler:
         return self.finish(sampling, scores, prompts, partial(_late_errors, sampling, sampled))
 
     def _sample_plain(self, sampling: StepSampling, own: Tensor, late: LateColumns) -> Sampled:
-        """By the slots' parameters alone; with few calls, since on a CPU a step has to wait for each."""
+        """Sample late positions by the slots' parameters alone; with few calls, since on a CPU a step has to wait for
+        each."""
         number = len(own)
         if sampling.all_late:
             sampled = Sampled(self.outputs.tokens[:number], self.outputs.faults[:number], {}, None)
@@ -272,7 +273,7 @@ def _check(masks: TokenBitmasks, sampling: StepSampling) -> None:
 
 
 def _late_errors(sampling: StepSampling, sampled: Sampled, faults: npt.NDArray[np.int8]) -> Mapping[int, str]:
-    """Of a step whose late positions are `sampled`: which of all positions failed, and why."""
+    """Which of all positions failed in a step whose late positions are `sampled`, and why."""
     if not sampled.broken and not faults.any():
         return {}
     late = sampling.late.tolist()

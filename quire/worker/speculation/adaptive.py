@@ -22,18 +22,21 @@ _READS_A_PASS = 16.0
 _LONG_READ = 16
 """Tokens from which on reading is timed by itself."""
 _LOOKS_A_STEP = 8
-"""Rows without drafts of which it is looked up, after a step, what would have been proposed; some µs each."""
+"""How many rows without drafts are checked after a step: what would have been proposed for them. Each check takes some
+µs."""
 _QUIET = 4
-"""Where drafts do not pay, one step in so many is learned from, as long as nothing would have been right."""
+"""Where drafts do not pay, only one step in this many is learned from, as long as no guess would have been right."""
 _QUIET_AHEAD = 16
-"""The same where the host's time may be what a step takes."""
+"""Takes the place of `_QUIET` on a device that runs ahead of the host: there the host's time may be what a step
+takes."""
 _HITS = 4
-"""So many guesses in a row that would have been right let drafts be tried."""
+"""After this many guesses in a row that would have been right, for each row that is checked, drafts are considered
+again."""
 BoolArray = npt.NDArray[np.bool_]
 
 
 class _Grant(NamedTuple):
-    """What a step may have.
+    """The drafts that a step may have.
 
     Attributes:
         drafts: By sampled row.
@@ -45,12 +48,13 @@ class _Grant(NamedTuple):
 
 
 class AdaptiveDrafter:
-    """A Drafter around another.
+    """A Drafter that asks another one for no more drafts than pay.
 
     Args:
         inner: Who proposes.
         clock: Times it.
-        waits: See DraftLengths. Then `grant` comes when a plan is submitted, and steps with prompts have no drafts.
+        waits: Whether a step that asks for drafts has to be waited for. Then `grant` is called when a plan is
+            submitted, and steps with prompts have no drafts.
         barred: [slots] → which of them may have none now.
     """
 
@@ -83,15 +87,15 @@ class AdaptiveDrafter:
         return self._inner.read
 
     def undrafted(self, submitted: int) -> int:
-        """Up to which plan there are surely no drafts, where `submitted` is the last one that was submitted; 0: up to
-        none that the engine has not been told of already."""
+        """The plan up to which there are surely no drafts, where `submitted` is the last one that was submitted; 0:
+        there is none that the engine has not been told of already."""
         if submitted < self._undrafted or not (resting := self._lengths.resting):
             return 0
         self._undrafted = submitted + resting
         return self._undrafted
 
     def skip(self) -> None:
-        """A plan that allows none."""
+        """Note a plan that allows no drafts."""
         self._lengths.skip()
 
     def begin(self, plan: Plan) -> None:
@@ -102,7 +106,8 @@ class AdaptiveDrafter:
         self._inner.begin(plan)
 
     def grant(self, plan: Plan) -> bool:
-        """Decide how many drafts its rows may have; whether any. Called once, before `propose` or in place of it."""
+        """Decide how many drafts the plan's rows may have; returns whether they may have any. Called once for each
+        plan, before `propose` or in place of it."""
         places = [place for place, most in enumerate(plan.drafts) if most]
         slots = [plan.slots[plan.sampled_rows[place]] for place in places]
         most = np.array([plan.drafts[place] for place in places], dtype=np.int64)
@@ -124,11 +129,11 @@ class AdaptiveDrafter:
         return True
 
     def grants(self, plan: Plan) -> bool:
-        """What `grant` has decided."""
+        """Whether `grant` has decided that the plan may have drafts."""
         return plan.step in self._granted
 
     def follows(self, plan: Plan) -> bool:
-        """See Drafter; of a plan that has a grant."""
+        """Whether drafts for this plan, which has a grant, can be proposed while the step before still runs."""
         return self._inner.follows(replace(plan, drafts=self._granted[plan.step].drafts))
 
     def propose(self, plan: Plan, most_read: int) -> StepDrafts:
@@ -154,7 +159,8 @@ class AdaptiveDrafter:
         return found
 
     def record(self, plan: Plan, result: Result, ms: float | None = None) -> None:
-        """`ms`: what the step took, if that is not what the device says; 0: nobody knows."""
+        """Learn from a step's result. `ms` is how long the step took, where the device's own time does not say that; 0:
+        nobody knows."""
         asked = bool(self._granted) and self._granted.pop(plan.step, None) is not None
         weight = 1
         if not asked:
@@ -174,11 +180,12 @@ class AdaptiveDrafter:
         self._learn_time(plan, result, result.device_ms if ms is None else ms, read, asked=asked)
 
     def first_guess(self, slot: int) -> list[int] | None:
-        """See Drafter."""
+        """The token that would be proposed first for a slot, in a list that is empty if none would; None: finding it
+        would take too long."""
         return self._inner.first_guess(slot)
 
     def _learn_time(self, plan: Plan, result: Result, ms: float, read: int, *, asked: bool) -> None:
-        """`read`: tokens that were read on the device meanwhile."""
+        """Learn from how long a step took. `read` is how many tokens the drafter read on the device meanwhile."""
         rows = len(plan.slots)
         if rows and len(plan.sampled_rows) == rows == sum(plan.counts) - sum(plan.drafts) and ms > 0:
             tokens = rows + sum(result.drafted)
@@ -190,7 +197,7 @@ class AdaptiveDrafter:
             self._lengths.learn_step(tokens, ms, asked=asked)
 
     def _look_back(self, plan: Plan, result: Result) -> None:
-        """Of some rows without drafts: whether the token that they have sampled would have been proposed."""
+        """Check for some rows without drafts whether the token that they have sampled would have been proposed."""
         rows = len(plan.sampled_rows)
         if len(result.tokens) != rows or len(plan.slots) != rows or result.errors:
             return

@@ -17,18 +17,18 @@ from quire.worker.step_inputs import StepInputs
 
 
 class DeviceTokens(Protocol):
-    """What a runner asks in steps whose rows may name such tokens."""
+    """Is asked for tokens that only the device knows, in steps whose rows may name some."""
 
     def begin(self, inputs: StepInputs) -> None:
-        """Before the lengths of the step's slots are read."""
+        """Begin a step, before the lengths of its slots are read."""
         ...
 
     def look_up(self, ids: Tensor, slots: Tensor, out: Tensor) -> None:
-        """[n] int64 each: where `ids` name a token that stands in the line of its slot, put it into `out`."""
+        """Put into `out` the tokens that `ids` name by their place in the line of their slot; all are [n] int64."""
         ...
 
     def sampled(self, slots: Tensor) -> None:
-        """A step has sampled a token for each of these slots, [rows]."""
+        """Take in that a step has sampled a token for each of these slots, [rows]."""
         ...
 
 

@@ -68,7 +68,7 @@ class DeviceVerifier:
         self._sample = kernel("sample", slots.device.type)
 
     def warm_up(self, logits: Tensor) -> None:
-        """Run what verifies so many positions, on logits [positions, vocab] of the dummy."""
+        """Run what verifies the logits [positions, vocab], which are the dummy's."""
         slots = torch.full((len(logits),), self._slots.dummy, dtype=torch.int64, device=logits.device)
         zeros = torch.zeros_like(slots)
         columns = DraftColumns(zeros, zeros - 1, zeros[:1])
@@ -104,7 +104,7 @@ class DeviceVerifier:
         )
 
     def finish(self, step: Verification, logits: Tensor, positions: int, prompts: StepPromptLogprobs) -> StepHandle:
-        """Launch the reports of what `verify_at_once` has sampled at so many positions, padding included."""
+        """Launch the reports of what `verify_at_once` has sampled at this many positions, padding included."""
         request = self._slots.host.logprobs_request(step.slots, self._mode)
         return self._reported(step, request, logits, positions, ({}, set()), prompts)
 
@@ -145,7 +145,7 @@ class DeviceVerifier:
         drafts: DraftColumns[Tensor],
         prompts: StepPromptLogprobs,
     ) -> StepHandle:
-        """`own` is what is sampled from: `logits`, less what bitmasks forbid."""
+        """Sample and report a step. `own` is what is sampled from: `logits`, less what bitmasks forbid."""
         number = len(step.slots)
         request = self._slots.host.logprobs_request(step.slots, self._mode)
         scores = self._sample_all(own, slots, drafts, bool(request) and request.processed)
@@ -165,7 +165,8 @@ class DeviceVerifier:
         found: tuple[dict[int, str], set[int]],
         prompts: StepPromptLogprobs,
     ) -> StepHandle:
-        """`positions` were sampled, padding included; `found`: see `_sample_transformed`."""
+        """Launch the reports of a step of which `positions` were sampled, padding included; `found`: see
+        `_sample_transformed`."""
         number, owners = len(step.slots), self._slots.host.owners[step.slots]
         tokens, faults = self._outputs.on_host()
         reported = request.launch(scores[:number], self._outputs.tokens[:number]) if request else None
@@ -184,7 +185,8 @@ class DeviceVerifier:
     def _sample_all(
         self, logits: Tensor, slots: Tensor, drafts: DraftColumns[Tensor], keep_scores: bool
     ) -> Tensor | None:
-        """Each position by its slot's parameters, and by the counter that its token has; [positions, vocab] scores."""
+        """Sample each position by its slot's parameters, and by the counter that its token has; returns [positions,
+        vocab] scores, if they are kept."""
         number = len(slots)
         asked = SamplingColumns(*(column[:number] for column in self._asked))
         self._position_columns(slots, drafts.offsets, columns_of(self._slots), asked)
@@ -199,7 +201,8 @@ class DeviceVerifier:
     def _sample_transformed(
         self, step: Verification, logits: Tensor, scores: Tensor | None, slots: Tensor
     ) -> tuple[dict[int, str], set[int]]:
-        """The positions whose logits are changed, again; what went wrong, and which they are."""
+        """Sample once more the positions whose logits are changed; returns what went wrong, and which positions these
+        are."""
         places = self._slots.transforms.are_active(step.slots).nonzero()[0]
         changed = {*places.tolist(), *step.masked.tolist()}
         if not len(places):
@@ -232,7 +235,8 @@ class DeviceVerifier:
         prompts: StepPromptLogprobs,
         device_ms: float,
     ) -> Result:
-        """Of what the device has decided; `outputs` are tokens, faults and how many tokens each row gains."""
+        """The step's result from what the device has decided; `outputs` are tokens, faults and how many tokens each row
+        gains."""
         drafts, host = step.drafts, self._slots.host
         verified = Verified(outputs[0].copy(), outputs[1].copy(), *found, None)
         gained = outputs[2].copy()

@@ -27,12 +27,13 @@ class DraftColumns(NamedTuple, Generic[Column]):
 
 
 def draft_columns(drafts: StepDrafts) -> DraftColumns[IntArray]:
-    """Those of some drafts."""
+    """The columns of a step's drafts."""
     return DraftColumns(drafts.offsets, drafts.next_drafts, drafts.first_positions + drafts.counts + 1)
 
 
 def padded_columns(drafts: StepDrafts | None, positions: int, rows: int) -> DraftColumns[IntArray]:
-    """The same with positions of the dummy and rows of padding behind it. None: all of it is padding."""
+    """The columns of a step's drafts, padded to these numbers of positions and sampled rows. Without drafts, all of it
+    is padding."""
     offsets, ends = np.zeros(positions, dtype=np.int64), np.zeros(rows, dtype=np.int64)
     next_drafts = np.full(positions, NO_DRAFT, dtype=np.int64)
     if drafts is not None:

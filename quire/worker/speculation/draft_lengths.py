@@ -29,25 +29,27 @@ _MARGIN = 1.03
 _BASELINE_STEPS = 100
 """With drafts, a few in so many steps have none, or more often where that loses little."""
 _BASELINE_LOSS = 0.005
-"""Of the time, at most, by these steps."""
+"""The share of the time that steps without drafts may cost, at most, where others have some."""
 _FEWEST_BASELINE_STEPS = 30
 _BASELINE_RUN = 3
 """Steps without drafts that come together: the first one finds the draft model in the processor's caches."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024
-"""Without drafts, steps before some are tried."""
+"""While steps have no drafts: how many pass before some are tried, at first and at most."""
 _LONGEST_PAUSE_AHEAD = 4096
-"""The same where several are tried, and the first of them is slower."""
+"""The longest pause on a device that drafts: there several steps try drafts together, and the first of them is
+slower."""
 _LOOK_EVERY = 16
 """Without drafts, only one step in so many asks whether they would pay: asking takes time too."""
 _LOOK_EVERY_AHEAD = 64
-"""The same where the host's time may be what a step takes."""
+"""Takes the place of `_LOOK_EVERY` on a device that runs ahead of the host: there the host's time may be what a step
+takes."""
 _CHOSEN_FOR = 8
 """Steps of the same rows that a choice holds for, on a device that drafts."""
 _TRIED_DRAFTS = 2
 _TRIED_RUN = 3
 """Steps that try drafts together where the first one is slower."""
 _TRIED_MS = 0.2
-"""What these are taken to save for each token, in shares of the time that it takes without."""
+"""The time that drafts which are tried are taken to save for each token, as a share of what a token takes without."""
 
 
 class Acceptance:
@@ -60,52 +62,54 @@ class Acceptance:
         self._found: dict[int, list[float]] = {}
 
     def admit(self, slot: int) -> None:
-        """It has a new owner."""
+        """Forget what is known of a slot: it has a new owner."""
         self._by_slot.pop(slot, None)
         self._found.pop(slot, None)
 
     def learn_found(self, slot: int, found: bool) -> None:
-        """Drafts of a row were asked for."""
+        """Learn whether any drafts were found for a slot when they were asked for."""
         for counts, kept in ((self._found_all, 0.98), (self._found.setdefault(slot, [0.0, 0.0]), 0.9)):
             counts[0] = counts[0] * kept + found
             counts[1] = counts[1] * kept + 1
 
     def learn(self, slot: int, accepted: int, proposed: int) -> None:
-        """So many of a row's drafts were accepted."""
+        """Learn how many of the drafts proposed for a slot were accepted."""
         tried = min(accepted + 1, proposed)
         for counts, kept in ((self._all, 0.998), (self._by_slot.setdefault(slot, [0.0, 0.0]), 0.95)):
             counts[0] = counts[0] * kept + accepted
             counts[1] = counts[1] * kept + tried
 
     def rest(self, slot: int) -> None:
-        """A row had no drafts though it might have: what is known of it fades."""
+        """Let what is known of a slot fade: its row had no drafts though it might have had some."""
         if (counts := self._by_slot.get(slot)) is not None:
             counts[0] *= 0.99
             counts[1] *= 0.99
 
     @property
     def usual(self) -> float:
-        """Of all sequences."""
+        """How likely a draft is accepted, over all sequences."""
         return self._all[0] / self._all[1]
 
     def of(self, slot: int) -> float:
-        """What is known of the slot's owner counts as much as five drafts of others."""
+        """How likely a draft of the slot's owner is accepted. What is known of all sequences counts as much as five
+        drafts of its own."""
         accepted, tried = self._by_slot.get(slot, (0.0, 0.0))
         return (5 * self.usual + accepted) / (5 + tried)
 
     def found(self, slot: int) -> float:
-        """How likely any are found for the slot's owner; it counts as much as two askings of others."""
+        """How likely any drafts are found for the slot's owner. What is known of all sequences counts as much as two
+        times that its own were asked for."""
         found, asked = self._found.get(slot, (0.0, 0.0))
         return (2 * self._found_all[0] / self._found_all[1] + found) / (2 + asked)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a step should have.
+    """How many drafts a step should have.
 
     Attributes:
         drafts: [rows] most drafts of each.
-        saved_ms: By which a token is expected to come sooner than without.
+        saved_ms: How much sooner a token is expected than without drafts.
     """
 
     drafts: IntArray
@@ -120,8 +124,8 @@ class DraftLengths:
         settles: Whether a step that asks for drafts behind one that does not is slower than those that follow.
 
     Attributes:
-        alone: Times of steps by tokens that ask for none.
-        steps: Of those that do, without drafting; the same where nothing waits.
+        alone: Times of steps that ask for no drafts, by their tokens.
+        steps: Times of steps that ask for some, without drafting. Where nothing waits, this is `alone` too.
         drafting: Times of proposing, by drafts and rows.
         acceptance: Of drafts.
     """
@@ -141,7 +145,8 @@ class DraftLengths:
         self._chosen_for = 0  # so many more steps
 
     def choose(self, tokens: int, slots: list[int], most: IntArray) -> Choice:
-        """For a step of `tokens` without drafts, whose rows of these slots may have up to `most` [rows] drafts."""
+        """Choose the drafts of a step that has `tokens` without them, and whose rows of these slots may have up to
+        `most` [rows] drafts."""
         none = np.zeros_like(most)
         if not self.alone:
             return Choice(none)  # a step without drafts comes first
@@ -168,16 +173,16 @@ class DraftLengths:
         return Choice(none) if self._since_baseline < _BASELINE_RUN else choice
 
     def learn_step(self, tokens: int, ms: float, *, asked: bool) -> None:
-        """A step took so long, drafting left out. One without drafts right behind one with some does not count: it is
-        slower than those that follow, since the draft model has taken the model's place in the processor's caches. Nor
-        does one with drafts right behind one without, where that has waited for the host."""
+        """Learn how long a step took, drafting left out. A step without drafts right behind one with some does not
+        count: it is slower than those that follow, since the draft model has taken the model's place in the processor's
+        caches. Nor does a step with drafts right behind one without, where that has waited for the host."""
         times, changed = self.steps if asked else self.alone, asked is not self._asked_before
         if not changed or (asked and not self._settles) or (not asked and not times):
             times.learn(tokens, ms)
         self._asked_before = asked
 
     def skip(self) -> None:
-        """A step that could have no drafts."""
+        """Note a step that could have no drafts."""
         if self._since_drafts:
             self._since_drafts += 1
 
@@ -188,12 +193,12 @@ class DraftLengths:
 
     @property
     def resting(self) -> int:
-        """How many of the next steps surely have none."""
+        """How many of the next steps surely have no drafts."""
         since = 0 if self._trials_left else self._since_drafts
         return max(0, min(-since % self._look_every, self._pause - since)) if since else 0
 
     def wake(self) -> None:
-        """The next step that may have drafts asks whether they would pay."""
+        """Let the next step that may have drafts ask whether they would pay."""
         self._since_drafts = 0
 
     def _best_for_a_while(self, tokens: int, slots: list[int], most: IntArray) -> Choice | None:

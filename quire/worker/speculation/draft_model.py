@@ -32,9 +32,9 @@ from quire.worker.speculation.draft_steps import Tokens, last_tokens
 from quire.worker.speculation.step_drafts import StepDrafts, named_drafts
 
 _MOST_UNREAD = 256
-"""Steps that a draft model is not told of one by one."""
+"""Steps without drafts that are kept, at most, before sequences are told of them."""
 _FEW = 16
-"""So many tokens of a sequence are always read."""
+"""Up to this many tokens of a sequence are always read."""
 
 
 class DraftWorker(Protocol):
@@ -51,32 +51,33 @@ class DraftWorker(Protocol):
         ...
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int], recent: Tokens) -> None:
-        """Set slots to these lengths and counters, whatever they have computed and sampled beyond. `recent` are all
-        their tokens, or no less than a step of the model can bring, and one more."""
+        """Set slots to these lengths and numbers of sampled tokens, whatever they have computed and sampled beyond.
+        `recent` are all their tokens, or at least as many as a step of the model can bring, and one more."""
         ...
 
     def follow(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
-        """The same where the step before still runs; these are the most tokens that each may have."""
+        """Let slots go on behind a step of the model that still runs. `lengths` are the most tokens that each may
+        have."""
         ...
 
     def draft(self, first: Plan, counts: Sequence[int], *, read: bool) -> Tokens | None:
-        """Run a step whose sampled rows have so many drafts each: the first is what they sample, and it goes on from
-        there. Returns the drafts; None: there are as many, and the device knows them. Then `read` gets them to the
-        host."""
+        """Draft `counts` tokens for the sampled rows of a step: the first is what the step samples, and each next one
+        follows from those before. Returns the drafts; None: there are as many, and they stay on the device, unless
+        `read` asks for them on the host."""
         ...
 
 
 @dataclass
 class _Sequence:
-    """What a slot holds.
+    """The sequence that a slot holds.
 
     Attributes:
         tokens: All of it; a head's lack the first one.
         sampled: How many of them were sampled.
-        key: Stands for what else its keys depend on than these.
-        computed: Of how many the draft model's keys are in its blocks.
+        key: Stands for whatever else the keys of its tokens depend on.
+        computed: How many of its tokens have the draft model's keys in its blocks.
         blocks: Block ids by index.
-        keys: Of its full blocks that are computed, see DraftModel.
+        keys: Hashes of its full blocks that are computed, see DraftModel.
         proposed: Drafts by the number of their step, until it is recorded.
     """
 
@@ -89,7 +90,8 @@ class _Sequence:
     proposed: dict[int, int] = field(default_factory=dict)
 
     def put_block(self, index: int, block: int, block_size: int) -> None:
-        """Of another block than before, it is not known what it holds."""
+        """Set a block of the sequence. Where it takes the place of another one, what was computed from there on is
+        lost."""
         if self.blocks.get(index, block) != block and self.computed > index * block_size:
             self.computed = index * block_size
             del self.keys[index:]
@@ -104,7 +106,7 @@ class _Row(NamedTuple):
         sequence: What that holds.
         read: How many tokens are read.
         drafts: How many it gets.
-        bound: Of how many tokens it may be, drafts left out.
+        bound: How many tokens it may have, drafts left out.
         place: Among the plan's sampled rows.
         follows: Whether the step before still runs.
     """
@@ -119,15 +121,15 @@ class _Row(NamedTuple):
 
     @property
     def start(self) -> int:
-        """Of how many tokens the keys are computed, at most."""
+        """How many tokens have their keys already, at most."""
         return self.bound - self.read if self.follows else self.sequence.computed
 
 
 class DraftModel:
-    """A Drafter.
+    """A Drafter that samples drafts from a smaller model, or from a head of the model.
 
-    Whose keys a block holds is known by a hash over all tokens up to its end. So what the prefix cache brings is found
-    again, and what other sequences, swaps or copies have left in a block is computed anew.
+    A hash over all tokens up to a block's end tells whose keys the block holds. So keys that the prefix cache brings
+    are found again, and what other sequences, swaps or copies have left in a block is computed anew.
 
     Args:
         worker: Loaded, with as many slots and blocks as the model's.
@@ -182,7 +184,8 @@ class DraftModel:
                 self._find_computed(self._sequences[owner.slot])
 
     def follows(self, plan: Plan) -> bool:
-        """All rows that get drafts have some in the step before, nobody asks what they are, and no slot is new."""
+        """Whether drafts can be proposed while the step before still runs: all rows that get some have some in that
+        step too, nobody asks what they are, and no slot is new."""
         if not self.on_device or plan.admitted or plan.masked:
             return False
         slots = [plan.slots[row] for row, most in zip(plan.sampled_rows, plan.drafts, strict=True) if most]
@@ -216,7 +219,7 @@ class DraftModel:
         return self._run(plan, rows, behind)
 
     def record(self, plan: Plan, result: Result) -> None:
-        """Where nothing is drafted, it is not bothered with each step by itself."""
+        """Take in what a step has sampled. Steps without drafts are kept, and taken in several at a time."""
         if plan.step in self._drafted:
             self._drafted.remove(plan.step)
             self._catch_up()
@@ -227,7 +230,7 @@ class DraftModel:
                 self._catch_up()
 
     def _catch_up(self) -> None:
-        """With steps without drafts; of those of the same sequences each is told once."""
+        """Take in the steps without drafts that were kept; steps of the same sequences are taken in together."""
         unread, self._unread = self._unread, []
         for slots, group in groupby(unread, key=lambda step: [step[0].slots[row] for row in step[0].sampled_rows]):
             steps = list(group)
@@ -241,7 +244,7 @@ class DraftModel:
                     sequence.sampled += len(tokens)
 
     def _take(self, plan: Plan, result: Result) -> None:
-        """What a step has brought."""
+        """Add the tokens that a step has sampled to their sequences."""
         at = 0
         for row, count in zip(plan.sampled_rows, result.counts, strict=True):
             sequence = self._sequences.get(plan.slots[row])
@@ -256,11 +259,12 @@ class DraftModel:
             at += count
 
     def first_guess(self, slot: int) -> None:
-        """It would have to compute."""
+        """Always None: a guess would have to be computed."""
 
     def _row(self, slot: int, sequence: _Sequence, most: int, place: int) -> _Row:
-        """Behind a step that runs, tokens are read again up to the one that it began with: a head has computed its
-        drafts from states of its own. A model's keys are missing of the last one at most."""
+        """The row by which a slot gets drafts. Behind a step that still runs, a head reads all tokens again from the
+        one that the step began with, since it computed its drafts from states of its own; a model lacks the keys of the
+        last draft at most."""
         known = len(sequence.tokens)
         if not sequence.proposed:
             return _Row(slot, sequence, known - sequence.computed, most, known, place, follows=False)
@@ -307,26 +311,27 @@ class DraftModel:
         return _by_place(len(plan.sampled_rows), [row.place for row in rows], counts, found)
 
     def _new_sequence(self, owner: Admitted) -> _Sequence:
-        """Of a slot's new owner."""
+        """The sequence of a slot's new owner."""
         if not self._is_head:
             return _Sequence(list(owner.history), owner.num_sampled)
         key = hash((owner.history[0], owner.adapter_slot))  # states differ by both
         return _Sequence(owner.history[1:], owner.num_sampled, key)
 
     def _moved_blocks(self, plan: Plan) -> set[int]:
-        """Where the plan moves states that a head would read before."""
+        """The blocks to which the plan moves states, which a head would read before they are there."""
         if not self._is_head:
             return set()
         return {target for _, target in plan.copies} | {device for _, device in plan.swap_in}
 
     def _forget_written(self, sequence: _Sequence, end: int) -> None:
-        """Blocks from the first one that is not computed in full up to the token `end` change."""
+        """Forget what those blocks hold that will change: from the first one that is not computed in full up to the
+        token `end`."""
         for index in range(sequence.computed // self._block_size, -(-end // self._block_size)):
             if (block := sequence.blocks.get(index)) is not None:
                 self._written.pop(block, None)
 
     def _find_computed(self, sequence: _Sequence) -> None:
-        """What the blocks of a new owner hold already."""
+        """Find out how much of a new owner's sequence its blocks hold already."""
         sequence.computed, sequence.keys = 0, []
         size, key = self._block_size, sequence.key
         for index in range((len(sequence.tokens) - 1) // size):
@@ -337,7 +342,7 @@ class DraftModel:
             sequence.computed += size
 
     def _note_written(self, sequence: _Sequence) -> None:
-        """Blocks that are full now."""
+        """Note what those blocks hold that are full now."""
         size, keys = self._block_size, sequence.keys
         while (len(keys) + 1) * size <= sequence.computed:
             index = len(keys)
@@ -346,14 +351,15 @@ class DraftModel:
 
 
 class _Changes:
-    """Of the draft worker's slots, until it runs next: where nothing is drafted, it is not bothered."""
+    """Collects changes of the draft worker's slots until it runs next, so that it has nothing to do while nothing is
+    drafted."""
 
     def __init__(self) -> None:
         self._owners: dict[int, Admitted] = {}  # by slot
         self._blocks: dict[int, dict[int, int]] = {}  # by slot, block ids by index
 
     def add(self, plan: Plan, places: list[int]) -> None:
-        """A plan's new owners, and its entries at these places."""
+        """Add a plan's new owners of slots, and its entries of block tables at these places."""
         for owner in plan.admitted:
             self._owners[owner.slot] = owner
             self._blocks[owner.slot] = {}
@@ -361,7 +367,7 @@ class _Changes:
             self._blocks.setdefault(plan.block_slots[place], {})[plan.block_indices[place]] = plan.block_ids[place]
 
     def take(self) -> Plan | None:
-        """All of them as a plan without rows; None: there are none."""
+        """Take all changes, as a plan without rows; None: there are none."""
         if not self._blocks:
             return None
         entries = [(slot, *each) for slot, own in self._blocks.items() for each in own.items()]
@@ -372,7 +378,8 @@ class _Changes:
 
 
 def _drafting(owner: Admitted) -> Admitted:
-    """With what decides which token a random number stands for, and nothing else."""
+    """The slot's owner as the draft worker takes it: with those sampling settings that decide which token a random
+    number stands for, and nothing else."""
     asked = owner.sampling
     sampling = SamplingParams(
         temperature=asked.temperature, top_p=asked.top_p, top_k=asked.top_k, min_p=asked.min_p, max_tokens=1
@@ -383,7 +390,8 @@ def _drafting(owner: Admitted) -> Admitted:
 
 
 def _first_step(slots: list[int], inputs: list[list[int]], sampled: int, changes: Plan | None) -> Plan:
-    """Tokens of all slots, behind these changes; the first `sampled` of them sample."""
+    """The plan that makes these changes, then computes these tokens of all slots; the first `sampled` of them
+    sample."""
     tokens = [token for own in inputs for token in own]
     rows = list(range(len(slots)))
     plan = Plan(0, [], [], [], [], [], slots, list(map(len, inputs)), rows, tokens, rows[:sampled])
@@ -396,8 +404,8 @@ def _first_step(slots: list[int], inputs: list[list[int]], sampled: int, changes
 
 
 def _by_place(number: int, places: list[int], counts: list[int], found: Tokens | None) -> StepDrafts:
-    """Drafts of a plan with so many sampled rows: those at `places` have `counts`, and these tokens, if they are known
-    to the host."""
+    """The drafts of a plan with `number` sampled rows: those at `places` have `counts`, and the tokens in `found` if
+    the host knows them."""
     if found is None:
         all_counts = [0] * number
         for place, count in zip(places, counts, strict=True):

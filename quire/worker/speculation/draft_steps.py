@@ -28,27 +28,28 @@ def steps_in_flight(drafts: int) -> int:
 
 
 class LaunchesSteps(Protocol):
-    """A Worker."""
+    """What drafting needs of a Worker."""
 
     @property
     def slots(self) -> SlotTable:
-        """See Worker."""
+        """What the device knows of each sequence."""
         ...
 
     def launch(self, plan: Plan) -> StepHandle:
-        """See Worker."""
+        """Begin one step."""
         ...
 
     def launch_drafting(self, plan: Plan, times: int = 1) -> None:
-        """See Worker."""
+        """Launch a plan this many times; from the second time on, each row goes on with the token that it has
+        sampled."""
         ...
 
     def finish(self, step: StepHandle) -> Result:
-        """See Worker."""
+        """Wait for a step and return its result."""
         ...
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
-        """See Worker."""
+        """Set slots to these lengths, and to these numbers of sampled tokens."""
         ...
 
 
@@ -65,18 +66,19 @@ class DraftSteps:
         self._worker = worker
 
     def change(self, plan: Plan) -> None:
-        """See DraftWorker."""
+        """Make the changes of a plan without rows."""
         self._worker.launch(plan)
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int], recent: Tokens) -> None:
-        """See DraftWorker."""
+        """Set slots to these lengths, and to these numbers of sampled tokens. `recent` is not needed: the host knows
+        all tokens."""
         self._worker.rewind(slots, lengths, num_sampled)
 
     def follow(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
         raise AssertionError("the host knows all tokens")
 
     def draft(self, first: Plan, counts: Sequence[int], *, read: bool) -> Tokens:
-        """See DraftWorker."""
+        """Run one step after another until each sampled row has `counts` drafts, or has failed; returns the drafts."""
         slots = [first.slots[row] for row in first.sampled_rows]
         drafts: list[list[int]] = [[] for _ in slots]
         plan, going_on = first, list(range(len(slots)))
@@ -95,7 +97,7 @@ class DraftSteps:
 class DraftStepsAhead:
     """A DraftWorker on a device that runs ahead of the host: nothing here waits for it, unless drafts are read.
 
-    All rows have as many drafts as the one that has most. What goes beyond its own number is not verified.
+    All rows have as many drafts as the one that has most. What goes beyond a row's own number is not verified.
 
     Args:
         worker: Loaded. No more than `steps_in_flight` of its steps are in flight.
@@ -110,11 +112,11 @@ class DraftStepsAhead:
         self._width = followed.recent.shape[1]
 
     def change(self, plan: Plan) -> None:
-        """See DraftWorker."""
+        """Make the changes of a plan without rows, without waiting for them."""
         self._worker.launch(plan)
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int], recent: Tokens) -> None:
-        """See DraftWorker."""
+        """Set slots to these lengths and numbers of sampled tokens, and give the device the last tokens of each."""
         self._worker.rewind(slots, lengths, num_sampled)
         lines = [_last_of(tokens, self._width) for tokens in recent]
         columns = np.array([[slot, *line] for slot, line in zip(slots, lines, strict=True)])
@@ -122,11 +124,13 @@ class DraftStepsAhead:
         self._followed.recent.index_copy_(0, where[:, 0], where[:, 1:])
 
     def follow(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
-        """See DraftWorker; where the slots really are the device finds out."""
+        """Let slots go on behind a step that still runs. The host notes the most tokens that each may have; the device
+        finds out how many there really are."""
         self._worker.slots.host.max_lengths[list(slots)] = lengths
 
     def draft(self, first: Plan, counts: Sequence[int], *, read: bool) -> Tokens | None:
-        """See DraftWorker."""
+        """Launch the steps that draft `counts` tokens for each sampled row. Returns the drafts if `read` asks for them;
+        else None, and they stay on the device."""
         slots = [first.slots[row] for row in first.sampled_rows]
         self._worker.launch_drafting(first)
         if (further := max(counts, default=0) - 1) > 0:
@@ -138,7 +142,7 @@ class DraftStepsAhead:
 
 
 def _last_of(tokens: Sequence[int], width: int) -> list[int]:
-    """The last `width` tokens, or all of them and something before."""
+    """The last `width` tokens; where there are fewer, zeros come first."""
     last = list(tokens[-width:])
     return [0] * (width - len(last)) + last
 
@@ -150,6 +154,6 @@ def last_tokens(number: int, width: int) -> list[int]:
 
 
 def next_step(slots: Iterable[int]) -> Plan:
-    """A token more of each."""
+    """A plan that computes one more token of each slot, and samples the next."""
     rows = list(slots)
     return Plan(0, [], [], [], [], [], rows, [1] * len(rows), [], [], list(range(len(rows))))

@@ -23,7 +23,7 @@ class DraftingLauncher:
     Args:
         slots: The slot table.
         stager: Stages steps.
-        captured: Those that are replayed.
+        captured: The steps that are replayed.
         steps: Launches all others.
         timers: Of steps.
     """
@@ -39,8 +39,8 @@ class DraftingLauncher:
         self._kept = KeptSteps()
 
     def launch(self, plan: Plan, times: int) -> None:
-        """A plan without new owners of slots, so many times; from the second time on each row goes on with the token
-        that it has sampled."""
+        """Launch a plan without new owners of slots this many times; from the second time on, each row goes on with the
+        token that it has sampled."""
         rows, launched = drafting_rows(plan), 0
         if (kept := self._kept.find(rows)) is None:
             host = HostBatch.of(plan, self._slots.host.max_lengths)
@@ -56,7 +56,7 @@ class DraftingLauncher:
             self._captured.graphs.replay(kept.shape)
 
     def _launch_first(self, plan: Plan, host: HostBatch, shape: GraphShape) -> KeptStep:
-        """Others can be alike."""
+        """Launch a plan, and return what was staged for it, by which others that are alike can be launched."""
         self._stager.apply(plan, self._stager.stage(plan, host.padded_to(shape, self._slots.dummy), shape=shape))
         self._captured.graphs.replay(shape)
         return KeptStep(host, shape, self._stager.copied_columns)

@@ -37,12 +37,13 @@ class DraftsAhead:
         self._masked: MaskedDrafts | None = None
 
     def awaits_results(self, plan: Plan) -> bool:
-        """A plan was submitted: whether it gets drafts for which all results before it must be taken."""
+        """Take a plan that was submitted; returns whether it gets drafts for which all results before it must be
+        taken."""
         self._submitted = plan.step
         return self._drafter.grant(plan) and not self._drafter.follows(plan)
 
     def launch(self, plan: Plan) -> StepDrafts | None:
-        """A plan is about to be launched: its drafts; None where it was planned without."""
+        """Take a plan that is about to be launched; returns its drafts, or None where it was planned without."""
         if plan.step > self._submitted:
             self._submitted = plan.step
         if not plan.drafts:
@@ -63,12 +64,12 @@ class DraftsAhead:
         return drafts
 
     def take_masked(self) -> MaskedDrafts | None:
-        """What was proposed for the masked rows of the plan that was launched last, if these may have drafts; once."""
+        """Take what was proposed for the masked rows of the plan that was launched last, if these may have drafts."""
         masked, self._masked = self._masked, None
         return masked
 
     def finish(self, result: Result) -> Result:
-        """The oldest launched plan is done. Its result says up to which plan there will be no drafts."""
+        """Take the result of the oldest launched plan; returns it with the plan up to which there will be no drafts."""
         plan, begun = self._launched.popleft()
         now = self._clock.now()
         took_ms = (now - self._done_at) * 1e3 if self._had_next else 0.0

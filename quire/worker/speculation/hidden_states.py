@@ -33,19 +33,19 @@ from quire.worker.step_inputs import StepInputs
 from quire.worker.weight_loading import load_fusion
 
 Embed = Callable[[Tensor, Positions], Stream]
-"""See Lent."""
+"""The model's embedding: from tokens and their positions to the stream that begins with the tokens' embeddings."""
 
 
 class StepStates(Protocol):
-    """What a runner tells of a step before its model runs."""
+    """Is told of each step before its model runs."""
 
     def begin(self, batch: Batch, inputs: StepInputs) -> None:
-        """The step's batch, and what it was made of."""
+        """Take the batch of the step that runs next, and the inputs that it was made of."""
         ...
 
 
 class StateRows:
-    """Where states lie.
+    """The tensor that holds states: a row for each token of the KV blocks, and one for each slot.
 
     Args:
         blocks: KV blocks, the dummy not counted.
@@ -66,12 +66,12 @@ class StateRows:
 
     @property
     def blocks(self) -> Tensor:
-        """[1, blocks + 1, block_size, width], as KV blocks are transferred."""
+        """The rows of blocks as [1, blocks + 1, block_size, width], as KV blocks are transferred."""
         return self.rows[: self.first_slot].view(1, -1, self.block_size, self.rows.shape[1])
 
     @property
     def slots(self) -> Tensor:
-        """[slots, width]."""
+        """The rows of slots, [slots, width]."""
         return self.rows[self.first_slot :]
 
 
@@ -119,11 +119,11 @@ class ModelStates:
         self.states: StateRows
 
     def allocate(self, blocks: int, block_size: int, slots: int) -> None:
-        """Make a place for them; see StateRows."""
+        """Allocate the rows that states are written to. The arguments are those of StateRows."""
         self.states = StateRows(blocks, block_size, slots, self._hidden, self._options)
 
     def begin(self, batch: Batch, inputs: StepInputs) -> None:
-        """See StepStates."""
+        """Find the rows that the states of the step's tokens are written to, and make room for the streams to fuse."""
         rows, options = batch.rows, self._options
         self._places = torch.empty_like(rows.positions)
         table = rows.tables[self._group]
@@ -144,7 +144,7 @@ class ModelStates:
 
 
 def model_states(config: Config, spec: ModelSpec, options: TensorOptions, embed: Embed) -> ModelStates | None:
-    """Those of the head that the settings name, with the weights of their fusion; None: they name none.
+    """The ModelStates for the draft head that the settings name, with the weights of the fusion; None: they name none.
 
     Args:
         config: Resolved settings of the model.
@@ -168,10 +168,10 @@ def model_states(config: Config, spec: ModelSpec, options: TensorOptions, embed:
 
 
 class HeadStates:
-    """LentStates of a head's worker.
+    """LentStates of a head's worker: finds the state that each token of a step is read with.
 
     Args:
-        states: Those of the model, whose worker has the same slots.
+        states: The states of the model, whose worker has the same slots.
     """
 
     def __init__(self, states: StateRows) -> None:
@@ -186,7 +186,8 @@ class HeadStates:
         self._sampled: Tensor | None = None
 
     def begin(self, batch: Batch, inputs: StepInputs) -> None:
-        """See StepStates. A token that the plan does not name is a draft: its slot has sampled it."""
+        """Find the rows of the states that the step's tokens are read with. A token that the plan does not name is a
+        draft that its slot has sampled, so it is read with the slot's row."""
         rows, states = batch.rows, self._states
         places, self._rows = torch.empty_like(rows.positions), torch.empty_like(rows.positions)
         self._compute_slot_mapping(rows.tables[0], rows.slot_of_token, rows.positions, states.block_size, places)
@@ -194,13 +195,14 @@ class HeadStates:
         self._sampled, self._sampled_slots = inputs.logits_indices, inputs.sampled_slots
 
     def take(self) -> Tensor:
-        """See LentStates."""
+        """The states [tokens, hidden] that the step's tokens are read with; the caller may change them."""
         taken = self._states.rows.new_empty((len(self._rows), self._states.rows.shape[1]))
         self._take_rows(self._states.rows, self._rows, taken)
         return taken
 
     def keep(self, states: Tensor) -> None:
-        """See LentStates."""
+        """Keep the head's own states [tokens, hidden] of this step: that of each sampled position in the row of its
+        slot."""
         if self._sampled is not None:
             chosen = states.new_empty((len(self._sampled), states.shape[1]))
             self._take_rows(states, self._sampled, chosen)
@@ -209,12 +211,12 @@ class HeadStates:
 
 
 class Loan(NamedTuple):
-    """What a head's worker is lent; see Lent."""
+    """What the worker of a draft head is lent by the worker of its model."""
 
     embed: Embed
     states: HeadStates
 
     @property
     def to_model(self) -> Lent:
-        """As the head's model takes it."""
+        """The loan as the head's model takes it."""
         return Lent(self.embed, self.states)

@@ -15,13 +15,14 @@ from quire.worker.host_batch import HostBatch
 from quire.worker.speculation.step_drafts import StepDrafts
 
 Rows = tuple[int, ...]
-"""By what steps are known that are alike; empty: of this step tokens are known to the host, so there is none."""
+"""What a step is known by: steps with the same rows are alike. Empty: the host knows tokens of the step, so no other is
+like it."""
 _MOST_KEPT = 256
-"""As long as the same sequences run, there are few that differ."""
+"""Steps that are kept, at most. As long as the same sequences run, few steps differ."""
 
 
 class KeptStep(NamedTuple):
-    """A step.
+    """What was staged for a step.
 
     Attributes:
         host: Its rows; `max_lengths` is not true any more.
@@ -35,7 +36,7 @@ class KeptStep(NamedTuple):
 
 
 class KeptSteps:
-    """Steps by their rows."""
+    """Keeps what was staged for steps, by their rows."""
 
     def __init__(self) -> None:
         self._steps: dict[Rows, KeptStep] = {}
@@ -52,14 +53,14 @@ class KeptSteps:
 
 
 def drafting_rows(plan: Plan) -> Rows:
-    """Those of a draft model's step."""
+    """The rows that a draft model's step is known by."""
     if any(token >= 0 for token in plan.tokens):
         return ()
     return (*plan.slots, -1, *plan.counts, -1, *plan.tokens, -1, *plan.sampled_rows)
 
 
 def verified_rows(plan: Plan, drafts: StepDrafts) -> Rows:
-    """Those of a step that verifies drafts."""
+    """The rows that a step which verifies drafts is known by."""
     if not drafts.on_device or plan.token_rows:
         return ()
     return (*plan.slots, -1, *plan.counts, -1, *plan.drafts, -1, *drafts.counts.tolist())

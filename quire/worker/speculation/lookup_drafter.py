@@ -18,14 +18,14 @@ TOKENS_A_STEP = 2048
 """Tokens of prompts that are read in a step, of all slots together: some 2 ms. Meanwhile their sequences have fewer
 drafts, and nobody waits."""
 _TOKENS_A_GUESS = 256
-"""The same of one slot where nobody has asked for drafts."""
+"""Tokens of one slot's sequence that are read for a guess, where nobody has asked for drafts."""
 
 
 class Index(Protocol):
     """A sequence's tokens, and what may follow them."""
 
     def append(self, tokens: Sequence[int]) -> None:
-        """It goes on with these."""
+        """Add tokens to the end of the sequence."""
         ...
 
     def catch_up(self, most: int) -> int:
@@ -33,7 +33,7 @@ class Index(Protocol):
         ...
 
     def propose(self, most: int) -> list[int]:
-        """Up to `most` tokens."""
+        """Up to `most` tokens that may follow the sequence."""
         ...
 
     def close(self) -> None:
@@ -42,7 +42,7 @@ class Index(Protocol):
 
 
 class LookupDrafter:
-    """An index a slot.
+    """A Drafter that keeps an index of each slot's sequence, and looks up in it what may follow.
 
     Args:
         new_index: Makes the index of a slot's new owner.
@@ -63,7 +63,7 @@ class LookupDrafter:
                 self._indices[owner.slot] = self._new_index(owner)
 
     def follows(self, plan: Plan) -> bool:
-        """It needs all tokens."""
+        """Always False: indices need all tokens, also those of the step before."""
         return False
 
     def propose(self, plan: Plan, most_read: int) -> StepDrafts:
@@ -94,13 +94,14 @@ class LookupDrafter:
 
 
 def ngram_drafter(speculation: Speculation) -> LookupDrafter:
-    """What followed the last tokens earlier in the same sequence."""
+    """A drafter that proposes what followed the last tokens earlier in the same sequence."""
     longest, shortest = speculation.lookup_max, speculation.lookup_min
     return LookupDrafter(lambda owner: NgramIndex(owner.history, longest, shortest))
 
 
 def suffix_drafter(speculation: Speculation) -> LookupDrafter:
-    """The same by how often, and in what other requests have said as well."""
+    """A drafter that proposes what followed the last tokens most often, in the same sequence and in other requests'
+    outputs."""
     options = speculation.suffix
     past = PastOutputs(options.cached_requests)
     return LookupDrafter(lambda owner: SuffixIndex(owner.history, options, past, owner.cache_salt))

@@ -36,7 +36,7 @@ class StepDrafts:
 
     @classmethod
     def of(cls, proposed: Sequence[Sequence[int]]) -> StepDrafts:
-        """By sampled row."""
+        """The drafts of a step whose sampled rows were proposed these tokens."""
         counts = np.fromiter(map(len, proposed), dtype=np.int64, count=len(proposed))
         return cls(counts, np.array([token for row in proposed for token in row], dtype=np.int64))
 
@@ -54,7 +54,8 @@ class StepDrafts:
         return [self.tokens[ends[place] - self.counts[place] : ends[place]].tolist() for place in places]
 
     def up_to(self, rows: IntArray, counts: IntArray) -> StepDrafts:
-        """The same positions, but of these sampled rows only the first `counts` drafts can stay."""
+        """A copy of which only the first `counts` drafts of these sampled rows can stay. All positions are as they
+        were."""
         kept = self.counts.copy()
         kept[rows] = counts
         stays = _places(self.counts) < kept.repeat(self.counts)
@@ -89,7 +90,7 @@ class StepDrafts:
 
 @lru_cache(256)
 def named_drafts(counts: tuple[int, ...]) -> StepDrafts:
-    """By sampled row, so many drafts that only the device knows."""
+    """Drafts that only the device knows: this many for each sampled row."""
     numbers = np.array(counts, dtype=np.int64)
     return StepDrafts(numbers, FIRST_NAMED - _places(numbers), on_device=True)
 
@@ -114,22 +115,23 @@ class Drafter(Protocol):
         ...
 
     def begin(self, plan: Plan) -> None:
-        """A plan's new owners of slots, with all their tokens, and its changes of block tables."""
+        """Take in a plan's new owners of slots, with all their tokens, and its changes of block tables."""
         ...
 
     def follows(self, plan: Plan) -> bool:
-        """Whether it can propose for this plan, the next one, as it is now: though the step before may still run."""
+        """Whether it can propose drafts for this plan, the next one, while the step before still runs."""
         ...
 
     def propose(self, plan: Plan, most_read: int) -> StepDrafts:
-        """For a plan that has begun: up to as many drafts as it says for each sampled row; none for a sequence of which
-        more than `most_read` tokens would have to be read first, if that takes long."""
+        """Propose drafts for a plan that has begun: up to as many as it says for each sampled row. A sequence of which
+        more than `most_read` tokens would have to be read first gets none, if reading takes long."""
         ...
 
     def record(self, plan: Plan, result: Result) -> None:
-        """What the plan's rows gained."""
+        """Take in what the plan's rows gained."""
         ...
 
     def first_guess(self, slot: int) -> list[int] | None:
-        """The first token that it would propose for a slot, or none; None: it would take too long to say."""
+        """The token that it would propose first for a slot, in a list that is empty if it would propose none; None:
+        finding it would take too long."""
         ...

@@ -17,7 +17,7 @@ _MOST = 1.5
 
 
 class StepTimes:
-    """Averages by size, and straight lines between them."""
+    """Averages of how long steps take, by their tokens, and straight lines between them."""
 
     def __init__(self) -> None:
         self._sizes: list[float] = []  # ascending, of the buckets below
@@ -29,7 +29,7 @@ class StepTimes:
         return bool(self._sizes)
 
     def learn(self, tokens: int, ms: float) -> None:
-        """A step took so long."""
+        """Learn how long a step of this many tokens took."""
         bucket = tokens if tokens <= _EXACT else _EXACT + (tokens - 1).bit_length()
         at = bisect_left(self._buckets, bucket)
         if at == len(self._buckets) or self._buckets[at] != bucket:
@@ -45,7 +45,7 @@ class StepTimes:
         self._sizes[at] += rate * (tokens - self._sizes[at])
 
     def of(self, tokens: int) -> float:
-        """Milliseconds; 0 while nothing is known."""
+        """How many milliseconds a step of this many tokens takes; 0 while nothing is known."""
         sizes, times = self._sizes, self._times
         if not sizes:
             return 0.0
@@ -58,17 +58,18 @@ class StepTimes:
 
 
 class DraftingTimes:
-    """Averages by number of drafts and rows."""
+    """Averages of how long drafting takes, by number of drafts and rows."""
 
     def __init__(self) -> None:
         self._by_drafts: dict[int, StepTimes] = {}
 
     def learn(self, drafts: int, rows: int, ms: float) -> None:
-        """Drafting so many tokens for each of so many rows took so long."""
+        """Learn how long it took to draft this many tokens for each of this many rows."""
         self._by_drafts.setdefault(drafts, StepTimes()).learn(rows, ms)
 
     def of(self, drafts: int, rows: int) -> float:
-        """Milliseconds; 0 while nothing is known. Of a number that was not tried, by the next one that was."""
+        """How many milliseconds drafting takes; 0 while nothing is known. A number of drafts that was not tried is
+        estimated from the nearest one that was."""
         if (own := self._by_drafts.get(drafts)) is not None:
             return own.of(rows)
         if not self._by_drafts:

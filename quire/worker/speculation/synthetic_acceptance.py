@@ -14,11 +14,11 @@ from torch import Tensor
 from quire.config.speculation import MOST_DRAFTS
 
 _SEED = 1
-"""The same decisions in every rank, and in every run of the same steps."""
+"""Seed of the random numbers, so that all ranks decide alike, and so do all runs of the same steps."""
 
 
 class SyntheticAcceptance:
-    """Decides by random numbers of its own.
+    """Decides by random numbers of its own which drafts are accepted.
 
     Args:
         rates: By position, how likely the draft there and all before it are accepted; not rising, each from 0 to 1.

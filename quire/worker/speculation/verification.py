@@ -85,7 +85,7 @@ class Verified:
     scores: Tensor | None
 
     def gains(self, drafts: StepDrafts) -> tuple[IntArray, Mapping[int, str]]:
-        """[sampled rows] how many tokens each gains, and by sampled row what went wrong: such a row gains none."""
+        """How many tokens each sampled row gains, and what went wrong by sampled row: such a row gains none."""
         stays = (self.tokens == drafts.next_drafts) & (self.faults == 0)
         stays[list(self.broken)] = False
         ends = (~stays).nonzero()[0]
@@ -93,7 +93,8 @@ class Verified:
         return gained, self.failed(drafts, gained)
 
     def failed(self, drafts: StepDrafts, gained: IntArray) -> Mapping[int, str]:
-        """By sampled row what went wrong at the last token that it gains, [sampled rows]: such a row gains none."""
+        """What went wrong at the last token that a row gains, by sampled row. Such a row gains none: its entry in
+        `gained` [sampled rows] is set to 0."""
         errors = errors_of(self.faults, self.broken, self.transformed)
         if not errors:
             return {}
@@ -148,7 +149,7 @@ class Verifier:
         return MaskedStepHandle(verify_masked, step.timer.wait)
 
     def _finish(self, step: Verification, logits: Tensor, own: Tensor, prompts: StepPromptLogprobs) -> StepHandle:
-        """`own` is what is sampled from: `logits`, less what bitmasks forbid."""
+        """Verify and report a step. `own` is what is sampled from: `logits`, less what bitmasks forbid."""
         reports = self._slots.host.logprobs_request(step.slots, self._mode)
         verified = self._verify(step, own, keep_scores=bool(reports) and reports.processed)
         gained, failed = verified.gains(step.drafts)
@@ -162,7 +163,7 @@ class Verifier:
         )
 
     def _verify(self, step: Verification, logits: Tensor, *, keep_scores: bool) -> Verified:
-        """All positions at once, but those where what is sampled changes the logits of the next."""
+        """Sample all positions at once, but those where what is sampled changes the logits of the next."""
         number, drafts = len(step.slots), step.drafts
         verified = Verified(
             np.zeros(number, dtype=np.int64), np.zeros(number, dtype=np.int8), {}, set(step.masked.tolist()),
@@ -181,7 +182,7 @@ class Verifier:
     def _sample_at_once(
         self, verified: Verified, logits: Tensor, slots: IntArray, drafts: StepDrafts, positions: IntArray
     ) -> None:
-        """Each position by its slot's parameters, and by the counter that its token has."""
+        """Sample these positions, each by its slot's parameters and by the counter that its token has."""
         where = torch.from_numpy(slots[positions])
         columns = SamplingColumns(*(column.index_select(0, where) for column in columns_of(self._slots)))
         columns.drawn.add_(torch.from_numpy(drafts.offsets[positions]))
@@ -191,7 +192,7 @@ class Verifier:
         verified.tokens[positions], verified.faults[positions] = tokens.numpy(), faults.numpy()
 
     def _sample_one_by_one(self, verified: Verified, logits: Tensor, step: Verification, rows: IntArray) -> None:
-        """The rows' first positions, then the second ones of those whose first draft stays, and so on: logits
+        """Sample the rows' first positions, then the second ones of those whose first draft stays, and so on: logits
         transforms go by the tokens before."""
         counters, drafts = self._slots.num_sampled, step.drafts
         before = counters.clone()
@@ -224,7 +225,8 @@ class Verifier:
         verified.tokens[positions] = tokens.numpy()
 
     def _move_slots(self, drafts: StepDrafts, slots: IntArray, tokens: IntArray, gained: IntArray) -> None:
-        """To what the rows gain. The slots have moved by all drafts before; of a row that failed nothing matters."""
+        """Move the slots, which have moved by all drafts before, back to what the rows gain. Of a row that failed
+        nothing matters."""
         table, own = self._slots, slots[drafts.first_positions]
         last = tokens[drafts.first_positions + np.maximum(gained, 1) - 1]
         unused = drafts.counts + 1 - np.maximum(gained, 1)
@@ -237,7 +239,7 @@ class Verifier:
     def _logprobs(
         self, scores: Tensor, slots: IntArray, kept: IntArray, tokens: IntArray
     ) -> list[TokenLogprobs | None]:
-        """One entry for each token that is gained."""
+        """The log probabilities that are reported, one entry for each token that is gained."""
         request = self._slots.host.logprobs_request(slots, self._mode)
         if not request:
             return []
@@ -246,7 +248,8 @@ class Verifier:
 
 
 def with_bitmasks(step: Verification, masks: TokenBitmasks) -> Verification:
-    """A position without one is not reached: the draft before it cannot stay."""
+    """The step as these bitmasks let it be: a position without one is not reached, so the draft before it cannot
+    stay."""
     counts = np.array(masks.counts or [1] * len(masks.rows), dtype=np.int64)
     places = np.arange(int(counts.sum())) - (counts.cumsum() - counts).repeat(counts)
     drafts = step.drafts.up_to(step.drafts.row_of_position[step.masked], counts - 1)
@@ -262,7 +265,7 @@ def result_of(
     prompts: StepPromptLogprobs,
     device_ms: float,
 ) -> Result:
-    """The step's columns."""
+    """The step's result, made of these columns."""
     return Result(
         step.step, gained.tolist(), tokens, logprobs, list(failed.items()), device_ms, prompts.collect(),
         drafted=step.drafts.counts.tolist(), refused=[row for row, text in failed.items() if text in REFUSALS],

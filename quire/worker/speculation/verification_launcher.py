@@ -24,17 +24,17 @@ class LaunchesVerification(Protocol):
     """Launches the steps of a model that verifies drafts."""
 
     def launch(self, plan: Plan, drafts: StepDrafts, timer: StepTimer) -> StepHandle:
-        """A plan whose slots were admitted, and for which there are some drafts."""
+        """Launch a plan whose slots were admitted, and for which there are drafts."""
         ...
 
 
 class VerificationLauncher:
-    """Where the host verifies.
+    """Launches steps whose drafts the host verifies.
 
     Args:
         slots: The slot table.
         stager: Stages steps.
-        captured: Those that are replayed.
+        captured: The steps that are replayed.
         forward: Runs the model.
         verifier: Verifies.
     """
@@ -49,7 +49,7 @@ class VerificationLauncher:
         self._verifier = verifier
 
     def launch(self, plan: Plan, drafts: StepDrafts, timer: StepTimer) -> StepHandle:
-        """See LaunchesVerification."""
+        """Launch a plan whose slots were admitted; the host verifies its drafts."""
         host = HostBatch.of(plan, self._slots.host.max_lengths, drafts)
         verification = Verification(plan.step, drafts, host.sampled_slots, host.masked, timer)
         recorded = self._captured.recorded
@@ -65,12 +65,12 @@ class VerificationLauncher:
 
 
 class DeviceVerificationLauncher:
-    """On a device that decides by itself.
+    """Launches steps whose drafts the device verifies by itself.
 
     Args:
         slots, stager, captured, forward: See VerificationLauncher.
         verifier: Verifies.
-        keeps: Whether a step is launched as another one that is alike was, if there is one.
+        keeps: Whether what was staged for a step is kept, and used again for others that are alike.
     """
 
     def __init__(
@@ -92,7 +92,8 @@ class DeviceVerificationLauncher:
         self._kept = KeptSteps()
 
     def launch(self, plan: Plan, drafts: StepDrafts, timer: StepTimer) -> StepHandle:
-        """See LaunchesVerification."""
+        """Launch a plan whose slots were admitted; the device verifies its drafts. What was staged for a step that is
+        alike is used again."""
         if (kept := self._kept.find(verified_rows(plan, drafts))) is not None:
             verification = Verification(plan.step, drafts, kept.host.sampled_slots, kept.host.masked, timer)
             if not (plan.masked or plan.prompt_logprobs_rows or self._verifier.needs_host(verification)):
@@ -125,7 +126,7 @@ class DeviceVerificationLauncher:
         return verifier.verify(verification, logits, inputs.late, prompts)
 
     def _launch_alike(self, plan: Plan, kept: KeptStep, verification: Verification) -> StepHandle:
-        """A step whose rows were verified before."""
+        """Launch a step with what was staged for another one that is alike."""
         self._slots.host.max_lengths[kept.host.slots] += kept.host.counts
         self._stager.stage_alike(plan, kept.columns)
         logits = self._captured.graphs.replay(kept.shape)

@@ -7,7 +7,7 @@ from quire.models.spec import ModelSpec
 
 
 def whole_group(spec: ModelSpec) -> int:
-    """Its number.
+    """The number of the KV group whose blocks hold a sequence from its beginning on.
 
     Raises:
         ConfigError: There is none, so what proposes drafts cannot keep its keys beside the model's.

@@ -86,14 +86,14 @@ class _Uninitialised:
     """A checkpoint that writes nothing."""
 
     def contents(self) -> dict[str, StoredTensor]:
-        """Not needed to read."""
+        """Always empty: nothing is read by it."""
         return {}
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
-        """Nothing."""
+        """Leave `out` as it is."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 def _powers_up_to(most: int) -> list[int]:

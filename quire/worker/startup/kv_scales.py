@@ -31,7 +31,7 @@ from quire.worker.kv_tensors import ELEMENTS
 from quire.worker.startup.calibration_text import TEXT
 
 _TOKENS = 512
-"""Of the text, at most."""
+"""Tokens of the text that are read, at most."""
 _ROOM = {"fp8_e4m3": 2.0, "fp8_e5m2": 2.0, "int8": 1.1}
 """Times as much as the text brings can be stored: what is larger is cut off. Floats lose nothing by it."""
 _STORED = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\..*?(?:^|[._])(k|v|kv)_scale$")
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 def new_kv_scales(spec: ModelSpec, kv_dtype: str, device: torch.device) -> Tensor | None:
-    """[layers, 2, kv_heads] fp32, all 1; None for a cache that is not quantized."""
+    """New scales [layers, 2, kv_heads] fp32, all 1; None for a cache that is not quantized."""
     if kv_dtype not in QUANTIZED:
         return None
     return torch.ones((spec.layers, 2, spec.kv_heads), device=device)
@@ -69,7 +69,7 @@ def choose_kv_scales(config: Config, spec: ModelSpec, model: Model, scales: Tens
 
 
 def _stored_scales(directory: Path, spec: ModelSpec) -> Tensor | None:
-    """[layers, 2] of a checkpoint that has them for all layers; None of one that has not."""
+    """The scales [layers, 2] of a checkpoint that has them for all layers; None of one that has not."""
     checkpoint = SafetensorsCheckpoint(directory)
     try:
         found = torch.full((spec.layers, 2), math.nan)
@@ -99,7 +99,7 @@ def _calibration_tokens(config: Config, spec: ModelSpec) -> tuple[list[int], str
 
 
 def _largest_of(model: Model, spec: ModelSpec, tokens: Tensor) -> Tensor:
-    """[layers, 2, kv_heads], the largest amount of any key and value."""
+    """The largest amount of any key and value, [layers, 2, kv_heads]."""
     ranges, positions = _KVRanges(spec, tokens.device), torch.arange(len(tokens), device=tokens.device)
     lengths = positions.clamp(min=len(tokens)) if spec.rope_length_mode else None
     model.hidden(tokens, Positions(positions, lengths), ranges)
@@ -119,7 +119,7 @@ class _KVRanges:
         return AttentionMetadata()
 
     def prepare(self, rows: Rows) -> None:
-        """Nothing: the row is all there is."""
+        """Do nothing: the row is all there is."""
 
     def run(self, layer: AttentionLayer, qkv: Tensor, norm_rope: QKNormRope, out: Tensor) -> None:
         n, device, spec = len(qkv), qkv.device, self._spec

@@ -22,7 +22,7 @@ from quire.weights.safetensors_files import find_files
 LEAST_BYTES = 1 << 26
 """Smaller weights are packed at each start, in less than a tenth of a second."""
 _FREE_SHARE = 0.5
-"""Of the disk's free space, what a file may take."""
+"""The share of the disk's free space that a file may take."""
 _log = logging.getLogger(__name__)
 
 
@@ -54,7 +54,7 @@ def _identity(config: ModelConfig, kernels: str, mesh: Mesh) -> str:
 
 
 def _free_bytes(directory: Path) -> int:
-    """Of the disk on which the directory is, or will be."""
+    """The free bytes of the disk on which the directory is, or will be."""
     while not directory.exists():
         directory = directory.parent
     return shutil.disk_usage(directory).free

@@ -63,7 +63,7 @@ def _own_cgroups() -> Iterator[Path]:
 
 
 def _quota(directory: Path) -> float:
-    """Of one cgroup, in processors."""
+    """How many processors one cgroup may use."""
     limit, _, period = _read(directory / "cpu.max").partition(" ")
     if not limit:  # version 1
         limit, period = _read(directory / "cpu.cfs_quota_us"), _read(directory / "cpu.cfs_period_us")
