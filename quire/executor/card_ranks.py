@@ -21,7 +21,7 @@ from quire.worker.stage_steps import WHOLE_MODEL, LinkedSteps, StageSteps
 
 
 class CardRanks(NamedTuple):
-    """See the arguments of Worker."""
+    """How a rank reaches the other ranks of its engine: arguments of Worker, by their names."""
 
     collectives: Collectives
     rehearsed: Collectives
@@ -30,7 +30,7 @@ class CardRanks(NamedTuple):
 
 
 def reach_ranks(config: Config, mesh: Mesh, device: torch.device, exchange: Exchange) -> CardRanks:
-    """A rank's ways to those that divide its layers, and to those that have other layers.
+    """How a rank reaches those that divide its layers, and those that have other layers.
 
     Args:
         config: Resolved settings.

@@ -115,7 +115,8 @@ class CpuExecutor:
         return worker, msgspec.structs.replace(limits, startup=startup, masked_drafts=True)
 
     def _next_bitmasks(self) -> TokenBitmasks:
-        """Of the step that is running: bitmasks come in the order of the plans, once for each that has masked rows."""
+        """Wait for the bitmasks of the step that is running. They come in the order of the plans, once for each that
+        has masked rows."""
         masks = self._bitmasks.get()
         if masks is None:
             raise EngineDeadError("The executor was closed before a step's bitmasks came.")

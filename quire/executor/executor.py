@@ -39,7 +39,7 @@ class Executor(Protocol):
 
     @property
     def adapters(self) -> AdapterLoader | None:
-        """Of a started executor: what loads adapters; None: it serves none."""
+        """What loads adapters, in a started executor; None: it serves none."""
         ...
 
     @property

@@ -41,7 +41,7 @@ def seeded_counter(seed: int, num_sampled: int) -> int:
 
 
 def adapted_counter(num_sampled: int, digest: str) -> int:
-    """The same of a sequence with an adapter."""
+    """What a fake model is given, for a sequence with an adapter, in place of how many tokens were sampled."""
     return (num_sampled + zlib.crc32(digest.encode())) % 2**63
 
 
@@ -146,7 +146,7 @@ class FakeExecutor:
         return result
 
     def check(self) -> None:
-        """There is no device."""
+        """Do nothing: there is no device that could be lost."""
 
     def close(self) -> None:
         self._plans.clear()

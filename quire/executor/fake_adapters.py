@@ -10,7 +10,7 @@ from quire.messages.workers import AdapterLoaded
 
 
 class FakeAdapters:
-    """See AdapterLoader.
+    """An AdapterLoader for the fake executor: it keeps the digest of what each slot holds, and reads no files.
 
     Args:
         digests: Of the files, by path; a path that is not there cannot be read.

@@ -119,9 +119,9 @@ class GpuRank:
             self._profile = None
 
     def _submit_plans(self) -> None:
-        """As many as may be in flight: the rank that answers may be quicker, and then all that a plan left here waits
-        for has come. None behind a masked step before its bitmasks are there, in any stage: no device waits for what
-        is still to come from the engine.
+        """Submit as many plans as may be in flight: the rank that answers may be quicker, and then all that a plan left
+        here waits for has come. None is submitted behind a masked step before its bitmasks are there, in any stage: no
+        device waits for what is still to come from the engine.
         """
         while True:
             if self._masked_step in self._bitmasks:
@@ -153,7 +153,8 @@ class GpuRank:
         self._channel.send(self._said(result))
 
     def _said(self, result: Result) -> Result | StepDone:
-        """One rank of the last stage tells all, the others of it which tokens they have sampled."""
+        """What the rank tells the engine of a step: one rank of the last stage sends the result, the others a
+        fingerprint of it."""
         if not self._mesh.is_last:
             return StepDone(result.step, 0, result.ready_host_blocks)
         if self._mesh.tp_rank == 0:

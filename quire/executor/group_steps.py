@@ -30,12 +30,12 @@ class Inbox(Protocol):
         ...
 
     def wait_beside(self, bell: int) -> None:
-        """Until there may be a message, or this descriptor is readable."""
+        """Wait until there may be a message, or this descriptor is readable."""
         ...
 
 
 class GroupSteps:
-    """The order of a rank's steps.
+    """Decides the order of a rank's steps.
 
     Args:
         inbox: The engine's messages.
@@ -52,8 +52,8 @@ class GroupSteps:
         self._next: ToRanks | None = None
 
     def receive(self) -> ToRanks:
-        """The engine's next message; if it is a step, the others know that it begins. Until it comes, and before its
-        step is due, takes part in those of other engines.
+        """Wait for the engine's next message and return it; if it is a step, the others know that it begins. Until
+        then, take part in the steps of other engines.
 
         Raises:
             EngineDeadError: A rank of another engine did not come.
@@ -73,7 +73,7 @@ class GroupSteps:
                 self._group.run_dummy_step()
 
     def leave(self) -> None:
-        """After Stop: go on for the other engines, until they have stopped too."""
+        """Go on for the other engines after Stop, until they have stopped too."""
         self._group.leave()
         while not self._group.all_leave:
             if self._group.is_awaited:

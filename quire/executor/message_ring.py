@@ -18,7 +18,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 def ring_bytes(readers: int, size: int = RING_BYTES) -> int:
-    """Of shared memory for a ring of `size` bytes."""
+    """Bytes of shared memory that a ring of `size` bytes takes."""
     return _LINE * (1 + readers) + size
 
 
@@ -46,7 +46,7 @@ class _Ring:
 
 
 class RingWriter:
-    """The one that writes.
+    """Writes messages to a ring.
 
     Args:
         memory: Of `ring_bytes`.
@@ -81,7 +81,7 @@ class RingWriter:
 
 
 class RingReader:
-    """One of those that read.
+    """Reads messages from a ring: one of its readers.
 
     Args:
         memory, readers: As of the writer.
@@ -95,7 +95,7 @@ class RingReader:
         self._wait = wait
 
     def read(self) -> bytes:
-        """The next message."""
+        """Wait for the next message and return it."""
         (length,) = _LENGTH.unpack(self._take(_LENGTH.size))
         return self._take(length)
 

@@ -12,7 +12,7 @@ from quire.processes.launch import StageEnds
 
 
 class MessageSink:
-    """To the next stage."""
+    """Sends streams to the next stage."""
 
     def __init__(self, link: MessageWriter) -> None:
         self._link = link
@@ -24,7 +24,7 @@ class MessageSink:
 
 
 class MessageSource:
-    """From the stage before.
+    """Receives streams from the stage before.
 
     Args:
         link: What a MessageSink writes to.

@@ -143,7 +143,7 @@ class MultiRankExecutor:
         return result
 
     def check(self) -> None:
-        """Raises when a rank is gone that nobody waits for."""
+        """Raise if a rank is gone while nobody waits for it."""
         if self._failure is not None:
             raise self._failure
         assert self._ranks is not None, "not started, or closed"

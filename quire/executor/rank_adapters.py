@@ -18,7 +18,7 @@ from quire.messages.workers import AdapterLoaded
 
 
 class RankAdapters:
-    """See AdapterLoader.
+    """An AdapterLoader for ranks that divide one model: an adapter is loaded once all of them have loaded it.
 
     Args:
         ranks: How many there are.
@@ -45,7 +45,7 @@ class RankAdapters:
         self._broadcast(LoadAdapter(adapter, slot))
 
     def take(self, rank: int, answer: AdapterLoaded) -> None:
-        """A rank's answer: each answers in the order in which it was told."""
+        """Take in a rank's answer. Each rank answers in the order in which it was told."""
         self._answers[rank].append(answer)
 
     def loaded(self) -> list[AdapterLoaded]:

@@ -11,7 +11,7 @@ from quire.messages.to_engine import Adapter
 from quire.messages.workers import AdapterLoaded, DeviceLimits, Plan, Result
 
 FRAME = struct.Struct("<Q")
-"""Before each message of a rank to the engine: its length."""
+"""The length that stands before each message of a rank to the engine."""
 
 
 class Blocks(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -42,18 +42,18 @@ class Bitmasks(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """See AdapterLoader.load; each rank answers by AdapterLoaded, in the same order."""
+    """Tells ranks to load an adapter to a slot. Each answers with AdapterLoaded, in the order in which it was told."""
 
     adapter: Adapter
     slot: int
 
 
 class BeginProfile(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """From now on kernels are counted and timed."""
+    """Tells ranks to count and time kernels from now on."""
 
 
 class EndProfile(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Until now."""
+    """Tells ranks to stop counting and timing kernels."""
 
 
 class Profiled(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -63,7 +63,7 @@ class Profiled(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """There is no more to do."""
+    """Tells ranks that there is no more to do."""
 
 
 class StepDone(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -85,5 +85,5 @@ FromRank = AdapterLoaded | Blocks | DeviceLimits | Offer | Profiled | Result | S
 
 
 def fingerprint(result: Result) -> int:
-    """Differs if ranks have sampled other tokens."""
+    """A checksum of what a rank has sampled in a step: it differs if ranks have sampled different tokens."""
     return zlib.crc32(msgspec.msgpack.encode((result.counts, result.tokens, len(result.errors))))

@@ -58,7 +58,7 @@ class EngineChannel:
             self._socket.sendall(FRAME.pack(len(encoded)) + encoded)
 
     def receive(self) -> ToRanks:
-        """The next message; waits for it."""
+        """Wait for the next message and return it."""
         return self._waiting.popleft() if self._waiting else self._read()
 
     def poll(self) -> ToRanks | None:
@@ -66,26 +66,26 @@ class EngineChannel:
         return self.receive() if self._waiting or self._ring.has_more else None
 
     def wait_beside(self, bell: int) -> None:
-        """Until there may be a message, or this descriptor is readable."""
+        """Wait until there may be a message, or this descriptor is readable."""
         if self._socket.fileno() in wait_readable(self._socket.fileno(), bell):
             self._wait()
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """What all ranks offer, by rank, from what this one does."""
+        """Offer data to all ranks; returns what all of them offer, by rank."""
         self.send(Offer(data))
         offers = self.receive()
         assert isinstance(offers, Offers)
         return offers.data
 
     def agree(self, blocks: NumBlocks) -> NumBlocks:
-        """The KV blocks of all ranks, from those that this one has room for."""
+        """Say how many KV blocks this rank has room for; returns how many all ranks get."""
         self.send(Blocks(*blocks))
         of_all = self.receive()
         assert isinstance(of_all, Blocks)
         return NumBlocks(of_all.device, of_all.host)
 
     def bitmasks(self) -> TokenBitmasks:
-        """Those of the step that is running: they come in the order of plans, each once."""
+        """Wait for the bitmasks of the step that is running. They come in the order of plans, each once."""
         while not isinstance(message := self._read(), Bitmasks):
             if isinstance(message, Stop):
                 raise EngineDeadError("The engine was closed before a step's bitmasks came.")
@@ -96,7 +96,7 @@ class EngineChannel:
         return self._decoder.decode(self._ring.read())
 
     def _wait(self) -> None:
-        """Until there is more in the ring."""
+        """Wait until there is more in the ring."""
         if not self._socket.recv(_MANY):
             raise EngineDeadError("The engine has closed its connection.")
 
@@ -177,7 +177,7 @@ def _run_on_cpu(config: Config, mesh: Mesh, own: RankLaunch, channel: EngineChan
 
 
 def late(rank: int, ranks: int, step: int, seconds: float) -> str:
-    """That others have waited for a rank in vain."""
+    """The message that says that others have waited for a rank in vain."""
     return f"Rank {rank} of {ranks} was stuck: in step {step} the others waited {seconds:g} s for it"
 
 

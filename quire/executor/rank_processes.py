@@ -38,11 +38,11 @@ from quire.worker.startup.threads import usable_cores
 PATIENCE_S = 20.0
 """How long ranks wait for one another in a step."""
 LATE_S = 2.0
-"""From when on it is said for whom they wait."""
+"""How long the others wait for a rank before it is logged that it is late."""
 STOPPED_S = 1.5
 """How long a rank may be stopped (SIGSTOP)."""
 STOP_TIMEOUT_S = 5.0
-"""What ranks get to end after they were told to."""
+"""How long ranks may take to end after they were told to."""
 SPINS = 3_000
 """How often a rank looks for another before it sleeps, where all have cores of their own: some 50 µs."""
 _LOOK_S = 0.5
@@ -106,7 +106,7 @@ class RankProcesses:
         rings.close()
 
     def name(self, rank: int) -> str:
-        """For messages."""
+        """What a rank is called in messages."""
         return f"Rank {rank} of {self.number} (process {self._children[self._index(rank)].pid}{self._where})"
 
     @property
@@ -115,15 +115,15 @@ class RankProcesses:
         return [child.pid for child in self._children]
 
     def fileno(self) -> int:
-        """For a selector: readable when a rank has said something."""
+        """A descriptor for selectors, readable when a rank has said something."""
         return self._selector.fileno()
 
     def broadcast(self, message: ToRanks) -> None:
-        """Tell all ranks."""
+        """Send a message to all ranks."""
         self.broadcast_encoded(self._encoder.encode(message))
 
     def broadcast_encoded(self, message: bytes) -> None:
-        """The same, of a message as ranks read it."""
+        """Send a message to all ranks, encoded as they read it."""
         self._ring.write(message)
 
     def receive(self, wait: float | None) -> list[tuple[int, FromRank]]:
@@ -141,7 +141,7 @@ class RankProcesses:
                 return received
 
     def close(self, *, at_once: bool) -> None:
-        """End them: in order, after Stop was broadcast, or at once."""
+        """End all ranks: in order, after Stop was broadcast, or at once."""
         deadline = self._clock.now() + STOP_TIMEOUT_S
         for child, end in zip(self._children, self._sockets, strict=True):
             if not at_once:
@@ -160,7 +160,7 @@ class RankProcesses:
     # --- below --------------------------------------------------------------------------------------------------------
 
     def _index(self, rank: int) -> int:
-        """Its place in the lists of this machine's."""
+        """A rank's place in the lists of this machine's ranks."""
         return rank - self._here[0]
 
     def _start(self, config: Config, rank: int, ring: SharedMemory, rings: StageRings) -> None:
@@ -192,7 +192,7 @@ class RankProcesses:
                 end.send(b"\0")
 
     def _wait_for_readers(self) -> None:
-        """The ring is full."""
+        """Give the ranks time to read from the ring, which is full."""
         time.sleep(1e-3)
         for rank, child in zip(self._here, self._children, strict=True):
             if child.exit_code() is not None:
@@ -231,7 +231,7 @@ class RankProcesses:
         return EngineDeadError(f"{self.name(rank)} died: {cause}.")
 
     def _look(self) -> None:
-        """Whether a rank keeps the others waiting.
+        """Look whether a rank keeps the others waiting, and log it.
 
         Raises:
             EngineDeadError: One is stopped, or on GPUs too late: there ranks wait on the device, and cannot tell.
@@ -267,7 +267,7 @@ class RankProcesses:
 
 
 def stream_bytes(config: Config, hidden: int) -> int:
-    """Of what a stage hands the next in the largest step."""
+    """The bytes that a stage hands the next one in the largest step."""
     tokens = config.scheduler.max_num_batched_tokens
     assert tokens, "the batch is resolved"
     return 2 * 4 * tokens * hidden

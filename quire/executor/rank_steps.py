@@ -50,7 +50,8 @@ class RankSteps:
         self._tokens_out: MessageWriter | None = None if ends.tokens_out is None else open_writer(ends.tokens_out)
 
     def execute(self, plan: Plan, masks: Callable[[], TokenBitmasks]) -> Result | StepDone:
-        """What the rank tells the engine of the step: one tells all, the others which tokens they have sampled."""
+        """Run a step; returns what the rank tells the engine of it. One rank sends the result, the others of the last
+        stage a fingerprint of it."""
         if self._arrivals is not None:
             self._arrivals.wait_for(plan)
         if not self._mesh.is_last:
@@ -66,7 +67,7 @@ class LearnsTokens(Protocol):
     """A Worker, as TokenArrivals sees it."""
 
     def learn_tokens(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
-        """See Worker."""
+        """Take the tokens that the last stage has sampled for these slots."""
         ...
 
 
@@ -97,7 +98,7 @@ class TokenArrivals:
             self._due.append((plan.step, self._sampled.sampled_by(plan)))
 
     def _take(self) -> None:
-        """The next step's."""
+        """Receive the tokens of the next step that samples."""
         sampled = self._decoder.decode(self._link.read())
         step, slots = self._due.popleft()
         assert sampled.step == step, f"tokens of step {sampled.step}, expected those of {step}"
@@ -107,11 +108,11 @@ class TokenArrivals:
 
 
 def without_samples(plan: Plan) -> Plan:
-    """The same, but nothing is sampled or reported."""
+    """The plan as an earlier stage runs it: nothing is sampled or reported."""
     return msgspec.structs.replace(plan, sampled_rows=[], masked=[], prompt_logprobs_rows=[])
 
 
 def for_earlier_stage(plan: Plan) -> Plan:
-    """The same for a GPU: nothing is reported, and no step waits for bitmasks. It still says which rows are sampled, by
-    which all stages pad a step alike."""
+    """The plan as an earlier stage runs it on a GPU: nothing is reported, and no step waits for bitmasks. Which rows
+    are sampled stays in the plan, since all stages pad a step by that."""
     return msgspec.structs.replace(plan, masked=[], prompt_logprobs_rows=[])

@@ -98,7 +98,7 @@ class SimulatedExecutor:
         )
 
     def check(self) -> None:
-        """There is no device."""
+        """Do nothing: there is no device that could be lost."""
 
     def close(self) -> None:
         self._in_flight.clear()

@@ -44,7 +44,7 @@ class StageRings:
         self._tokens = self._ring(token_ring_bytes(mesh.pp, rows), mesh.tp) if is_one else None
 
     def ends_of(self, rank: int) -> StageEnds:
-        """A rank's."""
+        """The ends of links that a rank uses."""
         at, tp = Mesh(rank, self._mesh.tp, self._mesh.pp), self._mesh.tp
         tokens_in: LinkEnd | None = self._crossings.tokens_in(at)
         tokens_out: LinkEnd | None = self._crossings.tokens_out(at)
@@ -59,7 +59,7 @@ class StageRings:
         )
 
     def close(self) -> None:
-        """The ranks have them."""
+        """Close the rings here, once the ranks have them."""
         for fd in chain((memory.descriptor for memory in self._memories), self._bells):
             os.close(fd)
 
@@ -76,12 +76,12 @@ def most_unread(stages: int) -> int:
 
 
 def token_ring_bytes(stages: int, rows: int) -> int:
-    """Of the ring of sampled tokens: so much that the last stage never waits for the first one to read."""
+    """Bytes of the ring of sampled tokens: so many that the last stage never waits for the first one to read."""
     return (most_unread(stages) + 1) * token_bytes(rows)
 
 
 def token_bytes(rows: int) -> int:
-    """Of the sampled tokens of a step, at most."""
+    """Bytes of the sampled tokens of a step, at most."""
     return 64 + 16 * rows
 
 
@@ -90,7 +90,7 @@ def _reader(end: RingEnd, number: int) -> RingEnd:
 
 
 def open_writer(end: LinkEnd) -> MessageWriter:
-    """For the rank that writes."""
+    """Open a link's end for the rank that writes."""
     if not isinstance(end, RingEnd):
         return open_socket_writer(end)
 
@@ -102,7 +102,7 @@ def open_writer(end: LinkEnd) -> MessageWriter:
 
 
 def open_reader(end: LinkEnd) -> MessageReader:
-    """For a rank that reads."""
+    """Open a link's end for a rank that reads."""
     if not isinstance(end, RingEnd):
         return open_socket_reader(end)
     (bell,) = end.bells

@@ -19,7 +19,7 @@ from quire.config import environment
 
 
 def begin_loading() -> None:
-    """Begin, and return at once; where there is no such library, importing torch will say so.
+    """Begin to load torch's largest library, and return at once. Where there is none, importing torch will say so.
 
     The linker's lock is held all the time, so modules with libraries of their own wait. numpy has most of them, and is
     imported before.
@@ -40,5 +40,6 @@ def _library() -> Path | None:
 
 
 def _load(library: Path) -> None:
-    """By a foreign function, since these run without the interpreter's lock; `ctypes.CDLL` loads while it holds it."""
+    """Load a library by a foreign function: these run without the interpreter's lock, which `ctypes.CDLL` would
+    hold."""
     ctypes.CDLL(None).dlopen(str(library).encode(), os.RTLD_NOW)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from quire.errors import QuireError
 
 MOST_BYTES = 1 << 28
-"""Of a message between nodes: a plan, a result, settings."""
+"""Bytes of a message between nodes, at most: a plan, a result, settings."""
 LOST_AFTER_MS = 15_000
 """When a machine that says nothing, not even that it received something, is taken for gone."""
 _LENGTH = struct.Struct("<Q")
@@ -68,7 +68,7 @@ def receive_message(connection: socket.socket, most_bytes: int, deadline: float 
 
 
 def receive_exactly(connection: socket.socket, length: int, deadline: float | None = None) -> bytes:
-    """So many bytes; see `receive_message`."""
+    """Receive this many bytes; see `receive_message`."""
     received = bytearray(length)
     view = memoryview(received)
     try:
@@ -100,7 +100,7 @@ class Connection:
         self._unsent = bytearray()
 
     def fileno(self) -> int:
-        """For selectors."""
+        """The socket's descriptor, for selectors."""
         return self._socket.fileno()
 
     @property

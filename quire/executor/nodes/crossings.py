@@ -23,7 +23,7 @@ class Link(NamedTuple):
 
 
 def crossing_links(mesh: Mesh, nodes: int) -> list[Link]:
-    """Those between nodes."""
+    """The links between ranks on different nodes."""
     if nodes == 1:
         return []
     streams = [Link("stream", rank, rank + mesh.tp) for rank in range(mesh.size - mesh.tp)]
@@ -39,7 +39,7 @@ def node_of(rank: int, mesh: Mesh, nodes: int) -> int:
 
 
 def ranks_of(node: int, mesh: Mesh, nodes: int) -> range:
-    """A node's."""
+    """The ranks on a node."""
     each = mesh.size // nodes
     return range(node * each, (node + 1) * each)
 
@@ -49,7 +49,7 @@ class Crossings:
     """A node's ranks, and the connected sockets of their links to others.
 
     Attributes:
-        ranks: Those that run on it.
+        ranks: The ranks that run on the node.
         nodes: How many nodes there are.
         sockets: Descriptors by link.
         stream_bytes, token_bytes: Of the largest message of each kind.

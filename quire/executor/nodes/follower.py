@@ -32,9 +32,9 @@ from quire.mesh import mesh_of
 from quire.version import __version__
 
 FIRST_PATIENCE_S = 3600.0
-"""How long a node waits for the head of which it has heard nothing."""
+"""How long a node waits for a head that it has heard nothing of."""
 HEAD_PATIENCE_S = 300.0
-"""How long it waits for the next engine."""
+"""How long a node waits for the head's next engine."""
 _AGAIN_S = 0.5
 _LOOK_S = 0.5
 
@@ -44,7 +44,7 @@ class _Stopped(Exception):
 
 
 class Follower:
-    """See above.
+    """A node that is not the head: runs its ranks for one engine of the head after another.
 
     Args:
         config: This machine's settings, resolved.
@@ -68,7 +68,7 @@ class Follower:
         self._said = ""
 
     def run(self) -> int:
-        """Until the end; the exit code.
+        """Run until the head has ended; returns the exit code.
 
         Raises:
             ConfigError: The head refuses this node.
@@ -84,7 +84,7 @@ class Follower:
         return 0
 
     def _follow_one_engine(self) -> bool:
-        """Whether the head has ended in order."""
+        """Join the head and serve one of its engines; returns whether the head has ended in order."""
         connection, gate = self._join()
         with gate:
             try:
@@ -191,7 +191,7 @@ class Follower:
         )  # fmt: skip
 
     def _serve(self, connection: Connection, ranks: RankProcesses) -> bool:
-        """One engine's life; whether the head has ended in order."""
+        """Serve one engine for its whole life; returns whether the head has ended in order."""
         self._said = ""
         try:
             connection.post(self._encoder.encode(Started(ranks.pids)))
@@ -216,7 +216,7 @@ class Follower:
         return ended
 
     def _hand_on(self, connection: Connection, ranks: RankProcesses) -> bool:
-        """What the engine says to the ranks, and what they say to it, until its End."""
+        """Hand on what the engine says to the ranks, and what they say to it, until its End."""
         with selectors.EpollSelector() as selector:
             selector.register(ranks, selectors.EVENT_READ, ranks)
             selector.register(connection, selectors.EVENT_READ, connection)

@@ -21,7 +21,7 @@ _MAGIC = b"quire nodes 1\n"
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
 _REFUSED = bytes(_PROOF_BYTES)
-"""In place of the server's proof."""
+"""What the server sends in place of its proof to refuse a client."""
 
 
 class WrongKeyError(QuireError):

@@ -44,11 +44,11 @@ class Ranks(Protocol):
     number: int
 
     def name(self, rank: int) -> str:
-        """For messages."""
+        """What a rank is called in messages."""
         ...
 
     def broadcast(self, message: ToRanks) -> None:
-        """Tell all ranks."""
+        """Send a message to all ranks."""
         ...
 
     def receive(self, wait: float | None) -> list[tuple[int, FromRank]]:
@@ -61,7 +61,7 @@ class Ranks(Protocol):
         ...
 
     def close(self, *, at_once: bool) -> None:
-        """End them: in order, after Stop was broadcast, or at once."""
+        """End all ranks: in order, after Stop was broadcast, or at once."""
         ...
 
 
@@ -83,7 +83,7 @@ def start_ranks(config: Config, clock: Clock, group: GroupEnds | None = None) ->
 
 
 class HeadRanks:
-    """Those of all nodes; see Ranks.
+    """The ranks of an engine on all nodes, as the head sees them.
 
     Args:
         config: Resolved settings.
@@ -115,19 +115,19 @@ class HeadRanks:
             self._selector.register(node.connection, selectors.EVENT_READ, node)
 
     def name(self, rank: int) -> str:
-        """See Ranks."""
+        """What a rank is called in messages."""
         node = next((node for node in self._nodes if rank in node.ranks), None)
         return self._local.name(rank) if node is None else node.name(rank)
 
     def broadcast(self, message: ToRanks) -> None:
-        """See Ranks. Other nodes first: they have the longer way."""
+        """Send a message to all ranks: first to those on other nodes, which have the longer way."""
         encoded = self._encoder.encode(message)
         for node in self._nodes:
             node.post(ForRanks(encoded))
         self._local.broadcast_encoded(encoded)
 
     def receive(self, wait: float | None) -> list[tuple[int, FromRank]]:
-        """See Ranks."""
+        """What ranks on all nodes have said, by rank; empty after `wait` seconds."""
         step = _LOOK_S if wait is None else min(wait, _LOOK_S)
         while True:
             self._watch_unsent()
@@ -142,7 +142,7 @@ class HeadRanks:
                 return received
 
     def close(self, *, at_once: bool) -> None:
-        """See Ranks."""
+        """End all ranks: in order, after Stop was broadcast, or at once."""
         if not at_once:
             for node in self._nodes:
                 with suppress(EngineDeadError):  # it ends before it was told to

@@ -64,7 +64,7 @@ class LinkSetup:
         self._key = key
 
     def open(self, gate: Gate, check: Callable[[], None]) -> dict[Link, socket.socket]:
-        """All links of this node.
+        """Connect all links of this node, and return them.
 
         Args:
             gate: Of this node.

@@ -15,7 +15,7 @@ from quire.processes.launch import StatusReport
 
 
 class RemoteNode:
-    """Its connection, and what is known of it.
+    """Another node's connection, and what is known of the node.
 
     Args:
         connection: To it.
@@ -40,12 +40,12 @@ class RemoteNode:
         self._said: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
 
     def name(self, rank: int) -> str:
-        """One of its ranks, for messages."""
+        """What one of the node's ranks is called in messages."""
         process = f"process {self._pids[rank - self.ranks[0]]} on " if self._pids else ""
         return f"Rank {rank} of {self._of} ({process}node {self._number}, {self._host})"
 
     def post(self, message: ToNode) -> None:
-        """Tell it something.
+        """Send the node a message.
 
         Raises:
             EngineDeadError: It is lost.
@@ -56,7 +56,7 @@ class RemoteNode:
             raise self._lost(error) from error
 
     def receive(self, *, readable: bool) -> Iterator[tuple[int, FromRank]]:
-        """What its ranks have said, and on the way send what is unsent.
+        """What the node's ranks have said; sends on the way what is unsent.
 
         Raises:
             SetupError: A rank's start has failed there.
@@ -77,7 +77,7 @@ class RemoteNode:
                     raise_failure(error, message)
 
     def check(self) -> None:
-        """Whether it is there, before it was told to start anything.
+        """Check that the node is there, before it was told to start anything.
 
         Raises:
             ConnectionLostError: It is not.

@@ -23,7 +23,7 @@ from quire.version import __version__
 NODES_PATIENCE_S = 300.0
 """How long the head waits for the last node."""
 SAY_AFTER_S = 5.0
-"""When it says that it waits."""
+"""How long the head waits for other nodes before it says that it waits."""
 _LOOK_S = 0.5
 _HASHED = ("config.json",)
 _SIZED = (".safetensors", ".gguf")
@@ -40,7 +40,8 @@ def shape_of(parallel: ParallelConfig) -> str:
 
 
 def model_fingerprint(model: str) -> str:
-    """The same for the same model on all machines, wherever it lies: its config, and names and sizes of its weights."""
+    """A digest of a model's config and of its weight files' names and sizes: two machines have the same one if they
+    have the same model, wherever it lies."""
     path = Path(model)
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     digest = hashlib.sha256()
@@ -53,7 +54,7 @@ def model_fingerprint(model: str) -> str:
 
 
 class RollCall:
-    """Waits for nodes 1, 2, …
+    """Waits until nodes 1, 2, … have joined.
 
     Args:
         config: Resolved settings.
@@ -70,7 +71,7 @@ class RollCall:
         self._last_refusal = ""
 
     def wait(self, gate: Gate) -> list[RemoteNode]:
-        """The other nodes, in their order.
+        """Wait for the other nodes; returns them in their order.
 
         Raises:
             EngineDeadError: One did not come in time; the message names it.
@@ -124,7 +125,7 @@ class RollCall:
         return ""
 
     def _forget_lost(self) -> None:
-        """A node that has joined may be gone before the others come."""
+        """Forget nodes that have joined and were lost before the others came."""
         for number, node in list(self._joined.items()):
             try:
                 node.check()

@@ -11,8 +11,8 @@ from quire.executor.nodes.connection import ConnectionLostError, receive_message
 from quire.processes.launch import SocketEnd
 
 GRACE_S = 10.0
-"""How long a rank stays silent about a lost link: who is gone is known to its node, which then ends it. Only if nobody
-is, the link itself is to blame."""
+"""How long a rank waits before it reports a lost link. If a rank or node is gone, that is known elsewhere, and this
+rank is ended meanwhile; if none is, the link itself is to blame."""
 
 
 class SocketWriter:
@@ -28,7 +28,7 @@ class SocketWriter:
         self._sleep = sleep
 
     def write(self, message: bytes) -> None:
-        """See MessageWriter.
+        """Send a message to all readers; may wait until they have read earlier ones.
 
         Raises:
             EngineDeadError: The link is lost.
@@ -56,7 +56,7 @@ class SocketReader:
         self._sleep = sleep
 
     def read(self) -> bytes:
-        """See MessageReader.
+        """Wait for the next message and return it.
 
         Raises:
             EngineDeadError: The link is lost, or brings what is no message.
@@ -69,11 +69,11 @@ class SocketReader:
 
 
 def open_socket_writer(end: SocketEnd) -> SocketWriter:
-    """For the rank that writes."""
+    """Open a link's end for the rank that writes."""
     return SocketWriter([socket.socket(fileno=fd) for fd in end.socket_fds])
 
 
 def open_socket_reader(end: SocketEnd) -> SocketReader:
-    """For a rank that reads."""
+    """Open a link's end for a rank that reads."""
     (fd,) = end.socket_fds
     return SocketReader(socket.socket(fileno=fd), end.most_bytes)

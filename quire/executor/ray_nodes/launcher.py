@@ -28,9 +28,9 @@ from quire.processes.launch import LaunchConfig, NodesPlaced, Report, StatusRepo
 
 DRIVER = "quire.executor.ray_nodes.driver"
 AGAIN_S = 5.0
-"""Between a driver's death and the next one."""
+"""Seconds between a driver's death and the start of the next one."""
 _DRIVER_START_S = 120.0
-"""What a driver gets beyond the time that nodes get."""
+"""Seconds that a driver gets beyond the time that nodes get."""
 _END_S = 5.0
 
 
@@ -103,7 +103,7 @@ class RayNodes:
         return replace(config, parallel=parallel)
 
     def wait_ready(self) -> None:
-        """Until all nodes are ready for an engine. From then on a driver that dies is started again.
+        """Wait until all nodes are ready for an engine. From then on a driver that dies is started again.
 
         Raises:
             SetupError: A node has failed.
@@ -186,7 +186,7 @@ class RayNodes:
 
 
 def free_port(preferred: int) -> int:
-    """That port, if nobody listens there, or any that is free."""
+    """The preferred port, if nobody listens there, or any that is free."""
     for port in (preferred, 0):
         with suppress(OSError, OverflowError), socket.create_server(("", port)) as listener:
             free: int = listener.getsockname()[1]

@@ -45,7 +45,7 @@ class News(NamedTuple):
 
 
 class NodeActor:
-    """See above.
+    """Starts a follower as a child process on the node where Ray runs this actor, and reports what it says.
 
     Args:
         launch: The follower's LaunchConfig, as JSON.
@@ -93,7 +93,7 @@ class NodeActor:
         return lines, False
 
     def _read(self, output: int) -> None:
-        """Until the child, and all that it has started, are gone."""
+        """Read the child's output until the child, and all that it has started, are gone."""
         with open(output, encoding="utf-8", errors="replace") as pipe:
             for line in pipe:
                 self._lines.put(line.rstrip("\n"))

@@ -15,11 +15,11 @@ from quire.executor.ray_nodes.node_actor import News
 from quire.executor.ray_nodes.placement import ClusterNode, Placement
 
 SAY_AFTER_S = 5.0
-"""When it is said that a node has no place yet."""
+"""How long a node may be without a place before it is logged that it has none."""
 MOST_FIRST_STARTS = 3
 """How often a node that was never ready is started."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-"""Before a node is started again: twice as long each time, until one has run for longer than that."""
+"""Seconds before a node is started again: twice as long each time, until one has run for longer than that."""
 
 
 class Lost(NamedTuple):
@@ -32,7 +32,7 @@ class NodeCluster(Protocol):
     """Where nodes run: RayCluster, or a fake."""
 
     def machines(self) -> list[ClusterNode]:
-        """Those that are alive."""
+        """The machines of the cluster that are alive."""
         ...
 
     def start(self, node: int) -> None:
@@ -40,8 +40,8 @@ class NodeCluster(Protocol):
         ...
 
     def news(self, wait_s: float) -> list[tuple[int, News | Lost]]:
-        """Of nodes that were started, by their numbers; empty after `wait_s` seconds. Nothing comes of a node without a
-        place. One that is lost, or whose follower is gone, has no news until it is started again."""
+        """News of nodes that were started, by their numbers; empty after `wait_s` seconds. A node without a place has
+        none. One that is lost, or whose follower is gone, has none until it is started again."""
         ...
 
 
@@ -58,7 +58,8 @@ class _Node:
 
 
 class NodeKeeper:
-    """See above.
+    """Keeps the other nodes of an engine running: starts each, prints what it says, and starts it again when it is
+    gone.
 
     Args:
         cluster: Where nodes run.
@@ -77,7 +78,7 @@ class NodeKeeper:
         self._nodes = {number: _Node() for number in range(1, placement.nodes)}
 
     def start_all(self, patience_s: float) -> None:
-        """Until all nodes are ready for an engine.
+        """Start all nodes, and wait until they are ready for an engine.
 
         Raises:
             SetupError: Of the class that a node has reported; or one could not be started.

@@ -13,7 +13,7 @@ from quire.config import Config
 from quire.config.parallel import ParallelConfig
 
 STRATEGY = "STRICT_SPREAD"
-"""Of the placement group: no two bundles on the same machine."""
+"""The placement group's strategy: no two bundles on the same machine."""
 NODE_ID_LABEL = "ray.io/node-id"
 """Label that Ray gives each machine of a cluster."""
 

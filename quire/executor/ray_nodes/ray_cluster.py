@@ -23,14 +23,14 @@ _NEWS_S = 5.0
 
 
 class RayCluster:
-    """See NodeCluster.
+    """A NodeCluster on Ray, with an actor for each node.
 
     Args:
         address: As RAY_ADDRESS has it; empty: of the cluster that this machine is part of.
 
     Attributes:
-        own_id: Ray's of this machine.
-        own_address: By which Ray knows it.
+        own_id: Ray's id of this machine.
+        own_address: The address by which Ray knows it.
 
     Raises:
         ConnectionError: No cluster runs there.
@@ -47,7 +47,7 @@ class RayCluster:
         self._waits_for: dict[Any, int] = {}  # reference to the next news → node
 
     def machines(self) -> list[ClusterNode]:
-        """See NodeCluster."""
+        """The machines of the cluster that are alive."""
         return [
             ClusterNode(node["NodeID"], node["NodeManagerAddress"], node["Resources"].get("CPU", 0.0))
             for node in ray.nodes()
@@ -65,16 +65,17 @@ class RayCluster:
         )
 
     def has_places(self, wait_s: float) -> bool:
-        """Whether all are there, after `wait_s` seconds at most."""
+        """Whether there are places for all nodes, after `wait_s` seconds at most."""
         assert self._group is not None
         return bool(self._group.wait(wait_s))
 
     def launch(self, node: int, launch: bytes, key: bytes) -> None:
-        """What a node will be started with: see NodeActor."""
+        """Set what a node will be started with. The arguments are those of NodeActor."""
         self._launches[node] = launch, key
 
     def start(self, node: int) -> None:
-        """See NodeCluster."""
+        """Ask Ray for the actor of a node, which starts once there is a place for it. The node's actor before is
+        killed."""
         assert self._group is not None and self._placement is not None, "places come first"
         if (before := self._actors.pop(node, None)) is not None:
             ray.kill(before)
@@ -84,7 +85,7 @@ class RayCluster:
         self._ask(node)
 
     def news(self, wait_s: float) -> list[tuple[int, News | Lost]]:
-        """See NodeCluster."""
+        """News of nodes that were started, by their numbers; empty after `wait_s` seconds."""
         if not self._waits_for:
             time.sleep(wait_s)
             return []
