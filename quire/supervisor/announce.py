@@ -15,7 +15,7 @@ _log = logging.getLogger("quire.server")
 
 
 def log_as_json(process: str = "supervisor") -> None:
-    """From now on lines are JSON objects, of a process that is called so."""
+    """Print lines as JSON objects from now on, with this name of the process."""
     set_up_logs("json", process)
     _log.handlers = logging.getLogger().handlers
     _log.propagate = False
@@ -31,7 +31,7 @@ def print_log(line: str) -> None:
 
 
 def print_error(line: str) -> None:
-    """The last line of a server that failed."""
+    """Print the last line of a server that failed."""
     if _log.handlers:
         _log.error("%s", line)
     else:
@@ -39,7 +39,7 @@ def print_error(line: str) -> None:
 
 
 def announce_settings(config: Config, reasons: Sequence[str]) -> None:
-    """The settings, a line each."""
+    """Print the settings, a line each."""
     print_log(f"Quire {__version__}")
     for reason in reasons:
         print_log(f"  {reason}")
@@ -54,7 +54,8 @@ def announce_settings(config: Config, reasons: Sequence[str]) -> None:
 def announce_ready(
     config: Config, listener: socket.socket, seconds: float, startup: dict[str, float], kv_tokens: int
 ) -> None:
-    """The address, and a line to paste; on a GPU also what its KV cache holds, which was an estimate until now."""
+    """Print the address, and a line to paste; on a GPU also what its KV cache holds, which was an estimate until
+    now."""
     stages = ", ".join(f"{stage} {took:.1f}" for stage, took in startup.items())
     print_log(f"Ready in {seconds:.1f} s{f' (engine: {stages})' if stages else ''}")
     if config.device.device == "cuda":
@@ -72,7 +73,7 @@ def announce_ready(
 
 
 def url(config: Config, listener: socket.socket) -> str:
-    """Where a client on this machine reaches the server."""
+    """The address at which a client on this machine reaches the server."""
     host, port = listener.getsockname()[:2]
     scheme = "https" if config.server.ssl_certfile else "http"
     if host in ("0.0.0.0", "::"):

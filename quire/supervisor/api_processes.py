@@ -31,7 +31,7 @@ class ApiProcesses:
 
     @property
     def places(self) -> range:
-        """All of them."""
+        """The places of all API processes."""
         return range(len(self.numbers))
 
     def name(self, place: int) -> str:
@@ -39,7 +39,7 @@ class ApiProcesses:
         return api_name(place, len(self.numbers))
 
     def place_of(self, child: Child) -> int | None:
-        """Which of the present processes it is; None: none of them."""
+        """Which of the present processes this is; None: none of them."""
         return next((place for place, api in enumerate(self.children) if api is child), None)
 
     def number_of(self, child: Child) -> int:
@@ -50,7 +50,7 @@ class ApiProcesses:
 
     @property
     def all_gone(self) -> bool:
-        """Whether none runs."""
+        """Whether no API process runs."""
         return all(child.exit_code() is not None for child in self.children)
 
     def launch(self, place: int, model: LaunchConfig) -> LaunchConfig:
@@ -60,7 +60,7 @@ class ApiProcesses:
         )
 
     def begin_next_life(self, place: int) -> int:
-        """Another process takes this place; returns the number of the one before."""
+        """Give a place to another process; returns the number of the one before."""
         before, self.numbers[place] = self.numbers[place], self._next_number
         self._next_number += 1
         self._restarts[place] += 1

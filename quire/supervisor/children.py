@@ -24,9 +24,10 @@ from quire.supervisor.process_host import THIS_MACHINE, ProcessHost
 from quire.supervisor.watchdog import Watchdog
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 10.0
-"""Before a process is started again that died before it was ready; twice as long each time."""
+"""Seconds before a process that died before it was ready is started again: twice as long each time."""
 _MAX_DOUBLINGS = 10
-"""More make no difference, and no float."""
+"""How often the delay before a process is started again is doubled, at most: more makes no difference, and would not
+fit into a float."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Modules:
 
 
 MODULES = Modules()
-"""Those of a server."""
+"""The modules that the processes of a real server run."""
 
 
 Place = tuple[int, int]
@@ -46,7 +47,7 @@ Place = tuple[int, int]
 
 
 class Children:
-    """Engines and API processes, which run from the start.
+    """The engines and API processes of a server, which are started when this is made.
 
     Args:
         config: Resolved settings.
@@ -102,18 +103,18 @@ class Children:
 
     @property
     def engines(self) -> list[Child]:
-        """The present ones, of all models."""
+        """The present engines of all models."""
         return [child for model in self._models.values() for child in model.children]
 
     def place_of(self, child: Child) -> Place | None:
-        """Which of the present engines it is; None: none of them, or one that is replaced already."""
+        """Which of the present engines a process is; None: it is none of them, or is replaced already."""
         for generation, model in self._models.items():
             if (number := model.number_of(child)) is not None and child.name not in self._due:
                 return generation, number
         return None
 
     def ready(self, child: Child) -> None:
-        """It said that it is."""
+        """Note that a process has said that it is ready."""
         self._was_ready.add(child.name)
         self._ready.add(child)
         self._early_deaths[child.name] = 0
@@ -124,7 +125,7 @@ class Children:
 
     @property
     def all_ready(self) -> bool:
-        """Whether all are."""
+        """Whether all processes are ready."""
         return set(self) <= self._ready
 
     def failed_starts(self, child: Child) -> int:
@@ -132,26 +133,26 @@ class Children:
         return 0 if child in self._ready else self._early_deaths[child.name] + 1
 
     def is_ready(self, child: Child) -> bool:
-        """Whether one of the present ones is."""
+        """Whether a present process is ready."""
         return child in self._ready
 
     @property
     def present_apis(self) -> list[Child]:
-        """The API processes that are not to be started first."""
+        """The API processes but for those that wait to be started again."""
         return [child for child in self.apis.children if child.name not in self._due]
 
     @property
     def awaits_api(self) -> bool:
-        """Whether some API process is to be started."""
+        """Whether some API process waits to be started again."""
         return len(self.present_apis) < len(self.apis.children)
 
     def heard(self, child: Child, pulse: Pulse) -> None:
-        """It is alive."""
+        """Take a pulse, by which a process says that it is alive."""
         if (watchdog := self._watchdogs.get(child)) is not None:
             watchdog.heard(pulse)
 
     def stuck(self) -> list[tuple[Child, str]]:
-        """Those that make no progress, each once, and why."""
+        """The processes that make no progress, each once, and why."""
         found = [(child, why) for child, dog in self._watchdogs.items() if (why := dog.complaint())]
         for child, _ in found:
             del self._watchdogs[child]
@@ -162,14 +163,14 @@ class Children:
         return self._models[engine[0]].in_flight(engine[1])
 
     def at_fault(self, engine: Place) -> Place:
-        """Of engines that live and die together: the one for which the others have waited in vain when this one died;
-        else this one."""
+        """The engine that is to blame for the death of this one. Among engines that live and die together, that is the
+        one that the others waited for in vain; otherwise it is this one."""
         group = self._models[engine[0]].group
         missing = None if group is None else group.missing_engine
         return engine if missing is None else (engine[0], missing)
 
     def partners(self, engine: Place) -> list[Place]:
-        """The engines that live and die with this one, but for those that are to be started first."""
+        """The engines that live and die with this one, but for those that wait to be started again."""
         model = self._models[engine[0]]
         if model.group is None:
             return []
@@ -177,7 +178,7 @@ class Children:
         return [(engine[0], number) for number in others if model.children[number].name not in self._due]
 
     def engine_at(self, engine: Place) -> Child:
-        """The present process."""
+        """The present process of an engine."""
         return self._models[engine[0]].children[engine[1]]
 
     def died_at(self, engine: Place) -> float | None:
@@ -200,7 +201,7 @@ class Children:
     # --- replacing --------------------------------------------------------------------------------------------------
 
     def replace_engine(self, engine: Place, cause: str, in_flight: list[int], turn: int | None = None) -> None:
-        """An engine is dead: another one takes its place, and clients are told, see Dead."""
+        """Put another engine in the place of a dead one, and tell clients, see Dead."""
         model, number = self._models[engine[0]], engine[1]
         model.died_at[number] = self._clock.now()
         dead = model.ids[number]
@@ -209,17 +210,16 @@ class Children:
         self._replace(model.children[number])
 
     def renew_group(self, engine: Place) -> None:
-        """This engine and its partners are dead, and are replaced next."""
+        """Renew what this engine shares with its partners: they are all dead, and are replaced next."""
         self._models[engine[0]].renew_group()
 
     def give_up_engine(self, engine: Place, cause: str) -> None:
-        """An engine is dead and is not replaced: clients are told."""
+        """Tell clients that an engine is dead and is not replaced."""
         model = self._models[engine[0]]
         self._tell_clients(model, Dead(cause, source=model.ids[engine[1]]))
 
     def replace_api(self, place: int) -> int:
-        """An API process is dead: another one takes its place, and the engines are told. Returns the dead one's
-        number."""
+        """Put another API process in the place of a dead one, and tell the engines. Returns the dead one's number."""
         dead = self.apis.begin_next_life(place)
         for model in self._models.values():
             for engine in model.ids:
@@ -228,12 +228,12 @@ class Children:
         return dead
 
     def start_no_api(self) -> None:
-        """The server ends: API processes that are dead stay so."""
+        """Start no API process any more: the server ends."""
         for place in self.apis.places:
             self._due.pop(self.apis.name(place), None)
 
     def start_due(self) -> None:
-        """Start what is to be started by now."""
+        """Start the processes that are due by now."""
         for name in [name for name, when in self._due.items() if when <= self._clock.now()]:
             del self._due[name]
             for place, api in enumerate(self.apis.children):
@@ -245,12 +245,12 @@ class Children:
                         model.children[number] = self._start_engine(model, number)
 
     def take_started(self) -> list[Child]:
-        """Those started since the last call."""
+        """The processes that were started since the last call."""
         started, self._started = self._started, []
         return started
 
     def close(self) -> None:
-        """End them at once."""
+        """End all processes at once."""
         for model in self._models.values():
             model.notices.close()
         for child in self:
@@ -298,7 +298,7 @@ class Children:
             child.tell(OpenModel(self.apis.launch(place, model.launch_of_api()), drain_timeout))
 
     def tell(self, order: Order) -> None:
-        """Give the API processes that there are an order."""
+        """Give an order to the API processes that there are."""
         for child in self.present_apis:
             child.tell(order)
 
@@ -307,7 +307,8 @@ class Children:
             model.notices.engine_died(number, message)
 
     def _replace(self, child: Child) -> None:
-        """It is dead and no longer waited for."""
+        """Close a dead process that is no longer waited for, and start another one: at once, or after a delay if it
+        died before it was ready."""
         delay = 0.0
         if child not in self._ready:
             delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** min(_MAX_DOUBLINGS, self._early_deaths[child.name]))

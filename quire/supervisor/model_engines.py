@@ -58,7 +58,7 @@ class ModelEngines:
         return msgspec.structs.replace(self.launch, engine=self.ids[number], group=group)
 
     def renew_group(self) -> None:
-        """All engines are replaced."""
+        """Renew what the engines share, since all of them are replaced."""
         if self.group is not None:
             self.group.close()
             self.group = GroupMemory(self.launch.config.parallel)
@@ -68,7 +68,7 @@ class ModelEngines:
         return msgspec.structs.replace(self.launch, listen_fd=listen_fd, engines=tuple(self.ids), hold_s=hold_s)
 
     def number_of(self, child: Child) -> int | None:
-        """Which of the present engines it is; None: none of them."""
+        """Which of the present engines a process is; None: none of them."""
         return next((number for number, engine in enumerate(self.children) if engine is child), None)
 
     def in_flight(self, number: int) -> list[int]:
@@ -76,7 +76,7 @@ class ModelEngines:
         return self._host.in_flight(Path(self.launch.directory), self.ids[number])
 
     def close(self) -> None:
-        """Its processes are gone, and so is what they left."""
+        """Remove what the processes of this model have left; they are gone."""
         self.notices.close()
         if self.group is not None:
             self.group.close()

@@ -22,12 +22,12 @@ from quire.supervisor.children import Children, Place
 from quire.supervisor.model_engines import ModelEngines
 
 STOP_ENGINES_S = 5.0
-"""What engines get to end after they were told to, in seconds."""
+"""Seconds that engines may take to end after they were told to."""
 
 
 @dataclass
 class _Swap:
-    """One that proceeds.
+    """A swap that proceeds.
 
     Attributes:
         request: What is asked for.
@@ -73,13 +73,13 @@ class ModelSwap:
 
     @property
     def phase(self) -> SwapPhase | None:
-        """Of the present swap; None: there is none."""
+        """The phase of the present swap; None: there is none."""
         return None if self._swap is None or self.status is None else self.status.phase
 
     # --- what happens -----------------------------------------------------------------------------------------------
 
     def begin(self, request: SwapRequest) -> None:
-        """Begin, unless one proceeds or the server drains; the API process is told."""
+        """Begin a swap, unless one proceeds or the server drains; the API process is told."""
         if self._swap is not None or self._stopped:
             self._tell()
             return
@@ -97,7 +97,7 @@ class ModelSwap:
         self._tell()
 
     def reported(self, report: ModelReport) -> None:
-        """The API process has got on with a model."""
+        """Take in how far the API process has got with a model."""
         swap = self._swap
         if swap is None:
             return
@@ -111,7 +111,8 @@ class ModelSwap:
                 self._not_served(swap, report.message)
 
     def engine_died(self, engine: Child, place: Place) -> bool:
-        """Whether this death is the swap's concern: nobody replaces the engine."""
+        """Take in the death of an engine; returns whether it is the swap's concern, so that nobody replaces the
+        engine."""
         swap, generation = self._swap, place[0]
         if swap is None:
             return False
@@ -126,7 +127,7 @@ class ModelSwap:
         return True
 
     def api_started(self) -> None:
-        """There is another API process, which knows nothing of this yet and has no requests."""
+        """Tell a new API process, which has no requests, what it has to know of the swap."""
         swap = self._swap
         if swap is not None and not self._stopped:
             match self.phase:
@@ -139,7 +140,7 @@ class ModelSwap:
         self._tell()
 
     def tick(self) -> None:
-        """What is due."""
+        """Do what is due."""
         swap = self._swap
         if swap is None or self._stopped or self.phase != "stopping":
             return
@@ -151,7 +152,7 @@ class ModelSwap:
                 self._load(swap)
 
     def stop(self) -> None:
-        """The server drains: nothing more is begun, and what serves goes on until open requests have ended."""
+        """Begin nothing more: the server drains, and what serves goes on until open requests have ended."""
         self._stopped = True
 
     # --- its steps --------------------------------------------------------------------------------------------------
@@ -170,7 +171,7 @@ class ModelSwap:
         self._move_to("restoring" if phase == "restoring" else "loading")
 
     def _served(self, swap: _Swap) -> None:
-        """New requests go to it."""
+        """Take in that new requests go to the new model."""
         assert swap.new is not None
         self._children.model, self._children.hold_s = swap.new, 0.0
         if swap.beside:
@@ -182,7 +183,7 @@ class ModelSwap:
         self._children.tell(HoldRequests(swap.request.drain_timeout, swap.request.hold_timeout))
 
     def _stop_old(self, swap: _Swap) -> None:
-        """Nobody talks to the old engines any more."""
+        """Stop the old engines, to which nobody talks any more."""
         for engine in swap.old.children:
             if self._children.is_ready(engine):
                 engine.signal(STOP_ENGINE)
@@ -192,7 +193,7 @@ class ModelSwap:
         self._move_to("stopping")
 
     def _not_served(self, swap: _Swap, why: str) -> None:
-        """The new model cannot be served."""
+        """Take in that the new model cannot be served, and go back to the old one."""
         assert swap.new is not None
         if swap.why:  # nor can the old one: an API process that cannot start says why, and ends the server
             for api in self._children.apis.children:

@@ -33,7 +33,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class Died:
-    """A child is gone; its reports came before."""
+    """A child is gone. All that it has reported came before."""
 
     child: Child
 
@@ -56,12 +56,12 @@ class ProcessEvents:
         self._selector.register(self._wakeup, selectors.EVENT_READ, None)
 
     def watch(self, child: Child) -> None:
-        """Wait for one more child, too."""
+        """Wait for this child, too."""
         self._selector.register(child.pid_fd, selectors.EVENT_READ, child)
         self._selector.register(child.report_fd, selectors.EVENT_READ, child)
 
     def forget(self, child: Child) -> None:
-        """Wait for it no more, before its descriptors are closed."""
+        """Wait for this child no more, before its descriptors are closed."""
         for fd in (child.pid_fd, child.report_fd):
             if fd in self._selector.get_map():
                 self._selector.unregister(fd)
@@ -95,12 +95,12 @@ class ProcessEvents:
         os.close(self._wakeup_write)
 
     def _meant(self, number: int) -> int:
-        """SIGHUP also comes when the terminal is closed, and then means the end."""
+        """What a signal means: SIGHUP also comes when the terminal is closed, and then means the end."""
         return signal.SIGTERM if number == RELOAD and self._had_terminal and not _has_terminal() else number
 
 
 def _has_terminal() -> bool:
-    """Whether this process has one that controls it."""
+    """Whether this process has a terminal that controls it."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
     except OSError:

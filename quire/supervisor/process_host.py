@@ -21,11 +21,11 @@ class Events(Protocol):
     """Signals, reports and deaths, see ProcessEvents."""
 
     def watch(self, child: Child) -> None:
-        """Wait for one more child, too."""
+        """Wait for this child, too."""
         ...
 
     def forget(self, child: Child) -> None:
-        """Wait for it no more."""
+        """Wait for this child no more."""
         ...
 
     def wait(self, timeout: float | None) -> Iterator[Event]:
@@ -33,7 +33,7 @@ class Events(Protocol):
         ...
 
     def close(self) -> None:
-        """Nothing is waited for any more."""
+        """Stop waiting for signals and children."""
         ...
 
 
@@ -49,7 +49,7 @@ class Notices(Protocol):
         ...
 
     def close(self) -> None:
-        """Nobody else will die."""
+        """Close the way: no more deaths are told."""
         ...
 
 

@@ -18,7 +18,7 @@ from quire.supervisor.children import Children, Place
 
 
 class Searches:
-    """Those at all engines.
+    """The searches at all engines for a request that kills them.
 
     Args:
         children: The processes.
@@ -37,13 +37,13 @@ class Searches:
         return self._turns[engine].turn
 
     def engine_died(self, engine: Place, in_flight: Collection[int]) -> int | None:
-        """It was working on these sequences. Returns whose turn it is, see `Dead`."""
+        """Note that an engine died while it worked on these sequences. Returns whose turn it is, see `Dead`."""
         turns = self._turns[engine]
         turns.engine_died(in_flight, self._children.apis.numbers)
         return turns.turn
 
     def recovered(self, api: Child, report: Recovery) -> None:
-        """What an API process reports; what it says of an earlier life of the engine comes too late."""
+        """Take in the report of an API process. One about an earlier life of the engine comes too late."""
         engine = report.generation, report.engine.engine
         if not self._children.is_present(engine, report.engine):
             return
@@ -54,13 +54,13 @@ class Searches:
             self._tell(engine)
 
     def api_gone(self, number: int) -> None:
-        """An API process is dead, and its requests with it."""
+        """Note that an API process is dead, and its requests with it."""
         for engine, turns in self._turns.items():
             if turns.proven(number):
                 self._tell(engine)
 
     def api_started(self) -> None:
-        """There is a new one, which does not know whose turn it is."""
+        """Tell API processes whose turn it is: a new one does not know."""
         for engine, turns in self._turns.items():
             if turns.turn is not None:
                 self._tell(engine)
@@ -90,7 +90,7 @@ class SearchTurns:
         return bool(self._unproven)
 
     def engine_died(self, in_flight: Collection[int], processes: Collection[int]) -> None:
-        """The engine died while it worked on these sequences.
+        """Note that the engine died while it worked on these sequences.
 
         Args:
             processes: All API processes. One alone needs no turns.
@@ -100,18 +100,19 @@ class SearchTurns:
         self._unproven = set(processes)
 
     def not_proven(self, process: int) -> None:
-        """Some of its requests have not moved on yet."""
+        """Note that some requests of a process have not moved on yet."""
         self._unproven.add(process)
 
     def proven(self, process: int) -> bool:
-        """All of its requests have moved on, or it is gone. Returns whether the turn is another's now."""
+        """Note that all requests of a process have moved on, or that it is gone. Returns whether the turn is another's
+        now."""
         before = self.turn
         self._unproven.discard(process)
         self._waiting = [other for other in self._waiting if other != process]
         return self.turn != before
 
     def found(self) -> bool:
-        """A request was blamed. Returns whether it was somebody's turn."""
+        """Note that a request was blamed, so that all turns end. Returns whether it was somebody's turn."""
         before = self.turn
         self._waiting.clear()
         return before is not None

@@ -32,7 +32,7 @@ from quire.supervisor.search_turns import Searches
 from quire.supervisor.watchdog import TICK_S
 
 STOP_TIMEOUT_S = 5.0
-"""What a process gets to end after it was told to, in seconds, beyond the drain."""
+"""Seconds that a process may take to end after it was told to, beyond the drain."""
 SIGNAL_WAIT_S = 0.5
 """A process that ends in order may have been told so together with this one: how long that signal may take."""
 
@@ -90,7 +90,8 @@ class Supervisor:
         self._kv_tokens = 0
 
     def run(self) -> int:
-        """Until the end; the exit code: 0 after a drain, the class of a failed start, 70 when processes died."""
+        """Run until the end; returns the exit code: 0 after a drain, the class of a failed start, 70 when processes
+        died."""
         directory = Path(tempfile.mkdtemp(prefix="quire-"))  # readable by its owner only
         self._listener.set_inheritable(True)
         self._children = Children(
@@ -139,7 +140,7 @@ class Supervisor:
                     self._engine_died(child, place)
 
     def _tick(self) -> None:
-        """What is due whether or not something happened."""
+        """Do what is due whether or not something happened."""
         for child, why in self._children.stuck() if self._limit.most else ():
             print_log(f"{child.name} process {child.pid} is ended: {why}")
             child.kill(why)
@@ -231,7 +232,7 @@ class Supervisor:
         )
 
     def _end_group(self, places: Sequence[Place]) -> None:
-        """One of these engines is dead, and the others cannot go on without it."""
+        """End these engines: one of them is dead, and the others cannot go on without it."""
         for engine in map(self._children.engine_at, places):
             self._events.forget(engine)
             engine.kill()
@@ -270,7 +271,8 @@ class Supervisor:
         )
 
     def _start_failed(self, child: Child) -> None:
-        """It never was ready: what it says is the whole story."""
+        """End the server because a process died before it was ever ready. What that process has said is the whole
+        story."""
         failure = child.failure
         if self._exit_code is not None:
             return
@@ -288,8 +290,8 @@ class Supervisor:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _told_to_stop(self) -> bool:
-        """Whether a signal to all processes at once, of which a child has died already, comes in here; the drain begins
-        then."""
+        """Wait for a signal to all processes at once, of which a child may have died already; the drain begins with it.
+        Returns whether it came."""
         deadline = self._clock.now() + SIGNAL_WAIT_S
         while self._state is not State.DRAINING and (left := deadline - self._clock.now()) > 0:
             for event in self._events.wait(left):
@@ -300,7 +302,7 @@ class Supervisor:
         return self._state is State.DRAINING
 
     def _drain(self, number: int) -> None:
-        """New requests are refused, open ones finish within the time they get; a second signal ends all at once."""
+        """Refuse new requests, and let open ones finish within the time they get. A second signal ends all at once."""
         self._state = State.DRAINING
         self._swap.stop()
         delay, timeout = self._config.server.shutdown_delay, self._config.server.shutdown_timeout
@@ -317,7 +319,7 @@ class Supervisor:
             api.signal(signal.SIGTERM)
 
     def _api_drained(self, api: Child) -> None:
-        """An API process has ended; when all have, the engines may."""
+        """Note that an API process has ended; when all have, the engines may."""
         stopped_early = not self._children.is_ready(api) and api.exit_code() == -signal.SIGTERM
         if api.exit_code() != 0 and not stopped_early:
             self._unclean = f"{api.name} process did not end cleanly: {api.cause_of_death()}"
@@ -330,7 +332,7 @@ class Supervisor:
             self._stop_engines()
 
     def _stop_engines(self) -> None:
-        """The last of the processes end, and with them the server."""
+        """End the engines, which are the last of the processes, and with them the server."""
         engines = [engine for engine in self._children.engines if self._children.is_ready(engine)]
         for engine in engines:
             engine.signal(STOP_ENGINE)
@@ -346,7 +348,7 @@ class Supervisor:
         self._end(0, "")
 
     def _wait_for_apis(self) -> None:
-        """Until the API processes have told their clients that all is over; they end by themselves."""
+        """Wait until the API processes have told their clients that all is over; they end by themselves."""
         deadline = self._clock.now() + STOP_TIMEOUT_S
         for api in self._children.apis.children:
             self._wait_for(api, deadline)
@@ -355,7 +357,7 @@ class Supervisor:
         return "it had to be killed" if child.exit_code() is None else child.cause_of_death()
 
     def _wait_for(self, child: Child, deadline: float) -> int | None:
-        """Until the child is gone or the time is over, or a signal comes, which is returned."""
+        """Wait until the child is gone or the time is over, or until a signal comes, which is returned."""
         while child.exit_code() is None and (left := deadline - self._clock.now()) > 0:
             for event in self._events.wait(left):
                 if isinstance(event, Signalled) and event.number != RELOAD:

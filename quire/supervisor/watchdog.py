@@ -37,12 +37,12 @@ class Watchdog:
         self._silent_s = self._stopped_s = 0.0
 
     def heard(self, pulse: Pulse) -> None:
-        """It said that it is alive."""
+        """Take a pulse, by which the process says that it is alive."""
         self._pulse = pulse
         self._silent_s = 0.0
 
     def complaint(self) -> str:
-        """Why it counts as stuck, if it does; to be asked every TICK_S."""
+        """Why the process counts as stuck; empty: it does not. To be asked every TICK_S."""
         now = self._clock.now()
         passed, self._last_look = min(now - self._last_look, 2 * TICK_S), now
         if self._pulse is None:
