@@ -24,16 +24,19 @@ from quire.kernels.reference.gguf_blocks import BlockWeight, unpack
 
 _NUMBERS = {form.name: number for number, form in TYPES.items()}
 _OWN_NUMBERS = {"W4": 256, "W8": 257, "F8": 258, "I8": 259}
-"""Of types that no file has, before the columns of their blocks: see grouped_linear.py, float8.py and int8.py."""
+"""Numbers of the types that no file has: see grouped_linear.py, float8.py and int8.py."""
 _OWN_PANELS = {"F8": float8.PANEL, "I8": int8.PANEL}
 CODES_AT_ONCE = 1 << 21
-"""That are packed before the next ones, so that they stay in the cache."""
+"""How many codes are packed at a time, so that they stay in the processor's cache."""
 _LOW, _HIGH = [0, 4, 1, 5], [2, 6, 3, 7]
-"""Of 8 columns, those in the low and in the high halves of a word's bytes."""
+"""Which of a word's 8 columns lie in the low halves of its bytes, and which in the high halves."""
 
 
 def pack_blocks(blocks: Tensor, name: str) -> Tensor:
-    """[rows, bytes of a row] → [panels, blocks, bytes], zeros behind the last row; as they are without our kernels."""
+    """Pack blocks of type `name`: [rows, bytes of a row] uint8 → [panels, blocks, bytes] uint8.
+
+    The last panel is filled with zeros. Without our kernels the blocks are returned unchanged.
+    """
     form = QUANTIZED[name]
     if library() is None:
         return blocks
@@ -58,7 +61,7 @@ def block_linear(x: Tensor, weight: BlockWeight, bias: Tensor | None, y: Tensor)
 
 
 def block_linear_silu_and_mul(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Tensor) -> None:
-    """As block_linear."""
+    """out = silu of the first half of x Wᵀ + bias times the second half; arguments as in reference/gguf_blocks.py."""
     if weight.is_packed and weight.rows % (2 * _panel(weight.name)) == 0:
         _multiply("block_linear_silu_and_mul", x, weight, bias, out)
         return
@@ -90,13 +93,13 @@ def block_embed(tokens: Tensor, weight: BlockWeight, scale: float | None, out: T
 
 
 def _panel(name: str) -> int:
-    """Outputs of a type's panel."""
+    """Return how many outputs a panel of this type has."""
     return _OWN_PANELS.get(name.partition("/")[0], PANEL)
 
 
 @functools.cache
 def _number(name: str) -> int:
-    """Of a type, as the kernels have it."""
+    """Return the number by which the kernels know a type; for one that no file has, it includes the block's columns."""
     if name in _NUMBERS:
         return _NUMBERS[name]
     own, block = name.split("/")
@@ -130,7 +133,7 @@ def _multiply(name: str, x: Tensor, weight: BlockWeight, bias: Tensor | None, y:
 
 
 def _pack(blocks: Tensor, form: QuantizedType, to: Tensor) -> None:
-    """Whole panels of a weight → to [panels, blocks, bytes]."""
+    """Pack the blocks of whole panels into `to` [panels, blocks, bytes]."""
     parts = unpack(blocks, form.name)
     panels, count, _ = to.shape
     groups = form.block // form.group
@@ -149,13 +152,19 @@ def _pack(blocks: Tensor, form: QuantizedType, to: Tensor) -> None:
 
 
 def pairs(codes: Tensor) -> Tensor:
-    """[panels, PANEL, groups, group] → [panels, groups, bytes]: pairs of columns, output beside output."""
+    """Order 8-bit codes as pairs of columns, output beside output.
+
+    [panels, PANEL, groups, group] uint8 → [panels, groups, bytes] uint8.
+    """
     panels, _, groups, group = codes.shape
     return codes.view(panels, PANEL, groups, group // 2, 2).permute(0, 2, 3, 1, 4).reshape(panels, groups, -1)
 
 
 def words(codes: Tensor) -> Tensor:
-    """The same of codes of 4 bits: words of 8 columns, output beside output."""
+    """Pack 4-bit codes into 32-bit words of 8 columns, output beside output.
+
+    [panels, PANEL, groups, group] uint8 → [panels, groups, bytes] uint8.
+    """
     panels, _, groups, group = codes.shape
     words = codes.view(panels, PANEL, groups, group // 8, 8)
     packed = words[..., _LOW] | words[..., _HIGH] << 4  # [panels, PANEL, groups, words, 4]
@@ -163,7 +172,10 @@ def words(codes: Tensor) -> Tensor:
 
 
 def _high_bits(codes: Tensor, bits: int) -> tuple[Tensor, ...]:
-    """The same of the bits beyond 4, if there are any: a word for each output."""
+    """Pack the bits above the lowest 4 of 5-bit or 6-bit codes into one 32-bit word for each output and group.
+
+    [panels, PANEL, groups, group] uint8 → one tensor [panels, groups, bytes] uint8, or none where `bits` is 4.
+    """
     if bits == 4:
         return ()
     panels, _, groups, group = codes.shape

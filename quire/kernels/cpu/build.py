@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 class BuildError(Exception):
-    """There is no library; the message says in one line why."""
+    """The library could not be built; the message says in one line why."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ class Processor:
 
     @property
     def multiplies_bfloat16(self) -> bool:
-        """Whether it has instructions for that."""
+        """Whether the processor has instructions that multiply bfloat16 numbers."""
         return not self.features.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def this_processor() -> Processor:
-    """The machine's, as Linux tells of the first core: with many, reading about all of them takes a while."""
+    """Return this machine's processor, as Linux describes its first core; reading about all cores would be slow."""
     try:
         with open("/proc/cpuinfo") as lines:
             return read_processor(lines)
@@ -85,7 +85,7 @@ def this_processor() -> Processor:
 
 
 def read_processor(lines: Iterable[str]) -> Processor:
-    """What the lines of /proc/cpuinfo say up to the first empty one."""
+    """Return the processor that /proc/cpuinfo describes in its lines up to the first empty one."""
     told = {}
     for line in lines:
         key, _, value = line.partition(":")
@@ -97,13 +97,14 @@ def read_processor(lines: Iterable[str]) -> Processor:
 
 
 def usable_instruction_sets(processor: Processor, at_most: str | None) -> list[str]:
-    """Those that the processor has and the user allows, the best first.
+    """Return the names of the instruction sets that the processor has and the user allows, the best first.
 
     Args:
-        at_most: One of INSTRUCTION_SETS; those above it are not used. None: any.
+        processor: What the kernels run on.
+        at_most: One of INSTRUCTION_SETS; better ones are not used. None allows all of them.
 
     Raises:
-        BuildError: There is none.
+        BuildError: No instruction set is left.
     """
     names = list(INSTRUCTION_SETS)
     allowed = names[names.index(at_most) if at_most else 0 :]
@@ -113,12 +114,12 @@ def usable_instruction_sets(processor: Processor, at_most: str | None) -> list[s
 
 
 def can_build(compilers: Sequence[str], processor: Processor, at_most: str | None) -> bool:
-    """Whether there is likely to be a library, by a look at what is installed.
+    """Whether building the library is likely to succeed, judging by what is installed.
 
     Args:
-        compilers: Commands, see `build`.
-        processor: What it is for.
-        at_most: See `usable_instruction_sets`; or "none": no library is wanted.
+        compilers: Commands of compilers, as in `build`.
+        processor: What the library is for.
+        at_most: As in `usable_instruction_sets`, or "none" if no library is wanted.
     """
     try:
         return at_most != "none" and bool(
@@ -129,7 +130,7 @@ def can_build(compilers: Sequence[str], processor: Processor, at_most: str | Non
 
 
 def installed_compilers(candidates: Sequence[str]) -> list[list[str]]:
-    """Those of these commands whose program is there, in words."""
+    """Return the commands whose program is installed, each split into words, with the program's full path."""
     found = []
     for candidate in candidates:
         try:
@@ -144,7 +145,7 @@ def installed_compilers(candidates: Sequence[str]) -> list[list[str]]:
 def build(
     candidates: Sequence[str], cache: Path, processor: Processor, instructions: str, flags: Sequence[str]
 ) -> Path:
-    """The library's path; compiled unless it is there.
+    """Compile the library, unless it is there, and return its path.
 
     Args:
         candidates: Commands; the first compiler that is there and does not fail is used.
@@ -225,7 +226,10 @@ def _is_whole(target: Path) -> bool:
 
 
 def _hash(compiler: list[str], processor: str, flags: Sequence[str]) -> str:
-    """Of all that the library depends on; a compiler is known by its file, since asking for its version takes time."""
+    """Return a hash of all that the library depends on.
+
+    The compiler is identified by its file, since asking for its version takes time.
+    """
     program = os.stat(compiler[0])
     known = (compiler, os.path.realpath(compiler[0]), program.st_size, program.st_mtime_ns)
     parts = hashlib.sha256(repr((known, processor, flags)).encode())

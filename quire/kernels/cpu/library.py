@@ -23,7 +23,7 @@ _CACHED: dict[str, tuple[type, ...]] = {
     "paged_attention": (*[_P] * 5, _I, *[_P] * 3, *[_I] * 7, _F, _F, _P),
     "qk_norm_rope_and_cache": (_P, *[_I] * 4, _P, _N, _F, _P, _P, _I, *[_P] * 5),
 }
-"""Of kernels that read or write the KV cache, which may have elements of its own."""
+"""The argument types of kernels that read or write the KV cache, which may have a dtype of its own."""
 QUANTIZED_CACHES = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2", torch.int8: "int8"}
 SIGNATURES: dict[str, tuple[type, ...]] = {
     **_CACHED,
@@ -54,7 +54,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "lora_expand": (_P, _I, _P, _I, _I, _I, _P, _I, _I, _P, _P, _I, _P, _P, _P, _P, _I),
     "experts": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _N, _P, _P, _I, _P, _P),
 }
-"""Of each kernel, its arguments; there is one for each of SUFFIXES."""
+"""The argument types of each kernel that is compiled once for each dtype of SUFFIXES."""
 SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 INDEX_SIGNATURES: dict[str, tuple[type, ...]] = {
     "prepare_inputs": (*[_P] * 5, _I, _I, _P, _P, _I, *[_P] * 4),
@@ -68,9 +68,9 @@ INDEX_SIGNATURES: dict[str, tuple[type, ...]] = {
     "choose_frequencies": (_P, _I, _P, _I, _I, _P),
     "grow_frequencies": (_P, _I, _F, _F, _I, _I, _P),
 }
-"""The same of kernels that work on indices and whole rows: there is one of each."""
+"""The argument types of kernels that work on indices and whole rows, which are compiled once, for all dtypes."""
 Arguments = tuple[float | None, ...]
-"""Numbers, and addresses of tensors; None for a tensor that is missing."""
+"""A kernel's arguments: numbers and the addresses of tensors, None for an absent tensor."""
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Kernel:
     Attributes:
         function: Takes its arguments one by one.
         entry: The address of a function that takes them from an array; see native/calls.h.
-        types: Of the arguments.
+        types: The types of the arguments.
     """
 
     def __init__(self, loaded: ctypes.CDLL, name: str, types: tuple[type, ...]) -> None:
@@ -131,12 +131,12 @@ class Library:
             kernel.function(*arguments)
 
     def entries(self, name: str) -> set[int]:
-        """Of a kernel, for all dtypes; see Kernel."""
+        """Return the addresses `Kernel.entry` of a kernel's variants for all dtypes."""
         return {kernel.entry for (own, _), kernel in self._kernels.items() if own == name}
 
     @contextmanager
     def recorded(self, record: Callable[[Kernel, Arguments], None]) -> Iterator[None]:
-        """Within it, kernels that this thread calls do not run: `record` is told of them."""
+        """Pass the kernels that this thread calls within the context to `record`, instead of running them."""
         thread = threading.get_ident()
         assert thread not in self._recorders, "one recording at a time"
         self._recorders[thread] = record
@@ -152,7 +152,7 @@ class Library:
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """Where a tensor's values begin."""
+    """Return the address of a tensor's first element; None for an absent tensor."""
     return None if tensor is None else tensor.data_ptr()
 
 
@@ -184,7 +184,10 @@ def library() -> Library | None:
 
 
 def _load_best(wanted: NativeKernels) -> Library:
-    """Of the best instruction set that the compiler knows: an old one does not know those of a new processor."""
+    """Load the library for the best instruction set that the compiler knows.
+
+    An old compiler does not know the instructions of a new processor.
+    """
     processor = this_processor()
     *better, last = usable_instruction_sets(processor, wanted.instructions)
     for instructions in better:

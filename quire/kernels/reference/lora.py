@@ -31,7 +31,7 @@ class Scaling(NamedTuple):
 
 
 class LowRankWeights(NamedTuple):
-    """Of one product that stacks several modules, for all adapters on the device.
+    """The weights A and B of all adapters on the device, for one product that stacks several modules.
 
     Attributes:
         a: [slots, modules · rank, columns], of the model's dtype; only the first dimension has gaps. Ranks that are not
@@ -65,10 +65,10 @@ class Tiles(NamedTuple):
 
 
 class RowUpdate(NamedTuple):
-    """What is still to be added to a product's outputs: the arguments of `lora_expand`.
+    """An update B A x that is still to be added to a product's outputs.
 
     Attributes:
-        low, weights, tiles: As there.
+        low, weights, tiles: The arguments of `lora_expand`.
     """
 
     low: Tensor
@@ -77,15 +77,16 @@ class RowUpdate(NamedTuple):
 
 
 def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
-    """A x of the rows in tiles.
+    """Compute A x for the rows in tiles.
 
     Args:
-        x: [n, columns].
-        weights, tiles: See there.
+        x: [n, columns], of the model's dtype.
+        weights: The adapters' weights for this product.
+        tiles: Which rows have which adapter.
 
     Returns:
-        A x in a form of the implementation's own, which its `lora_expand` takes; this one's is [tiles · size, modules ·
-        rank], and 0 where there is no row.
+        A x in a layout that only `lora_expand` of the same implementation reads. Here it is [tiles · size, modules ·
+        rank], with zeros where a tile has no row.
     """
     most = weights.b.shape[2]
     low = x.new_zeros((tiles.rows.numel(), len(weights.rows), most))
@@ -98,21 +99,27 @@ def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
 def linear_and_shrink(
     x: Tensor, packed: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles
 ) -> tuple[Tensor, Tensor]:
-    """The product that is updated, and A x.
+    """Compute a linear layer's product and the A x of its low-rank update.
 
     Args:
         x, packed, bias: As in `linear`.
         weights, tiles: As in `lora_shrink`.
 
     Returns:
-        The product, and A x as `lora_shrink` returns it.
+        The product [n, outputs], and A x as `lora_shrink` returns it.
     """
     return linear(x, packed, bias), lora_shrink(x, weights, tiles)
 
 
 def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -> None:
-    """Scale rows of y [n, outputs] where their adapter does so, and add B A x, in place. A x is rounded to the dtype of
-    y before, as PEFT does.
+    """Add B A x to rows of y, in place, after scaling them where their adapter has magnitudes (DoRA).
+
+    A x is rounded to the dtype of y first, as PEFT does.
+
+    Args:
+        low: A x, as `lora_shrink` returned it.
+        weights, tiles: As in `lora_shrink`.
+        y: [n, outputs], of the model's dtype.
     """
     own = low.to(y.dtype).view(tiles.rows.numel(), len(weights.rows), weights.b.shape[2])
     for slot, rank, places, rows in _in_use(weights, tiles):
@@ -127,11 +134,13 @@ def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -
 
 
 def lora_expand_silu_and_mul(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor, out: Tensor) -> None:
-    """The same for y [n, 2 · width], and behind it out [n, width] = silu of y's first half times the second; what
-    becomes of y is open.
+    """Add B A x to y as `lora_expand` does, then write out = silu(first half of y) · second half of y.
 
     Args:
-        tiles: All rows are in one, unless tiles are single rows.
+        low, weights: As in `lora_expand`.
+        tiles: As in `lora_expand`. Every row is in a tile, unless tiles are single rows.
+        y: [n, 2 · width]; its contents are undefined afterwards.
+        out: [n, width], of y's dtype.
     """
     lora_expand(low, weights, tiles, y)
     silu_and_mul(y, out)
@@ -147,19 +156,19 @@ def lora_rms_norm(
     out: Tensor,
     delta: Tensor,
 ) -> None:
-    """The same for y = `delta` [n, width], and behind it the norm of x + y; what becomes of delta is open.
+    """Add B A x to delta as `lora_expand` does, then add delta to x and write the RMS norm of the sum to out.
 
     Args:
-        low, weights, tiles: As in `lora_expand`; of one module.
+        low, weights, tiles: As in `lora_expand`; the product has one module.
         x, weight, eps, out: As in `rms_norm`.
-        delta: [n, width], contiguous.
+        delta: [n, width], contiguous; its contents are undefined afterwards.
     """
     lora_expand(low, weights, tiles, delta)
     rms_norm(x, weight, eps, out, delta)
 
 
 def lies_beside(scaling: Scaling, weights: LowRankWeights) -> bool:
-    """Whether adapters' scaling is as far apart as their other weights: all of an adapter lies in one piece."""
+    """Whether the scaling of neighbouring adapters is as far apart in memory as their other weights are."""
     factors, summands, used = scaling
     one = len(used) == 1  # then distances say nothing
     apart = factors.stride(0) == summands.stride(0) == weights.b.stride(0) and used.stride() == weights.ranks.stride()
@@ -167,7 +176,7 @@ def lies_beside(scaling: Scaling, weights: LowRankWeights) -> bool:
 
 
 def _in_use(weights: LowRankWeights, tiles: Tiles) -> list[tuple[int, int, Tensor, Tensor]]:
-    """Of each adapter that changes the product its slot, rank, places in tiles, and the rows that stand there."""
+    """Return the slot, the rank, the places in tiles and the rows at these places of each adapter in use."""
     rows, slots = tiles.rows.view(-1), tiles.slots.repeat_interleave(tiles.rows.shape[1])
     found = []
     for slot in sorted(set(tiles.slots.tolist())):

@@ -35,7 +35,7 @@ class DecodePartials:
 
 
 def new_decode_partials(splits: int, heads: int, kv_heads: int, d: int, device: torch.device) -> DecodePartials:
-    """For so many splits."""
+    """Allocate partial results for so many splits."""
     return DecodePartials(
         torch.empty((splits, heads, d), device=device),
         torch.empty((splits, heads, 2), device=device),
@@ -57,7 +57,7 @@ class PrefillPartials:
 
 
 def new_prefill_partials(queries: int, heads: int, d: int, device: torch.device) -> PrefillPartials:
-    """For so many queries."""
+    """Allocate partial results for so many query tokens."""
     return PrefillPartials(
         torch.empty((queries, heads, d), device=device), torch.empty((queries, heads), device=device)
     )
@@ -66,7 +66,7 @@ def new_prefill_partials(queries: int, heads: int, d: int, device: torch.device)
 def compute_slot_mapping(
     block_table: Tensor, slots: Tensor, positions: Tensor, block_size: int, slot_mapping: Tensor
 ) -> None:
-    """Where each token's key and value go.
+    """Compute the slot of the KV cache that each token's key and value go to.
 
     Args:
         block_table: [slots, n] int64.
@@ -132,11 +132,15 @@ def plan_kv_splits(
 
 
 def _cost(tiles: list[int], most: int, at_once: int) -> int:
-    """Of splits of `most` tiles, in tiles · 2 · at_once. A round takes as long as its longest split; of several, the
-    last leaves half of the device idle for half as long.
+    """Return the cost of splits of `most` tiles, in tiles · 2 · at_once.
+
+    A round takes as long as its longest split; if there are several rounds, the last one leaves half of the device idle
+    for half as long.
 
     Args:
-        tiles: Of each row.
+        tiles: The tiles of each row.
+        most: The most tiles of a split.
+        at_once: How many splits the device computes at the same time.
     """
     splits = sum(-(-each // most) for each in tiles)
     if splits <= at_once:
@@ -157,17 +161,17 @@ def decode_attention(
     rows: int | None = None,
     scales: Tensor | None = None,
 ) -> None:
-    """One query token a row over what the row sees, from its splits.
+    """Compute the attention of one query token for each row, from the splits of the keys that the row sees.
 
     Args:
         q: [tokens, heads, d].
-        keys, values: What no row sees may hold anything, a NaN too.
+        keys, values: [blocks, block size, kv_heads, d]. Elements that no row sees may be anything, even NaN.
         block_table: [slots, n] int64; entries for blocks that no row sees are not used.
         splits: See plan_kv_splits.
         partials: Room for at least as many splits.
         out: [tokens, heads, d]; rows of the splits' tokens are written.
-        scale: Of the products.
-        cap: A bound c of the scores, c · tanh(score / c), if there is one.
+        scale: What q · k is multiplied by.
+        cap: A bound c for the scores, which become c · tanh(score / c); None: no bound.
         rows: How many rows the splits are of, at most; None: as many as there are tokens. It decides what is fastest,
             as 0 does where other kernels run beside this one.
         scales: [2, kv_heads] fp32 of a quantized cache: what values are multiplied with stands behind what queries were
@@ -199,7 +203,9 @@ def prefill_attention(
     cap: float | None = None,
     scales: Tensor | None = None,
 ) -> None:
-    """Tiles of several query tokens of one row, causally, over what is before them and themselves.
+    """Compute causal attention for tiles, each of several query tokens of one row.
+
+    A token sees itself and the tokens before it.
 
     Args:
         q: [tokens, heads, d].
@@ -248,7 +254,7 @@ def prefill_attention_split_kv(
     cap: float | None = None,
     scales: Tensor | None = None,
 ) -> None:
-    """The same as `prefill_attention`, for tiles whose keys are split.
+    """Compute causal attention as `prefill_attention` does, with each tile's keys split among several programs.
 
     Args:
         q, keys, values, block_table: See prefill_attention.

@@ -29,17 +29,17 @@ from quire.kernels.triton.linear.inner_loops import fetch_ahead
 
 _BLOCK_K, _BLOCK_N, _BLOCK_R = 256, 128, 16
 WIDEST_RANK = 64
-"""Ranks of a program, at most."""
+"""The most ranks that one program computes."""
 _FEW, _SOME = 64, 512
-"""Rows up to which columns are shared out finely, or at all."""
+"""The most rows for which columns are split among programs finely, and at all."""
 _MOST_SPLITS = 16
 _WARPS = 4
 _EXPAND_STAGES = 1
 """A loop over further ranks is no pipeline: its beginning would run, with barriers, also where there are none."""
 _PROGRAMS = 512
-"""That a GPU runs at once: some four of their size on each multiprocessor."""
+"""How many programs of this size a GPU runs at once: some four on each multiprocessor."""
 _MOST_BLOCKS = 65_536
-"""Of ranks of tiles, where several programs share a row."""
+"""The most blocks (a tile's rows, some ranks of one module) whose columns several programs may share."""
 
 
 def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:

@@ -43,24 +43,29 @@ from quire.kernels.triton.launching.launch import fast_launch, next_power_of_2
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 MANY_ROWS = 64
-"""From which on this is faster than a program for each split: measured on an H200, amid a layer."""
+"""The number of rows from which this kernel beats a program for each split: measured on an H200, amid a layer."""
 MANY_ROWS_8_BIT = 4
-"""The same over elements of 8 bits: 8 rows are faster, one of a short context is not. Where other kernels run beside it
-(no rows, see the reference), it is faster too."""
+"""The number of rows from which this kernel is the faster one for caches of 8-bit elements.
+
+With 8 rows it is faster, with one row of a short context it is slower. It is also faster where other kernels run beside
+it, which `rows` = 0 says (see the reference's decode_attention).
+"""
 _PROGRAMS, _PROGRAMS_8_BIT = 4, 8
-"""Of a multiprocessor: as many as have room for their tiles; of 8-bit elements half as many where each would have a
-single unit, since reading pauses between programs."""
+"""Programs of a multiprocessor: as many as have room for their tiles.
+
+With 8-bit elements only half as many run where each would have a single unit, since reading pauses between programs.
+"""
 _STAGES = 3
-"""Tiles of a program: one that is multiplied, the others on their way."""
+"""Tiles that a program holds: it multiplies one while the others are on their way."""
 _TILE = 4096
-"""Elements of a tile of keys, and as many of values: 8 KiB each, or 4."""
+"""Elements in a tile of keys, and in one of values: 8 KiB each, or 4 KiB in a cache of 8-bit elements."""
 _MOST_BLOCKS = 4
-"""Of a tile."""
+"""The most cache blocks that a tile may span."""
 _SUMS = 512
 """Sums of values that the last program of a row reads of each split at a time: half of its threads' registers."""
 _DTYPES = (torch.bfloat16, torch.float16)
 _KINDS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8: "int8"}
-"""Of caches of 8-bit elements."""
+"""The dtypes of caches of 8-bit elements, and their names in the kernel."""
 
 
 def serves_large_batch(q: Tensor, keys: Tensor, rows: int) -> bool:
@@ -68,7 +73,7 @@ def serves_large_batch(q: Tensor, keys: Tensor, rows: int) -> bool:
 
     Args:
         q, keys: See the reference's decode_attention.
-        rows: Of one token.
+        rows: How many rows the step has at most; 0 where other kernels run beside this one.
     """
     _, block_size, kv_heads, d = keys.shape
     narrow = keys.dtype in _KINDS
@@ -103,8 +108,11 @@ def decode_attention_large_batch(
     cap: float | None,
     scales: Tensor | None = None,
 ) -> None:
-    """The reference's decode_attention. All but the block table are contiguous, and begin at 16-byte addresses. Splits
-    begin at multiples of whole tiles, as `keys_of_tile` in decode_split_kv.py has them."""
+    """Compute attention of one query token for each row; arguments as in reference/paged_attention.py.
+
+    All tensors but the block table are contiguous and begin at 16-byte addresses. Splits begin at multiples of whole
+    tiles, as `keys_of_tile` in decode_split_kv.py has them.
+    """
     _, block_size, kv_heads, d = keys.shape
     heads = q.shape[1]
     group_block = next_power_of_2(heads // kv_heads)

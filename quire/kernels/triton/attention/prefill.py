@@ -32,9 +32,9 @@ class TileShape:
     """How the work is divided into programs.
 
     Attributes:
-        rows: Of products.
-        keys: Of a tile.
-        warps: Of a program.
+        rows: Rows of the matrix products.
+        keys: Keys in a tile.
+        warps: Warps of a program.
         stages: Tiles in work or on their way. The table's loads count too, for half of them.
         ahead: Stages more where tiles' keys are split (prefill_split_kv.py): then there are few programs, and with one
             on a multiprocessor, nothing else is done while keys are on their way.
@@ -50,14 +50,17 @@ class TileShape:
 
 
 def tile_shape(d: int, item: int, device: torch.device) -> TileShape:
-    """By the width of a head, the bytes of an element, and what the GPU has."""
+    """Return the tile shape for heads of width `d` and elements of `item` bytes on this GPU."""
     return shape_within(program_memory(device), d, item)
 
 
 @functools.cache
 def shape_within(memory: int, d: int, item: int) -> TileShape:
-    """The same by the bytes of shared memory that a program may have. Measured on Hopper; on GPUs that have less,
-    chosen so that programs fit and their registers do too."""
+    """Return the tile shape for GPUs whose programs may have `memory` bytes of shared memory.
+
+    The shapes were measured on Hopper. For GPUs with less shared memory, they are chosen so that programs and their
+    registers fit.
+    """
     ample = memory >= _AMPLE
     if item == 4:
         return TileShape(rows=16, keys=32, warps=8, stages=2, at_once=2 if ample or d <= 128 else 1)
@@ -68,7 +71,7 @@ def shape_within(memory: int, d: int, item: int) -> TileShape:
 
 
 def queries_of_tile(d: int, item: int, group: int, device: torch.device) -> int:
-    """Query tokens of a tile, where `group` query heads share a KV head."""
+    """Return how many query tokens a tile has where `group` query heads share a KV head."""
     return tile_shape(d, item, device).rows // group
 
 

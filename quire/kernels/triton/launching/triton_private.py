@@ -38,8 +38,11 @@ LAUNCHING = (
     "triton.runtime.jit:KernelParam.has_default",
     "triton.runtime.jit:KernelParam.is_constexpr",
 )
-"""Also objects' own: `params`, `arg_names` and `pre_run_hooks` of a JITFunction, `module`, `function` and
-`packed_metadata` of a CompiledKernel, and what its `run` takes (see RUN)."""
+"""Names of Triton that launching uses, as "module:path".
+
+Launching also uses attributes of objects: `params`, `arg_names` and `pre_run_hooks` of a JITFunction, `module`,
+`function` and `packed_metadata` of a CompiledKernel, and what its `run` takes (see RUN).
+"""
 COMPILING_AHEAD = (
     "triton.backends.compiler:GPUTarget",
     "triton.backends.nvidia.driver:CudaUtils",
@@ -50,7 +53,10 @@ COMPILING_AHEAD = (
     "triton.runtime.jit:JITFunction.preload",
     "triton.runtime.jit:JITFunction.run",
 )
-"""Also a JITFunction's own `device_caches` and `fn`, and what the hook is called with (see `CacheMiss`)."""
+"""Names of Triton that compiling ahead uses, as "module:path".
+
+Compiling ahead also uses a JITFunction's `device_caches` and `fn`, and what the hook is called with (see `CacheMiss`).
+"""
 RUN = "_run(_x, _y, _z, _stream_of(_device), _function, _metadata, None, None, None, {values})"
 """How `CompiledKernel.run` is called: the grid, the stream, the loaded function and its metadata; no metadata of the
 launch and no hooks; then the kernel's arguments, constants too."""
@@ -71,7 +77,7 @@ def can_compile_ahead() -> bool:
 
 
 def missing(names: tuple[str, ...]) -> list[str]:
-    """Those of these names that Triton does not have."""
+    """Return those of `names` ("module:path") that the installed Triton does not have."""
     return [name for name in names if not _found(name)]
 
 
@@ -133,7 +139,10 @@ class CompiledLaunch(NamedTuple):
 
 
 def compiled_launch(kernel: Any) -> CompiledLaunch | None:
-    """Of what a launch by Triton returns; None if that is no compilation that is loaded."""
+    """Return what `kernel`, the result of a launch by Triton, needs to be launched again.
+
+    None if the result is not a compiled kernel, or is not loaded.
+    """
     from triton.compiler import CompiledKernel
 
     if not isinstance(kernel, CompiledKernel) or kernel.module is None:
@@ -281,7 +290,7 @@ def has_cache_key(function: JITFunction[Any]) -> bool:
 
 
 def load_launchers_apart() -> None:
-    """From now on each module that Triton loads is an object of its own.
+    """Make each module that Triton loads from now on an object of its own.
 
     Triton 3.6 compiles a C module for each signature of a kernel, and calls all of them by one name. CPython gives
     modules of one name one object with the contents of the last: a thread that takes its launcher from there may find

@@ -40,11 +40,11 @@ send_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 _GROUPS = gl.constexpr(2)
 _ROWS = gl.constexpr(64)
-"""Of x, of a group."""
+"""Rows of x that a group of four warps owns."""
 _BLOCK = gl.constexpr(256)
-"""Rows of the weight of a tile: half of them gates."""
+"""Rows of the weight in a tile: half of them are gates."""
 _BYTES = gl.constexpr(128)
-"""Of a row, of a step: as the copy engine lays them out for the matrix units."""
+"""Bytes of a row in a step, as the copy engine lays them out for the matrix units."""
 _STAGES = gl.constexpr(4)
 """Steps under way at the same time."""
 _BAND = gl.constexpr(16)
@@ -52,17 +52,17 @@ _BAND = gl.constexpr(16)
 _MOST = gl.constexpr(240)
 """Registers of a thread that multiplies, which takes them from the copying ones."""
 _REGISTERS = 168
-"""Of a thread at the start, 384 of which fill a multiprocessor."""
+"""Registers of a thread at the start; 384 threads with so many fill a multiprocessor."""
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
 def supports_gated_gemm(x: Tensor, w: Tensor, y: Tensor) -> bool:
-    """Whether the kernel exists for such operands on sm_90: what the copy engine takes begins at 16-byte addresses."""
+    """Whether `gated_gemm` takes these operands on sm_90: 16-bit floats, aligned to 16 bytes for the copy engine."""
     return x.dtype in _DTYPES and x.dtype == w.dtype == y.dtype and _fit_copy_engine(x, w, y)
 
 
 def supports_scaled_gated_gemm(x: Tensor, w: Tensor, y: Tensor) -> bool:
-    """The same of fp8 codes; each row of x and of w has a scale."""
+    """Whether `scaled_gated_gemm` takes these operands on sm_90: e4m3 codes x and w, a 16-bit y, all aligned."""
     return x.dtype == w.dtype == torch.float8_e4m3fn and y.dtype in _DTYPES and _fit_copy_engine(x, w, y)
 
 
@@ -84,13 +84,20 @@ def gated_gemm(x: Tensor, w: Tensor, y: Tensor, overlap: bool) -> None:
         x: [rows, columns].
         w: [2 · outputs, columns].
         y: [rows, outputs].
-        overlap: See dependent_launch.
+        overlap: Whether the kernel may start before the previous one ends; see dependent_launch.
     """
     _launch(x, w, None, y, overlap)
 
 
 def scaled_gated_gemm(x: tuple[Tensor, Tensor], w: tuple[Tensor, Tensor], y: Tensor, overlap: bool) -> None:
-    """The same of codes and their scales: [rows, 1] fp32 of x, [2 · outputs, 1] of w."""
+    """y = silu of the first half of x Wᵀ times the second, for fp8 codes with a scale for each row.
+
+    Args:
+        x: Codes [rows, columns] e4m3, and their scales [rows, 1] fp32.
+        w: Codes [2 · outputs, columns] e4m3, and their scales [2 · outputs, 1] fp32.
+        y: [rows, outputs], bf16 or fp16.
+        overlap: Whether the kernel may start before the previous one ends; see dependent_launch.
+    """
     _launch(x[0], w[0], (x[1], w[1]), y, overlap)
 
 
@@ -134,7 +141,7 @@ def _weight_descriptor(w: Tensor, columns: int) -> TensorDescriptor:
 
 @functools.cache
 def _layout(rank: int, bits: int) -> gl.NVMMASharedLayout:
-    """Of a block of values of so many bits in shared memory: rows of 128 bytes, as the matrix units read them."""
+    """Return the layout in shared memory of a block of values of `bits` bits: rows of 128 bytes, swizzled."""
     return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=rank)
 
 
@@ -265,7 +272,7 @@ def _gated(values):
 
 @gluon.jit
 def _tile_coordinates(tile, work):
-    """Which tile of rows and which of outputs: down a band of rows first, then across."""
+    """Return which tile of rows and which of outputs a tile is: down a band of rows first, then across."""
     _, down, across = work
     band = tile // (_BAND * across)
     rest = tile - band * (_BAND * across)

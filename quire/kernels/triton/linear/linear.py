@@ -25,16 +25,17 @@ from quire.kernels.triton.linear.tuned_linear_configs import GATED, OVERLAP, PLA
 LinearConfig = GemvConfig | GemmConfig | None
 """Which kernel multiplies, and how its work is divided into programs; None is cuBLAS."""
 MANY_ROWS = 1024
-"""From here on a gated product of a large weight is one kernel, 5 to 9 % faster than cuBLAS and a kernel for the gate;
-with fewer rows it is not, and launching it, with three descriptors for the copy engine, takes the host 70 µs. Measured
-by tuning/h200/tune_gated.py.
+"""The number of rows from which a gated product of a large weight is one kernel.
+
+This is 5 to 9 % faster than cuBLAS and a kernel for the gate. With fewer rows it is not faster, and launching it, with
+three descriptors for the copy engine, takes the host 70 µs. Measured by tuning/h200/tune_gated.py.
 """
 LARGE_WEIGHT = (28_672, 4_096)
-"""Outputs and columns of the smallest weight of which that was measured."""
+"""Outputs and columns of the smallest weight for which the kernel for gated products was measured."""
 
 
 def pack_linear(weight: Tensor) -> Tensor:
-    """The weight [rows, columns] as `linear` wants it: as it is."""
+    """Return the weight [outputs, columns] in the layout that `linear` takes, which on a GPU is the weight itself."""
     return weight
 
 
@@ -44,14 +45,19 @@ def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def linear_behind(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """The same beside the kernel that was launched last: that one releases its dependents only when it has waited for
-    x, and writes nothing that this product reads."""
+    """y = x Wᵀ + bias, computed while the kernel that was launched last still runs.
+
+    That kernel must release its dependents only after it has waited for x, and must write nothing that this product
+    reads. Arguments as in reference/linear.py.
+    """
     return _linear(x, packed, bias, waits_late=True)
 
 
 def linear_silu_and_mul(x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Arguments as in reference/linear.py; with few rows, and with many, all of it is one kernel; its gate is applied
-    to sums in fp32."""
+    """out = silu of the first half of x Wᵀ + bias times the second; arguments as in reference/linear.py.
+
+    With few rows, and with many, this is a single kernel that applies the gate to sums in fp32.
+    """
     overlap = OVERLAP and can_overlap(x.device)
     if (
         bias is None
@@ -100,7 +106,7 @@ def linear_with_config(
 
 
 def config_for(x: Tensor, w: Tensor, gate: bool) -> LinearConfig:
-    """What multiplies x [rows, columns] with w [outputs, columns]."""
+    """Return the config of the kernel that multiplies x [rows, columns] with w [outputs, columns]; None: cuBLAS."""
     rows = x.shape[0]
     if not 0 < rows <= UP_TO[-1] or x.dtype == torch.float32 or x.stride(1) != 1 or not is_sm_90(x.device):
         return None

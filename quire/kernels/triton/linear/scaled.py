@@ -25,10 +25,11 @@ from quire.kernels.triton.linear.scaled_gemv import scaled_gemv
 from quire.kernels.triton.linear.tuned_scaled_configs import GATED, INT8_GATED_ROW, INT8_ROW, MANY, PLAIN, UP_TO
 
 _BLOCKED_STAGES = 6
-"""Of half as many columns a step."""
+"""Stages of a GEMM whose scales are of blocks: its steps have half as many columns."""
 FEWEST_TILES = 100
-"""Of a gated product, that keep most of a GPU at work; with fewer, the library's product and a kernel for the gate are
-faster. Of Llama-3.1-8B's, there are 112 with 128 rows.
+"""The fewest tiles of a gated product that keep most of a GPU at work.
+
+With fewer, the library's product and a kernel for the gate are faster. Llama-3.1-8B's product has 112 with 128 rows.
 """
 
 
@@ -54,7 +55,7 @@ def scaled_linear_silu_and_mul(x: Rows, weight: ScaledWeight, bias: Tensor | Non
 
 
 def _config_for(x: Rows, weight: ScaledWeight, gate: bool) -> GemvConfig | GemmConfig | None:
-    """None is the library's product."""
+    """Return the config of the kernel that multiplies x and the weight; None: the library's product."""
     rows = x.shape[0]
     if weight.codes.dtype == torch.int8:
         if rows == 1 and supports_int8_gemv(weight):
@@ -83,14 +84,16 @@ def scaled_config(outputs: int, columns: int, rows: int, gate: bool) -> GemvConf
 
 @functools.cache
 def fitting(config: GemmConfig, memory: int) -> GemmConfig:
-    """With as many stages as fit into so many bytes of a program's shared memory: the tables were measured where there
-    are 227 KiB."""
+    """Return the config with as many stages as fit into `memory` bytes of a program's shared memory.
+
+    The tables were measured where there are 227 KiB.
+    """
     stage = (config.block_m + config.block_n) * config.block_k
     return config if config.stages * stage <= memory else replace(config, stages=memory // stage)
 
 
 def _suits_library(x: Rows, weight: ScaledWeight) -> bool:
-    """Whether torch's product of fp8 rows with scales takes it."""
+    """Whether torch's product of fp8 rows with scales takes x and the weight."""
     outputs, columns = weight.codes.shape
     return (
         weight.codes.dtype == torch.float8_e4m3fn
@@ -103,7 +106,7 @@ def _suits_library(x: Rows, weight: ScaledWeight) -> bool:
 
 @functools.cache
 def _library_writes(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether torch's product writes it: fp16 is cuBLAS's, from CUDA 12.9 and Hopper on; CUTLASS's has bf16 alone."""
+    """Whether torch's product writes this dtype: bf16 always, fp16 only from CUDA 12.9 and Hopper on, by cuBLAS."""
     version = tuple(int(part) for part in (torch.version.cuda or "0.0").split(".")[:2])
     return dtype == torch.bfloat16 or (dtype == torch.float16 and version >= (12, 9) and is_sm_90(device))
 
@@ -119,7 +122,7 @@ def _suits_gated_gemm(x: Rows, weight: ScaledWeight, out: Tensor) -> bool:
 
 
 def _codes(x: Rows, weight: ScaledWeight) -> tuple[Tensor, Tensor]:
-    """As scaled_gemm takes them."""
+    """Return the codes and scales of x, as `scaled_gemm` takes them; dense rows are quantized."""
     if isinstance(x, QuantizedRows):
         return x.codes, x.scales
     return quantize_rows(x if x.stride(1) == 1 else x.contiguous(), weight.codes.dtype, weight.block[1])

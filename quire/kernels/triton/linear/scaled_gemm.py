@@ -18,7 +18,7 @@ from quire.kernels.triton.linear.gemm import GemmConfig, place_of_tile, scratch_
 from quire.kernels.triton.linear.inner_loops import fetch_ahead, gated
 
 BLOCK_COLUMNS = 128
-"""That share a scale, where there are blocks."""
+"""The number of neighbouring columns that share a scale, in weights whose scales are of blocks."""
 
 
 def scaled_gemm(

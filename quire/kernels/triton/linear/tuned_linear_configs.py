@@ -178,7 +178,7 @@ GATED: dict[tuple[int, int], tuple[GemvConfig | GemmConfig | None, ...]] = {
         None,
     ),
 }
-"""The same where a gate is applied; None is the plain product and a kernel for the gate."""
+"""(outputs, columns) of a gated weight → a config for each of UP_TO; None: the plain product, then a gate kernel."""
 
 OVERLAP = True
-"""Start while the kernel before ends; see dependent_launch."""
+"""Whether these kernels start while the previous one ends; see dependent_launch."""

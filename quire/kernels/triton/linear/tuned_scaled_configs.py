@@ -46,7 +46,7 @@ PLAIN: dict[tuple[int, int], tuple[GemvConfig | GemmConfig | None, ...]] = {
         None,
     ),
 }
-"""(outputs, columns) of the weight → a config for each of UP_TO; None: as more rows."""
+"""(outputs, columns) of the weight → a config for each of UP_TO; None: torch's product, or MANY."""
 
 GATED: dict[tuple[int, int], tuple[GemvConfig | GemmConfig | None, ...]] = {
     (28672, 4096): (
@@ -58,7 +58,10 @@ GATED: dict[tuple[int, int], tuple[GemvConfig | GemmConfig | None, ...]] = {
         None,
     ),
 }
-"""The same where a gate is applied; None: the plain product and a kernel for the gate."""
+"""(outputs, columns) of a gated weight → a config for each of UP_TO.
+
+None: the kernel of gated.py, torch's product and a kernel for the gate, or MANY.
+"""
 
 INT8_ROW: dict[tuple[int, int], GemvConfig] = {
     (6144, 4096): GemvConfig(8, 1024, 4),
@@ -66,10 +69,10 @@ INT8_ROW: dict[tuple[int, int], GemvConfig] = {
     (4096, 14336): GemvConfig(1, 4096, 4),
     (28672, 4096): GemvConfig(8, 1024, 4),
 }
-"""For one row of int8 codes, see int8_gemv.py."""
+"""(outputs, columns) of the weight → the config for one row of int8 codes; see int8_gemv.py."""
 
 INT8_GATED_ROW = GemvConfig(8, 1024, 4)
-"""The same where a gate is applied."""
+"""The config for one row of int8 codes where a gate is applied."""
 
 MANY = GemmConfig(128, 128, 128, 1, 8, 5, True)
-"""For what torch's product of many rows does not take."""
+"""The config for products of many rows that torch's product does not take."""
