@@ -40,7 +40,7 @@ class Codebook:
 
 
 class CodebookLinearWeight:
-    """See LinearWeight.
+    """A LinearWeight of 4-bit codes, each of which names one of sixteen values.
 
     Raises:
         CheckpointError: The shape does not suit the format.
@@ -73,11 +73,11 @@ class CodebookLinearWeight:
         self._weight = self._pack(*self._parts(checkpoint))
 
     def read(self, checkpoint: Checkpoint) -> CodebookWeight:
-        """The weight in the reference's form."""
+        """Read the weight in the form of the reference kernels."""
         return pack_codebook(*self._parts(checkpoint))
 
     def _parts(self, checkpoint: Checkpoint) -> tuple[Tensor, Tensor, Tensor | None, str, int]:
-        """What packing takes."""
+        """Read what `pack_codebook` takes: codes, scales, factors, the name of the values and the group's columns."""
         shape, form = self._shape, self._form
         if self._layout is None:
             codes, scales = nearest_codes(read_dense(shape, checkpoint, self._options), form.values, form.group)
@@ -112,7 +112,7 @@ class CodebookLinearWeight:
 
 
 def _below_each_other(parts: list[Tensor]) -> Tensor:
-    """As torch.cat, which need not know every type of one byte on every device."""
+    """Concatenate along the first dimension; torch.cat may lack types of one byte on some devices."""
     dtype = parts[0].dtype
     if dtype.itemsize > 1:
         return torch.cat(parts)

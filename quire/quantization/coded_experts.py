@@ -27,29 +27,29 @@ class CodedLinearWeight(LinearWeight, Protocol):
     """A LinearWeight of codes."""
 
     def read(self, checkpoint: Checkpoint) -> Coded:
-        """The weight in the reference's form."""
+        """Read the weight in the form of the reference kernels."""
         ...
 
 
 class CodedScheme(Protocol):
-    """A WeightScheme of such weights."""
+    """A WeightScheme whose linear weights are codes."""
 
     def linear(self, shape: LinearShape, options: TensorOptions) -> CodedLinearWeight:
-        """The weight of a matrix product, not loaded yet."""
+        """Make the weight of a matrix product; it is not loaded yet."""
         ...
 
 
 def experts_of(scheme: CodedScheme, shape: ExpertsShape, options: TensorOptions) -> ExpertWeights:
-    """The weights of experts in this scheme, not loaded yet."""
+    """Make the weights of experts in this scheme; they are not loaded yet."""
     loops = options.device.type == "cpu"
     return ExpertLoop(scheme, shape, options) if loops else StackedExperts(scheme, shape, options)
 
 
 class StackedCodes:
-    """Products with two stacks of codes, of gates and ups and of downs; see ExpertWeights and AdaptableExperts.
+    """ExpertWeights and AdaptableExperts of two stacks of codes: one of gates and ups, one of downs.
 
     Args:
-        shape: Of the experts.
+        shape: The experts' sizes and names.
         options: The device.
     """
 
@@ -76,7 +76,7 @@ class StackedCodes:
 
 
 class StackedExperts(StackedCodes):
-    """See ExpertWeights."""
+    """ExpertWeights of any coded scheme, stacked into one product for a GPU."""
 
     def __init__(self, scheme: CodedScheme, shape: ExpertsShape, options: TensorOptions) -> None:
         super().__init__(shape, options)
@@ -95,7 +95,7 @@ class StackedExperts(StackedCodes):
             yield from down.weight_specs()
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """See ExpertWeights.
+        """Read all experts and stack them. Called once, in any thread.
 
         Raises:
             CheckpointError: Columns are reordered, differently for each expert.

@@ -32,7 +32,7 @@ class Dense:
 
 
 class DenseWeight:
-    """See LinearWeight."""
+    """A LinearWeight in the model's dtype."""
 
     library_product: str | None = "linear"
     row_form: RowForm | None = None
@@ -75,13 +75,13 @@ class DenseWeight:
 
 
 def dense_specs(shape: LinearShape) -> Iterator[WeightSpec]:
-    """The weights of a shape's modules."""
+    """Yield the specs of the dense weights of a shape's modules."""
     for name, rows in zip(shape.names, shape.rows, strict=True):
         yield WeightSpec(f"{name}.weight", (shape.columns, rows) if shape.transposed else (rows, shape.columns))
 
 
 def read_dense(shape: LinearShape, checkpoint: Checkpoint, options: TensorOptions) -> Tensor:
-    """[outputs, columns], the modules' weights below each other."""
+    """Read the modules' weights, one below the other: [outputs, columns] of the options' dtype."""
     whole = torch.empty((shape.outputs, shape.columns), dtype=options.dtype, device=options.device)
     for name, part in zip(shape.names, torch.split(whole, list(shape.rows)), strict=True):
         if shape.transposed:
@@ -94,10 +94,10 @@ def read_dense(shape: LinearShape, checkpoint: Checkpoint, options: TensorOption
 
 
 class DenseEmbedding:
-    """See EmbeddingWeight.
+    """An EmbeddingWeight in the model's dtype.
 
     Attributes:
-        data: As the kernel `embed` takes it, once it is loaded.
+        data: The loaded weight in the layout that the kernel `embed` takes.
     """
 
     def __init__(self, shape: EmbeddingShape, options: TensorOptions) -> None:
@@ -133,7 +133,7 @@ class DenseEmbedding:
 
 
 class DenseExperts:
-    """See ExpertWeights."""
+    """ExpertWeights in the model's dtype, also for adapters of experts."""
 
     def __init__(self, shape: ExpertsShape, options: TensorOptions) -> None:
         self._shape = shape
@@ -182,7 +182,7 @@ class DenseExperts:
     def _load(
         self, checkpoint: Checkpoint, projections: tuple[str, ...], rows: int, columns: int
     ) -> Sequence[Tensor] | Tensor:
-        """Of all experts, these projections [rows, columns] below each other, packed."""
+        """Read and pack these projections of all experts, in each expert [rows, columns] one below the other."""
         name, options = self._shape.name, self._options
 
         def read() -> Sequence[Tensor] | Tensor:

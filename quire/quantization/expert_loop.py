@@ -21,12 +21,12 @@ class LinearScheme(Protocol):
     """The part of a WeightScheme that experts are made of."""
 
     def linear(self, shape: LinearShape, options: TensorOptions) -> LinearWeight:
-        """The weight of a matrix product, not loaded yet."""
+        """Make the weight of a matrix product; it is not loaded yet."""
         ...
 
 
 class ExpertLoop:
-    """See ExpertWeights."""
+    """ExpertWeights that compute one expert after the other, each by its linear weights."""
 
     def __init__(self, scheme: LinearScheme, shape: ExpertsShape, options: TensorOptions) -> None:
         numbers, names = shape.numbers, shape.names

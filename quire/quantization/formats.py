@@ -35,7 +35,7 @@ class Fp8Format:
 
     @property
     def name(self) -> str:
-        """In the log's words."""
+        """What the log calls this format."""
         return f"fp8 with scales by {self.scales}"
 
 
@@ -60,7 +60,7 @@ class GroupFormat:
 
     @property
     def name(self) -> str:
-        """In the log's words."""
+        """What the log calls this format."""
         return f"{self.bits} bits in groups of {self.group or 'all'} columns"
 
 
@@ -76,7 +76,7 @@ class Int8Format:
 
     @property
     def name(self) -> str:
-        """In the log's words."""
+        """What the log calls this format."""
         return f"int8 with scales by {self.scales}"
 
 
@@ -103,19 +103,20 @@ class CodebookFormat:
 
     @property
     def name(self) -> str:
-        """In the log's words."""
+        """What the log calls this format."""
         return f"4 bits ({self.values}) in groups of {self.group} columns"
 
 
 @dataclass(frozen=True)
 class GgufFormat:
-    """Those of a GGUF file: each tensor says its own.
+    """The format of a GGUF file's weights, in which each tensor has a type of its own.
 
     Attributes:
-        types: How many tensors have each type.
-        dense: Weights that a processor keeps in the model's dtype.
-        packed: Bytes that all others take, packed for it.
-        gpu_dense, coded: The same of a GPU.
+        types: The file's types, each with the number of its tensors.
+        dense: How many weights a CPU keeps in the model's dtype.
+        packed: Bytes that all other weights take on a CPU, packed for its kernels.
+        gpu_dense: How many weights a GPU keeps in the model's dtype.
+        coded: Bytes that all other weights take on a GPU.
     """
 
     types: tuple[tuple[str, int], ...] = ()
@@ -126,7 +127,7 @@ class GgufFormat:
 
     @property
     def name(self) -> str:
-        """In the log's words."""
+        """What the log calls this format."""
         return ", ".join(f"{name} ({count})" for name, count in self.types)
 
 

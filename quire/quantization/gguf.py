@@ -34,7 +34,7 @@ from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.tensor_options import TensorOptions
 
 _DENSE = ""
-"""In place of a type's name."""
+"""Stands for a type's name where weights are dequantized into the model's dtype."""
 
 
 class Gguf:
@@ -58,7 +58,7 @@ class Gguf:
 
 
 class GgufLinearWeight:
-    """See LinearWeight: parts of one type each, below each other."""
+    """A LinearWeight of a GGUF file: parts of one type each, one below the other."""
 
     library_product: str | None = None
     row_form: RowForm | None = None
@@ -121,10 +121,10 @@ class GgufLinearWeight:
 
 
 class _Part(Protocol):
-    """Some of a shape's modules, in one form.
+    """The weights of some of a shape's modules, all in one form.
 
     Attributes:
-        outputs: Theirs.
+        outputs: How many outputs these modules have together.
     """
 
     outputs: int
@@ -132,16 +132,16 @@ class _Part(Protocol):
     def load(self, checkpoint: Checkpoint) -> None: ...
 
     def multiply(self, x: Tensor, bias: Tensor | None, y: Tensor) -> None:
-        """x Wᵀ + bias → y."""
+        """Write x Wᵀ + bias to y: x [tokens, columns], y [tokens, outputs]."""
         ...
 
     def multiply_silu_and_mul(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        """The same, then silu of the first half of the outputs times the second → out."""
+        """Write silu of the first half of x Wᵀ + bias times the second half to out [tokens, outputs / 2]."""
         ...
 
 
 class _DensePart:
-    """See _Part."""
+    """Modules whose weights are dequantized into the model's dtype."""
 
     def __init__(self, shape: LinearShape, options: TensorOptions) -> None:
         self.outputs = shape.outputs
@@ -158,7 +158,7 @@ class _DensePart:
 
 
 class _BlockPart:
-    """See _Part."""
+    """Modules whose weights stay in the file's blocks, all of one type."""
 
     def __init__(self, shape: LinearShape, name: str, options: TensorOptions) -> None:
         self.outputs = shape.outputs
@@ -181,7 +181,7 @@ class _BlockPart:
 
 
 class GgufEmbedding:
-    """See EmbeddingWeight: one that a head multiplies with is kept as the file has it, any other is dense."""
+    """An EmbeddingWeight of a GGUF file: in the file's blocks if a head multiplies with it too, otherwise dense."""
 
     def __init__(self, shape: EmbeddingShape, options: TensorOptions) -> None:
         self._shape = LinearShape((shape.name,), (shape.count,), shape.width)
@@ -221,7 +221,7 @@ class GgufEmbedding:
 
 
 def read_blocks(shape: LinearShape, name: str, checkpoint: Checkpoint, options: TensorOptions) -> BlockWeight:
-    """The modules' weights, all of this type, below each other and packed."""
+    """Read the modules' weights, all of type `name`, one below the other, and pack them."""
     form = QUANTIZED[name]
     pack = kernel("pack_blocks", options.device.type)
 
@@ -238,5 +238,5 @@ def read_blocks(shape: LinearShape, name: str, checkpoint: Checkpoint, options: 
 
 
 def _type_of(dtype: str) -> str:
-    """The type's name where products with it are computed, else _DENSE."""
+    """Return the type's name if there are products with its blocks, otherwise _DENSE."""
     return dtype if dtype in QUANTIZED else _DENSE

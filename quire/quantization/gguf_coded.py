@@ -27,14 +27,17 @@ from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.tensor_options import TensorOptions
 
 _LARGEST_ZERO = 1 << 14
-"""Of a group whose minimum is more scales than this, all weights are the minimum, as nearly as fp16 says it."""
+"""The largest zero of a group.
+
+If a group's minimum is larger than this many scales, all its weights equal the minimum as closely as fp16 can say.
+"""
 
 
 class CodedPart:
-    """Some of a shape's modules, all of one type.
+    """The weights of some of a shape's modules, all of one type, as codes with scales on a GPU.
 
     Attributes:
-        outputs: Theirs.
+        outputs: How many outputs these modules have together.
     """
 
     def __init__(self, shape: LinearShape, name: str, options: TensorOptions) -> None:
@@ -51,16 +54,16 @@ class CodedPart:
         self._weight = read_coded(self._shape, self._name, checkpoint, self._options.device)
 
     def multiply(self, x: Tensor, bias: Tensor | None, y: Tensor) -> None:
-        """x Wᵀ + bias → y."""
+        """Write x Wᵀ + bias to y: x [tokens, columns], y [tokens, outputs]."""
         y.copy_(self._linear(x, self._weight, bias))
 
     def multiply_silu_and_mul(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        """The same, then silu of the first half of the outputs times the second → out."""
+        """Write silu of the first half of x Wᵀ + bias times the second half to out [tokens, outputs / 2]."""
         self._linear_silu_and_mul(x, self._weight, bias, out)
 
 
 class StackedBlocks(StackedCodes):
-    """See ExpertWeights: gates and ups of one type, downs of another or the same."""
+    """ExpertWeights of a GGUF file whose gates and ups have one type, and whose downs have one, maybe another."""
 
     def __init__(self, types: tuple[str, str], shape: ExpertsShape, options: TensorOptions) -> None:
         super().__init__(shape, options)
@@ -86,7 +89,7 @@ class StackedBlocks(StackedCodes):
 
 
 class GgufExperts:
-    """See ExpertWeights: a GPU's. They are dense where one projection has several types, or floats."""
+    """ExpertWeights of a GGUF file on a GPU: codes, or dense if a projection has several types or is not quantized."""
 
     def __init__(self, form: GgufFormat, shape: ExpertsShape, options: TensorOptions) -> None:
         self._form = form
@@ -110,7 +113,7 @@ class GgufExperts:
         return [way.multiply_adapted(x, numbers, weights, adapters) for way in self._ways][-1]
 
     def _ways_for(self, checkpoint: Checkpoint) -> Iterator[StackedBlocks | DenseExperts]:
-        """How they are kept; in the compile warm-up, whose checkpoint is empty, all ways that there may be."""
+        """Yield the form that the experts are kept in; in the compile warm-up, whose checkpoint is empty, all forms."""
         contents, names = checkpoint.contents(), self._shape.names
         if not contents:
             for name in types_of(self._form):
@@ -131,12 +134,12 @@ _Coded = GroupedWeight | CodebookWeight
 
 
 def types_of(form: GgufFormat) -> list[str]:
-    """The quantized types of a file's tensors."""
+    """Return the quantized types of a file's tensors."""
     return [name for name, _ in form.types if name in QUANTIZED]
 
 
 def read_coded(shape: LinearShape, name: str, checkpoint: Checkpoint, device: torch.device) -> _Coded:
-    """The modules' weights, all of this type, below each other; uninitialised where the checkpoint is empty."""
+    """Read the modules' weights, all of type `name`, one below the other; uninitialised if the checkpoint is empty."""
     if not checkpoint.contents():
         return _uninitialised(shape, name, device)
     form = QUANTIZED[name]
@@ -148,7 +151,7 @@ def read_coded(shape: LinearShape, name: str, checkpoint: Checkpoint, device: to
 
 
 def coded_weight(blocks: Tensor, name: str) -> _Coded:
-    """The weight of blocks [rows, bytes of a row] of this type."""
+    """Convert blocks [rows, bytes of a row] uint8 of type `name` to a weight of codes and scales."""
     form, parts = QUANTIZED[name], unpack(blocks, name)
     scales = _of_groups(parts.d, parts.s, form.block // form.group)
     kept = _scale_dtype(name)
@@ -165,7 +168,10 @@ def coded_weight(blocks: Tensor, name: str) -> _Coded:
 
 
 def _with_zeros(codes: Tensor, scales: Tensor, parts: Unpacked, group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, scales and zeros, where groups have minima. One that is only its minimum has codes 0, and zero 1."""
+    """Return codes, scales and zeros of groups that have minima.
+
+    A group whose weights all equal its minimum gets codes 0, the zero 1, and the minimum as its scale.
+    """
     assert parts.dmin is not None
     minima = _of_groups(parts.dmin, parts.m, scales.shape[1] // parts.dmin.shape[1])
     constant = minima.abs() > _LARGEST_ZERO * scales.abs()
@@ -176,7 +182,7 @@ def _with_zeros(codes: Tensor, scales: Tensor, parts: Unpacked, group: int) -> t
 
 
 def _of_groups(d: Tensor, s: Tensor | None, groups: int) -> Tensor:
-    """[rows, groups] fp32 of a number for each block, and one for each group in it."""
+    """Multiply each block's number in d [rows, blocks] by each group's in s [rows, groups]: [rows, groups] fp32."""
     wide = d.float().repeat_interleave(groups, 1)
     return wide if s is None else wide * s.float()
 
@@ -191,7 +197,7 @@ def _on(device: torch.device, weight: _Coded) -> _Coded:
 
 
 def _uninitialised(shape: LinearShape, name: str, device: torch.device) -> _Coded:
-    """What `read_coded` returns, with anything in it."""
+    """Return a weight of the shape that `read_coded` returns, with undefined contents."""
     form, rows = QUANTIZED[name], shape.outputs
     bits, groups = form.coded_bits, shape.columns // form.group
     packed = torch.empty((rows, shape.columns * bits // 8), dtype=torch.uint8, device=device)

@@ -37,7 +37,7 @@ class Grouped:
 
 
 class GroupedLinearWeight:
-    """See LinearWeight.
+    """A LinearWeight of 4-bit or 8-bit integers whose columns share scales in groups.
 
     Raises:
         CheckpointError: The shape does not suit the format.
@@ -70,11 +70,11 @@ class GroupedLinearWeight:
         )
 
     def read(self, checkpoint: Checkpoint) -> GroupedWeight:
-        """The weight in the reference's form."""
+        """Read the weight in the form of the reference kernels."""
         return pack_grouped(*self._parts(checkpoint))
 
     def _parts(self, checkpoint: Checkpoint) -> tuple[Tensor, Tensor, Tensor | None, int, int, Tensor | None]:
-        """What packing takes."""
+        """Read what `pack_grouped` takes: codes, scales, zeros, bits, the group's columns and the columns' order."""
         shape, form = self._shape, self._form
         parts = [
             self._layout.read(checkpoint, name, rows, shape.columns)

@@ -16,15 +16,15 @@ SCHEMES: dict[str, str] = {
     "GgufFormat": "quire.quantization.gguf:Gguf",
     "GroupFormat": "quire.quantization.grouped:Grouped",
 }
-"""By the name of the format's class."""
+"""The schemes of linear weights and experts, by the name of the format's class."""
 
 
 EMBEDDING_SCHEMES = {"GgufFormat": SCHEMES["GgufFormat"]}
-"""The same of embeddings, where they are not dense."""
+"""The schemes of embeddings that are not dense, by the name of the format's class."""
 
 
 def scheme_of(form: Format | None) -> WeightScheme:
-    """What serves weights of this format; None: dense ones."""
+    """Return the scheme for weights of this format; None: dense weights."""
     if form is None:
         return Dense()
     scheme: WeightScheme = _made(SCHEMES[type(form).__name__], form)
@@ -32,7 +32,7 @@ def scheme_of(form: Format | None) -> WeightScheme:
 
 
 def embedding_scheme_of(form: Format | None) -> EmbeddingScheme:
-    """What serves embeddings of this format: of most, dense ones."""
+    """Return the scheme for embeddings of this format, which is the dense one for most."""
     name = EMBEDDING_SCHEMES.get(type(form).__name__)
     scheme: EmbeddingScheme = Dense() if name is None else _made(name, form)
     return scheme

@@ -38,7 +38,7 @@ class Scaled:
 
 
 class ScaledLinearWeight:
-    """See LinearWeight."""
+    """A LinearWeight of 8-bit codes with scales, fp8 or int8, whose product quantizes activations too."""
 
     def __init__(self, form: Fp8Format | Int8Format, shape: LinearShape, options: TensorOptions) -> None:
         self._form = form
@@ -71,7 +71,7 @@ class ScaledLinearWeight:
         self._weight = self._options.packed_weights.get(what, lambda: self._pack(self.read(checkpoint)))
 
     def read(self, checkpoint: Checkpoint) -> ScaledWeight:
-        """The weight in the reference's form."""
+        """Read the weight in the form of the reference kernels."""
         form, shape = self._form, self._shape
         if isinstance(form, Fp8Format) and form.at_load:
             dense = read_dense(shape, checkpoint, self._options)
@@ -103,7 +103,7 @@ class ScaledLinearWeight:
             yield WeightSpec(f"{name}.{form.input_scale}", (), optional=True, any_rank=True)
 
     def _scale_shape(self, rows: int) -> tuple[int, ...]:
-        """As the checkpoint has a module's."""
+        """Return the shape of the scales that the checkpoint has for a module with `rows` outputs."""
         form = self._form
         if form.scales == "tensor":
             return ()

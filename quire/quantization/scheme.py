@@ -26,11 +26,11 @@ class LinearShape:
     """A weight [sum of rows, columns] that stacks those of several modules.
 
     Attributes:
-        names: Of the checkpoint's modules (`….q_proj`), in the order of the output.
-        rows: Output features of each.
-        columns: Input features.
-        transposed: The checkpoint has each weight as [columns, rows].
-        gated: The outputs are gates, then as many ups, and only `multiply_silu_and_mul` is asked for.
+        names: The names of the checkpoint's modules (`….q_proj`), in the order of the output.
+        rows: The output features of each module.
+        columns: The input features.
+        transposed: Whether the checkpoint stores each weight as [columns, rows].
+        gated: Whether the outputs are gates, then as many ups, and only `multiply_silu_and_mul` is called.
     """
 
     names: tuple[str, ...]
@@ -41,7 +41,7 @@ class LinearShape:
 
     @property
     def outputs(self) -> int:
-        """Rows in all."""
+        """The output features of all modules together."""
         return sum(self.rows)
 
 
@@ -65,9 +65,9 @@ class EmbeddingShape:
     """A row for each token or position.
 
     Attributes:
-        name: Of the checkpoint's module.
-        count: Rows.
-        width: Of a row.
+        name: The name of the checkpoint's module.
+        count: How many rows there are.
+        width: The elements of a row.
     """
 
     name: str
@@ -84,7 +84,7 @@ class ExpertNames:
     down: str = "down_proj"
 
     def __iter__(self) -> Iterator[str]:
-        """In the order of their use."""
+        """Iterate over gate, up and down, in the order of their use."""
         return iter((self.gate, self.up, self.down))
 
 
@@ -93,12 +93,12 @@ class ExpertsShape:
     """The gated MLPs of one layer's experts.
 
     Attributes:
-        name: Of the checkpoint's module that has them, by number.
-        names: Of each one's projections.
-        count: How many.
-        hidden, width: Of the stream and of one expert.
-        first: The number of the first one: a rank may have some of a layer's experts.
-        others: How many others the layer has.
+        name: The name of the checkpoint's module that has the experts, by number.
+        names: The names of an expert's projections.
+        count: How many experts there are.
+        hidden, width: The width of the residual stream, and of one expert.
+        first: The number of the first expert: a rank may have some of a layer's experts.
+        others: How many more experts the layer has.
     """
 
     name: str
@@ -111,12 +111,12 @@ class ExpertsShape:
 
     @property
     def numbers(self) -> range:
-        """Theirs, in the checkpoint."""
+        """The experts' numbers in the checkpoint."""
         return range(self.first, self.first + self.count)
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The checkpoint's, of one expert: all are alike."""
+        """The names of the first expert's projections in the checkpoint; those of all others are alike."""
         return tuple(f"{self.name}.{self.first}.{each}" for each in (self.names.gate, self.names.up, self.names.down))
 
 
@@ -125,8 +125,8 @@ class RowForm:
     """Rows that are quantized where they are made: what a product may be given in place of dense ones.
 
     Attributes:
-        dtype: Of their codes.
-        dense_up_to: So few rows, or fewer, must be dense.
+        dtype: The dtype of the codes.
+        dense_up_to: The most rows that must be dense; more are quantized.
     """
 
     dtype: torch.dtype
@@ -139,14 +139,14 @@ class LinearWeight(Protocol):
     Attributes:
         library_product: Which library's product serves it beside our own kernels: `linear` is torch's, `fp8_linear`
             torch's of rows with scales; None: no library's. A GPU's worker runs these at the start; see gemm_warmup.
-        row_form: What else than dense rows it takes; None: nothing.
+        row_form: The form of quantized rows that the product takes besides dense ones; None: it takes dense rows only.
     """
 
     library_product: str | None
     row_form: RowForm | None
 
     def weight_specs(self) -> Iterator[WeightSpec]:
-        """The tensors it reads; asked before anything is allocated."""
+        """Yield the tensors that `load` reads. Called before anything is allocated."""
         ...
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -158,7 +158,7 @@ class LinearWeight(Protocol):
         ...
 
     def multiply_silu_and_mul(self, x: Rows, bias: Tensor | None) -> Tensor:
-        """The same, then silu of the first half of the outputs times the second: [tokens, outputs / 2]."""
+        """silu of the first half of x Wᵀ + bias times the second half: [tokens, columns] → [tokens, outputs / 2]."""
         ...
 
 
@@ -169,7 +169,7 @@ class UpdatedWeight(Protocol):
     def multiply_and_shrink(
         self, x: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles
     ) -> tuple[Tensor, Tensor]:
-        """`multiply`, and A x; see the op `linear_and_shrink`."""
+        """Return the result of `multiply`, and A x of the update; see the op `linear_and_shrink`."""
         ...
 
 
@@ -177,7 +177,7 @@ class ExpertWeights(Protocol):
     """The weights of one layer's experts."""
 
     def weight_specs(self) -> Iterator[WeightSpec]:
-        """The tensors it reads; asked before anything is allocated."""
+        """Yield the tensors that `load` reads. Called before anything is allocated."""
         ...
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -197,7 +197,7 @@ class AdaptableExperts(Protocol):
     """Weights of experts to whose products a GPU may add what adapters change."""
 
     def multiply_adapted(self, x: Tensor, numbers: Tensor, weights: Tensor, adapters: ExpertAdapters) -> Tensor:
-        """`multiply`; see the op `adapted_experts`."""
+        """Compute `multiply` with the adapters' low-rank updates; see the op `adapted_experts`."""
         ...
 
 
@@ -206,11 +206,11 @@ class SeparateExperts(Protocol):
     """Weights of experts whose products can be had one by one, as adapters of experts need them on a CPU."""
 
     def gate_up(self, number: int, x: Tensor) -> Tensor:
-        """The gate and, beside it, what it gates, of one expert: [tokens, hidden] → [tokens, 2 · width]."""
+        """Return one expert's gate and up projections of x, side by side: [tokens, hidden] → [tokens, 2 · width]."""
         ...
 
     def down(self, number: int, x: Tensor) -> Tensor:
-        """[tokens, width] → [tokens, hidden]."""
+        """Return one expert's down projection of x: [tokens, width] → [tokens, hidden]."""
         ...
 
 
@@ -218,11 +218,11 @@ class EmbeddingWeight(Protocol):
     """The weight of an embedding, which a head may multiply with too."""
 
     def weight_specs(self) -> Iterator[WeightSpec]:
-        """The tensors it reads; asked before anything is allocated."""
+        """Yield the tensors that `load` reads. Called before anything is allocated."""
         ...
 
     def tie(self) -> None:
-        """`multiply` will be asked for. Comes before the weight is loaded."""
+        """Prepare for `multiply`, which a tied head calls. Must be called before `load`."""
         ...
 
     def load(self, checkpoint: Checkpoint) -> None:
