@@ -18,9 +18,9 @@ class AdaptedExperts:
     """Σ weight · down(silu(gate(x)) · up(x)) over each token's experts, where all three may have low-rank updates.
 
     Args:
-        base: As `Experts.__call__`, for steps without such updates.
-        weights: The same with them.
-        updates: Of these.
+        base: Computes steps without such updates; called like `Experts.__call__`.
+        weights: Computes steps with such updates.
+        updates: The updates of the layer's experts.
     """
 
     def __init__(self, base: Callable[..., Tensor], weights: AdaptableExperts, updates: ExpertUpdates) -> None:
@@ -29,7 +29,16 @@ class AdaptedExperts:
         self._updates = updates
 
     def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
-        """x [tokens, hidden], each token's experts and their weights [tokens, chosen] → [tokens, hidden]."""
+        """Compute the experts' weighted sum for each token.
+
+        Args:
+            x: [tokens, hidden].
+            numbers: [tokens, chosen] int64, each token's experts.
+            weights: [tokens, chosen], the experts' weights.
+
+        Returns:
+            [tokens, hidden], of x's dtype.
+        """
         adapters = self._updates.of_step
         if adapters is None:
             return self._base(x, numbers, weights)
@@ -37,12 +46,14 @@ class AdaptedExperts:
 
 
 class SeparatelyAdaptedExperts:
-    """The same on a CPU.
+    """Σ weight · down(silu(gate(x)) · up(x)) over each token's experts on a CPU, where all three may have updates.
+
+    Experts are computed one by one, for the tokens whose adapters change experts.
 
     Args:
-        base: As `Experts.__call__`, for all tokens whose adapters leave experts alone.
+        base: Computes all tokens whose adapters leave experts alone; called like `Experts.__call__`.
         separate: Each expert's products; numbers from their count on are other ranks' experts, and are left out.
-        updates: Of these.
+        updates: The updates of the layer's experts.
     """
 
     def __init__(self, base: Callable[..., Tensor], separate: SeparateExperts, updates: ExpertUpdates) -> None:
@@ -52,7 +63,16 @@ class SeparatelyAdaptedExperts:
         self._silu_and_mul = kernel("silu_and_mul", "cpu")
 
     def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
-        """See AdaptedExperts."""
+        """Compute the experts' weighted sum for each token.
+
+        Args:
+            x: [tokens, hidden].
+            numbers: [tokens, chosen] int64, each token's experts.
+            weights: [tokens, chosen], the experts' weights.
+
+        Returns:
+            [tokens, hidden], of x's dtype.
+        """
         adapters = self._updates.of_step
         if adapters is None:
             return self._base(x, numbers, weights)
@@ -69,7 +89,7 @@ class SeparatelyAdaptedExperts:
         return out
 
     def _expert(self, number: int, x: Tensor, slots: Tensor) -> Tensor:
-        """One expert's output for its tokens, [tokens, hidden] → [tokens, hidden]."""
+        """Compute one expert's output for its tokens: [tokens, hidden] → [tokens, hidden]."""
         update, tiles = self._updates.each[number], Tiles(*map(torch.from_numpy, order_tokens(slots.numpy())))
         gate_up = self._separate.gate_up(number, x)
         update.gate_up.add(x, gate_up, tiles)

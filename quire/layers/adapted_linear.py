@@ -12,14 +12,14 @@ from quire.quantization.scheme import RowForm
 
 
 class AdaptedLinear:
-    """x Wᵀ + b, and B A x for rows of tokens with adapters; see Linear.
+    """A Projection that adds B A x to the rows x Wᵀ + b of tokens with adapters.
 
     Args:
-        base: x Wᵀ + b.
-        update: B A x.
+        base: Computes x Wᵀ + b.
+        update: Computes B A x.
 
     Attributes:
-        row_form: None: A is multiplied by dense rows.
+        row_form: Always None, since A is multiplied by dense rows.
     """
 
     row_form: RowForm | None = None
@@ -29,11 +29,11 @@ class AdaptedLinear:
         self._update = update
 
     def __call__(self, x: Rows) -> Tensor:
-        """[tokens, columns] → [tokens, outputs]."""
+        """x Wᵀ + b, with B A x added: [tokens, columns] → [tokens, outputs]."""
         return total_of(self.pending(x))
 
     def pending(self, x: Rows) -> Tensor | PendingUpdate:
-        """See Projection."""
+        """x Wᵀ + b [tokens, outputs], to which the reader of the result adds B A x."""
         if not self._update.active:
             return self._base(x)
         assert isinstance(x, Tensor)
@@ -41,7 +41,7 @@ class AdaptedLinear:
         return PendingUpdate(self._update, low, y)
 
     def silu_and_mul(self, x: Rows) -> Tensor:
-        """[tokens, columns] → [tokens, half of the rows], see Linear."""
+        """silu of the first half of the outputs times the second: [tokens, columns] → [tokens, outputs / 2]."""
         if not self._update.active:
             return self._base.silu_and_mul(x)
         assert isinstance(x, Tensor)

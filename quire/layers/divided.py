@@ -24,14 +24,14 @@ from quire.weights.tensor_options import TensorOptions
 
 
 class SummedOverRanks:
-    """A layer of which each rank computes a summand."""
+    """A layer whose output is a sum over ranks, each of which computes one summand."""
 
     def __init__(self, layer: Callable[..., Tensor], collectives: Collectives) -> None:
         self._layer = layer
         self._collectives = collectives
 
     def __call__(self, *x: Tensor) -> PartialSum:
-        """What the undivided layer returns, once it is read."""
+        """Return this rank's summand; reading it gives the undivided layer's output."""
         return PartialSum(self._layer(*x), self._collectives)
 
 
@@ -39,12 +39,12 @@ class ExpertsOfEngines:
     """Experts that are divided among all ranks of several engines; see engine_group.py.
 
     Args:
-        experts: Those of this rank, as `Experts.__call__` takes rows.
-        own: Which they are.
-        shape: Of all.
-        chosen: How many serve a token.
-        options: The device and dtype of all.
-        engines: The group.
+        experts: Computes this rank's experts; called like `Experts.__call__`.
+        own: Which experts are this rank's.
+        shape: The sizes of all experts.
+        chosen: How many experts each token has.
+        options: The device and dtype.
+        engines: The group of engines.
     """
 
     def __init__(
@@ -76,19 +76,19 @@ class ExpertsOfEngines:
 
 
 class VocabularyEmbedding:
-    """Embeddings of tokens, of which this rank has a part; see Embedding.
+    """An embedding whose vocabulary is divided over ranks.
 
     Args:
-        name: Of the checkpoint's module.
-        vocab_size, width: Of the whole weight.
+        name: The name of the checkpoint's module.
+        vocab_size, width: The shape of the whole weight.
         part: The tokens of this rank.
         options: The device and dtype of the weight.
-        collectives: Of all ranks.
-        scale: See Embedding.
+        collectives: Add up over all ranks.
+        scale: What rows are multiplied by, in the dtype of the options; None: nothing.
 
     Attributes:
-        weight: As the kernel `embed` takes it, once it is loaded: a row for each token of this rank, and one of zeros
-            for all others.
+        weight: The loaded weight in the layout that the kernel `embed` takes: a row for each token of this rank, and
+            one of zeros for all others.
     """
 
     def __init__(
@@ -121,11 +121,11 @@ class VocabularyEmbedding:
         self.weight = self._options.packed_weights.get(name, lambda: self._read(checkpoint))
 
     def tie(self) -> None:
-        """See Embedding."""
+        """Prepare for `multiply`, which a tied head calls. Must be called before the weight is loaded."""
         self._pack = kernel("pack_tied", self._options.device.type)
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """[tokens] int64 → [tokens, width]."""
+        """Look up the tokens' vectors: [tokens] int64 → [tokens, width], of the options' dtype."""
         rows = torch.empty_like(tokens)
         self._local_indices(tokens, self._part.start, self._part.count, rows)
         x = torch.empty((len(tokens), self._spec.shape[1]), dtype=self._options.dtype, device=self._options.device)
@@ -134,7 +134,7 @@ class VocabularyEmbedding:
         return x
 
     def multiply(self, x: Tensor) -> Tensor:
-        """See Embedding."""
+        """x Wᵀ with this rank's rows of the weight, and a column of zeros: [tokens, width] → [tokens, rows + 1]."""
         y: Tensor = self._linear(x, self.weight, None)
         return y
 
@@ -149,9 +149,9 @@ class GatheredLogits:
     """The head to logits, whose outputs are divided; every rank gets all logits.
 
     Args:
-        head: [tokens, width] → [tokens, at least this rank's part of the vocabulary].
-        vocab_size: Of all ranks.
-        collectives: Of all ranks.
+        head: Maps [tokens, width] to [tokens, at least this rank's part of the vocabulary].
+        vocab_size: The whole vocabulary's size.
+        collectives: Gather the columns of all ranks.
     """
 
     def __init__(self, head: Callable[[Tensor], Tensor], vocab_size: int, collectives: Collectives) -> None:

@@ -35,17 +35,17 @@ class Embedding:
         self.weight.load(checkpoint)
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """[tokens] int64 → [tokens, width]."""
+        """Look up the tokens' vectors: [tokens] int64 → [tokens, width], of the options' dtype."""
         x = torch.empty((len(tokens), self._width), dtype=self._options.dtype, device=self._options.device)
         self.weight.take(tokens, self._scale, x)
         return x
 
     def tie(self) -> None:
-        """`multiply` will be asked for. Comes before the weight is loaded."""
+        """Prepare for `multiply`, which a tied head calls. Must be called before the weight is loaded."""
         self.weight.tie()
 
     def multiply(self, x: Tensor) -> Tensor:
-        """[tokens, width] → [tokens, rows of the weight]."""
+        """x Wᵀ: [tokens, width] → [tokens, rows of the weight]."""
         return self.weight.multiply(x)
 
 

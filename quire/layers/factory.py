@@ -59,10 +59,10 @@ class LayerFactory:
         options: The device and dtype of weights.
         quantization: Says which modules' weights are not dense.
         mesh: This rank's place among those that divide each layer.
-        collectives: Of these ranks.
-        updates: Those of products that adapters change; None: there are no adapters.
+        collectives: Operations over these ranks.
+        updates: Collects the products that adapters change; None: there are no adapters.
         stand_in: Returns what a model uses in place of a layer: something with the same methods.
-        engines: Those that divide experts among all their ranks, if the mesh has several.
+        engines: The engines that divide experts among all their ranks, if the mesh has several.
 
     Sizes are those of the undivided layers. A `transposed` projection is stored as [in, out].
     """
@@ -87,12 +87,13 @@ class LayerFactory:
         self.layers: list[Layer] = []
 
     def own_layers(self, layers: int) -> range:
-        """Those of a model's layers that this rank computes."""
+        """Return the numbers of the layers that this rank computes, of a model with so many layers."""
         return self._mesh.own_layers(layers)
 
     def at(self, *, first: bool = False, last: bool = False) -> LayerFactory:
-        """This factory, where the rank computes a model's first or last layer. Elsewhere one whose layers are only
-        descriptions: nobody loads or calls them.
+        """Return this factory if this rank computes the model's first or last layer, as asked.
+
+        On other ranks, return a factory whose layers are only descriptions, which nobody loads or calls.
         """
         if (first and self._mesh.is_first) or (last and self._mesh.is_last):
             return self
@@ -240,7 +241,7 @@ class LayerFactory:
         return self._adapted_experts(own, scheme, whole, Cut(whole.width, (span,)))
 
     def _own_heads(self, heads: Heads) -> Heads:
-        """This rank's."""
+        """Return this rank's part of the heads."""
         return Heads(self._mesh.part(heads.query).count, self._mesh.part(heads.kv).count, heads.width)
 
     def _column_parallel(

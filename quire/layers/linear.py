@@ -21,21 +21,21 @@ class Projection(Protocol):
     """What an MLP and attention need of the product that takes them out of the stream.
 
     Attributes:
-        row_form: See LinearWeight.
+        row_form: The form of quantized rows that the product takes besides dense ones; None: it takes dense rows only.
     """
 
     row_form: RowForm | None
 
     def __call__(self, x: Rows) -> Tensor:
-        """[tokens, columns] → [tokens, outputs]."""
+        """x Wᵀ + b, and what adapters add: [tokens, columns] → [tokens, outputs]."""
         ...
 
     def pending(self, x: Rows) -> Tensor | PendingUpdate:
-        """The same, where what adapters add is left to whoever reads the outputs."""
+        """x Wᵀ + b [tokens, outputs]; what adapters add may be left to the reader of the result."""
         ...
 
     def silu_and_mul(self, x: Rows) -> Tensor:
-        """[tokens, columns] → [tokens, half of the rows]: silu of the first half of the outputs times the second."""
+        """silu of the first half of the outputs times the second: [tokens, columns] → [tokens, outputs / 2]."""
         ...
 
 
@@ -43,16 +43,16 @@ class Linear:
     """x Wᵀ + b, where W stacks the weights of the shape's modules, in whatever form its scheme keeps it.
 
     Args:
-        shape: Of W.
+        shape: The shape of W.
         bias: Whether the modules have biases.
         scheme: Loads W and multiplies with it.
-        options: The device of all, and the dtype of b.
-        part: Of what W is a part; None: it is whole.
+        options: The device of W and b, and the dtype of b.
+        part: Which part of a whole weight W is; None: W is whole.
 
     Attributes:
-        outputs, columns: Of W.
-        has_bias: Whether there is b.
-        library_product, row_form: See LinearWeight.
+        outputs, columns: The shape of W.
+        has_bias: Whether this rank adds b.
+        library_product, row_form: As in LinearWeight.
     """
 
     def __init__(
@@ -90,19 +90,19 @@ class Linear:
                 checkpoint.read(f"{name}.bias", part)
 
     def __call__(self, x: Rows) -> Tensor:
-        """[tokens, columns] → [tokens, outputs]."""
+        """x Wᵀ + b: [tokens, columns] → [tokens, outputs]."""
         return self._weight.multiply(x, self._bias)
 
     def pending(self, x: Rows) -> Tensor:
-        """The same: it has no adapters."""
+        """x Wᵀ + b: [tokens, columns] → [tokens, outputs]; without adapters, nothing is left to add."""
         return self(x)
 
     def silu_and_mul(self, x: Rows) -> Tensor:
-        """[tokens, columns] → [tokens, half of the rows]: silu of the first half of the outputs times the second."""
+        """silu of the first half of the outputs times the second: [tokens, columns] → [tokens, outputs / 2]."""
         return self._weight.multiply_silu_and_mul(x, self._bias)
 
     def multiply_and_shrink(self, x: Tensor, update: LowRankUpdate) -> tuple[Tensor, Tensor]:
-        """The outputs, and A x of the update; in one launch where the weight has one."""
+        """Return x Wᵀ + b and A x of the update, computed in one launch if the weight's scheme has such a kernel."""
         weight = self._weight
         if isinstance(weight, UpdatedWeight):
             return weight.multiply_and_shrink(x, self._bias, update.weights, update.tiles)
@@ -111,7 +111,7 @@ class Linear:
 
 
 def _divided(scheme: WeightScheme, shape: LinearShape, part: LinearPart, options: TensorOptions) -> LinearWeight:
-    """A rank's weight.
+    """Make this rank's part of a divided weight.
 
     Raises:
         CheckpointError: The form of the weight does not serve its shape.

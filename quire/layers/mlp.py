@@ -16,12 +16,12 @@ GATED: dict[str, str] = {
     "silu": "silu_and_mul",
     "gelu_pytorch_tanh": "gelu_and_mul",
 }
-"""config.json's `hidden_act` → the op that applies it to the gate and multiplies."""
+"""config.json's `hidden_act` → the op of a gated MLP, which applies it to the gate and multiplies."""
 PLAIN: dict[str, str] = {
     "gelu_new": "gelu",
     "gelu_pytorch_tanh": "gelu",
 }
-"""The same without a gate."""
+"""config.json's `hidden_act` → the op of an MLP without a gate, which applies it."""
 
 
 class MLP:
@@ -29,7 +29,7 @@ class MLP:
     and `activation` the op between.
 
     Attributes:
-        row_form: What else than dense rows it takes.
+        row_form: The form of quantized rows that the MLP takes besides dense ones; None: it takes dense rows only.
     """
 
     def __init__(

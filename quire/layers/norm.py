@@ -34,15 +34,15 @@ class RMSNorm:
     """Root mean square norm, with the residual addition before it.
 
     Args:
-        names: Of the checkpoint's modules, and how many heads each one's weight is for; one that is for no heads but
-            for the stream stands alone, with 0.
-        width: What is normed.
-        kind: See RMS.
+        names: The names of the checkpoint's modules, each with the number of heads that its weight is for. The norm of
+            the stream has one name, with 0 heads.
+        width: The number of elements that are normed together.
+        kind: The norm's epsilon, and how its weights are stored.
         options: The device and dtype of the weights.
-        form: What else than dense rows the layer behind it takes: they are made here.
+        form: The form of quantized rows that the next layer takes, which `rows` makes; None: dense rows only.
 
     Attributes:
-        weight: [width] or [heads, width], once it is loaded.
+        weight: The loaded weight, [width] or [heads, width].
         eps: Added to the mean square.
     """
 
@@ -78,7 +78,7 @@ class RMSNorm:
         self.weight = torch.cat(parts)  # [width], or [heads, width]
 
     def __call__(self, x: Delta, delta: Delta | None = None) -> Tensor:
-        """The norm of x, after `delta` is added to x in place; both [tokens, width] or [tokens, heads, width]."""
+        """Add `delta` to x in place and return the norm of x; all [tokens, width] or [tokens, heads, width]."""
         x = total_of(x)
         norms, added = self._norms_for(delta)
         out = x.new_empty(x.shape)
@@ -86,14 +86,14 @@ class RMSNorm:
         return out
 
     def rows(self, x: Tensor, delta: Delta | None) -> Rows:
-        """The same of [tokens, width], in the form that the layer behind it takes."""
+        """Add `delta` to x [tokens, width] in place and return the norm of x in the form that the next layer takes."""
         if self._form is None or x.shape[0] <= self._form.dense_up_to:
             return self(x, delta)
         norms, added = self._norms_for(delta)
         return norms.rms_norm_quantized(x, self.weight, self.eps, self._form.dtype, added)
 
     def _norms_for(self, delta: Delta | None) -> tuple[Norms, Tensor | None]:
-        """The kernels that add delta and norm, and what they are given as delta."""
+        """Return the kernels that add delta and norm, and what they are given as delta."""
         return (self._norms, delta) if delta is None or isinstance(delta, Tensor) else delta.for_norms(self._norms)
 
 
@@ -119,7 +119,7 @@ class LayerNorm:
             checkpoint.read(spec.name, part)
 
     def __call__(self, x: Tensor, delta: Delta | None = None) -> Tensor:
-        """The norm of x, after `delta` is added to x in place; both [tokens, width]."""
+        """Add `delta` to x in place and return the norm of x; all [tokens, width]."""
         out, added = torch.empty_like(x), None if delta is None else total_of(delta)
         self._layer_norm(x, self._weight, self._bias, self._eps, out, added)
         return out
