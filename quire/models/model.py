@@ -1,4 +1,4 @@
-"""What a runner asks of a model, and how one is built from its spec."""
+"""The interface between runner and model, and how a model is built from its spec."""
 
 from __future__ import annotations
 
@@ -21,38 +21,41 @@ class Model(Protocol):
     """A decoder: tokens to hidden states, and hidden states to logits for the positions that are read.
 
     Attributes:
-        has_logits: Whether it makes logits; not, where another stage does.
+        has_logits: Whether the model makes logits; False if another pipeline stage does.
     """
 
     @property
     def has_logits(self) -> bool: ...
 
     def hidden(self, tokens: Tensor, positions: Positions, attention: AttentionBackend) -> Tensor:
-        """Tokens [tokens] int64 → [tokens, hidden], normed. The backend must have been prepared for these rows."""
+        """Compute normed hidden states: tokens [tokens] int64 → [tokens, hidden].
+
+        The backend must have been prepared for these rows.
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden] → [n, vocab_size] in the model's dtype."""
+        """Compute logits: hidden states [n, hidden] → [n, vocab_size], in the model's dtype."""
         ...
 
 
 class Decoder(Protocol):
-    """What a family offers: a decoder in parts, of which a pipeline stage computes some."""
+    """A model family's decoder, in parts: a pipeline stage computes some of them."""
 
     def embed(self, tokens: Tensor, positions: Positions) -> Stream:
-        """Tokens [tokens] int64 → the stream before the first block."""
+        """Embed tokens [tokens] int64 → the stream before the first block."""
         ...
 
     def blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Iterator[Stream]:
-        """The stream behind each of this rank's blocks, in order; the next one uses it up."""
+        """Yield the stream after each of this rank's blocks, in order; the next block overwrites it."""
         ...
 
     def finish(self, stream: Stream) -> Tensor:
-        """[tokens, hidden], normed, of the stream behind the last block."""
+        """Norm the stream after the last block → hidden states [tokens, hidden]."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See Model."""
+        """Compute logits: hidden states [n, hidden] → [n, vocab_size], in the model's dtype."""
         ...
 
 
@@ -60,35 +63,39 @@ class StreamReader(Protocol):
     """Reads the residual streams of a step beside the model."""
 
     def read(self, number: int, stream: Stream) -> None:
-        """The stream that enters layer `number`, or behind the last layer their number; it may not be kept."""
+        """Read the stream that enters layer `number`; after the last layer, `number` is the number of layers.
+
+        The stream must not be kept, since the next layer overwrites it.
+        """
         ...
 
     def finish(self) -> None:
-        """That was the last one of this step."""
+        """End the step: all its streams have been read."""
         ...
 
 
 class _Nobody:
-    """A StreamReader."""
+    """A StreamReader that reads nothing."""
 
     def read(self, number: int, stream: Stream) -> None:
-        """No."""
+        """Ignore the stream."""
 
     def finish(self) -> None:
-        """Nothing was read."""
+        """Do nothing, since nothing was read."""
 
 
 class Stage:
-    """A Model, or the part of one whose stream comes from another stage, or goes on to one.
+    """A Model, or the part of one that a pipeline stage computes.
 
     Args:
         decoder: This rank's part.
-        before: The stage before this one; None: this is the first.
-        after: The next stage; None: this is the last. Before that, there are no hidden states but the stream's.
+        before: Receives the stream from the previous stage; None: this is the first stage.
+        after: Sends the stream to the next stage; None: this is the last stage. The others return the stream itself
+            as hidden states.
 
     Attributes:
-        reader: Reads the streams of a model that is whole.
-        has_logits: Whether this is the last stage. Elsewhere `logits` returns what it is given.
+        reader: Reads the streams of a model that is not divided into stages.
+        has_logits: Whether this is the last stage. In all others, `logits` returns its argument.
     """
 
     def __init__(self, decoder: Decoder, before: StreamSource | None, after: StreamSink | None) -> None:
@@ -109,11 +116,11 @@ class Stage:
         return stream.x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See Model."""
+        """Compute logits: hidden states [n, hidden] → [n, vocab_size]. All stages but the last return `hidden`."""
         return self._decoder.logits(hidden) if self.has_logits else hidden
 
     def _through_blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Stream:
-        """The stream behind the last block."""
+        """Run this rank's blocks and return the stream after the last one."""
         reader, last = self.reader, stream
         reader.read(0, last)
         for number, last in enumerate(self._decoder.blocks(stream, positions, attention), 1):
@@ -129,13 +136,13 @@ def build_model(
     after: StreamSink | None = None,
     lent: Lent | None = None,
 ) -> Stage:
-    """A model of this spec, without its weights: `factory.layers` load them.
+    """Build a model of this spec, without its weights, which `factory.layers` load.
 
     Args:
-        spec: Of the model.
-        factory: Builds its layers.
-        before, after: See Stage.
-        lent: What a draft head reads of the model that it is for; None: this is no head.
+        spec: The model's configuration.
+        factory: Builds the model's layers.
+        before, after: The links to other pipeline stages, as in Stage.
+        lent: What a draft head reads of the model that it drafts for; None: the model is not a draft head.
     """
     module, name = (ARCHITECTURES if spec.head is None else HEADS)[spec.architecture].split(":")
     build = getattr(importlib.import_module(module), name)

@@ -23,4 +23,4 @@ HEADS: dict[str, str] = {
     "LlamaForCausalLMEagle3": "quire.models.eagle3:Eagle3Head",
     "Eagle3LlamaForCausalLM": "quire.models.eagle3:Eagle3Head",
 }
-"""The same of heads that propose tokens for another model; their layers are Llama's."""
+"""Architectures of heads that propose tokens for another model → "module:class"; their layers are Llama's."""

@@ -161,7 +161,7 @@ class ModelSpec:
 
     @property
     def linear_weights(self) -> int:
-        """Those of projections, without biases, head and routers."""
+        """Number of weights in projections, which leaves out biases, the head and routers."""
         q, kv, h = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden
         with_experts = len(self.experts.layers) if self.experts else 0
         ways = 3 if self.family.gated else 2
@@ -182,7 +182,7 @@ class ModelSpec:
         return 2 * self.kv_heads * self.head_dim * element_bytes(kv_dtype, DTYPE_BYTES)
 
     def kv_groups(self) -> tuple[KVCacheGroup, ...]:
-        """The layers by block table."""
+        """The groups of layers that share a block table."""
         if self.groups is not None:
             return self.groups
         return kv_groups([self.window if local else None for local in self.local])
@@ -253,13 +253,13 @@ def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSp
 
 
 def on_a_gpu(spec: ModelSpec) -> ModelSpec:
-    """The same where a GPU serves it, which keeps a GGUF file's weights in other forms."""
+    """Return the spec with the sizes of weights on a GPU, which keeps a GGUF file's weights in forms of its own."""
     form = spec.quantization.rules[0].format if spec.quantization else None
     return replace(spec, held=HeldWeights(form.gpu_dense, form.coded)) if isinstance(form, GgufFormat) else spec
 
 
 def _architecture(fields: ConfigFile) -> str:
-    """The architecture that is computed; of a model that reads images too, its text model's."""
+    """Return the architecture that is computed: for a model that reads images too, that of its text model."""
     names = fields.get("architectures", [])
     for name in names if isinstance(names, list) else []:
         if name in ARCHITECTURES or name in HEADS:
@@ -285,7 +285,7 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
     "use_bidirectional_attention": (False,),
 }
-"""Keys that are served with these values alone, or with none."""
+"""Keys of config.json that are refused unless they are absent or have one of these values."""
 
 
 def _refuse_what_changes_the_arithmetic(fields: ConfigFile, family: Family) -> None:
