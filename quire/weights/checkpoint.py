@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SPREAD = 1e-3
-"""Of weights without a checkpoint."""
+"""The largest magnitude of random weights, where there is no checkpoint."""
 READABLE_DTYPES = ("F64", "F32", "F16", "BF16", *QUANTIZED)
 """Stored dtypes that are converted on load; GGUF's are dequantized. All others are read as they are, or not at all."""
 _SHOWN = 8
@@ -77,7 +77,7 @@ class Checkpoint(Protocol):
     """Named tensors."""
 
     def contents(self) -> dict[str, StoredTensor]:
-        """What there is, from the files' headers alone."""
+        """List the tensors by name, from the files' headers alone."""
         ...
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
@@ -89,7 +89,7 @@ class Checkpoint(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         ...
 
 

@@ -1,6 +1,6 @@
-"""Weights that are converted to float16 as they are read: which of them it cannot hold.
+"""Refuses weights that float16 cannot hold, where weights are converted to float16 as they are read.
 
-Stored as bfloat16 or float32 they may be larger than float16's largest number, 65,504, and become infinite.
+Weights stored as bfloat16 or float32 may be larger than float16's largest number, 65,504, and would become infinite.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ _SHOWN = 3
 
 @contextlib.contextmanager
 def refusing_overflow(checkpoint: Checkpoint, dtype: torch.dtype) -> Iterator[Checkpoint]:
-    """The checkpoint to read from; at the end, what has overflowed is refused. Other dtypes than float16 hold all.
+    """Yield the checkpoint to read from and, at the end, refuse weights that have overflowed.
+
+    Args:
+        checkpoint: What is read from.
+        dtype: What weights are converted to; only float16 can overflow.
 
     Raises:
         CheckpointError: Some values are larger than float16's largest.
@@ -45,21 +49,21 @@ class _WatchedCheckpoint:
         self._largest: list[tuple[str, Tensor]] = []
 
     def contents(self) -> dict[str, StoredTensor]:
-        """See Checkpoint."""
+        """List the tensors by name, from the files' headers alone."""
         return self._checkpoint.contents()
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
-        """See Checkpoint."""
+        """Copy the window of `out`'s shape that begins at `start` into `out`, and note whether values overflowed."""
         self._checkpoint.read(name, out, start)
         if out.dtype == torch.float16 and self._stored[name].dtype != "F16" and out.numel():
             self._largest.append((name, torch.stack(torch.aminmax(out))))
 
     def close(self) -> None:
-        """See Checkpoint."""
+        """Close the files."""
         self._checkpoint.close()
 
     def check(self) -> None:
-        """Refuse what has overflowed.
+        """Refuse the checkpoint if weights have overflowed.
 
         Raises:
             CheckpointError: Some values are larger than float16's largest.

@@ -1,6 +1,7 @@
 """GGUF files as a Checkpoint: under the names of a checkpoint in Hugging Face layout, dequantized as they are read.
 
-Who reads into uint8 gets a quantized tensor's blocks as they are, row by row; see kernels/reference/gguf_blocks.py.
+Reading into a uint8 tensor gives a quantized tensor's blocks as they are, row by row; see
+kernels/reference/gguf_blocks.py.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from quire.weights.checkpoint import StoredTensor
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _WEIGHTS_AT_ONCE = 1 << 22
-"""That are dequantized before the next ones."""
+"""How many weights are dequantized at a time."""
 
 
 def find_gguf_files(directory: Path) -> list[Path]:
-    """A model's files in its directory; empty: it is in another format."""
+    """Return the GGUF files in a model's directory; empty if the model is in another format."""
     return sorted(directory.glob(f"*{SUFFIX}"))
 
 
@@ -43,11 +44,14 @@ class GgufCheckpoint:
         self._files = {path: os.open(path, os.O_RDONLY) for path in model.paths}
 
     def contents(self) -> dict[str, StoredTensor]:
-        """Every weight; quantized ones with GGUF's name of their type."""
+        """List every weight by name; the dtype of a quantized one is GGUF's name of its type."""
         return {name: StoredTensor(source.shape, source.tensor.form.name) for name, source in self._sources.items()}
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
-        """Copy a window of the weight; see Checkpoint.read. Into uint8: of its blocks, [rows, bytes]."""
+        """Copy the window of `out`'s shape that begins at `start` into `out`, dequantized.
+
+        If `out` is uint8, the window is of the weight's blocks, [rows, bytes].
+        """
         source = self._sources[name]
         if out.dim() == 1:
             self._read_rows(source, out.unsqueeze(0), (0, start[0] if start else 0))
@@ -77,14 +81,17 @@ class GgufCheckpoint:
             part.copy_(values.float() - source.less if source.less else values)
 
     def _raw_rows(self, source: WeightSource, first: int, count: int) -> Tensor:
-        """[rows, bytes] uint8 of these rows of the weight."""
+        """Read the stored bytes of `count` rows of the weight from row `first` on: [rows, bytes] uint8."""
         if not source.heads:
             return self._stored_rows(source, first, count)
         rows = source.shape[0] if len(source.shape) > 1 else source.shape[-1]
         return self._rotated_rows(source, first, count, rows // source.heads)
 
     def _rotated_rows(self, source: WeightSource, first: int, count: int, width: int) -> Tensor:
-        """The same where the file has heads' pairs side by side: whole heads are read and put in order."""
+        """Read rows of a weight whose file has the two halves of each head interleaved: [rows, bytes] uint8.
+
+        Whole heads of `width` rows are read and put in order.
+        """
         if len(source.shape) == 1:  # a bias: its elements are what turns
             stored = self._stored_rows(source, 0, 1).view(source.shape[0], -1)
             return stored.view(-1, width // 2, 2, stored.shape[1]).transpose(1, 2).reshape(1, -1)
