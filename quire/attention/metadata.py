@@ -27,18 +27,18 @@ class DecodeMetadata(Generic[A]):
 
     Attributes:
         rows: [n] numbers of the rows; -1 is padding.
-        tokens: [n] each one's token in the batch.
+        tokens: [n] each row's token in the batch.
     """
 
     rows: A
     tokens: A
 
     def arrays(self) -> tuple[A, ...]:
-        """In the order of `with_arrays`."""
+        """Return the arrays in the order in which `with_arrays` takes them."""
         return self.rows, self.tokens
 
     def with_arrays(self, arrays: Iterator[B]) -> DecodeMetadata[B]:
-        """The same with the next of these arrays."""
+        """Return a copy of this metadata whose arrays are the next ones of `arrays`."""
         return DecodeMetadata(next(arrays), next(arrays))
 
 
@@ -64,9 +64,9 @@ class PrefillMetadata(Generic[A]):
             at 0 of a row without tokens is padding.
         counts: [rows] tokens of every row of the step, of decode rows too.
         first_tokens: [rows] the place of each row's first token in the batch.
-        splits: Of the tiles' keys, if they are split.
-        dense_tiles: So many of the first tiles are of rows that DensePrefillMetadata serves too: they are only for
-            layers with a window.
+        splits: How the tiles' keys are split; None: they are not.
+        dense_tiles: How many of the first tiles are of rows that DensePrefillMetadata serves too. Only layers with a
+            window use these tiles.
     """
 
     tile_rows: A
@@ -77,12 +77,12 @@ class PrefillMetadata(Generic[A]):
     dense_tiles: int = 0
 
     def arrays(self) -> tuple[A, ...]:
-        """In the order of `with_arrays`."""
+        """Return the arrays in the order in which `with_arrays` takes them."""
         own = (self.tile_rows, self.tile_offsets, self.counts, self.first_tokens)
         return own if self.splits is None else (*own, self.splits.numbers, self.splits.counts)
 
     def with_arrays(self, arrays: Iterator[B]) -> PrefillMetadata[B]:
-        """The same with the next of these arrays."""
+        """Return a copy of this metadata whose arrays are the next ones of `arrays`."""
         rows, offsets, counts, first_tokens = next(arrays), next(arrays), next(arrays), next(arrays)
         splits = None if self.splits is None else KVSplitMetadata(next(arrays), next(arrays))
         return PrefillMetadata(rows, offsets, counts, first_tokens, splits, self.dense_tiles)
@@ -90,8 +90,9 @@ class PrefillMetadata(Generic[A]):
 
 @dataclass(frozen=True)
 class DensePrefillMetadata(Generic[A]):
-    """Rows of many tokens: their keys and values are gathered out of the paged cache, chunk by chunk, then tiles of
-    their queries attend to these.
+    """Rows of many tokens, whose keys and values are gathered out of the paged cache before attention.
+
+    They are gathered chunk by chunk; then tiles of the rows' queries attend to them.
 
     Attributes:
         tile_tokens: [tiles] the place of a tile's first token in the batch.
@@ -111,33 +112,33 @@ class DensePrefillMetadata(Generic[A]):
 
     @property
     def tiles(self) -> tuple[A, A, A, A]:
-        """As the op `prefill_attention_dense` takes them."""
+        """The arrays of the tiles, in the order of the op `prefill_attention_dense`."""
         return self.tile_tokens, self.tile_queries, self.tile_contexts, self.tile_bases
 
     @property
     def chunks(self) -> tuple[A, A, A]:
-        """As the op `gather_kv` takes them."""
+        """The arrays of the chunks, in the order of the op `gather_kv`."""
         return self.chunk_rows, self.chunk_offsets, self.chunk_counts
 
     def arrays(self) -> tuple[A, ...]:
-        """In the order of `with_arrays`."""
+        """Return the arrays in the order in which `with_arrays` takes them."""
         return *self.tiles, *self.chunks
 
     def with_arrays(self, arrays: Iterator[B]) -> DensePrefillMetadata[B]:
-        """The same with the next of these arrays."""
+        """Return a copy of this metadata whose arrays are the next ones of `arrays`."""
         return DensePrefillMetadata(*(next(arrays) for _ in range(7)))
 
 
 @dataclass(frozen=True)
 class AttentionMetadata(Generic[A]):
-    """A step's. Without any part, every row is a decode row and has the token of its own number."""
+    """The metadata of a step. Without any part, every row is a decode row and has the token of its own number."""
 
     decode: DecodeMetadata[A] | None = None
     prefill: PrefillMetadata[A] | None = None
     dense_prefill: DensePrefillMetadata[A] | None = None
 
     def arrays(self) -> tuple[A, ...]:
-        """All of them, in the order of `with_arrays`."""
+        """Return the arrays of all parts, in the order in which `with_arrays` takes them."""
         arrays: tuple[A, ...] = () if self.decode is None else self.decode.arrays()
         if self.prefill is not None:
             arrays += self.prefill.arrays()
@@ -146,7 +147,7 @@ class AttentionMetadata(Generic[A]):
         return arrays
 
     def with_arrays(self, arrays: Sequence[B]) -> AttentionMetadata[B]:
-        """The same metadata around other arrays, those of `arrays` on a device for example."""
+        """Return a copy of this metadata with other arrays, for example those of `arrays` copied to a device."""
         left = iter(arrays)
         return AttentionMetadata(
             None if self.decode is None else self.decode.with_arrays(left),
