@@ -22,11 +22,11 @@ from quire.messages.workers import AdapterLoaded
 Read = Callable[[str], HostAdapter]
 """Reads the files of an adapter's path."""
 _READ_AT_ONCE = 4
-"""Adapters, at most: reading and hashing one keeps a core busy."""
+"""The most adapters that are read at the same time: reading and hashing one keeps a core busy."""
 
 
 class _Wanted(NamedTuple):
-    """An adapter that is to be loaded, and the slot that it goes to; `reading` is what reads it, if anything does."""
+    """An adapter to load, the slot it goes to, and its files being read; `reading` is None if it is in host memory."""
 
     adapter: Adapter
     slot: int
@@ -34,12 +34,12 @@ class _Wanted(NamedTuple):
 
 
 class AdapterLoader:
-    """See `quire.executor.executor.AdapterLoader`.
+    """The executor's AdapterLoader: reads adapters and copies them to slots of the device, in threads of its own.
 
     Args:
-        read: Reads adapters.
+        read: Reads an adapter's files.
         memory: The slots of the device.
-        kept: Most adapters in host memory.
+        kept: The most adapters to keep in host memory.
     """
 
     def __init__(self, read: Read, memory: AdapterMemory, kept: int) -> None:
@@ -63,17 +63,19 @@ class AdapterLoader:
         return done
 
     def report_to(self, report: Callable[[AdapterLoaded], None]) -> None:
-        """Say what has come, or was refused, by this in place of `loaded`, in the thread that loads. Called before
-        anything is loaded."""
+        """Call `report` for each adapter that was loaded or refused, in the thread that loads, in place of `loaded`.
+
+        Must be called before anything is loaded.
+        """
         self._report = report
 
     def close(self) -> None:
-        """Nothing is loaded any more."""
+        """Finish loading what was asked for, and end the thread."""
         self._wanted.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        """Adapters come in the order in which they were wanted, and some are read ahead of their turn."""
+        """Load adapters in the order in which they were asked for, and read some of them ahead of their turn."""
         ahead: deque[_Wanted] = deque()
         with torch.inference_mode():
             while True:
@@ -86,7 +88,7 @@ class AdapterLoader:
                 self._finish(ahead.popleft())
 
     def _begin(self, adapter: Adapter, slot: int, others: set[str]) -> _Wanted:
-        """Begin to read it, unless it is in host memory or will be: among `others`, which come before it."""
+        """Begin to read an adapter, unless it is in host memory or among `others`, which are loaded before it."""
         known = adapter.digest and (adapter.digest in self._host or adapter.digest in others)
         return _Wanted(adapter, slot, None if known else self._read_beside(adapter.path))
 
@@ -101,7 +103,7 @@ class AdapterLoader:
         self._report(AdapterLoaded(Adapter(adapter.name, adapter.path, digest), wanted.slot, error))
 
     def _load(self, wanted: _Wanted) -> str:
-        """The digest of what was loaded."""
+        """Load an adapter into its slot, and return its digest."""
         adapter, slot = wanted.adapter, wanted.slot
         host = self._host.get(adapter.digest)
         if host is None:
@@ -120,7 +122,7 @@ class AdapterLoader:
         return host.digest
 
     def _read_beside(self, path: str) -> Future[HostAdapter]:
-        """In a thread that does not keep the process from ending."""
+        """Read an adapter's files in a daemon thread, which does not keep the process from ending."""
         reading: Future[HostAdapter] = Future()
 
         def read() -> None:

@@ -22,18 +22,18 @@ class Adapted(Enum):
     NOTHING = auto()
     """No token has an adapter."""
     PROJECTIONS = auto()
-    """All but experts."""
+    """Adapters change projections, but no experts."""
     EXPERTS = auto()
-    """Experts, and maybe all else."""
+    """Adapters change experts, and may change projections too."""
 
 
 class StepTiles:
-    """Of the step that is being launched.
+    """Which tokens of the step that is being launched have which adapter.
 
     Attributes:
-        tiles: None: no token of it has an adapter.
-        expert_slots: [tokens] int64, where each one's adapter is, if that changes experts, and else 0; None: it is no
-            step of Adapted.EXPERTS.
+        tiles: The step's tokens by adapter; None: no token has an adapter.
+        expert_slots: [tokens] int64, the slot of each token's adapter if that changes experts, otherwise 0; None: the
+            step is not of Adapted.EXPERTS.
     """
 
     def __init__(self) -> None:

@@ -26,19 +26,19 @@ from quire.quantization.scheme import ExpertsShape, LinearPart, LinearShape
 from quire.weights.shards import Cut
 
 _RANKS = 16
-"""Of a group: as many as a tensor core multiplies at least. Adapters begin at multiples of so many elements."""
+"""The ranks of a group: the fewest that a tensor core multiplies. Adapters begin at multiples of so many elements."""
 
 
 _RENAMED = ".mlp.", ".block_sparse_moe."
-"""Mixtral's layers of experts: in transformers since version 5, and in checkpoints."""
+"""What Mixtral's layers of experts are called in transformers since version 5, and in checkpoints."""
 
 
 class ProductViews(NamedTuple):
     """Where the weights of one product lie in the memory of adapters.
 
     Attributes:
-        a, b: See LowRankWeights.
-        factors, summands: See Scaling.
+        a, b: The matrices A and B, as in LowRankWeights.
+        factors, summands: What outputs are scaled by, as in Scaling.
     """
 
     a: Tensor
@@ -48,15 +48,15 @@ class ProductViews(NamedTuple):
 
 
 class LowRankUpdate:
-    """Of one product.
+    """The low-rank update B A x of one product.
 
     Args:
-        shape: The product's.
-        step: What of a step is changed.
+        shape: The shape of the product's weight.
+        step: Which tokens of a step have adapters.
         device: The type of the device that computes.
 
     Attributes:
-        weights: Of all adapters on the device, once there is memory for them.
+        weights: The weights of all adapters on the device, once there is memory for them.
     """
 
     def __init__(self, shape: LinearShape, step: StepTiles, device: str) -> None:
@@ -75,45 +75,54 @@ class LowRankUpdate:
 
     @property
     def tiles(self) -> Tiles:
-        """Of the step, when it is active."""
+        """The step's tiles; only where the update is active."""
         assert self._step.tiles is not None
         return self._step.tiles
 
     def add(self, x: Tensor, y: Tensor, tiles: Tiles) -> None:
-        """Add B A x to y [n, outputs], for rows x [n, columns] that are not the step's but those of `tiles`."""
+        """Add B A x to y [n, outputs], in place, for rows x [n, columns] that are in `tiles`, not in the step's."""
         self._expand(self._shrink(x, self.weights, tiles), self.weights, tiles, y)
 
     def shrink(self, x: Tensor) -> Tensor:
-        """A x of tokens with adapters, x [tokens, columns]: comes before the product."""
+        """Compute A x for the tokens with adapters, x [tokens, columns]. Called before the product is computed."""
         low: Tensor = self._shrink(x, self.weights, self.tiles)
         return low
 
     def expand(self, low: Tensor, y: Tensor) -> None:
-        """Add B A x to the product's rows, y [tokens, outputs]."""
+        """Add B A x to the product y [tokens, outputs], in place."""
         self._expand(low, self.weights, self.tiles, y)
 
     def row_update(self, low: Tensor) -> RowUpdate:
-        """What is to be added to the product's rows."""
+        """Return the update that is to be added to the product's rows."""
         return RowUpdate(low, self.weights, self.tiles)
 
     def rms_norm(self, low: Tensor, x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor) -> None:
-        """See reference/norm.py, after B A x is added to delta, which is used up."""
+        """Add B A x to delta, add delta to x, and write the RMS norm of the sum to out.
+
+        Args:
+            low: A x, as `shrink` returned it.
+            x, weight, eps, out: As in reference/norm.py.
+            delta: [tokens, outputs], the product; its contents are undefined afterwards.
+        """
         self._rms_norm(low, self.weights, self.tiles, x, weight, eps, out, delta)
 
     def expand_silu_and_mul(self, low: Tensor, y: Tensor) -> Tensor:
-        """silu of the changed outputs' first half times the second, [tokens, outputs / 2]; y is used up."""
+        """Add B A x to y, and return silu of its first half times the second: [tokens, outputs / 2].
+
+        The contents of y [tokens, outputs] are undefined afterwards.
+        """
         out = y.new_empty((y.shape[0], y.shape[1] // 2))
         self._expand_silu_and_mul(low, self.weights, self.tiles, y, out)
         return out
 
 
 class PendingUpdate:
-    """A product's outputs, to which B A x is not added yet: whoever reads them does so, once.
+    """A product's outputs to which B A x is not added yet; the one reader of the outputs adds it.
 
     Args:
-        update: Of the product.
-        low: A x.
-        y: [tokens, outputs], the product's, contiguous.
+        update: The product's update.
+        low: A x, as `shrink` returned it.
+        y: [tokens, outputs], the product, contiguous.
     """
 
     def __init__(self, update: LowRankUpdate, low: Tensor, y: Tensor) -> None:
@@ -123,18 +132,21 @@ class PendingUpdate:
         self._is_added = False
 
     def parts(self) -> tuple[Tensor, RowUpdate]:
-        """The product's outputs, and what is to be added to them."""
+        """Return the product's outputs, and the update that is to be added to them."""
         return self._y, self._update.row_update(self._low)
 
     def total(self) -> Tensor:
-        """See PendingDelta."""
+        """Return the product's outputs [tokens, outputs], with B A x added."""
         if not self._is_added:
             self._update.expand(self._low, self._y)
             self._is_added = True
         return self._y
 
     def for_norms(self, norms: Norms) -> tuple[Norms, Tensor]:
-        """See PendingDelta; norms that give codes get the total."""
+        """Return norms that add the update and the outputs to the stream, and the outputs that they are given.
+
+        A norm that returns quantized rows is given the total instead.
+        """
         if self._is_added:
             return norms, self._y
 
@@ -147,18 +159,18 @@ class PendingUpdate:
 
 
 class ExpertUpdate(NamedTuple):
-    """Of one expert's products."""
+    """The low-rank updates of one expert's products."""
 
     gate_up: LowRankUpdate
     down: LowRankUpdate
 
 
 class ExpertUpdates:
-    """Of the products of one layer's experts, one by one and all together.
+    """The low-rank updates of one layer's experts, one by one and all together.
 
     Args:
-        each: By expert.
-        step: What of a step is changed.
+        each: The updates of each expert.
+        step: Which tokens of a step have adapters.
     """
 
     def __init__(self, each: Sequence[ExpertUpdate], step: StepTiles) -> None:
@@ -169,32 +181,32 @@ class ExpertUpdates:
 
     @property
     def of_step(self) -> ExpertAdapters | None:
-        """For products of all experts together; None: no token's adapter changes experts."""
+        """The step's updates for products of all experts together; None: no token's adapter changes experts."""
         slots = self._step.expert_slots
         return None if slots is None else ExpertAdapters(slots, self._gate_up, self._down)
 
     def stack(self) -> None:
-        """There is memory for all of them."""
+        """Stack the weights of all experts. Called once there is memory for them."""
         self._gate_up = _stacked([each.gate_up.weights for each in self.each])
         self._down = _stacked([each.down.weights for each in self.each])
 
 
 class LowRankUpdates:
-    """Of all products of a model.
+    """The low-rank updates of all products of a model.
 
     Args:
-        slots: Adapters that the device holds at once.
+        slots: How many adapters the device holds at once.
         limit: The largest rank of an adapter.
         device: The type of the device that computes.
 
     Attributes:
         device: As given.
-        step: What of the present step is changed.
-        targets: By module, also those that only other ranks have.
+        step: Which tokens of the present step have adapters.
+        targets: What adapters change, by module, including modules that only other ranks have.
         experts: The shapes of all experts of a layer, undivided, by the module that has them.
-        changes_experts: [slots + 1] bool, whether the adapter of a slot changes experts; the first is of none.
+        changes_experts: [slots + 1] bool, whether the adapter of a slot changes experts; slot 0 means no adapter.
         slots, limit: As given.
-        rank: Of a place: kernels work on whole groups of ranks.
+        rank: The ranks that a slot has room for: `limit`, rounded up to whole groups, since kernels work on these.
     """
 
     def __init__(self, slots: int, limit: int, device: str) -> None:
@@ -211,11 +223,11 @@ class LowRankUpdates:
         self._updates: list[LowRankUpdate] = []
 
     def update_of(self, shape: LinearShape, part: LinearPart | None = None) -> LowRankUpdate:
-        """The update of another product.
+        """Add a product, and return its update.
 
         Args:
-            shape: Of this rank's weight.
-            part: Of what it is a part; None: it is whole.
+            shape: The shape of this rank's weight.
+            part: Which part of a whole weight it is; None: it is whole.
         """
         self.targets.update(targets_of(len(self._updates), shape, part))
         update = LowRankUpdate(shape, self.step, self.device)
@@ -225,12 +237,12 @@ class LowRankUpdates:
     def updates_of_experts(
         self, shape: ExpertsShape, whole: ExpertsShape | None = None, cut: Cut | None = None
     ) -> ExpertUpdates:
-        """Those of one layer's experts.
+        """Add the products of one layer's experts, and return their updates.
 
         Args:
-            shape: Of this rank's.
-            whole: Of all of them, undivided; None: these are.
-            cut: Which part of each one's width is this rank's; None: all of it.
+            shape: The shape of this rank's experts.
+            whole: The shape of all experts, undivided; None: `shape` is that.
+            cut: Which part of each expert's width is this rank's; None: all of it.
         """
         whole = whole or shape
         self.experts[whole.name] = whole
@@ -247,7 +259,7 @@ class LowRankUpdates:
         return self._layers_of_experts[-1]
 
     def note_others(self, whole: LowRankUpdates) -> None:
-        """Learn which modules the undivided model has, of which other ranks have some alone."""
+        """Add the modules of the undivided model that only other ranks have."""
         others = {name: replace(target, part=None) for name, target in whole.targets.items()}
         self.targets = others | self.targets
         self.experts = whole.experts | self.experts
@@ -272,12 +284,12 @@ class LowRankUpdates:
         return bool(self._of_experts)
 
     def note_experts(self, slot: int, adapter: HostAdapter) -> None:
-        """An adapter lies in a slot from now on."""
+        """Record whether the adapter that was put into a slot changes experts."""
         self.changes_experts[slot] = bool(adapter.ranks[0, self._of_experts].any())
 
     @property
     def size(self) -> int:
-        """Elements of an adapter."""
+        """How many elements an adapter takes."""
         return self._scaling_at + -(-2 * self._outputs // _RANKS) * _RANKS
 
     @property
@@ -286,8 +298,9 @@ class LowRankUpdates:
         return len(self._updates)
 
     def views(self, memory: Tensor) -> Iterator[ProductViews]:
-        """Of each product, in the memory of adapters [adapters, size]. Scaling is behind all A and B, so that these are
-        aligned.
+        """Yield where each product's weights lie in the memory of adapters [adapters, size].
+
+        Scaling comes after all A and B, so that these are aligned.
         """
         at, scaling_at, outputs = 0, self._scaling_at, self._outputs
         for each in self._updates:
@@ -307,7 +320,12 @@ class LowRankUpdates:
             yield ProductViews(a, b, factors, summands)
 
     def bind(self, memory: Tensor, ranks: Tensor) -> None:
-        """Adapters lie in `memory` [slots, size] from now on; `ranks` [slots, 2, products] int64: see HostAdapter."""
+        """Use the memory that adapters lie in from now on.
+
+        Args:
+            memory: [slots, size], of the model's dtype.
+            ranks: [slots, 2, products] int64, each adapter's as in HostAdapter.
+        """
         for number, (each, views) in enumerate(zip(self._updates, self.views(memory), strict=True)):
             scaling = Scaling(views.factors, views.summands, ranks[:, 1, number])
             each.weights = LowRankWeights(views.a, views.b, ranks[:, 0, number], each.shape.rows, scaling)
@@ -316,19 +334,19 @@ class LowRankUpdates:
 
     @property
     def _outputs(self) -> int:
-        """Of all products."""
+        """The outputs of all products together."""
         return sum(each.shape.outputs for each in self._updates)
 
     @property
     def _scaling_at(self) -> int:
-        """Elements of all A and B."""
+        """Where scaling begins in an adapter: after the elements of all A and B."""
         return sum(
             self.rank * (len(each.shape.names) * each.shape.columns + each.shape.outputs) for each in self._updates
         )
 
 
 def _stacked(each: Sequence[LowRankWeights]) -> StackedLowRank:
-    """Weights of a product of each expert, which lie equally far apart, as one."""
+    """Return the weights of one product of all experts as single tensors; they lie equally far apart in memory."""
 
     def stack(tensors: Sequence[Tensor]) -> Tensor:
         first, at = tensors[0], [tensor.storage_offset() for tensor in tensors]
@@ -341,7 +359,7 @@ def _stacked(each: Sequence[LowRankWeights]) -> StackedLowRank:
 
 
 def _expert_products(shape: ExpertsShape, number: int) -> tuple[LinearShape, LinearShape]:
-    """Of one expert, the gate with what it gates, and the product back into the stream."""
+    """Return the shapes of one expert's products: gate and up together, and down."""
     gate, up, down = (f"{shape.name}.{number}.{each}" for each in shape.names)
     gate_up = LinearShape((gate, up), (shape.width, shape.width), shape.hidden)
     return gate_up, LinearShape((down,), (shape.hidden,), shape.width)
@@ -349,12 +367,12 @@ def _expert_products(shape: ExpertsShape, number: int) -> tuple[LinearShape, Lin
 
 @dataclass(frozen=True)
 class HostAdapter:
-    """An adapter's weights on the host: of a divided model, this rank's part of them.
+    """An adapter's weights on the host; if ranks divide the model, this rank's part of them.
 
     Attributes:
         weights: [size], laid out as in a slot of the device.
         ranks: [2, products] int64: how many ranks each product has in use, and 1 where its outputs are scaled.
-        digest: Of all that decides what it computes.
+        digest: A digest of everything that decides what the adapter computes.
     """
 
     weights: Tensor
@@ -366,8 +384,8 @@ class AdapterMemory:
     """The slots of the device; the first one is number 1.
 
     Args:
-        updates: Whose weights lie there.
-        dtype, device: Of these.
+        updates: The updates whose weights lie in the slots.
+        dtype, device: The dtype and device of the weights.
     """
 
     def __init__(self, updates: LowRankUpdates, dtype: torch.dtype, device: torch.device) -> None:
@@ -379,7 +397,7 @@ class AdapterMemory:
         updates.bind(self._weights, self._ranks)
 
     def write(self, slot: int, adapter: HostAdapter) -> None:
-        """Bring an adapter to a slot that no step in flight reads; returns when it is there. Called in one thread."""
+        """Copy an adapter to a slot that no step in flight reads, and wait until it is there. Called in one thread."""
         self._updates.note_experts(slot, adapter)
         if self._weights.device.type == "cpu":
             self._weights[slot - 1].copy_(adapter.weights)
