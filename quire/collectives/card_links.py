@@ -18,16 +18,16 @@ from quire.errors import ConfigError
 from quire.mesh import Mesh
 
 Exchange = Callable[[bytes], Sequence[bytes]]
-"""See collectives/cards.py."""
+"""Gives the other ranks a message and returns all ranks' messages, by rank; all ranks call it equally often."""
 
 
 class StreamSize(NamedTuple):
-    """What windows are made for.
+    """The sizes that windows are made for.
 
     Attributes:
-        tokens, hidden, dtype: Of the largest stream.
-        slots: Of the slot table, the dummy's included.
-        steps: That may be in all stages at the same time.
+        tokens, hidden, dtype: The shape and dtype of the largest stream.
+        slots: The slots of the slot table, including the dummy's.
+        steps: How many steps may be in all stages at the same time.
     """
 
     tokens: int
@@ -38,13 +38,13 @@ class StreamSize(NamedTuple):
 
 
 class CardLinks:
-    """This rank's; see StreamSource, StreamSink and LinkedStages in worker/stage_steps.py.
+    """This rank's links to other stages: its StreamSource, StreamSink and LinkedStages (worker/stage_steps.py).
 
     Args:
-        mesh: Its place, in one stage of several.
-        device: Its card, which is the current one.
-        exchange: See Exchange; called twice.
-        size: See StreamSize.
+        mesh: The rank's place, in one stage of several.
+        device: The rank's card, which is the current one.
+        exchange: Exchanges messages with all ranks; called twice.
+        size: The sizes that windows are made for.
 
     Raises:
         ConfigError: The cards cannot map one another's memory.
@@ -68,7 +68,7 @@ class CardLinks:
 
     @property
     def ends(self) -> StageLinks:
-        """What the model reads and writes streams by."""
+        """The links by which the model receives and sends streams."""
         return StageLinks(None if self._mesh.is_first else self, None if self._mesh.is_last else self)
 
     def begin(self, step: Tensor) -> None:

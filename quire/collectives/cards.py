@@ -19,17 +19,17 @@ from quire.collectives.summing_norms import SummingNorms
 from quire.mesh import Mesh
 
 Exchange = Callable[[bytes], Sequence[bytes]]
-"""From what this rank offers to what all have offered, by rank; all ranks call it as often."""
+"""Gives the other ranks a message and returns all ranks' messages, by rank; all ranks call it equally often."""
 _log = logging.getLogger(__name__)
 
 
 class Cards:
-    """This rank's collectives; see Collectives.
+    """The Collectives of a rank with a card of its own, by kernels of ours or by NCCL.
 
     Args:
-        mesh: Its place.
-        device: Its card, which is the current one.
-        exchange: See Exchange; called twice.
+        mesh: The rank's place.
+        device: The rank's card, which is the current one.
+        exchange: Exchanges messages with all ranks; called twice.
     """
 
     def __init__(self, mesh: Mesh, device: torch.device, exchange: Exchange) -> None:
@@ -69,7 +69,7 @@ class Cards:
             self._memory.gather_columns(x, out)
 
     def rehearsed(self) -> Rehearsed:
-        """What a compile warm-up uses in its place."""
+        """Return the Collectives that a compile warm-up uses in place of these."""
         return Rehearsed(self._memory, self._mesh.tp)
 
 
@@ -77,8 +77,8 @@ class Rehearsed:
     """Launches our kernels and nothing of NCCL, for a compile warm-up, in which nothing runs.
 
     Args:
-        memory: Of Cards; None: it has none.
-        ranks: How many there are.
+        memory: The shared memory of Cards; None: cards do not share memory.
+        ranks: The number of ranks.
     """
 
     def __init__(self, memory: RankMemory | None, ranks: int) -> None:
@@ -97,12 +97,12 @@ class Rehearsed:
 
 
 def _norms(memory: RankMemory | None, all_reduce: Callable[[Tensor], None]) -> Norms | None:
-    """See Collectives; without memory of the others there are none."""
+    """Return norms that add up over ranks; None if this rank cannot reach the others' memory."""
     return None if memory is None else SummingNorms(memory, all_reduce).norms
 
 
 def _own_window(mesh: Mesh) -> tuple[OwnMemory | None, str]:
-    """This rank's window, or why there is none."""
+    """Return this rank's window, or None and the reason why there is none."""
     try:
         from quire.kernels.triton.ranks import window
 
@@ -114,7 +114,7 @@ def _own_window(mesh: Mesh) -> tuple[OwnMemory | None, str]:
 
 
 def _all_addresses(mesh: Mesh, own: OwnMemory, handles: Sequence[bytes]) -> list[int]:
-    """Where all ranks' windows are here."""
+    """Return the addresses of all ranks' windows in this process."""
     if not all(handles):
         raise PeerMemoryError("another rank has no memory to share")
     return [own.address if rank == mesh.tp_rank else MappedMemory(handles[rank]).address for rank in range(mesh.tp)]

@@ -24,7 +24,7 @@ class Norms(NamedTuple):
 
 
 def norms_of(device: str) -> Norms:
-    """The kernels of a type of device."""
+    """Return the norm kernels of a type of device."""
     return Norms(kernel("rms_norm", device), kernel("rms_norm_quantized", device))
 
 
@@ -32,18 +32,18 @@ class Collectives(Protocol):
     """Operations over all ranks that divide a layer. Like kernels, they are called within steps that are recorded.
 
     Attributes:
-        norms: Norms that add up over ranks what they add to the stream, which they may overwrite; None: there are none.
+        norms: Norms that add up over ranks what they add to the stream, which they may overwrite; None: no such norms.
     """
 
     @property
     def norms(self) -> Norms | None: ...
 
     def all_reduce(self, x: Tensor) -> None:
-        """x, contiguous, becomes the sum over all ranks, with the same bits in each of them."""
+        """Replace x, contiguous, by its sum over all ranks, with the same bits in each of them."""
         ...
 
     def gather_columns(self, x: Tensor, out: Tensor) -> None:
-        """The ranks' columns side by side, in all ranks.
+        """Write the columns of all ranks, side by side, to `out` in each rank.
 
         Args:
             x: [n, at least this rank's columns], of which each rank gives its `Mesh.padded_part` of out's.
@@ -53,13 +53,13 @@ class Collectives(Protocol):
 
 
 class OneRank:
-    """Where nothing is divided."""
+    """The Collectives of a model that is not divided."""
 
     norms: Norms | None = None
 
     def all_reduce(self, x: Tensor) -> None:
-        """x is the sum."""
+        """Leave x as it is: the only rank's tensor is the sum."""
 
     def gather_columns(self, x: Tensor, out: Tensor) -> None:
-        """All columns are here."""
+        """Copy x to `out`: the only rank has all columns."""
         out.copy_(x)

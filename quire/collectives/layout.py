@@ -13,9 +13,9 @@ from enum import IntEnum
 from quire.mesh import Mesh
 
 LINE = 64
-"""Bytes: what ranks write lies this far apart."""
+"""Bytes of a line: what different ranks write lies at least this far apart."""
 BUFFER_BYTES = 1 << 20
-"""Of a buffer at least. Larger tensors go piece by piece, so that what others read is still in a cache."""
+"""The fewest bytes of a buffer. Larger tensors go piece by piece, so that what others read is still in a cache."""
 _WORD = 4
 _BEGUN, _STATE = 2, 3
 """Words of a line, behind what kernels use."""
@@ -30,46 +30,46 @@ class RankState(IntEnum):
 
 
 def memory_bytes(mesh: Mesh, vocab_size: int) -> int:
-    """Bytes that ranks which divide layers share; `vocab_size`: columns of logits."""
+    """Return the bytes of the memory that ranks which divide layers share; `vocab_size` is the columns of logits."""
     return LINE * (mesh.tp + 1) + 2 * mesh.tp * buffer_bytes(mesh, vocab_size)
 
 
 def buffer_bytes(mesh: Mesh, vocab_size: int) -> int:
-    """Bytes of a buffer: at least one position's logits of a rank, in fp32."""
+    """Return the bytes of a buffer, which has room at least for one position's logits of a rank, in fp32."""
     return max(BUFFER_BYTES, -(-4 * -(-vocab_size // mesh.tp) // LINE) * LINE)
 
 
 def calls_of(words: Sequence[int], rank: int) -> int:
-    """Collectives that a rank has come to; `words`: the memory as uint32."""
+    """Return how many collectives a rank has come to; `words` is the memory as uint32."""
     return int(words[rank * LINE // _WORD])
 
 
 def missing_rank(words: Sequence[int], ranks: int) -> int | None:
-    """The rank that another has waited for in vain."""
+    """Return the rank that another has waited for in vain, or None."""
     number = int(words[ranks * LINE // _WORD])
     return number - 1 if number else None
 
 
 def group_bytes(mesh: Mesh) -> int:
-    """Bytes that all ranks share which divide experts, of all engines."""
+    """Return the bytes of the memory that the ranks of all engines share which divide experts."""
     return memory_bytes(Mesh(tp=mesh.ep), 0)
 
 
 def steps_begun(words: Sequence[int], rank: int) -> int:
-    """Steps that a rank has begun together with other engines, modulo 2³²."""
+    """Return how many steps a rank has begun together with other engines, modulo 2³²."""
     return int(words[rank * LINE // _WORD + _BEGUN])
 
 
 def begin_step(words: memoryview, rank: int) -> None:
-    """It has begun one more."""
+    """Record that a rank has begun one more step."""
     words[rank * LINE // _WORD + _BEGUN] = (steps_begun(words, rank) + 1) & 0xFFFFFFFF
 
 
 def state_of(words: Sequence[int], rank: int) -> RankState:
-    """How far a rank has got."""
+    """Return how far a rank has got."""
     return RankState(words[rank * LINE // _WORD + _STATE])
 
 
 def set_state(words: memoryview, rank: int, state: RankState) -> None:
-    """It has got so far."""
+    """Record how far a rank has got."""
     words[rank * LINE // _WORD + _STATE] = state

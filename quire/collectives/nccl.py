@@ -40,12 +40,12 @@ def new_id() -> bytes:
 
 
 class Nccl:
-    """A communicator of all ranks that divide a layer, made in a thread: this takes a second or two.
+    """A communicator of all ranks that divide a layer, made in a thread, since this takes a second or two.
 
     Args:
-        id: Of `new_id`, the same in all ranks.
+        id: What `new_id` returned in one rank; all ranks have the same.
         mesh: This rank's place.
-        device: Its card.
+        device: This rank's card.
     """
 
     def __init__(self, id: bytes, mesh: Mesh, device: torch.device) -> None:
@@ -56,12 +56,12 @@ class Nccl:
         pool.shutdown(wait=False)
 
     def all_reduce(self, x: Tensor) -> None:
-        """x, contiguous, becomes the sum over all ranks."""
+        """Replace x, contiguous, by its sum over all ranks."""
         at = ctypes.c_void_p(x.data_ptr())
         _check("ncclAllReduce", at, at, ctypes.c_size_t(x.numel()), _TYPES[x.dtype], _SUM, *self._where())
 
     def gather(self, x: Tensor) -> Tensor:
-        """All ranks' tensors like this one: [ranks, …]."""
+        """Return the tensors of all ranks, which have the same shape: [ranks, *x.shape]."""
         x = x.contiguous()
         out = x.new_empty((self._mesh.tp, *x.shape))
         own, all_of_them = ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(out.data_ptr())
@@ -69,7 +69,12 @@ class Nccl:
         return out
 
     def gather_columns(self, x: Tensor, out: Tensor) -> None:
-        """See Collectives."""
+        """Write the columns of all ranks, side by side, to `out` in each rank.
+
+        Args:
+            x: [n, at least this rank's columns], of which each rank gives its `Mesh.padded_part` of out's.
+            out: [n, columns of all], of x's dtype.
+        """
         each = self._mesh.padded_part(out.shape[1])
         most = Mesh(0, tp=self._mesh.tp).padded_part(out.shape[1]).count
         own = x[:, : each.count]

@@ -36,18 +36,20 @@ LIMITS = {
     4: Limits(1 << 17, 1 << 19, 1 << 19),
     8: Limits(1 << 16, 1 << 18, 1 << 18),
 }
-"""By ranks; for another number, those of the next larger one. Those of two were measured, on two H100 linked by
-NVLink: `python -m tests.gpu.rank_sums … time`. Among more, a rank reads the tensors of all others, so limits are lower.
+"""The limits by the number of ranks; other numbers have the limits of the next larger one.
+
+The limits of two ranks were measured, on two H100 linked by NVLink: `python -m tests.gpu.rank_sums … time`. With more
+ranks, each reads the tensors of all others, so limits are lower.
 """
 
 
 def limits_of(ranks: int) -> Limits:
-    """Of LIMITS."""
+    """Return the limits for so many ranks."""
     return LIMITS[min((number for number in LIMITS if number >= ranks), default=max(LIMITS))]
 
 
 def way_of(size: int, ranks: int) -> Way:
-    """How tensors of so many bytes are added up.
+    """Return how tensors of `size` bytes are added up over so many ranks.
 
     >>> way_of(8_192, 2), way_of(1 << 21, 2), way_of(1 << 26, 2)
     ('push', 'pull', 'nccl')
@@ -62,9 +64,9 @@ class RankMemory:
     """Sums and gatherings by kernels that read and write all ranks' windows; see kernels/triton/ranks/window.py.
 
     Args:
-        addresses: Of the windows, by rank, as this process has them mapped.
+        addresses: The addresses of the windows in this process, by rank.
         mesh: This rank's place.
-        device: Where it computes.
+        device: This rank's card.
     """
 
     def __init__(self, addresses: Sequence[int], mesh: Mesh, device: torch.device) -> None:
@@ -81,7 +83,7 @@ class RankMemory:
         self._steps = torch.zeros(window.PULLED_PROGRAMS, dtype=torch.int32, device=device)
 
     def all_reduce(self, x: Tensor, way: Way) -> None:
-        """x becomes the sum over all ranks."""
+        """Replace x, contiguous, by its sum over all ranks."""
         rank, ranks = self._mesh.tp_rank, self._mesh.tp
         if way == "push":
             self._pushed.all_reduce_pushed(x, self._windows, self._pushes, self._layout.arrivals, rank, ranks)
@@ -89,7 +91,7 @@ class RankMemory:
             self._pulled.all_reduce_pulled(x, self._windows, self._pulls, self._layout.buffers, rank, ranks)
 
     def norm_way_of(self, x: Tensor, weight: Tensor) -> NormWay:
-        """See NormMemory."""
+        """Return which kernel makes both the sum and the norm of x [rows, width], or that none does ("separate")."""
         limits, size = limits_of(self._mesh.tp), x.numel() * x.element_size()
         if not self._norm_rows.serves_rows(x, weight) or size > limits.normed:
             return "separate"
@@ -98,7 +100,17 @@ class RankMemory:
     def norm(
         self, x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None, delta: Tensor, way: NormWay
     ) -> None:
-        """See NormMemory."""
+        """Add the sum of delta over ranks to x, and write the norm of x to out by one kernel.
+
+        Args:
+            x: [rows, width], the residual stream, changed in place.
+            weight: [width], the norm's weight.
+            eps: Added to the mean square.
+            out: [rows, width], the norm of x, or its codes where there are scales.
+            scales: [rows, 1] fp32, the codes' scales, which are written; None: the norm is not quantized.
+            delta: [rows, width], this rank's summand, which may be overwritten.
+            way: What `norm_way_of` returned, but not "separate".
+        """
         given, windows = (x, weight, eps, out, scales, delta), self._windows
         rank, ranks, layout = self._mesh.tp_rank, self._mesh.tp, self._layout
         if way == "push":
@@ -108,7 +120,12 @@ class RankMemory:
             self._pulled_norm.rms_norm_pulled(*given, windows, self._steps, *places, rank, ranks)
 
     def gather_columns(self, x: Tensor, out: Tensor) -> None:
-        """See Collectives."""
+        """Write the columns of all ranks, side by side, to `out` in each rank.
+
+        Args:
+            x: [n, at least this rank's columns], of which each rank gives its `Mesh.padded_part` of out's.
+            out: [n, columns of all], contiguous, of x's dtype.
+        """
         columns = Mesh(0, tp=self._mesh.tp).padded_part(out.shape[1]).count
         most = self._pulled.most_gathered_rows(columns, x.element_size())
         where = (self._windows, self._pulls, self._layout.buffers, self._mesh.tp_rank, self._mesh.tp)

@@ -27,15 +27,16 @@ _LONGEST_NAP_S = 1e-3
 
 
 class Ranks(Protocol):
-    """What `shared_memory_collectives` gives; see Collectives."""
+    """The Collectives of ranks that share memory, which `shared_memory_collectives` makes."""
 
     def all_reduce(self, x: Tensor) -> None: ...
 
     def gather_columns(self, x: Tensor, out: Tensor) -> None: ...
 
     def gather_rows(self, x: Sequence[Tensor], rows: Sequence[int], out: Sequence[Tensor]) -> None:
-        """The rows of several groups of ranks, one group's behind the other's, in all ranks. Groups are neighbours, of
-        which there are equally many; the ranks of one have the same rows.
+        """Write the rows of several groups of ranks, one group after the other, to `out` in each rank.
+
+        All groups have the same number of ranks, which are neighbours; the ranks of a group have the same rows.
 
         Args:
             x: [rows of this group, width] of each tensor, contiguous.
@@ -45,7 +46,7 @@ class Ranks(Protocol):
         ...
 
     def reduce_rows(self, x: Tensor, rows: Sequence[int], out: Tensor) -> None:
-        """The sum over all ranks of this group's rows: what `all_reduce` gives of them.
+        """Write the sum over all ranks of this group's rows to `out`, with the same bits as `all_reduce`.
 
         Args:
             x: [rows of all, width], contiguous, in the order of `gather_rows`.
@@ -59,7 +60,7 @@ class Ranks(Protocol):
 
     @property
     def calls(self) -> int:
-        """Collectives that this rank has come to."""
+        """How many collectives this rank has come to."""
         ...
 
     @property
@@ -71,13 +72,13 @@ class Ranks(Protocol):
 def shared_memory_collectives(
     memory: SharedMemory, mesh: Mesh, vocab_size: int, *, spins: int, patience_s: float
 ) -> Ranks:
-    """This rank's.
+    """Make this rank's collectives: by our kernels, or by torch where these cannot be compiled.
 
     Args:
-        memory: Of `memory_bytes`.
+        memory: Shared memory of `memory_bytes`.
         mesh: The rank's place.
-        vocab_size: Columns of logits.
-        spins: See SPINS; 0 where ranks share cores.
+        vocab_size: The columns of logits.
+        spins: How many pauses a rank makes before it sleeps, SPINS; 0 where ranks share cores.
         patience_s: How long a rank waits for another.
     """
     size, kernels = buffer_bytes(mesh, vocab_size), library()
@@ -87,11 +88,11 @@ def shared_memory_collectives(
 
 
 class NativeRanks:
-    """By our kernels, which can be recorded.
+    """Collectives through shared memory by our kernels, which can be recorded.
 
     Args:
-        kernels: Their library.
-        memory, mesh, spins, patience_s: See shared_memory_collectives.
+        kernels: The library of the kernels.
+        memory, mesh, spins, patience_s: As in shared_memory_collectives.
         size: Bytes of a buffer.
     """
 
@@ -142,7 +143,12 @@ class NativeRanks:
 
 
 class PlainRanks:
-    """The same by torch and with sleeps of up to a millisecond. Arguments as of NativeRanks."""
+    """Collectives through shared memory by torch; a rank that waits sleeps for up to a millisecond at a time.
+
+    Args:
+        memory, mesh, patience_s: As in shared_memory_collectives.
+        size: Bytes of a buffer.
+    """
 
     norms: Norms | None = None
 
@@ -206,7 +212,7 @@ class PlainRanks:
             out[at : at + most] = sum(summands[1:], start=summands[0])
 
     def _buffers(self, like: Tensor) -> list[Tensor]:
-        """All ranks', of the call that comes, as tensors like this."""
+        """Return the buffers of all ranks for the next call, as tensors of the shape and dtype of `like`."""
         size, first = like.numel() * like.element_size(), LINE * (self._mesh.tp + 1)
         at = (self.calls + 1 & 1) * self._mesh.tp
         begins = (first + (at + rank) * self._size for rank in range(self._mesh.tp))

@@ -21,7 +21,7 @@ class Stream(NamedTuple):
     delta: Delta | None
 
     def tensors(self) -> tuple[Tensor, Tensor | None]:
-        """x and delta, for a reader other than the next norm."""
+        """Return x and the finished delta, for a reader other than the next norm."""
         return self.x, None if self.delta is None else total_of(self.delta)
 
 
@@ -29,7 +29,7 @@ class StreamSource(Protocol):
     """Where a stage's streams come from."""
 
     def receive(self, tokens: int) -> Stream:
-        """The next step's, of so many tokens; waits for it."""
+        """Wait for the stream of the next step, which has so many tokens, and return it."""
         ...
 
 
@@ -37,12 +37,12 @@ class StreamSink(Protocol):
     """Where a stage's streams go to."""
 
     def send(self, stream: Stream) -> None:
-        """Hand over a step's; may wait while the next stage has steps to do."""
+        """Hand over the stream of a step; may wait while the next stage has steps to do."""
         ...
 
 
 class StageLinks(NamedTuple):
-    """A rank's ways from the stage before its own and to the one after; None: there is none."""
+    """A rank's links from the stage before its own and to the one after; None: there is no such stage."""
 
     before: StreamSource | None = None
     after: StreamSink | None = None

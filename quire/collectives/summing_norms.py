@@ -15,28 +15,28 @@ NormWay = Literal["push", "pull", "separate"]
 
 
 class NormMemory(Protocol):
-    """What makes a sum and its norm by one kernel; see RankMemory."""
+    """Memory of all ranks in which one kernel can make a sum and its norm; see RankMemory."""
 
     def norm_way_of(self, x: Tensor, weight: Tensor) -> NormWay:
-        """How, or that no kernel does both."""
+        """Return which kernel makes both the sum and the norm of x [rows, width], or that none does ("separate")."""
         ...
 
     def norm(
         self, x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None, delta: Tensor, way: NormWay
     ) -> None:
-        """x += the sum of delta over ranks, out = its norm; with scales, its codes."""
+        """Add the sum of delta over ranks to x, and write the norm of x to out; with scales, the norm's codes."""
         ...
 
 
 class SummingNorms:
-    """By one kernel where one does both, else a sum and the card's own norm behind it.
+    """Norms that add up over ranks, by one kernel if one does both, otherwise by a sum and then the card's own norm.
 
     Args:
-        memory: See NormMemory.
+        memory: Makes a sum and its norm by one kernel.
         all_reduce: Makes a sum.
 
     Attributes:
-        norms: See Collectives.
+        norms: The norms, for `Collectives.norms`.
     """
 
     def __init__(self, memory: NormMemory, all_reduce: Callable[[Tensor], None]) -> None:
