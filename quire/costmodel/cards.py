@@ -41,7 +41,7 @@ class Card:
 
     @property
     def memory_bytes(self) -> int:
-        """All of its memory."""
+        """Bytes of the card's whole memory."""
         return self.mib * MIB
 
     @property
@@ -82,7 +82,7 @@ CARDS = {
     "5090": Card("NVIDIA GeForce RTX 5090", 32_607, 1.792e12, 209.5e12, 419e12, 128e9, False, (12, 0)),
     "4090": Card("NVIDIA GeForce RTX 4090", 24_564, 1.008e12, 165.2e12, 330.3e12, 64e9, False, (8, 9)),
 }
-"""By the word for --gpu."""
+"""Cards by their word for --gpu."""
 
 GPU_SHARES = Shares(
     products=0.955,

@@ -13,9 +13,9 @@ class Hardware:
         flops: Floating-point operations a second in matrix products of bfloat16.
         bandwidth: Bytes a second from its own memory.
         host_bandwidth: Bytes a second to or from host memory, for swapping.
-        overhead_ms: Of any step, however small.
-        launch_ms: Of a layer of which each kernel is launched by itself, however little it does.
-        slow_float32: How many times as long products of float32 take.
+        overhead_ms: Milliseconds that any step takes, however small.
+        launch_ms: Milliseconds that a layer takes if each of its kernels is launched by itself, however little it does.
+        slow_float32: How many times as long products of float32 take as those of bfloat16.
     """
 
     flops: float
@@ -26,7 +26,7 @@ class Hardware:
     slow_float32: float = 1.0
 
     def at(self, dtype: str) -> Hardware:
-        """The same in products of `dtype`."""
+        """Return this device with the speed of its products in `dtype`."""
         return replace(self, flops=self.flops / self.slow_float32) if dtype == "float32" else self
 
 
@@ -40,12 +40,12 @@ GPUS: dict[str, Hardware] = {
     "L40": Hardware(180e12, 0.75e12, 20e9, 0.3, 0.25, 4.0),
     "L4": Hardware(60e12, 0.26e12, 10e9, 0.3, 0.25, 4.0),
 }
-"""By a word in the name that a GPU's driver gives it."""
+"""GPUs by a word in the name that the driver gives them."""
 OTHER_GPU = Hardware(100e12, 0.8e12, 20e9, 0.3, 0.25, 4.0)
 
 
 def cpu(cores: int) -> Hardware:
-    """A processor with that many cores; memory is shared, so bandwidth grows with the first few only."""
+    """Return a CPU with so many cores; they share memory, so bandwidth grows with the first few only."""
     return Hardware(
         flops=cores * CPU_CORE.flops,
         bandwidth=min(cores, 8) * CPU_CORE.bandwidth,
@@ -55,5 +55,5 @@ def cpu(cores: int) -> Hardware:
 
 
 def gpu(name: str) -> Hardware:
-    """A GPU by its driver's name for it; a middling one if nobody has measured it."""
+    """Return the GPU that the driver calls `name`; a middling one if this GPU was not measured."""
     return next((found for word, found in GPUS.items() if word in name), OTHER_GPU)

@@ -26,20 +26,20 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Shares:
-    """What real steps reach of a `Hardware`'s figures, and what they take beside them.
+    """Which shares of a `Hardware`'s figures real steps reach, and how long steps take besides.
 
     Attributes:
-        products: Of its operations a second, in products of weights.
-        expert_products: The same in those of a mixture's experts, whose tiles are seldom full.
-        scores: Of its operations a second, in attention of chunks.
-        weights: Of its bandwidth, reading weights for more than one token; one token reaches all of it.
-        kv_cache: Of its bandwidth, reading keys and values for decoding rows.
+        products: The share of operations a second, in products with weights.
+        expert_products: The share of operations a second, in products of experts, whose tiles are seldom full.
+        scores: The share of operations a second, in attention of chunks.
+        weights: The share of bandwidth when reading weights for more than one token; one token reaches all of it.
+        kv_cache: The share of bandwidth when reading keys and values for decoding rows.
         overlap: The exponent p: 1 is no overlap, infinity is perfect.
-        layer_ms: Of a layer, however little it does.
-        experts_ms: The same of its experts.
-        row_ms: Of each sampled row.
-        request_ms: From a request's arrival to its first step and back, on the host, in one process.
-        server_ms: The same through the HTTP API, on top.
+        layer_ms: What a layer takes, however little it does.
+        experts_ms: What a layer's experts take on top, however little they do.
+        row_ms: What each sampled row takes.
+        request_ms: What the host takes from a request's arrival to its first step and back, in one process.
+        server_ms: What the HTTP API takes for a request on top.
     """
 
     products: float
@@ -60,12 +60,12 @@ class StepTime:
 
     Args:
         spec: The model, or a rank's share of it.
-        dtype: Of dense weights.
+        dtype: The dtype of dense weights.
         hardware: The device.
-        kv_dtype: Of the KV cache.
-        shares: What its steps reach.
+        kv_dtype: The dtype of the KV cache.
+        shares: Which shares of the device's figures steps reach.
         faster_products: How many times as fast products of quantized weights are.
-        extra_ms: Of any step, for what ranks exchange: a constant, and for each token.
+        extra_ms: What ranks take to exchange tensors in any step: a constant, and a time for each token.
     """
 
     def __init__(
@@ -93,22 +93,29 @@ class StepTime:
         self._fixed_ms = hardware.overhead_ms + spec.layers * shares.layer_ms + experts * shares.experts_ms
 
     def __call__(self, counts: IntArray, before: IntArray, sampled: int) -> float:
-        """Milliseconds of a step.
+        """Return the milliseconds that a step takes.
 
         Args:
-            counts: [rows], tokens of each row.
-            before: [rows], tokens of its context before these.
-            sampled: Rows that sample a token.
+            counts: [rows] int64, the tokens of each row.
+            before: [rows] int64, the tokens of each row's context before these.
+            sampled: How many rows sample a token.
         """
         tokens = int(counts.sum())
         return self._fixed(tokens, sampled) + self.products_ms(tokens, sampled) + self._attention_ms(counts, before)
 
     def decode(self, rows: int, context: float) -> float:
-        """Milliseconds of a step in which so many rows decode, with `context` tokens each."""
+        """Return the milliseconds of a step in which so many rows decode, with `context` tokens each."""
         return self.mixed(rows, context, 0, 0)
 
     def mixed(self, rows: int, context: float, chunk: int, before: int) -> float:
-        """The same with a prompt's chunk of so many tokens behind `before` others beside them."""
+        """Return the milliseconds of a step in which rows decode and a chunk of a prompt is computed.
+
+        Args:
+            rows: How many rows decode.
+            context: The tokens that each of these rows has.
+            chunk: The tokens of the chunk.
+            before: The tokens of the prompt before the chunk.
+        """
         fixed, attention = self._fixed(rows + chunk, rows), 0.0
         for window, layers in self._windows.items():
             most = float("inf") if window is None else window
@@ -117,8 +124,10 @@ class StepTime:
         return fixed + self.products_ms(rows + chunk, rows) + attention
 
     def verification(self, rows: int, context: float, drafts: int) -> float:
-        """Milliseconds of a step in which so many rows with `context` tokens each verify `drafts` drafts: all tokens
-        are sampled, and a row's read its context once together."""
+        """Return the milliseconds of a step in which rows with `context` tokens each verify `drafts` drafts.
+
+        All tokens are sampled, and a row's tokens together read its context once.
+        """
         each, attention = 1 + drafts, 0.0
         for window, layers in self._windows.items():
             seen = min(context + each, float("inf") if window is None else window)
@@ -127,12 +136,16 @@ class StepTime:
         return self._fixed(tokens, tokens) + self.products_ms(tokens, tokens) + attention
 
     def prompt(self, tokens: int, before: int = 0) -> float:
-        """Milliseconds of a step that computes a prompt, with `before` of its tokens cached, and samples its first
-        token."""
+        """Return the milliseconds of a step that computes a prompt and samples the first token of its answer.
+
+        Args:
+            tokens: The tokens of the prompt that are computed.
+            before: The tokens before these, which are cached.
+        """
         return self(np.array([tokens], np.int64), np.array([before], np.int64), 1)
 
     def products_ms(self, tokens: int, sampled: int) -> float:
-        """Reading weights, and multiplying with them."""
+        """Return the milliseconds of reading weights and multiplying with them."""
         share = 1.0 if tokens == 1 else self._shares.weights
         read = self._used.read(tokens) * self._weight_bytes * self._byte_ms / share
         product = tokens * (self._dense_ms + self._expert_ms) + sampled * self._head_ms
@@ -140,7 +153,7 @@ class StepTime:
         return float((read**p + product**p) ** (1 / p))
 
     def _fixed(self, tokens: int, sampled: int) -> float:
-        """What is neither product nor attention."""
+        """Return the milliseconds that are neither products nor attention."""
         constant, each = self._extra_ms
         return self._fixed_ms + sampled * self._shares.row_ms + constant + tokens * each
 

@@ -25,26 +25,32 @@ class UsedWeights:
 
     @property
     def per_token(self) -> int:
-        """Weights that each token is multiplied with."""
+        """How many weights each token is multiplied with."""
         return self._always + self._chosen * self._each
 
     @property
     def dense_per_token(self) -> int:
-        """Those of them that are neither experts' nor the head's, which only sampled tokens go through."""
+        """How many weights each token is multiplied with outside the experts and the head.
+
+        Only sampled tokens are multiplied with the head.
+        """
         return self._always - self.head
 
     @property
     def experts_per_token(self) -> int:
-        """Those of its experts."""
+        """How many weights of experts each token is multiplied with."""
         return self._chosen * self._each
 
     def mean_bytes(self, dtype: str) -> float:
-        """Of a weight, but those that are looked up, which are never quantized."""
+        """Return the mean bytes of a weight, leaving out weights that are only looked up: these are never quantized."""
         spec, looked_up = self._spec, self._looked_up
         return (spec.weight_bytes(dtype) - looked_up * DTYPE_BYTES[dtype]) / (spec.num_parameters - looked_up)
 
     def read(self, tokens: int) -> float:
-        """Weights that are read for so many tokens, if each token uses any experts of a layer with equal probability: a
-        token does not use a given expert with probability 1 - chosen / count."""
+        """Return how many weights are read on average for so many tokens.
+
+        All experts of a layer are equally probable, so a token does not use a given expert with probability
+        1 - chosen / count.
+        """
         touched = self._count * (1 - (1 - self._chosen / self._count) ** tokens)
         return self._always + touched * self._each
