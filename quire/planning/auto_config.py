@@ -31,8 +31,11 @@ from quire.weights.gguf_models import GgufChoice
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_SEQS_LARGE_GPU = 512
-"""For GPUs whose memory holds the KV cache of that many sequences beside a model of usual size. More rows would bring a
-dense model no more tokens a second, because a step takes longer in proportion; each sequence would only wait longer."""
+"""The default for GPUs whose memory holds the KV cache of that many sequences beside a model of usual size.
+
+More rows would bring a dense model no more tokens a second, because a step takes longer in proportion; each sequence
+would only wait longer.
+"""
 MAX_ENGINES = 64
 LARGE_GPU_BYTES = 60 * GIB
 DEFAULT_MAX_NUM_BATCHED_TOKENS_CPU = 512
@@ -152,7 +155,7 @@ def batch_limits(asked: SchedulerConfig, gpu: Gpu | None, stages: int = 1) -> tu
 
 
 def _limits_reason(asked: SchedulerConfig) -> str:
-    """Which of a step's limits were asked for."""
+    """Say which of a step's limits were asked for."""
     given = {"sequences": asked.max_num_seqs is not None, "tokens": asked.max_num_batched_tokens is not None}
     if len(set(given.values())) == 1:
         return "as asked" if all(given.values()) else "default"
@@ -160,7 +163,7 @@ def _limits_reason(asked: SchedulerConfig) -> str:
 
 
 def _resolve_directories(config: Config) -> tuple[Path, Path]:
-    """Of the model and of its tokenizer."""
+    """Return the directories of the model and of its tokenizer."""
     model, download_dir = config.model, config.load.download_dir
     wants_tokenizer = model.tokenizer is None and not model.skip_tokenizer_init
     gguf = GgufChoice(model.gguf_file, wants_tokenizer)
@@ -215,7 +218,7 @@ def _check_engines(engines: int, mesh: Mesh, gpu: Gpu | None, *, replicas: bool)
 
 
 def _engine_lines(engines: int, ranks: int, gpu: Gpu | None) -> list[str]:
-    """That there are several."""
+    """Return the report's line about several engines behind one address; no line if there is one engine."""
     if engines == 1:
         return []
     share = f"each on {_gpus(ranks)}" if gpu is not None else f"each with 1/{engines} of the cores and of the memory"
@@ -227,7 +230,7 @@ def _gpus(number: int) -> str:
 
 
 def _resolve_device(config: Config, machine: Machine) -> tuple[DeviceConfig, str]:
-    """The device, and its line of the report."""
+    """Return the device, and its line of the report."""
     asked, gpu = config.device.device, machine.gpu
     if asked == "cuda" and gpu is None:
         raise ConfigError(f"--device cuda: {machine.why_no_gpu}. Leave it out to run on the CPU.", param="device")
@@ -238,7 +241,7 @@ def _resolve_device(config: Config, machine: Machine) -> tuple[DeviceConfig, str
 
 
 def _resolve_cudagraph_size(device: DeviceConfig) -> DeviceConfig:
-    """With the largest step that is replayed from CUDA graphs."""
+    """Return the device's settings with the largest step that is replayed from CUDA graphs."""
     asked = device.max_cudagraph_capture_size
     if asked is not None and asked < 0:
         raise ConfigError(

@@ -18,25 +18,30 @@ CPU_RUNTIME_BYTES = 20 * 2**20
 MAPPED_BYTES = 32 * 2**20
 """glibc maps a buffer of at least this size by itself and unmaps it when it is freed; it keeps smaller ones."""
 CPU_LOGIT_BYTES = 16
-"""For each sampled logit beside the model's own: what transforms of scores make of them in fp32. Our sampler takes one
-row at a time."""
+"""Bytes for each sampled logit beside the model's own, for the scores that are transformed in fp32.
+
+Our sampler takes one row at a time.
+"""
 TORCH_LOGIT_BYTES = 24
-"""The same where torch samples all rows at once: scores and weights in fp32, these and their sums in fp64."""
+"""Bytes for each sampled logit beside the model's own where torch samples, which takes all rows at once.
+
+There are scores and weights in fp32, and weights and their sums in fp64.
+"""
 GATED_PANELS = 128
 """Outputs in whole multiples of which a product is gated as it is written (`kernels/cpu/linear.py`)."""
 GPU_RUNTIME_BYTES = 2**30
 """A GPU's driver and libraries, CUDA graphs and staging buffers."""
 GPU_LOGIT_BYTES = 8
-"""For each sampled logit on a GPU, beside the model's own."""
+"""Bytes for each sampled logit on a GPU, beside the model's own."""
 INDEX_BYTES = 8
-"""For each entry of a block table, and for each expert of a token."""
+"""Bytes for each entry of a block table, and for each expert of a token."""
 FP32_BYTES = 4
 ROUTE_BYTES = 16
-"""For each token and expert where torch routes: logits in fp32, and their softmax with its exponentials."""
+"""Bytes for each token and expert where torch routes: logits in fp32, and their softmax with its exponentials."""
 PAIR_BYTES = 40
-"""For each token and expert that torch routes it to: the expert's id, its position in the order, the sort's memory."""
+"""Bytes for each token and expert that torch routes it to: the expert's id, its place in the order, and sorting."""
 COUNT_BYTES = 4
-"""For each slot and token of the vocabulary: penalties' counts. On a CPU a page is taken when it is first written."""
+"""Bytes for each slot and token of the vocabulary: the counts of penalties. A CPU takes a page on the first write."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +49,10 @@ class Footprint:
     """Bytes that an engine takes.
 
     Attributes:
-        weights: Of the model.
-        activations: Of the largest step, with the buffers that steps share.
-        kv_cache: Of all blocks, the dummy included.
-        swap_space: On the host. For a CPU, pages are taken as they are written; for a GPU, all soon after the start.
+        weights: The model's weights.
+        activations: What the largest step holds, with the buffers that steps share.
+        kv_cache: All blocks, including the dummy.
+        swap_space: Memory of the host. A CPU takes its pages as they are written, a GPU all of them after the start.
     """
 
     weights: int
@@ -57,7 +62,7 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        """All but the swap space."""
+        """The sum of all but the swap space."""
         return self.weights + self.activations + self.kv_cache
 
 
@@ -97,11 +102,15 @@ def cpu_activation_bytes(
 
 
 def expert_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -> list[int]:
-    """Bytes of each buffer of a mixture of experts on a CPU: the kernel's own (`kernels/cpu/experts.py`), the routing.
+    """Return the bytes of each buffer of experts on a CPU: the kernel's own (`kernels/cpu/experts.py`), the routing.
+
     Experts run one after the other, and at worst all tokens go to the same one.
 
     Args:
+        experts: The model's experts.
+        hidden: The width of the residual stream.
         width: Bytes of an element.
+        tokens: The tokens of the step.
     """
     ungated = 0 if 2 * experts.width % GATED_PANELS == 0 else 2 * experts.width
     own = experts.chosen * INDEX_BYTES + hidden * FP32_BYTES + (2 * hidden + experts.width + ungated) * width
@@ -111,20 +120,25 @@ def expert_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -
 
 
 def gathered_row_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -> list[int]:
-    """Bytes of the rows of all engines, and of an engine's own sums: see layers/divided.py."""
+    """Return the bytes of the rows gathered from all engines, and of an engine's own sums: see layers/divided.py."""
     row = hidden * width + experts.chosen * (2 * INDEX_BYTES + width)
     return [tokens * experts.engines * row, tokens * hidden * width]
 
 
 def torch_expert_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -> list[int]:
-    """The same where torch computes: an expert's products, its output and the routing."""
+    """Return the bytes of each buffer of experts where torch computes: an expert's products, its output, the routing.
+
+    Arguments as in `expert_buffers`.
+    """
     routing = experts.count * ROUTE_BYTES + experts.chosen * PAIR_BYTES
     return [tokens * each for each in (2 * experts.width * width, experts.width * width, hidden * width, routing)]
 
 
 def torch_attention_buffers(spec: ModelSpec, width: int, limits: StepLimits) -> list[int]:
-    """Bytes of what attention holds for its longest row where torch computes it: keys and values as they are gathered,
-    and the mask, with its opposite and as numbers; with a cap, scores and their weights in fp32 as well.
+    """Return the bytes of each buffer of attention for its longest row where torch computes it.
+
+    These are the gathered keys and values, and the mask, with its opposite and as numbers. With a cap, there are scores
+    and their weights in fp32 as well.
     """
     context, tokens = limits.length, min(limits.tokens, limits.length)
     scores = 2 * spec.heads * tokens * context * FP32_BYTES if spec.attention_cap is not None else 0
@@ -132,14 +146,15 @@ def torch_attention_buffers(spec: ModelSpec, width: int, limits: StepLimits) -> 
 
 
 def _small(buffers: Sequence[int]) -> int:
-    """Bytes of the buffers that the allocator keeps when they are freed."""
+    """Return the bytes of the buffers that the allocator keeps when they are freed."""
     return sum(each for each in buffers if each < MAPPED_BYTES)
 
 
 def gpu_activation_bytes(spec: ModelSpec, dtype: str, block_size: int, limits: StepLimits) -> int:
-    """The same on a GPU, with what the driver holds. An estimate: the worker measures before it makes the KV cache.
+    """Estimate the bytes that the largest step and the driver hold on a GPU, beside weights and KV cache.
 
-    Attention reads the cache in place, except that long rows gather their context for dense prefill.
+    The worker measures them before it makes the KV cache. Attention reads the cache in place, except that long rows
+    gather their context for dense prefill.
     """
     width = DTYPE_BYTES[dtype]
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim

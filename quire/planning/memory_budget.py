@@ -23,12 +23,14 @@ from quire.planning.machine import Gpu, Machine
 from quire.planning.step_limits import StepLimits
 
 DEFAULT_CACHE_SHARE = 0.5
-"""Of what weights and activations leave of a CPU's memory, the share that the KV cache takes when no utilization is
-given. Pages that were written once stay taken, and a machine that swaps is slower than an engine that preempts."""
+"""The share of the memory left by weights and activations that a CPU's KV cache takes when no utilization is given.
+
+Pages that were written once stay taken, and a machine that swaps is slower than an engine that preempts.
+"""
 ESTIMATED_SHARE = 0.95
-"""Of the KV blocks that are estimated to fit a GPU, the share that the length of `auto` relies on."""
+"""The share of the KV blocks estimated to fit a GPU that the length of `auto` relies on."""
 SWAP_SHARE = 0.5
-"""Most that the swap space takes: of what the engine leaves of its share on a CPU, of free host memory beside a GPU."""
+"""The largest share that swap space takes: of what the engine leaves on a CPU, or of free host memory with a GPU."""
 
 
 class MemoryBudget(Protocol):
@@ -72,7 +74,7 @@ class CpuBudget:
         return self._blocks_in(self._bytes, length)
 
     def default_blocks(self, length: int) -> int:
-        """All that fit in a utilization that was given, or else in half of what is left beside the rest."""
+        """Return the KV blocks that fit into the given utilization; without one, into half of what the rest leaves."""
         if self._config.cache.gpu_memory_utilization is not None:
             return self.max_blocks(length)
         rest = self.footprint(length, 0).total
@@ -123,7 +125,7 @@ class GpuBudget:
     """A share of a GPU's memory, less what others have taken of it. An estimate: the worker measures.
 
     Args:
-        host_bytes: Bytes of main memory that nobody has taken, for the swap space.
+        host_bytes: Bytes of free main memory, for the swap space.
     """
 
     def __init__(self, config: Config, spec: ModelSpec, demand: KVDemand, gpu: Gpu, host_bytes: int) -> None:
@@ -141,22 +143,22 @@ class GpuBudget:
         self._left = int(self._share * gpu.memory_bytes) - self._others - self._weights - self._activations
 
     def max_blocks(self, length: int) -> int:
-        """The same for every length."""
+        """Return how many KV blocks fit, the dummy not counted; on a GPU, `length` does not matter."""
         return usable_blocks(self._left, self._demand.block_bytes)
 
     def default_blocks(self, length: int) -> int:
-        """Most of what fits: a length that is chosen has to fit what is measured too."""
+        """Return most of the KV blocks that fit, since a length chosen by this estimate must fit what is measured."""
         return int(ESTIMATED_SHARE * self.max_blocks(length))
 
     def num_kv_blocks(self, length: int) -> tuple[int, str]:
-        """All that fit."""
+        """Return the number of KV blocks that fit, and the reason."""
         return self.max_blocks(length), f"what {self._share:.0%} of the GPU leaves, measured at the start"
 
     def footprint(self, length: int, blocks: int) -> Footprint:
         return Footprint(self._weights, self._activations, (blocks + 1) * self._demand.block_bytes)
 
     def swap_limit(self, footprint: Footprint) -> int:
-        """A share of the host's memory."""
+        """Return the most bytes of swap space: a share of the host's free memory."""
         return int(SWAP_SHARE * self._host_bytes)
 
     def shortage(self, length: int, auto: str) -> str:

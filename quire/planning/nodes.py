@@ -85,7 +85,7 @@ def _check_several(parallel: ParallelConfig) -> None:
 
 
 def node_lines(parallel: ParallelConfig) -> list[str]:
-    """That ranks are on several machines."""
+    """Return the report's line about ranks on several machines; no line if all are on one."""
     if parallel.nodes == 1:
         return []
     each = parallel.ranks_of_a_node

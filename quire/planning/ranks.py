@@ -73,7 +73,7 @@ def _check_engines_with_experts(config: Config, spec: ModelSpec, *, on_gpu: bool
 
 
 def plan_for_all(config: Config, spec: ModelSpec, machine: Machine, mesh: Mesh) -> KVCachePlan:
-    """A plan that every rank has room for; `machine` has the memory of one.
+    """Return a KV cache plan that every rank has room for; `machine` has the memory of one rank.
 
     Raises:
         ConfigError, MemoryBudgetError: See plan_kv_cache.
@@ -84,7 +84,14 @@ def plan_for_all(config: Config, spec: ModelSpec, machine: Machine, mesh: Mesh) 
 
 
 def rank_lines(mesh: Mesh, spec: ModelSpec, sharing: int, *, on_gpu: bool = False) -> list[str]:
-    """That several ranks divide the model, and so many of them a machine's memory."""
+    """Return the report's line about ranks that divide the model; no line if there is one rank.
+
+    Args:
+        mesh: The ranks.
+        spec: The model.
+        sharing: How many ranks share a machine's memory.
+        on_gpu: Whether each rank has a GPU.
+    """
     if mesh.size == 1 and mesh.ep == 1:
         return []
     of_layers = f"1/{mesh.tp} of every layer" if mesh.tp > 1 else "every layer"
