@@ -37,11 +37,11 @@ class Architecture:
 
     Attributes:
         name: The entry of `architectures` in config.json.
-        modules: Parts of a layer by the file's names.
-        rotates_pairs: Queries and keys are stored for rotations of neighbours.
-        norms_less: What is to be taken off norms' weights.
-        experts: What a checkpoint calls a layer's experts; empty: it has none.
-        expert_names: An expert's projections by the file's names.
+        modules: The parts of a layer, by the file's names.
+        rotates_pairs: Whether queries and keys are stored for rotations of neighbours.
+        norms_less: What is subtracted from the weights of norms.
+        experts: What a checkpoint calls a layer's experts; empty: the model has none.
+        expert_names: The projections of an expert, by the file's names.
     """
 
     name: str
@@ -59,7 +59,7 @@ _MIXTRAL = Architecture(
     experts="block_sparse_moe",
     expert_names={"gate": "w1", "up": "w3", "down": "w2"},
 )
-"""It calls itself llama."""
+"""Mixtral, whose files give `llama` as their architecture."""
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("LlamaForCausalLM", _USUAL, rotates_pairs=True),
     "qwen2": Architecture("Qwen2ForCausalLM", _USUAL),
@@ -77,10 +77,10 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
-    """What a file's metadata say.
+    """Return the architecture that a file's metadata name.
 
     Raises:
-        CheckpointError: It is not served.
+        CheckpointError: The architecture is not served.
     """
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
@@ -94,7 +94,7 @@ def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
 
 
 def heads_of(metadata: Mapping[str, Any], part: str) -> int:
-    """How many heads queries (`q`) or keys (`k`) have.
+    """Return how many heads queries (`q`) or keys (`k`) have.
 
     Raises:
         CheckpointError: The file does not say so, or by layer.

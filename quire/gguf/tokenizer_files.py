@@ -23,7 +23,7 @@ _PREFIX = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
 _ADVICE = "give --tokenizer the directory or hub id of the model's own tokenizer"
 _NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
-"""See _stripping."""
+"""Control tokens of Phi-3 that do not strip the white space after them."""
 _MARKS = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _VARINT, _BYTES, _FLOAT = 0, 2, 5
 """Protobuf's wire types."""
@@ -35,10 +35,10 @@ class Vocabulary:
     """A file's tokens; a token's index is its id.
 
     Attributes:
-        tokens: As the file writes them.
-        types: See NORMAL and the others.
-        scores: Of sentencepiece; else empty.
-        merges: Of byte-pair encodings; else empty.
+        tokens: The texts of the tokens, as the file writes them.
+        types: The types of the tokens, NORMAL and the others.
+        scores: The scores of a sentencepiece vocabulary; empty for others.
+        merges: The merges of a byte-pair encoding; empty for others.
     """
 
     tokens: list[str]
@@ -48,7 +48,7 @@ class Vocabulary:
 
 
 def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
-    """The tokenizer's files by name.
+    """Return the contents of the tokenizer's files, by name.
 
     Raises:
         CheckpointError: The file has no tokenizer, a broken one, or one of a kind that is not served.
@@ -71,7 +71,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def end_ids(metadata: Mapping[str, Any]) -> list[int]:
-    """Tokens that end a sequence: those that the file names, and those that are known to, whatever their type is."""
+    """Return the ids of the tokens that end a sequence: those that the file names, and those that are known to."""
     tokens = _list_or_none(metadata, "tokens")
     named = [metadata.get(f"{_PREFIX}{name}_token_id") for name in ("eos", "eot", "eom")]
     ends = end_texts(tokens)
@@ -82,7 +82,10 @@ def end_ids(metadata: Mapping[str, Any]) -> list[int]:
 
 
 def _corrected(vocabulary: Vocabulary) -> Vocabulary:
-    """Tokens that end turns, and such, are control tokens: converters wrote other types for those that were added."""
+    """Return the vocabulary with tokens that end turns, and such, as control tokens.
+
+    Converters wrote other types for those that were added.
+    """
     special = end_texts(vocabulary.tokens) | FILL_IN_MIDDLE
     wrong = [n for n, text in enumerate(vocabulary.tokens) if text in special and vocabulary.types[n] != CONTROL]
     if not wrong:
@@ -196,7 +199,10 @@ def _varint(value: int) -> bytes:
 
 
 def _stripping(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
-    """Phi-3's special tokens take the white space behind them; no key says so, llama.cpp goes by the name as well."""
+    """Return settings that let Phi-3's special tokens strip the white space after them; empty for other models.
+
+    No key of the file says so, and llama.cpp goes by the model's name as well.
+    """
     name = str(metadata.get("general.name", "")).lower()
     if "phi-3" not in name and "phi3" not in name:
         return {}
