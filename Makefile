@@ -59,6 +59,7 @@ lint: lint-style lint-types lint-rooms ## Check style, types and which room impo
 lint-style: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/python .ci/docstrings quire
 lint-types: $(VENV)/.installed-dev
 	@$(BIN)/mypy
 	@$(BIN)/mypy --config-file tests/mypy.ini
