@@ -67,7 +67,7 @@ def load_weights(config: Config, spec: ModelSpec, whole: ModelSpec, factory: Lay
         checkpoint.close()
     gigabytes = size / _GB
     rate = gigabytes / (progress.seconds or 1)
-    _log.info("weights     %.2f GB in %.1f s, %.2f GB/s", gigabytes, progress.seconds, rate)
+    _log.debug("weights     %.2f GB in %.1f s, %.2f GB/s", gigabytes, progress.seconds, rate)
 
 
 def open_checkpoint(config: Config, spec: ModelSpec, specs: list[WeightSpec]) -> Checkpoint:

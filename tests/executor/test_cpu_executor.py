@@ -84,7 +84,7 @@ def test_startup_is_reported_by_stage(tiny: Path) -> None:
     executor = CpuExecutor(config_for(tiny), SystemClock())
     device_limits = executor.start()
     executor.close()
-    assert set(device_limits.startup) == {"import", "weights", "kv_cache", "graphs"}
+    assert set(device_limits.startup) == {"import", "kernels", "weights", "kv_cache", "graphs"}
     assert all(seconds >= 0 for seconds in device_limits.startup.values())
 
 

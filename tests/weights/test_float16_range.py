@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 
 from quire.errors import CheckpointError
 from quire.weights.float16_range import refusing_overflow
-from quire.weights.safetensors import SINGLE, SafetensorsCheckpoint
+from quire.weights.safetensors import SafetensorsCheckpoint
+from quire.weights.safetensors_files import SINGLE
 
 
 def checkpoint_of(directory: Path, **tensors: torch.Tensor) -> SafetensorsCheckpoint:

@@ -139,5 +139,5 @@ def test_the_same_memory_holds_as_many_more_tokens(checkpoint: Path) -> None:
 
 
 def test_another_type_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(ConfigError, match="kv-cache-dtype turboquant"):
+    with pytest.raises(ConfigError, match="kv_cache_dtype: 'turboquant' is not one of"):
         LLM(str(checkpoint), kv_cache_dtype="turboquant")

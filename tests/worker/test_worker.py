@@ -36,7 +36,7 @@ def test_sizing_from_bytes_and_from_blocks(tiny: Path) -> None:
     config = config_for(tiny, num_gpu_blocks_override=None, kv_cache_memory_bytes=10 * 16 * per_token + 5)
     device_limits = Worker(config, SystemClock()).load()
     assert (device_limits.num_blocks, device_limits.vocab_size) == (10, 320)
-    assert set(device_limits.startup) == {"weights", "kv_cache", "graphs"}
+    assert set(device_limits.startup) == {"kernels", "weights", "kv_cache", "graphs"}
     assert Worker(config_for(tiny), SystemClock()).load().num_blocks == 128
 
 

@@ -5,6 +5,7 @@ that all processes of a user share. Knows nothing about what the kernels compute
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import logging
 import os
@@ -193,10 +194,7 @@ def _build_once(compiler: list[str], flags: Sequence[str], target: Path) -> Path
 
 
 def _compile(compiler: list[str], flags: Sequence[str], target: Path) -> None:
-    version = (_run([*compiler, "--version"]) or "?").splitlines()[0]
-    # A warning, which is shown where nobody has set up logs, too: else a program stands still without a word.
-    _log.warning("Compiling the CPU kernels with %s, once: this takes up to a minute. They are kept in %s",
-                 version, target.parent)  # fmt: skip
+    _announce((_run([*compiler, "--version"]) or "?").splitlines()[0], target.parent)
     began = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix=f"{target.stem}-", dir=target.parent) as directory,
@@ -214,6 +212,14 @@ def _compile(compiler: list[str], flags: Sequence[str], target: Path) -> None:
             library.write(hashlib.sha256(whole.read_bytes()).digest())
         os.replace(whole, target)
     _log.info("Compiled the CPU kernels in %.1f s", time.monotonic() - began)
+
+
+@functools.cache  # said once, although a compiler may be tried with several instruction sets
+def _announce(compiler: str, directory: Path) -> None:
+    # A warning, which is shown where nobody has set up logs, too: else a program stands still without a word.
+    _log.warning(
+        "Compiling the CPU kernels with %s, once: this takes up to a minute. They are kept in %s", compiler, directory
+    )
 
 
 def _is_whole(target: Path) -> bool:

@@ -40,6 +40,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 SANITIZED = ("linear", "norm", "attention", "sample", "step_inputs", "lora")
 """Kernels whose tests run under sanitizers."""
+COMPILING = "Compiling the CPU kernels"
 BUILD = """\
 import sys
 import threading
@@ -132,10 +133,11 @@ def test_without_a_library_torch_computes_and_one_line_says_why(
         weight, x = torch.randn(20, 12), torch.randn(3, 12)
         torch.testing.assert_close(linear(x, pack_linear(weight.clone()), None), x @ weight.T)
         pack_linear(weight)
-    assert len(caplog.messages) == 1
+    (said,) = (message for message in caplog.messages if not message.startswith(COMPILING))
+    assert len(caplog.messages) <= 2  # that it compiles is said once
     told = {"failing": "no such thing", "silent": "wrote no library", "latin1": "error"}
     assert told.get(fault, "no C++ compiler") in caplog.text
-    assert "\n" not in caplog.messages[0]
+    assert "\n" not in said
 
 
 def test_none_is_asked_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -204,7 +206,7 @@ def test_an_old_compiler_gets_an_older_instruction_set(
     monkeypatch.setenv("CXX", script(tmp_path / "cxx", f'{refuse}; exec {compiler} "$@" -O0'))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert library() is not None
-    assert not caplog.messages
+    assert all(message.startswith(COMPILING) for message in caplog.messages)
     (path,) = (tmp_path / "quire" / "kernels").glob("*.so")
     assert "avx2" in path.name
 
