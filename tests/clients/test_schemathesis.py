@@ -87,7 +87,7 @@ def plausible(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     changed = {name: plausible(value) for name, value in node.items()}
-    if changed.get("title") in MESSAGES:
+    if isinstance(changed.get("title"), str) and changed["title"] in MESSAGES:  # else a field of that name
         return MESSAGES[changed["title"]]
     if changed.get("title") == "TokenizeRequest":
         return TEXT
