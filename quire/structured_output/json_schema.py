@@ -234,10 +234,11 @@ class _Preparation:
     def _reference(self, schema: dict[str, Any], prepared: dict[str, Any], more: list[Any], at: _Place) -> None:
         try:
             target = self._references.target(schema)
-        except KeyError:
-            problem = f"leads to another document, '{str(schema['$ref'])[:120]}'"
-            self._refuse("$ref", at.place, problem, "put what it leads to into '$defs'")
-            return
+        except KeyError:  # never left out: nothing would be left of the schema
+            raise SchemaRefused(
+                f"keyword '$ref' leads to another document, '{str(schema['$ref'])[:120]}': put what it leads to into "
+                "'$defs'"
+            ) from None
         except LookupError as error:
             raise SchemaRefused(f"keyword '$ref' leads nowhere: '{str(error)[:120]}'") from None
         if isinstance(target, dict):

@@ -192,7 +192,7 @@ def test_what_stands_beside_a_reference_says_nothing_up_to_draft_7() -> None:
 def test_a_strict_schema_is_refused_by_the_keyword_and_where_it_stands(schema: Any, named: str) -> None:
     with pytest.raises(SchemaRefused, match=named):
         Compiled(schema)
-    if "leads nowhere" not in named:
+    if "leads" not in named:
         loose = Compiled(schema, strict=False)
         assert loose.error == ""
         assert len(loose.left_out) == 1
