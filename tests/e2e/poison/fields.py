@@ -152,7 +152,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     (RESPONSES, {"background": True}),
     (RESPONSES, {"tools": [{"type": "local_shell"}]}),
     (RESPONSES, {"metadata": {str(i): "a" for i in range(1_000)}}),
-    (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "a", "strict": True, "schema": {"uniqueItems": True}}}}),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "a", "strict": True, "schema": {"not": 5}}}}),
     (MESSAGES, {"messages": [{"role": "system", "content": "a"}, {"role": "bad", "content": "a"}]}),
     (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]}),
     (MESSAGES, {"temperature": 10**400}),
