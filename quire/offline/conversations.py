@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.errors import ConfigError, RequestError
-from quire.offline.prompts import ParsedPrompt
+from quire.offline.prompts import ParsedPrompt, shown
 from quire.output_parsers.formats import Turn
 from quire.text.model_text import ModelText
-
-_LONGEST_SHOWN = 80
 
 Message = Mapping[str, Any]
 
@@ -35,13 +33,8 @@ def _check_messages(messages: Any) -> None:
 
 
 def _no_conversation(value: Any) -> RequestError:
-    shown = repr(value)
-    shown = shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}…"
-    return RequestError(
-        'A conversation is a list of messages, [{"role": "user", "content": "Hello"}]; '
-        f"got {shown} ({type(value).__name__}).",
-        param="messages",
-    )
+    form = 'A conversation is a list of messages, [{"role": "user", "content": "Hello"}]'
+    return RequestError(f"{form}; got {shown(value)}.", param="messages")
 
 
 class ConversationRenderer:

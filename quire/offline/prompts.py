@@ -98,13 +98,15 @@ def _token_ids(prompt: Any) -> list[int]:
 
 
 def _no_prompt(value: Any) -> RequestError:
-    shown = repr(value)
-    shown = shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}…"
-    return RequestError(
-        'A prompt is a string, a list of token ids, {"prompt": ...} or {"prompt_token_ids": ...}; '
-        f"got {shown} ({type(value).__name__}).",
-        param="prompt",
-    )
+    kinds = 'A prompt is a string, a list of token ids, {"prompt": ...} or {"prompt_token_ids": ...}'
+    return RequestError(f"{kinds}; got {shown(value)}.", param="prompt")
+
+
+def shown(value: Any) -> str:
+    """A value and its type, as an error says what it got; a long value is cut."""
+    text = repr(value)
+    text = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+    return f"{text} ({type(value).__name__})"
 
 
 def _are_ints(items: Sequence[Any]) -> bool:
