@@ -216,3 +216,18 @@ def running(directory: Path, *, client: Callable[[], EngineClient] | None = None
     }
     with Server(resolved(directory, **options), client, **of_server) as server:
         yield server.wait_ready()
+
+
+@contextlib.contextmanager
+def prompts_sent(server: Server) -> Iterator[list[Any]]:
+    """The prompts that the server gives to its engine meanwhile, in order."""
+    sent: list[Any] = []
+    add = server.session.add_request
+    server.session.add_request = lambda prompts, *rest, **options: (  # type: ignore[method-assign]
+        sent.extend(prompts),
+        add(prompts, *rest, **options),
+    )[1]
+    try:
+        yield sent
+    finally:
+        server.session.add_request = add  # type: ignore[method-assign]

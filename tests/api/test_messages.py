@@ -11,7 +11,7 @@ import pytest
 from anthropic.types import ErrorResponse, Message, MessageTokensCount, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from tests.api.server import KEY, Server, running
+from tests.api.server import KEY, Server, prompts_sent, running
 from tests.api.speaker import Speaker
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
@@ -70,16 +70,8 @@ def refused(server: Server, status: int = 400, **fields: Any) -> str:
 
 def prompt(server: Server, **fields: Any) -> str:
     """The prompt that a conversation becomes; the model repeats nothing, so it is asked for as tokens."""
-    sent: list[Any] = []
-    add = server.session.add_request
-    server.session.add_request = lambda prompts, *rest, **options: (  # type: ignore[method-assign]
-        sent.extend(prompts),
-        add(prompts, *rest, **options),
-    )[1]
-    try:
+    with prompts_sent(server) as sent:
         ask(server, **fields)
-    finally:
-        server.session.add_request = add  # type: ignore[method-assign]
     text: str = server.post("/detokenize", {"tokens": sent[0]}).json()["prompt"]
     return text
 
@@ -398,17 +390,9 @@ def test_anthropics_tool_runner_goes_on_without_a_thread(
         model.text = "It is cold."
         return "-5 degrees"
 
-    sent: list[Any] = []
-    add = server.session.add_request
-    server.session.add_request = lambda prompts, *rest, **options: (  # type: ignore[method-assign]
-        sent.extend(prompts),
-        add(prompts, *rest, **options),
-    )[1]
-    try:
+    with prompts_sent(server) as sent:
         runner = client.beta.messages.tool_runner(model="tiny", max_tokens=99, messages=QUESTION, tools=[get_weather])
         last = runner.until_done()
-    finally:
-        server.session.add_request = add  # type: ignore[method-assign]
     assert asked == ["Oslo"]
     assert last.content[0].type == "text"
     assert last.content[0].text == "It is cold."

@@ -11,7 +11,7 @@ from openai.types.responses import Response
 from tests.api.openai_types import check, unknown_fields
 from tests.api.responses.test_tools import TIME, WEATHER, group
 from tests.api.responses.wire import connect, events_of
-from tests.api.server import Server
+from tests.api.server import Server, prompts_sent
 from tests.api.speaker import Speaker
 
 SEARCH: Any = {"type": "function", "name": "search", "parameters": {"type": "object", "properties": {}}}
@@ -37,16 +37,8 @@ def ask(server: Server, **fields: Any) -> dict[str, Any]:
 
 def prompt(server: Server, **fields: Any) -> str:
     """What the model reads."""
-    sent: list[Any] = []
-    add = server.session.add_request
-    server.session.add_request = lambda prompts, *rest, **options: (  # type: ignore[method-assign]
-        sent.extend(prompts),
-        add(prompts, *rest, **options),
-    )[1]
-    try:
+    with prompts_sent(server) as sent:
         ask(server, **fields)
-    finally:
-        server.session.add_request = add  # type: ignore[method-assign]
     text: str = server.post("/detokenize", {"tokens": sent[0]}).json()["prompt"]
     return text
 
