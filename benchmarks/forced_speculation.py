@@ -10,8 +10,8 @@ the one behind accepted ones with probability RATE. Prompts are random tokens, o
 engines run in turns. One line of JSON a figure:
 
 - `steps`: milliseconds from one result to the next where every row has so many drafts (0: the engine without
-  speculation); `predicted_ms` by the cost model (`costmodel/speculative_step.py`), and `ratio`, predicted by measured.
-  `calibrated` is the same where all predictions are corrected by what the step without drafts took.
+  speculation); `predicted_ms` by the cost model (`planning/costmodel/speculative_step.py`), and `ratio`, predicted by
+  measured. `calibrated` is the same where all predictions are corrected by what the step without drafts took.
 - `throughput`: tokens a second of the adaptive engine; `ratio` to those without speculation, by the median of turns.
 """
 
@@ -34,18 +34,18 @@ from typing import Any
 import torch
 
 from quire import LLM, SamplingParams, builtin
-from quire.attention.metadata import IntArray
-from quire.costmodel.cards import CARDS, CPU_SHARES, GPU_SHARES
-from quire.costmodel.hardware import Hardware, cpu, gpu
-from quire.costmodel.speculative_step import CPU_HOST, GPU_HOST, SpeculativeStepTime, tokens_of_a_row
-from quire.costmodel.step_time import StepTime
-from quire.executor.cpu_executor import CpuExecutor
-from quire.executor.gpu_executor import GpuExecutor
-from quire.messages.workers import MaskedDrafts, Result
+from quire.compute.attention.metadata import IntArray
+from quire.foundation.messages.workers import MaskedDrafts, Result
 from quire.models.spec import read_spec
-from quire.worker.speculation import adaptive
-from quire.worker.speculation.draft_lengths import Choice, DraftLengths
-from quire.worker.speculation.synthetic_acceptance import SyntheticAcceptance
+from quire.planning.costmodel.cards import CARDS, CPU_SHARES, GPU_SHARES
+from quire.planning.costmodel.hardware import Hardware, cpu, gpu
+from quire.planning.costmodel.speculative_step import CPU_HOST, GPU_HOST, SpeculativeStepTime, tokens_of_a_row
+from quire.planning.costmodel.step_time import StepTime
+from quire.runtime.executor.cpu_executor import CpuExecutor
+from quire.runtime.executor.gpu_executor import GpuExecutor
+from quire.runtime.worker.speculation import adaptive
+from quire.runtime.worker.speculation.draft_lengths import Choice, DraftLengths
+from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
 
 BLOCK = 16
 LLAMA: dict[str, Any] = {

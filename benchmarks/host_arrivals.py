@@ -31,16 +31,16 @@ from typing import Any
 
 from uvicorn.server import ServerState
 
-from quire.api.api_server import uvicorn_config
-from quire.api.app import create_app
-from quire.api.engine_session import EngineSession
-from quire.api.http_protocol import BoundedHttpProtocol
-from quire.api.measured_loop import MeasuredLoop
-from quire.clock import Clock
-from quire.config import Config
 from quire.engine.client import EngineClient, Lost
-from quire.messages.from_engine import Deltas, End, EngineId, FromEngine, Load, Ready
-from quire.messages.to_engine import Add, ToEngine
+from quire.foundation.clock import Clock
+from quire.foundation.config import Config
+from quire.foundation.messages.from_engine import Deltas, End, EngineId, FromEngine, Load, Ready
+from quire.foundation.messages.to_engine import Add, ToEngine
+from quire.serving.api.engine_session import EngineSession
+from quire.serving.api.http_protocol import BoundedHttpProtocol
+from quire.serving.api.measured_loop import MeasuredLoop
+from quire.serving.api_server import uvicorn_config
+from quire.serving.app import create_app
 from quire.text.model_text import load_model_text
 
 MODEL = Path(__file__).resolve().parents[1] / "quire" / "builtin" / "quill"

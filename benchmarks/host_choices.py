@@ -17,15 +17,15 @@ from collections import deque
 
 import msgspec
 
-from quire.clock import SystemClock
-from quire.config import Config
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
 from quire.engine.submission import Submission
-from quire.messages.from_engine import Deltas, FromEngine
-from quire.messages.to_engine import Add, ToEngine
-from quire.messages.workers import DeviceLimits, Plan, Result
-from quire.sampling import SamplingParams
+from quire.foundation.clock import SystemClock
+from quire.foundation.config import Config
+from quire.foundation.messages.from_engine import Deltas, FromEngine
+from quire.foundation.messages.to_engine import Add, ToEngine
+from quire.foundation.messages.workers import DeviceLimits, Plan, Result
+from quire.sampling_params import SamplingParams
 
 VOCABULARY = 32_000
 BLOCK_SIZE = 16

@@ -24,20 +24,20 @@ import torch
 from torch import Tensor
 
 from quire import LLM, SamplingParams
-from quire.attention.metadata import IntArray
+from quire.compute.attention.metadata import IntArray
 from quire.engine.core import EngineCore
-from quire.executor import factory
-from quire.executor.gpu_executor import GpuExecutor
-from quire.lora.step_tiles import Adapted
-from quire.speculation.ngram_index import NgramIndex
-from quire.worker import buffer_ring
-from quire.worker.graph_shapes import GraphShape
-from quire.worker.sampling import sampled_outputs
-from quire.worker.speculation.draft_lengths import Choice, DraftLengths
-from quire.worker.speculation.step_drafts import StepDrafts
-from quire.worker.speculation.verification import Verified
-from quire.worker.worker import Worker
-from quire.worker.worker_parts import LoadedModel
+from quire.models.lora.step_tiles import Adapted
+from quire.runtime.executor import factory
+from quire.runtime.executor.gpu_executor import GpuExecutor
+from quire.runtime.worker import buffer_ring
+from quire.runtime.worker.graph_shapes import GraphShape
+from quire.runtime.worker.sampling import sampled_outputs
+from quire.runtime.worker.speculation.draft_lengths import Choice, DraftLengths
+from quire.runtime.worker.speculation.step_drafts import StepDrafts
+from quire.runtime.worker.speculation.verification import Verified
+from quire.runtime.worker.worker import Worker
+from quire.runtime.worker.worker_parts import LoadedModel
+from quire.scheduling.speculation.ngram_index import NgramIndex
 
 GAINED = 3
 CAPTURED = 512

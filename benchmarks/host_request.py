@@ -28,15 +28,15 @@ from torch import Tensor
 
 import quire.offline.local_engine
 from quire import LLM, SamplingParams
-from quire.attention import metadata_builder
-from quire.attention.metadata import AttentionMetadata, IntArray
-from quire.attention.padded_limits import PaddedLimits
-from quire.messages.workers import DeviceLimits, Plan, Result
+from quire.compute.attention import metadata_builder
+from quire.compute.attention.metadata import AttentionMetadata, IntArray
+from quire.compute.attention.padded_limits import PaddedLimits
+from quire.foundation.messages.workers import DeviceLimits, Plan, Result
 from quire.planning.step_limits import StepLimits
-from quire.worker.graph_shapes import GraphShape, GraphShapes
-from quire.worker.kv_transfer import CpuBlockTransfer
-from quire.worker.model_runner import ModelRunner
-from quire.worker.slot_table import SlotTable
+from quire.runtime.worker.graph_shapes import GraphShape, GraphShapes
+from quire.runtime.worker.kv_transfer import CpuBlockTransfer
+from quire.runtime.worker.model_runner import ModelRunner
+from quire.runtime.worker.slot_table import SlotTable
 
 LONGEST = 40_000
 VOCABULARY = 32_000

@@ -20,22 +20,22 @@ from collections import deque
 import msgspec
 import torch
 
-from quire.attention.metadata import AttentionMetadata
-from quire.clock import SystemClock
-from quire.config import Config
+from quire.compute.attention.metadata import AttentionMetadata
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
-from quire.messages.from_engine import FromEngine
-from quire.messages.to_engine import Add, ToEngine
-from quire.messages.workers import DeviceLimits, Plan, Result
-from quire.sampling import SamplingParams
-from quire.worker.batch import BatchBuffers
-from quire.worker.buffer_ring import BufferRing
-from quire.worker.host_batch import HostBatch
-from quire.worker.kv_transfer import NO_MOVES
-from quire.worker.slot_table import SlotTable
-from quire.worker.staging_buffer import StagingBuffer
-from quire.worker.step_inputs import StepInputs
+from quire.foundation.clock import SystemClock
+from quire.foundation.config import Config
+from quire.foundation.messages.from_engine import FromEngine
+from quire.foundation.messages.to_engine import Add, ToEngine
+from quire.foundation.messages.workers import DeviceLimits, Plan, Result
+from quire.runtime.worker.batch import BatchBuffers
+from quire.runtime.worker.buffer_ring import BufferRing
+from quire.runtime.worker.host_batch import HostBatch
+from quire.runtime.worker.kv_transfer import NO_MOVES
+from quire.runtime.worker.slot_table import SlotTable
+from quire.runtime.worker.staging_buffer import StagingBuffer
+from quire.runtime.worker.step_inputs import StepInputs
+from quire.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
 PROMPT = 64

@@ -16,12 +16,12 @@ import random
 import statistics
 from dataclasses import asdict, dataclass
 
-from quire.config import Config
 from quire.engine.inprocess import InProcessClient
-from quire.executor.fake import FakeExecutor
-from quire.messages.from_engine import Deltas
-from quire.messages.to_engine import Add
-from quire.sampling import SamplingParams
+from quire.foundation.config import Config
+from quire.foundation.messages.from_engine import Deltas
+from quire.foundation.messages.to_engine import Add
+from quire.runtime.executor.fake import FakeExecutor
+from quire.sampling_params import SamplingParams
 
 BLOCK_SIZE, SHORTEST, LONGEST = 16, 32, 1_024
 ROWS = 64

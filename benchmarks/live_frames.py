@@ -16,15 +16,15 @@ import time
 import msgspec
 
 from benchmarks.host_step import PROMPT, EncodingPort, StubExecutor
-from quire.api.engine_frames import FRAME_S, picture
-from quire.clock import SystemClock
-from quire.config import Config
 from quire.engine import frames
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
-from quire.messages.from_engine import Done, FromEngine
-from quire.messages.to_engine import Add, Control
-from quire.sampling import SamplingParams
+from quire.foundation.clock import SystemClock
+from quire.foundation.config import Config
+from quire.foundation.messages.from_engine import Done, FromEngine
+from quire.foundation.messages.to_engine import Add, Control
+from quire.sampling_params import SamplingParams
+from quire.serving.api.engine_frames import FRAME_S, picture
 
 
 class KeepingPort(EncodingPort):

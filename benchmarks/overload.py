@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from quire.bench.connection import Address, Connections
+from quire.tools.bench.connection import Address, Connections
 
 LIGHT_SHARE = 0.1
 WARM_UP_S = 3.0

@@ -21,22 +21,22 @@ from dataclasses import dataclass
 
 import msgspec
 
-from quire.api.engine_queue import EngineQueue
-from quire.api.placement import Placement
-from quire.clock import Clock
-from quire.config import Config
-from quire.config.router import RouterConfig
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
-from quire.messages.from_engine import Deltas, FromEngine, Heartbeat, Load
-from quire.messages.to_engine import Add, ToEngine
-from quire.messages.workers import DeviceLimits, Plan, Result
-from quire.router.backend import ScrapedLoad
-from quire.router.backend_list import BackendAddress
-from quire.router.fleet import Fleet
-from quire.router.prompt_prefix import PromptFields, prefix_blocks
-from quire.router.routed_request import RoutedRequest
-from quire.sampling import SamplingParams
+from quire.foundation.clock import Clock
+from quire.foundation.config import Config
+from quire.foundation.config.router import RouterConfig
+from quire.foundation.messages.from_engine import Deltas, FromEngine, Heartbeat, Load
+from quire.foundation.messages.to_engine import Add, ToEngine
+from quire.foundation.messages.workers import DeviceLimits, Plan, Result
+from quire.sampling_params import SamplingParams
+from quire.serving.api.engine_queue import EngineQueue
+from quire.serving.api.placement import Placement
+from quire.serving.router.backend import ScrapedLoad
+from quire.serving.router.backend_list import BackendAddress
+from quire.serving.router.fleet import Fleet
+from quire.serving.router.prompt_prefix import PromptFields, prefix_blocks
+from quire.serving.router.routed_request import RoutedRequest
 
 BLOCK_SIZE = 16
 SLOTS = 64

@@ -15,16 +15,16 @@ from typing import Any
 
 from opentelemetry.sdk.trace import SpanProcessor
 
-from quire.api.access_log import log_access
-from quire.api.caller import Caller
-from quire.api.output_collector import OutputCollector
-from quire.api.request_record import RequestRecord
-from quire.api.request_traces import RequestTraces
-from quire.messages.from_engine import End
-from quire.messages.to_engine import Add
-from quire.metrics.stats import Stats
-from quire.processes.logs import JsonFormatter
-from quire.sampling import SamplingParams
+from quire.engine.metrics.stats import Stats
+from quire.foundation.messages.from_engine import End
+from quire.foundation.messages.to_engine import Add
+from quire.foundation.processes.logs import JsonFormatter
+from quire.sampling_params import SamplingParams
+from quire.serving.api.access_log import log_access
+from quire.serving.api.caller import Caller
+from quire.serving.api.output_collector import OutputCollector
+from quire.serving.api.request_record import RequestRecord
+from quire.serving.api.request_traces import RequestTraces
 
 ROUNDS, REQUESTS = 40, 500
 

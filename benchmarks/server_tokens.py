@@ -31,13 +31,13 @@ from typing import cast
 
 import uvloop
 
-from quire.config import Config
 from quire.engine.outbox import Outbox
 from quire.engine.transport import ZmqPort
-from quire.messages.from_engine import End, EngineId, Load, Ready
-from quire.messages.to_engine import Add, ClientHeartbeat
-from quire.processes.child_process import ChildProcess
-from quire.processes.launch import LaunchConfig, StatusReport
+from quire.foundation.config import Config
+from quire.foundation.messages.from_engine import End, EngineId, Load, Ready
+from quire.foundation.messages.to_engine import Add, ClientHeartbeat
+from quire.foundation.processes.child_process import ChildProcess
+from quire.foundation.processes.launch import LaunchConfig, StatusReport
 from quire.text.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -177,7 +177,7 @@ def measure(streams: int, tokens: int, step_s: float, client: bool) -> dict[str,
     with tempfile.TemporaryDirectory() as scratch, socket.create_server(("127.0.0.1", 0), backlog=2_048) as listener:
         port = listener.getsockname()[1]
         engine = Engine(Path(scratch))
-        api = ChildProcess("api", "quire.api.api_server", LaunchConfig(config, scratch, 0, listener.fileno()))
+        api = ChildProcess("api", "quire.serving.api_server", LaunchConfig(config, scratch, 0, listener.fileno()))
         deadline = time.monotonic() + WAIT_S
         while not any(isinstance(report, StatusReport) for report in api.reports()):
             assert time.monotonic() < deadline, "the API process did not start"

@@ -24,21 +24,21 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from quire.bench.arrivals import ArrivalOptions, arrival_times
-from quire.bench.client import Outcome
-from quire.bench.datasets import Sample
-from quire.bench.server_times import asked, served
-from quire.bench.summary import percentile
-from quire.config import Config
-from quire.costmodel.measured_step_times import MeasuredStepTimes, read_step_times
+from quire.foundation.config import Config
 from quire.models.spec import read_spec
+from quire.planning.costmodel.measured_step_times import MeasuredStepTimes, read_step_times
 from quire.planning.machine import this_machine
-from quire.simulation.calibration import calibrate
-from quire.simulation.deployment import Deployment, Processor, deploy
-from quire.simulation.engine import Served, simulate
-from quire.simulation.model_files import find_model
-from quire.simulation.trace import Trace, TraceRequest
-from quire.simulation.trace_files import TraceFileOptions, read_trace
+from quire.tools.bench.arrivals import ArrivalOptions, arrival_times
+from quire.tools.bench.client import Outcome
+from quire.tools.bench.datasets import Sample
+from quire.tools.bench.server_times import asked, served
+from quire.tools.bench.summary import percentile
+from quire.tools.simulation.calibration import calibrate
+from quire.tools.simulation.deployment import Deployment, Processor, deploy
+from quire.tools.simulation.engine import Served, simulate
+from quire.tools.simulation.model_files import find_model
+from quire.tools.simulation.trace import Trace, TraceRequest
+from quire.tools.simulation.trace_files import TraceFileOptions, read_trace
 
 PROMPT, OUTPUT, AROUND = 128, 48, 0.5
 BOUNDS = {50: 0.15, 99: 0.30}

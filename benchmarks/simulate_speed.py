@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import time
 
-from quire.config import Config
-from quire.costmodel.cards import card
+from quire.foundation.config import Config
 from quire.models.spec import read_spec
-from quire.simulation.deployment import deploy
-from quire.simulation.engine import simulate
-from quire.simulation.trace import Trace, TraceRequest
-from quire.sizing.measured_rows import DIRECTORY
+from quire.planning.costmodel.cards import card
+from quire.tools.simulation.deployment import deploy
+from quire.tools.simulation.engine import simulate
+from quire.tools.simulation.trace import Trace, TraceRequest
+from quire.tools.sizing.measured_rows import DIRECTORY
 
 
 def main() -> None:

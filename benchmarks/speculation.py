@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "recipes" / "quill"))
 from quill.examination import examination
 
 from quire import LLM, SamplingParams
-from quire.messages.workers import Plan, Result
-from quire.worker.worker import Worker
+from quire.foundation.messages.workers import Plan, Result
+from quire.runtime.worker.worker import Worker
 
 TASKS = ("stories", "functions", "extraction")
 PHRASE = "The red fox runs over the green hill and sees a small river. "

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from prometheus_client import Metric
 
-from quire.config import CacheConfig
-from quire.metrics.gpus import GpuReading
-from quire.metrics.prometheus import Exposition
-from quire.metrics.server_stats import ServerStats
-from quire.metrics.stats import Stats
+from quire.engine.metrics.gpus import GpuReading
+from quire.engine.metrics.prometheus import Exposition
+from quire.engine.metrics.server_stats import ServerStats
+from quire.engine.metrics.stats import Stats
+from quire.foundation.config import CacheConfig
 
 PAGE = Path(__file__).with_name("metrics.md")
 BEGIN, END = "<!-- made by docs/metrics_table.py -->\n", "<!-- end -->\n"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from quire.version import __version__
 
 if TYPE_CHECKING:
-    from quire.beam_search import BeamSearchParams as BeamSearchParams
     from quire.offline.adapters import LoRARequest as LoRARequest
     from quire.offline.async_llm import AsyncEngineArgs as AsyncEngineArgs
     from quire.offline.async_llm import AsyncLLM as AsyncLLM
@@ -23,10 +22,11 @@ if TYPE_CHECKING:
     from quire.offline.prompts import TokensPrompt as TokensPrompt
     from quire.outputs import CompletionOutput as CompletionOutput
     from quire.outputs import RequestOutput as RequestOutput
-    from quire.sampling import RequestOutputKind as RequestOutputKind
-    from quire.sampling import SamplingParams as SamplingParams
+    from quire.sampling_params import RequestOutputKind as RequestOutputKind
+    from quire.sampling_params import SamplingParams as SamplingParams
     from quire.structured_outputs_params import GuidedDecodingParams as GuidedDecodingParams
     from quire.structured_outputs_params import StructuredOutputsParams as StructuredOutputsParams
+    from quire.text.beam_search import BeamSearchParams as BeamSearchParams
 
 __all__ = [
     "LLM",
@@ -52,7 +52,7 @@ _EXPORTS = {
     "AsyncEngineArgs": "quire.offline.async_llm",
     "AsyncLLM": "quire.offline.async_llm",
     "AsyncLLMEngine": "quire.offline.async_llm",
-    "BeamSearchParams": "quire.beam_search",
+    "BeamSearchParams": "quire.text.beam_search",
     "CompletionOutput": "quire.outputs",
     "EngineArgs": "quire.offline.async_llm",
     "GuidedDecodingParams": "quire.structured_outputs_params",
@@ -60,8 +60,8 @@ _EXPORTS = {
     "LLMEngine": "quire.offline.llm_engine",
     "LoRARequest": "quire.offline.adapters",
     "RequestOutput": "quire.outputs",
-    "RequestOutputKind": "quire.sampling",
-    "SamplingParams": "quire.sampling",
+    "RequestOutputKind": "quire.sampling_params",
+    "SamplingParams": "quire.sampling_params",
     "StructuredOutputsParams": "quire.structured_outputs_params",
     "TextPrompt": "quire.offline.prompts",
     "TokensPrompt": "quire.offline.prompts",
@@ -75,5 +75,5 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     if name in _LOAD_TORCH:
-        importlib.import_module("quire.executor.torch_library").begin_loading()
+        importlib.import_module("quire.runtime.executor.torch_library").begin_loading()
     return getattr(importlib.import_module(_EXPORTS[name]), name)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from quire.errors import ConfigError
-from quire.sampling import SamplingParams
+from quire.sampling_params import SamplingParams
 
 RequestProcessor = Callable[[Sequence[int], Sequence[int], Any], Any]
 """(prompt, output so far, logits) → logits. Both are torch tensors, [vocab] fp32; the given one may be changed in

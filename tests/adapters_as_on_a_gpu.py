@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from quire.kernels.dispatch import KERNELS, kernel
-from quire.kernels.reference.lora import LowRankWeights, Tiles
-from quire.lora.updates import LowRankUpdates
-from quire.worker import model_runner
-from quire.worker.adapter_rows import AdapterRows
-from quire.worker.worker_parts import WorkerParts
+from quire.compute.kernels.dispatch import KERNELS, kernel
+from quire.compute.kernels.reference.lora import LowRankWeights, Tiles
+from quire.models.lora.updates import LowRankUpdates
+from quire.runtime.worker import model_runner
+from quire.runtime.worker.adapter_rows import AdapterRows
+from quire.runtime.worker.worker_parts import WorkerParts
 
 
 def serve_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

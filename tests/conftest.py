@@ -95,7 +95,7 @@ def _seed(seed: int) -> None:
 def always_drafting() -> Iterator[None]:
     """Speculation proposes as many drafts as it may, however little that pays: tests' models are as fast as their
     drafts."""
-    from quire.worker.speculation.draft_lengths import Choice, DraftLengths
+    from quire.runtime.worker.speculation.draft_lengths import Choice, DraftLengths
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DraftLengths, "choose", lambda self, tokens, slots, most: Choice(most, 1e6))

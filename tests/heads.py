@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from quire.messages.workers import Plan
-from quire.worker.speculation.draft_model import DraftModel
-from quire.worker.speculation.draft_steps import DraftStepsAhead
-from quire.worker.speculation.step_drafts import StepDrafts
+from quire.foundation.messages.workers import Plan
+from quire.runtime.worker.speculation.draft_model import DraftModel
+from quire.runtime.worker.speculation.draft_steps import DraftStepsAhead
+from quire.runtime.worker.speculation.step_drafts import StepDrafts
 
 HIDDEN, HEADS, KV_HEADS, WIDTH, EPS = 64, 4, 2, 16, 1e-6
 TIE = 1e-3

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import quire
-from quire.config import Config
+from quire.foundation.config import Config
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "quire").rglob("*.py"))
@@ -82,8 +82,8 @@ def test_every_module_says_what_it_owns() -> None:
     [
         "quire",
         "quire.cli.main",
-        "quire.supervisor.supervisor",
-        "quire.api.app",
+        "quire.serving.supervisor.supervisor",
+        "quire.serving.app",
         "quire.engine.transport",
         "quire.text.tokenizer",
     ],
@@ -109,7 +109,7 @@ def test_nothing_is_pickled() -> None:
 def test_only_one_module_reads_the_environment() -> None:
     readers = {"os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv"}
     found = {name_of(m) for m in MODULES if readers & (imports(tree := parsed(m)) | attributes(tree))}
-    assert found == {"quire/config/environment.py"}
+    assert found == {"quire/foundation/config/environment.py"}
 
 
 # --- settings -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from tests.test_repository import MODULES, ROOT, name_of, parsed
 
 NAMED = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", (ROOT / "SECURITY.md").read_text())
-MAY_EXEC = {"quire/kernels/triton/launching/launch.py"}  # of its own source
+MAY_EXEC = {"quire/compute/kernels/triton/launching/launch.py"}  # of its own source
 
 
 @pytest.mark.parametrize(("path", "test"), sorted(set(NAMED)))
@@ -49,13 +49,13 @@ def test_no_code_comes_from_models_or_requests() -> None:
     assert [name_of(module) for module in MODULES if loaders & called[module]] == []
     readers = {"auto_map", "trust_remote_code"}
     mentioned = {name_of(m) for m in MODULES if readers & set(re.findall(r"\w+", m.read_text()))}
-    assert mentioned <= {"quire/config/vllm_compat.py"}  # where the flag is refused
+    assert mentioned <= {"quire/foundation/config/vllm_compat.py"}  # where the flag is refused
 
 
 def test_keys_are_compared_as_digests_in_constant_time() -> None:
-    assert "hmac.compare_digest" in calls(ROOT / "quire/api/api_keys.py")
-    assert "find_digest" in calls(ROOT / "quire/api/auth.py")
-    trees = [parsed(ROOT / f"quire/api/{name}.py") for name in ("api_keys", "auth", "caller")]
+    assert "hmac.compare_digest" in calls(ROOT / "quire/serving/api/api_keys.py")
+    assert "find_digest" in calls(ROOT / "quire/serving/api/auth.py")
+    trees = [parsed(ROOT / f"quire/serving/api/{name}.py") for name in ("api_keys", "auth", "caller")]
     compared = {ast.unparse(node) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Compare)}
     assert not [text for text in compared if "==" in text and ("key" in text or "digest" in text)]
 
@@ -66,5 +66,5 @@ def test_internal_sockets_lie_in_directories_of_their_owner() -> None:
     users = {name for name, text in texts.items() if re.search(r"^import zmq", text, re.MULTILINE)}
     assert users == {"quire/engine/transport.py"}
     assert set(re.findall(r'f"(\w+)://', texts["quire/engine/transport.py"])) == {"ipc"}
-    makers = {"quire/supervisor/engine_process.py", "quire/supervisor/supervisor.py"}
+    makers = {"quire/serving/supervisor/engine_process.py", "quire/serving/supervisor/supervisor.py"}
     assert all("tempfile.mkdtemp(" in texts[name] for name in makers)

@@ -37,7 +37,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "h200"))
 from serving import vocabulary, with_tokenizer
 
 from quire import LLM, SamplingParams
-from quire.metrics.reader import Histogram
+from quire.engine.metrics.reader import Histogram
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILTIN = ROOT / "quire" / "builtin" / "quill"
@@ -171,7 +171,7 @@ def processor_s(parent: int) -> dict[str, float]:
             continue
         fields = rest.split()
         if int(fields[1]) == parent:
-            what = "api" if "quire.api" in command else "engine" if "quire.engine" in command else name
+            what = "api" if "quire.serving.api" in command else "engine" if "quire.engine" in command else name
             found[what] = found.get(what, 0.0) + (int(fields[11]) + int(fields[12])) * _TICK_S
     return found
 

@@ -22,7 +22,7 @@ from checkpoints import config_of, make_checkpoint
 from int8_checkpoint import make_int8_checkpoint
 
 from quire import LLM, SamplingParams
-from quire.kernels.cpu.library import Library
+from quire.compute.kernels.cpu.library import Library
 
 _OUTPUTS = 33
 """Tokens of each request: one by the prompt's step, the others by decode steps."""

@@ -4,7 +4,8 @@
     python curves.py draw curves.json --out curves.svg         (needs matplotlib)
 
 Random weights. The least is the cost model's roofline without overhead: weights and contexts read once at the GPU's
-copy bandwidth, or products at its sustained throughput, whichever takes longer; see quire/costmodel/hardware.py.
+copy bandwidth, or products at its sustained throughput, whichever takes longer; see
+quire/planning/costmodel/hardware.py.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ def measure(model: str, out: Path) -> None:
     from serving import vocabulary
     from workloads import Workloads
 
-    from quire.costmodel.hardware import gpu
-    from quire.costmodel.roofline import Roofline
     from quire.models.spec import read_spec
+    from quire.planning.costmodel.hardware import gpu
+    from quire.planning.costmodel.roofline import Roofline
     from quire.planning.machine import this_machine
 
     card = this_machine().gpu

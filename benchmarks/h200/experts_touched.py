@@ -19,7 +19,7 @@ from serving import vocabulary
 from torch import Tensor
 from workloads import Workloads
 
-from quire.kernels.dispatch import KERNELS, kernel
+from quire.compute.kernels.dispatch import KERNELS, kernel
 
 BATCHES = (1, 32, 128)
 _STEPS = 32

@@ -25,7 +25,7 @@ import numpy as np
 from lora import make_adapters
 
 from quire import AsyncLLM, LoRARequest, SamplingParams
-from quire.sampling import RequestOutputKind
+from quire.sampling_params import RequestOutputKind
 
 _RESIDENT = 4
 """Adapters of the streams."""

@@ -22,7 +22,7 @@ from step_profile import KernelTimes, decode_profile, first_token_profile, of_th
 from workloads import Prompt, Workload, Workloads
 
 from quire import LLM, SamplingParams
-from quire.executor.multi_rank_executor import MultiRankExecutor
+from quire.runtime.executor.multi_rank_executor import MultiRankExecutor
 
 
 class Engine:

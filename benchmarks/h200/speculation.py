@@ -35,7 +35,7 @@ from forced_speculation import arguments, forced_llama
 from speculation import PHRASE, questions
 
 from quire import LLM, SamplingParams
-from quire.metrics.reader import Counter, Histogram
+from quire.engine.metrics.reader import Counter, Histogram
 
 BLOCK = 16
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from quire.layers.factory import LayerFactory
-from quire.layers.layer import weight_specs_of
+from quire.models.layers.factory import LayerFactory
+from quire.models.layers.layer import weight_specs_of
 from quire.models.model import build_model
 from quire.models.spec import read_spec
-from quire.weights.safetensors_files import INDEX
-from quire.weights.tensor_options import TensorOptions
+from quire.models.weights.safetensors_files import INDEX
+from quire.models.weights.tensor_options import TensorOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 _SHARD_BYTES = 4 * 10**9

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from workloads import Generate, Workloads
 
-from quire.worker.kernel_profile import KernelProfile
+from quire.runtime.worker.kernel_profile import KernelProfile
 
 KernelTimes = dict[str, tuple[float, float]]
 """By kernel: microseconds, and how many launches."""

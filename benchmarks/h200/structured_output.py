@@ -27,10 +27,10 @@ from schemas import Schema, schema
 from serving import Server, serve, vocabulary
 
 from quire import LLM, SamplingParams
-from quire.bench.client import Outcome, StreamingClient
-from quire.bench.connection import OK, Address, Connections
-from quire.bench.datasets import Sample
-from quire.sampling import StructuredOutputsParams
+from quire.sampling_params import StructuredOutputsParams
+from quire.tools.bench.client import Outcome, StreamingClient
+from quire.tools.bench.connection import OK, Address, Connections
+from quire.tools.bench.datasets import Sample
 
 PROMPT = 128
 MOST = 256

@@ -26,7 +26,7 @@ from typing import Any
 from serving import LOADS, ROOT, Server, load, serve, vocabulary, with_tokenizer
 from starting import caches, start_engine, write_checkpoint
 
-from quire.bench.report import measured_with
+from quire.tools.bench.report import measured_with
 
 HERE = Path(__file__).resolve().parent
 MODELS = ("llama-3.1-8b", "qwen3-0.6b", "qwen3-30b-a3b")

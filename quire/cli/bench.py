@@ -9,16 +9,16 @@ import importlib
 from collections.abc import Sequence
 
 from quire.cli.flags import parse, parse_with_engine
-from quire.config import environment
 from quire.errors import ConfigError, did_you_mean
+from quire.foundation.config import environment
 
 BENCHMARKS = {
-    "throughput": ("quire.bench.throughput:ThroughputOptions", "all prompts at once, in this process"),
-    "latency": ("quire.bench.latency:LatencyOptions", "one batch at a time, in this process"),
-    "serve": ("quire.bench.serve:ServeOptions", "load on a running server"),
-    "startup": ("quire.bench.startup:StartupOptions", "from the process's start until it takes work, by stage"),
-    "kernels": ("quire.bench.kernels:KernelsOptions", "each kernel on its own, against what the device reaches"),
-    "regress": ("quire.bench.regress:RegressOptions", "whether newer figures are worse than older ones"),
+    "throughput": ("quire.tools.bench.throughput:ThroughputOptions", "all prompts at once, in this process"),
+    "latency": ("quire.tools.bench.latency:LatencyOptions", "one batch at a time, in this process"),
+    "serve": ("quire.tools.bench.serve:ServeOptions", "load on a running server"),
+    "startup": ("quire.tools.bench.startup:StartupOptions", "from the process's start until it takes work, by stage"),
+    "kernels": ("quire.tools.bench.kernels:KernelsOptions", "each kernel on its own, against what the device reaches"),
+    "regress": ("quire.tools.bench.regress:RegressOptions", "whether newer figures are worse than older ones"),
 }
 WITHOUT_ENGINE = ("serve", "kernels", "regress")
 

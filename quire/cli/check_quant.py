@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 
 from quire.cli.flags import parse
-from quire.quant_check.options import DESCRIPTION, CheckOptions
+from quire.tools.quant_check.options import DESCRIPTION, CheckOptions
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -16,5 +16,5 @@ def run(arguments: Sequence[str]) -> int:
         SetupError: A wrong flag, or models that cannot be compared.
     """
     options = parse(CheckOptions, arguments, "quire check-quant", DESCRIPTION)
-    code: int = importlib.import_module("quire.quant_check.check").run(options)
+    code: int = importlib.import_module("quire.tools.quant_check.check").run(options)
     return code

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.bench.system_info import system_info, versions
 from quire.cli.flags import parse
-from quire.config import environment
+from quire.foundation.config import environment
+from quire.tools.bench.system_info import system_info, versions
 
 DESCRIPTION = "Show versions, machine and settings for a bug report. Keys and tokens are not shown."
 GIB = 2**30

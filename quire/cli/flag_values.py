@@ -1,6 +1,6 @@
 """How a flag's value is written: 4k for integers, JSON for dictionaries, words or a JSON list for lists.
 
-Brings the rules of `quire.config.values` to tyro. Knows nothing about which flags there are.
+Brings the rules of `quire.foundation.config.values` to tyro. Knows nothing about which flags there are.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from quire.config.values import is_readable, metavar, read_value
+from quire.foundation.config.values import is_readable, metavar, read_value
 
 
 def registry() -> ConstructorRegistry:

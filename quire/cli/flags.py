@@ -21,10 +21,10 @@ from quire.cli.flag_values import registry
 from quire.cli.help import about, described, help_word, hint
 from quire.cli.settings_fields import engine_config, settings_of, with_engine
 from quire.cli.settings_file import read_flags
-from quire.config import BUILTIN_MODEL, Config, environment
-from quire.config.values import read_value, without_none
-from quire.config.vllm_compat import VLLM_ALIASES, VLLM_SETTINGS, check_vllm_setting
 from quire.errors import ConfigError
+from quire.foundation.config import BUILTIN_MODEL, Config, environment
+from quire.foundation.config.values import read_value, without_none
+from quire.foundation.config.vllm_compat import VLLM_ALIASES, VLLM_SETTINGS, check_vllm_setting
 
 Options = TypeVar("Options")
 _ALIKE = ("api_key", "served_model_name")

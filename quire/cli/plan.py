@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 
 from quire.cli.flags import parse
-from quire.sizing.options import DESCRIPTION, PlanOptions
+from quire.tools.sizing.options import DESCRIPTION, PlanOptions
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -16,5 +16,5 @@ def run(arguments: Sequence[str]) -> int:
         SetupError: A wrong flag, or no plan can be made.
     """
     options = parse(PlanOptions, arguments, "quire plan", DESCRIPTION)
-    code: int = importlib.import_module("quire.sizing.command").run(options)
+    code: int = importlib.import_module("quire.tools.sizing.command").run(options)
     return code

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from quire.clock import SystemClock
-from quire.executor.nodes.follower import Follower
+from quire.foundation.clock import SystemClock
+from quire.foundation.processes.child_main import run_child
+from quire.foundation.processes.launch import LaunchConfig, SendReport, StatusReport
 from quire.planning.auto_config import resolve
-from quire.processes.child_main import run_child
-from quire.processes.launch import LaunchConfig, SendReport, StatusReport
-from quire.supervisor.announce import log_as_json, print_log
+from quire.runtime.executor.nodes.follower import Follower
+from quire.serving.supervisor.announce import log_as_json, print_log
 
 
 def main(launch: LaunchConfig, report: SendReport) -> None:

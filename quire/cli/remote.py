@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import msgspec
 
-from quire.config import environment
 from quire.errors import QuireError, UnavailableError, reason
+from quire.foundation.config import environment
 
 CONNECT_S = 10.0
 _CONTROLS = dict.fromkeys(code for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t")

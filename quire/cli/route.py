@@ -6,11 +6,11 @@ import logging
 from collections.abc import Sequence
 
 from quire.cli.flags import parse
-from quire.config import environment
-from quire.config.router import RouterConfig
-from quire.processes.logs import set_up_logs
-from quire.router.router_process import route
-from quire.supervisor.announce import log_as_json
+from quire.foundation.config import environment
+from quire.foundation.config.router import RouterConfig
+from quire.foundation.processes.logs import set_up_logs
+from quire.serving.router.router_process import route
+from quire.serving.supervisor.announce import log_as_json
 
 DESCRIPTION = "One address in front of several servers: quire route --static-backends http://HOST:PORT,… [flags]."
 

@@ -19,19 +19,19 @@ import tyro
 import uvicorn
 import uvloop
 
-from quire.api.app import create_app
-from quire.api.batches.batch_calls import BatchCalls
-from quire.api.batches.batch_file import BatchFile
-from quire.api.batches.metrics_app import metrics_app
-from quire.api.engine_session import EngineSession
-from quire.api.in_process_calls import InProcessCalls
 from quire.cli.flags import parse_with_engine
-from quire.config import Config, environment
 from quire.errors import ConfigError, EngineDeadError, GenerationError, reason
+from quire.foundation.config import Config, environment
 from quire.offline.progress_bar import ProgressBar
 from quire.planning.auto_config import resolve
-from quire.supervisor.announce import print_log
-from quire.supervisor.engine_process import EngineProcess
+from quire.serving.api.engine_session import EngineSession
+from quire.serving.api.in_process_calls import InProcessCalls
+from quire.serving.app import create_app
+from quire.serving.dialects.batches.batch_calls import BatchCalls
+from quire.serving.dialects.batches.batch_file import BatchFile
+from quire.serving.dialects.batches.metrics_app import metrics_app
+from quire.serving.supervisor.announce import print_log
+from quire.serving.supervisor.engine_process import EngineProcess
 from quire.text.model_text import load_model_text
 
 DESCRIPTION = "Answer the requests of a file: quire run-batch -i in.jsonl -o out.jsonl --model MODEL [flags]."

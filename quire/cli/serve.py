@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from quire.cli.flags import parse_config
-from quire.clock import SystemClock
-from quire.config import Config, environment
 from quire.errors import ConfigError, EngineDeadError, SetupError
-from quire.executor.nodes.follower import Follower
-from quire.executor.ray_nodes.launcher import RayNodes
+from quire.foundation.clock import SystemClock
+from quire.foundation.config import Config, environment
+from quire.foundation.processes.launch import EXIT_CRASHED
 from quire.planning.auto_config import resolve
-from quire.processes.launch import EXIT_CRASHED
-from quire.supervisor.announce import announce_settings, log_as_json, print_error, print_log
-from quire.supervisor.listener import listen
-from quire.supervisor.supervisor import Supervisor
+from quire.runtime.executor.nodes.follower import Follower
+from quire.runtime.executor.ray_nodes.launcher import RayNodes
+from quire.serving.supervisor.announce import announce_settings, log_as_json, print_error, print_log
+from quire.serving.supervisor.listener import listen
+from quire.serving.supervisor.supervisor import Supervisor
 
 DESCRIPTION = "Serve a model over the OpenAI API: quire serve [MODEL] [flags]. Default model: the built-in Quill."
 

@@ -12,7 +12,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, 
 from itertools import pairwise
 from typing import Any, get_type_hints
 
-from quire.config import Config
+from quire.foundation.config import Config
 
 OWN_GROUP = "options"
 """Group of the fields that belong to no part."""

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 
 from quire.cli.flags import parse
-from quire.simulation.options import DESCRIPTION, SimulateOptions
+from quire.tools.simulation.options import DESCRIPTION, SimulateOptions
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -16,5 +16,5 @@ def run(arguments: Sequence[str]) -> int:
         QuireError: A wrong flag, or nothing can be simulated.
     """
     options = parse(SimulateOptions, arguments, "quire simulate", DESCRIPTION)
-    code: int = importlib.import_module("quire.simulation.command").run(options)
+    code: int = importlib.import_module("quire.tools.simulation.command").run(options)
     return code

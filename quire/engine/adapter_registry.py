@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from quire.config.lora import LoraConfig
 from quire.errors import CheckpointError
-from quire.executor.executor import AdapterLoader
-from quire.messages.to_engine import Adapter, Control
-from quire.messages.workers import AdapterLoaded
+from quire.foundation.config.lora import LoraConfig
+from quire.foundation.messages.to_engine import Adapter, Control
+from quire.foundation.messages.workers import AdapterLoaded
+from quire.runtime.executor.executor import AdapterLoader
 
 _POLL_S = 0.001
 _log = logging.getLogger(__name__)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.executor.executor import AdapterLoader
-from quire.messages.to_engine import Adapter, Add
-from quire.messages.workers import AdapterLoaded
-from quire.scheduler.request import Request
-from quire.scheduler.scheduler import Scheduler
+from quire.foundation.messages.to_engine import Adapter, Add
+from quire.foundation.messages.workers import AdapterLoaded
+from quire.runtime.executor.executor import AdapterLoader
+from quire.scheduling.scheduler.request import Request
+from quire.scheduling.scheduler.scheduler import Scheduler
 
 ADAPTER = "adapter"
 """What a request awaits until its adapter is on the device."""

@@ -8,27 +8,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from quire.clock import Clock
-from quire.config import Config
-from quire.costmodel.hardware import cpu, gpu
-from quire.costmodel.roofline import Roofline
-from quire.kvcache.block_pool import BlockPool
-from quire.kvcache.group_windows import FULL_ATTENTION, GroupWindow, capacity, max_cached_tokens
-from quire.kvcache.host_pool import HostPool
-from quire.kvcache.rope_length_mode import RopeLengthMode
+from quire.compute.mesh import mesh_of
+from quire.foundation.clock import Clock
+from quire.foundation.config import Config
+from quire.foundation.messages.from_engine import Ready
+from quire.foundation.messages.to_engine import Add
+from quire.foundation.messages.workers import DeviceLimits
 from quire.logits_processors import load_processors, takes
-from quire.mesh import mesh_of
-from quire.messages.from_engine import Ready
-from quire.messages.to_engine import Add
-from quire.messages.workers import DeviceLimits
 from quire.models.rank_share import rank_share
 from quire.models.spec import ModelSpec
+from quire.planning.costmodel.hardware import cpu, gpu
+from quire.planning.costmodel.roofline import Roofline
 from quire.planning.kv_demand import group_windows
 from quire.planning.machine import this_machine
-from quire.sampling import SamplingParams
-from quire.scheduler.preemption import Preemption
-from quire.scheduler.scheduler import Scheduler
-from quire.scheduler.token_budget import TokenBudget
+from quire.sampling_params import SamplingParams
+from quire.scheduling.kvcache.block_pool import BlockPool
+from quire.scheduling.kvcache.group_windows import FULL_ATTENTION, GroupWindow, capacity, max_cached_tokens
+from quire.scheduling.kvcache.host_pool import HostPool
+from quire.scheduling.kvcache.rope_length_mode import RopeLengthMode
+from quire.scheduling.scheduler.preemption import Preemption
+from quire.scheduling.scheduler.scheduler import Scheduler
+from quire.scheduling.scheduler.token_budget import TokenBudget
 
 _log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.messages.from_engine import EngineId, FromEngine
-from quire.messages.to_engine import ToEngine
+from quire.foundation.messages.from_engine import EngineId, FromEngine
+from quire.foundation.messages.to_engine import ToEngine
 
 
 @dataclass(frozen=True)

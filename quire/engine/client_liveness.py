@@ -5,7 +5,7 @@ A client that never sent one (in this process) is not watched. Knows nothing abo
 
 from __future__ import annotations
 
-from quire.clock import Clock
+from quire.foundation.clock import Clock
 
 SILENT_AFTER_S = 15.0
 """A client without a heartbeat for this long counts as dead."""

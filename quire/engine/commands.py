@@ -11,10 +11,10 @@ from typing import Any
 from quire.engine.adapter_registry import AdapterRegistry
 from quire.engine.pausing import PAUSE_MODES, Pausing
 from quire.engine.port import Port
-from quire.executor.executor import AdapterLoader
-from quire.messages.from_engine import Done
-from quire.messages.to_engine import CLIENT_SHIFT, Adapter, Control
-from quire.scheduler.scheduler import Scheduler
+from quire.foundation.messages.from_engine import Done
+from quire.foundation.messages.to_engine import CLIENT_SHIFT, Adapter, Control
+from quire.runtime.executor.executor import AdapterLoader
+from quire.scheduling.scheduler.scheduler import Scheduler
 
 
 class Commands:

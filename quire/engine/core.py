@@ -12,8 +12,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from quire.clock import Clock
-from quire.config import Config
 from quire.engine.adapter_slots import AdapterSlots
 from quire.engine.build import ModelRuntimeInfo, build_ready, build_scheduler, estimated_throughput
 from quire.engine.client_liveness import ClientLiveness
@@ -27,12 +25,23 @@ from quire.engine.step_deadline import shortest_limit_s
 from quire.engine.step_stats import StepStats
 from quire.engine.throughput import Throughput
 from quire.engine.token_bitmasks import TokenBitmaskSender, TokenBitmaskSource
-from quire.executor.executor import Executor
-from quire.messages.from_engine import Done, End, Heartbeat, Load
-from quire.messages.to_engine import CLIENT_SHIFT, Abort, Adapter, Add, ClientGone, ClientHeartbeat, Control, ToEngine
-from quire.messages.workers import DeviceLimits, MaskedDrafts
-from quire.processes.launch import Pulse
-from quire.scheduler.request import Request
+from quire.foundation.clock import Clock
+from quire.foundation.config import Config
+from quire.foundation.messages.from_engine import Done, End, Heartbeat, Load
+from quire.foundation.messages.to_engine import (
+    CLIENT_SHIFT,
+    Abort,
+    Adapter,
+    Add,
+    ClientGone,
+    ClientHeartbeat,
+    Control,
+    ToEngine,
+)
+from quire.foundation.messages.workers import DeviceLimits, MaskedDrafts
+from quire.foundation.processes.launch import Pulse
+from quire.runtime.executor.executor import Executor
+from quire.scheduling.scheduler.request import Request
 
 HEARTBEAT_S = 1.0
 """Longest time between two heartbeats of a live engine."""

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable
 from pathlib import Path
 
-from quire.messages.from_engine import EngineId
+from quire.foundation.messages.from_engine import EngineId
 
 _WORD = 8
 _FINISHED, _HANDLED, _PLACES = 0, 1, 2  # words of the head: the last finished step; a request being added; places

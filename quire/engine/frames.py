@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
-from quire.clock import Clock
 from quire.engine.step_stats import StepStats
-from quire.scheduler.request import Request
-from quire.scheduler.scheduler import Scheduler
+from quire.foundation.clock import Clock
+from quire.scheduling.scheduler.request import Request
+from quire.scheduling.scheduler.scheduler import Scheduler
 
 NEW_S = 0.2
 """Shortest time between two frames, in seconds."""

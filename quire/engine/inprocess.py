@@ -10,8 +10,6 @@ import queue
 import weakref
 from collections import deque
 
-from quire.clock import Clock, SystemClock
-from quire.config import Config
 from quire.engine.adapter_registry import load_modules
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
@@ -19,9 +17,11 @@ from quire.engine.interrupts import InterruptGuard
 from quire.engine.port import Undecodable
 from quire.engine.token_bitmasks import TokenBitmaskSource
 from quire.errors import EngineDeadError
-from quire.executor.executor import Executor
-from quire.messages.from_engine import EngineId, FromEngine, Heartbeat
-from quire.messages.to_engine import Control, ToEngine
+from quire.foundation.clock import Clock, SystemClock
+from quire.foundation.config import Config
+from quire.foundation.messages.from_engine import EngineId, FromEngine, Heartbeat
+from quire.foundation.messages.to_engine import Control, ToEngine
+from quire.runtime.executor.executor import Executor
 
 
 class _QueuePort:

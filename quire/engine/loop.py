@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import thread_time
 
-from quire.clock import Clock
 from quire.engine.core import HEARTBEAT_S, EngineCore
-from quire.processes.launch import PULSE_S, SendReport
+from quire.foundation.clock import Clock
+from quire.foundation.processes.launch import PULSE_S, SendReport
 
 
 def turn_until(stopping: Callable[[], bool], core: EngineCore, clock: Clock, report: SendReport) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from quire.engine.port import Port
-from quire.messages.from_engine import Deltas, End, Load
-from quire.messages.to_engine import CLIENT_SHIFT
-from quire.messages.workers import TokenLogprobs
+from quire.foundation.messages.from_engine import Deltas, End, Load
+from quire.foundation.messages.to_engine import CLIENT_SHIFT
+from quire.foundation.messages.workers import TokenLogprobs
 
 
 @dataclass

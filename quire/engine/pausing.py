@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from quire.messages.to_engine import PauseMode
-from quire.scheduler.scheduler import Scheduler
+from quire.foundation.messages.to_engine import PauseMode
+from quire.scheduling.scheduler.scheduler import Scheduler
 
 PAUSE_MODES: tuple[PauseMode, ...] = get_args(PauseMode)
 _RESUME = "the resume"

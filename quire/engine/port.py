@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.messages.from_engine import FromEngine
-from quire.messages.to_engine import ToEngine
+from quire.foundation.messages.from_engine import FromEngine
+from quire.foundation.messages.to_engine import ToEngine
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from quire.clock import Clock, SystemClock
-from quire.config import Config
 from quire.engine.adapter_registry import load_modules
 from quire.engine.build import build_model_runtime_info
 from quire.engine.core import EngineCore
@@ -16,11 +14,13 @@ from quire.engine.flight_record import FlightRecorder
 from quire.engine.loop import turn_until
 from quire.engine.thinking_budgets import bitmask_source
 from quire.engine.transport import ZmqPort
-from quire.executor.executor import Executor
-from quire.executor.factory import build_executor
+from quire.foundation.clock import Clock, SystemClock
+from quire.foundation.config import Config
+from quire.foundation.processes import garbage
+from quire.foundation.processes.launch import STOP_ENGINE, GroupEnds, LaunchConfig, SendReport, StatusReport
 from quire.models.spec import read_spec
-from quire.processes import garbage
-from quire.processes.launch import STOP_ENGINE, GroupEnds, LaunchConfig, SendReport, StatusReport
+from quire.runtime.executor.executor import Executor
+from quire.runtime.executor.factory import build_executor
 
 
 def main(

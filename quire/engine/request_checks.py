@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from quire.messages.from_engine import EndReason, Ready
-from quire.messages.to_engine import Add
+from quire.foundation.messages.from_engine import EndReason, Ready
+from quire.foundation.messages.to_engine import Add
 
 
 def refusal(message: Add, ready: Ready) -> str:

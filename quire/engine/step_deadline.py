@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from quire.config.parallel import ParallelConfig
-from quire.messages.from_engine import STEP_TOKEN_BOUNDS
+from quire.foundation.config.parallel import ParallelConfig
+from quire.foundation.messages.from_engine import STEP_TOKEN_BOUNDS
 
 FACTOR = 10.0
 """A step may take this many times as long as the slowest of its size."""

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from quire.engine.step_deadline import SHORTEST_S, StepDeadline
-from quire.messages.from_engine import STEP_TOKEN_BOUNDS, WORK_BOUNDS_S, Heartbeat, Load
-from quire.messages.workers import Result
+from quire.foundation.messages.from_engine import STEP_TOKEN_BOUNDS, WORK_BOUNDS_S, Heartbeat, Load
+from quire.foundation.messages.workers import Result
 
 LONGEST_TURN_S = 2.0
 """A turn of the loop waits up to a second."""

@@ -11,12 +11,12 @@ from typing import Literal
 
 import msgspec
 
-from quire.clock import Clock
-from quire.config.scheduler import Policy
 from quire.errors import ContextLengthError, RequestError
-from quire.messages.from_engine import Ready
-from quire.messages.to_engine import CLIENT_SHIFT, Adapter, Add, Fork, ThinkingBudget
-from quire.sampling import WHOLE_VOCABULARY, SamplingParams
+from quire.foundation.clock import Clock
+from quire.foundation.config.scheduler import Policy
+from quire.foundation.messages.from_engine import Ready
+from quire.foundation.messages.to_engine import CLIENT_SHIFT, Adapter, Add, Fork, ThinkingBudget
+from quire.sampling_params import WHOLE_VOCABULARY, SamplingParams
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
-from quire.config import Config
+from quire.engine.structured_output.bitmask_sources import grammar_bitmasks
 from quire.engine.token_bitmasks import Drafts, Masks, TokenBitmaskSource
 from quire.errors import QuireError
-from quire.messages.to_engine import Add
-from quire.messages.workers import Bits
-from quire.scheduler.request import Request
-from quire.structured_output.bitmask_sources import grammar_bitmasks
+from quire.foundation.config import Config
+from quire.foundation.messages.to_engine import Add
+from quire.foundation.messages.workers import Bits
+from quire.scheduling.scheduler.request import Request
 
 PROMPT_END = 8
 """The last tokens of a prompt, which tell whether it has opened the reasoning: a tag and white space."""

@@ -12,11 +12,11 @@ from itertools import chain
 from typing import Protocol
 
 from quire.errors import QuireError, RequestError
-from quire.executor.executor import Executor
-from quire.messages.to_engine import Add
-from quire.messages.workers import Bits, MaskedDrafts, TokenBitmasks
-from quire.scheduler.request import Request
-from quire.scheduler.scheduler import Scheduler
+from quire.foundation.messages.to_engine import Add
+from quire.foundation.messages.workers import Bits, MaskedDrafts, TokenBitmasks
+from quire.runtime.executor.executor import Executor
+from quire.scheduling.scheduler.request import Request
+from quire.scheduling.scheduler.scheduler import Scheduler
 
 GRAMMAR = "grammar"
 """What a request awaits until its masks can be made."""

@@ -1,8 +1,8 @@
 """The only ZMQ: the engine's port and its client over ipc sockets in a private directory.
 
-Messages are msgpack of the structs in `quire.messages`. A request that does not decode is answered with an error; a
-client is told when a message to it does not. The directory is readable by its owner only, so the sockets are as private
-as a Unix socket can be.
+Messages are msgpack of the structs in `quire.foundation.messages`. A request that does not decode is answered with an
+error; a client is told when a message to it does not. The directory is readable by its owner only, so the sockets are
+as private as a Unix socket can be.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import zmq
 
 from quire.engine.client import Lost
 from quire.engine.port import Undecodable
-from quire.messages.from_engine import Dead, EngineId, FromEngine
-from quire.messages.to_engine import Abort, Add, ClientGone, ToEngine
+from quire.foundation.messages.from_engine import Dead, EngineId, FromEngine
+from quire.foundation.messages.to_engine import Abort, Add, ClientGone, ToEngine
 
 logger = logging.getLogger(__name__)
 

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from quire.attention.backend import AttentionBackend
-from quire.collectives.delta import Delta
-from quire.collectives.stream import Stream
-from quire.layers.factory import LayerFactory
-from quire.layers.mlp import MLP
-from quire.layers.moe import MixtureOfExperts, Routing
-from quire.layers.norm import RMS
-from quire.layers.positions import Positions
-from quire.layers.rotary import Angles
+from quire.compute.attention.backend import AttentionBackend
+from quire.compute.collectives.delta import Delta
+from quire.compute.collectives.stream import Stream
+from quire.models.layers.factory import LayerFactory
+from quire.models.layers.mlp import MLP
+from quire.models.layers.moe import MixtureOfExperts, Routing
+from quire.models.layers.norm import RMS
+from quire.models.layers.positions import Positions
+from quire.models.layers.rotary import Angles
 from quire.models.projections import build_attention, build_gated_mlp
+from quire.models.quantization.scheme import ExpertNames
 from quire.models.rope import build_rotary
 from quire.models.spec import ModelSpec
-from quire.quantization.scheme import ExpertNames
 
 EXPERT_NAMES = {
     "MixtralForCausalLM": ("block_sparse_moe", ExpertNames("w1", "w3", "w2")),

@@ -12,20 +12,20 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from quire.attention.backend import AttentionBackend
-from quire.collectives.stream import Stream
+from quire.compute.attention.backend import AttentionBackend
+from quire.compute.collectives.stream import Stream
+from quire.compute.kernels.dispatch import kernel
 from quire.errors import CheckpointError
-from quire.kernels.dispatch import kernel
-from quire.layers.attention import Attention, Heads
-from quire.layers.factory import LayerFactory, Outputs
-from quire.layers.norm import RMS
-from quire.layers.positions import Positions
+from quire.models.layers.attention import Attention, Heads
+from quire.models.layers.factory import LayerFactory, Outputs
+from quire.models.layers.norm import RMS
+from quire.models.layers.positions import Positions
 from quire.models.lent import Lent
 from quire.models.projections import attention_layer, build_gated_mlp
 from quire.models.rope import build_rotary
 from quire.models.spec import ModelSpec
-from quire.weights.checkpoint import Checkpoint, WeightSpec
-from quire.weights.tensor_options import TensorOptions
+from quire.models.weights.checkpoint import Checkpoint, WeightSpec
+from quire.models.weights.tensor_options import TensorOptions
 
 _LAYER = "midlayer"
 

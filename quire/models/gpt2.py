@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from quire.attention.backend import AttentionBackend
-from quire.collectives.delta import Delta
-from quire.collectives.stream import Stream
-from quire.layers.attention import Heads
-from quire.layers.factory import LayerFactory, Outputs
-from quire.layers.positions import Positions
+from quire.compute.attention.backend import AttentionBackend
+from quire.compute.collectives.delta import Delta
+from quire.compute.collectives.stream import Stream
+from quire.models.layers.attention import Heads
+from quire.models.layers.factory import LayerFactory, Outputs
+from quire.models.layers.positions import Positions
 from quire.models.projections import attention_layer
 from quire.models.spec import ModelSpec
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from quire.collectives.stream import Stream
-from quire.layers.positions import Positions
+from quire.compute.collectives.stream import Stream
+from quire.models.layers.positions import Positions
 
 
 class LentStates(Protocol):

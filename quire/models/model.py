@@ -8,10 +8,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from quire.attention.backend import AttentionBackend
-from quire.collectives.stream import Stream, StreamSink, StreamSource
-from quire.layers.factory import LayerFactory
-from quire.layers.positions import Positions
+from quire.compute.attention.backend import AttentionBackend
+from quire.compute.collectives.stream import Stream, StreamSink, StreamSource
+from quire.models.layers.factory import LayerFactory
+from quire.models.layers.positions import Positions
 from quire.models.lent import Lent
 from quire.models.registry import ARCHITECTURES, HEADS
 from quire.models.spec import ModelSpec

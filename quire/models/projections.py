@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from quire.attention.backend import AttentionLayer
-from quire.layers.attention import Attention, Heads
-from quire.layers.factory import LayerFactory, Outputs
-from quire.layers.mlp import MLP
-from quire.layers.norm import RMS
+from quire.compute.attention.backend import AttentionLayer
+from quire.models.layers.attention import Attention, Heads
+from quire.models.layers.factory import LayerFactory, Outputs
+from quire.models.layers.mlp import MLP
+from quire.models.layers.norm import RMS
 from quire.models.spec import ModelSpec
 
 

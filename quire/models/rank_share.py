@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from quire.compute.mesh import Mesh
 from quire.errors import ConfigError
-from quire.mesh import Mesh
+from quire.models.quantization.held_bytes import HeldWeights
 from quire.models.spec import ExpertsSpec, ModelSpec
-from quire.quantization.held_bytes import HeldWeights
 
 
 def rank_share(spec: ModelSpec, mesh: Mesh) -> ModelSpec:

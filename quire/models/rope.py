@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quire.kernels.dispatch import kernel
-from quire.kernels.reference import rope_by_length as reference
-from quire.layers.rotary import Rotary
+from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.reference import rope_by_length as reference
+from quire.models.layers.rotary import Rotary
 from quire.models.rope_spec import (
     DynamicScaling,
     FactorScaling,
@@ -20,7 +20,7 @@ from quire.models.rope_spec import (
     RopeSpec,
     YarnScaling,
 )
-from quire.weights.tensor_options import TensorOptions
+from quire.models.weights.tensor_options import TensorOptions
 
 
 def build_rotary(rope: RopeSpec, head_dim: int, options: TensorOptions) -> Rotary:

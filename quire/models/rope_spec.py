@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from quire.kvcache.rope_length_mode import RopeLengthMode
 from quire.models.config_file import ConfigFile
 from quire.models.families import Family
+from quire.scheduling.kvcache.rope_length_mode import RopeLengthMode
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "factors")
 _ABSENT = object()

@@ -9,18 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quire.config.kv_cache_dtype import element_bytes
-from quire.kvcache.rope_length_mode import RopeLengthMode
+from quire.foundation.config.kv_cache_dtype import element_bytes
 from quire.models.config_file import ConfigFile
 from quire.models.families import FAMILIES, TEXT_MODELS, WRAPPERS, Family
 from quire.models.head_spec import HeadSpec, read_head
 from quire.models.kv_cache_groups import KVCacheGroup, kv_groups, read_window, read_windowed_layers
+from quire.models.quantization.description import Quantization, read_quantization
+from quire.models.quantization.formats import GgufFormat
+from quire.models.quantization.held_bytes import HeldWeights, expected_weights, held_in
 from quire.models.registry import ARCHITECTURES, HEADS
 from quire.models.rope_spec import RopeSpec, read_local_rope, read_rope
-from quire.quantization.description import Quantization, read_quantization
-from quire.quantization.formats import GgufFormat
-from quire.quantization.held_bytes import HeldWeights, expected_weights, held_in
-from quire.weights.tied_head import has_own_head
+from quire.models.weights.tied_head import has_own_head
+from quire.scheduling.kvcache.rope_length_mode import RopeLengthMode
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes an element, by the dtype names of config.json."""

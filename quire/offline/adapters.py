@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from quire.engine.inprocess import InProcessClient
 from quire.errors import RequestError
-from quire.messages.from_engine import Done, FromEngine
-from quire.messages.to_engine import Adapter, Control
+from quire.foundation.messages.from_engine import Done, FromEngine
+from quire.foundation.messages.to_engine import Adapter, Control
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,17 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from quire.config import BUILTIN_MODEL
 from quire.errors import ConfigError, EngineDeadError, GenerationError
-from quire.messages.from_engine import Deltas, Done, FromEngine
-from quire.messages.to_engine import Adapter, Control, PauseMode
+from quire.foundation.config import BUILTIN_MODEL
+from quire.foundation.messages.from_engine import Deltas, Done, FromEngine
+from quire.foundation.messages.to_engine import Adapter, Control, PauseMode
 from quire.offline.adapters import LoRARequest, adapter_of, load_command
 from quire.offline.conversations import ConversationRenderer, Message
 from quire.offline.engine_thread import CLOSED, EngineThread
 from quire.offline.open_streams import OpenStreams
 from quire.offline.prompts import ParsedPrompt, Prompt, parse_prompt
 from quire.outputs import RequestOutput
-from quire.sampling import SamplingParams
+from quire.sampling_params import SamplingParams
 from quire.text.sequence_accumulator import SequenceAccumulator
 from quire.text.tokenizer import Tokenizer
 

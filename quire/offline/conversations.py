@@ -7,8 +7,8 @@ from typing import Any
 
 from quire.errors import ConfigError, RequestError
 from quire.offline.prompts import ParsedPrompt, shown
-from quire.output_parsers.formats import Turn
 from quire.text.model_text import ModelText
+from quire.text.output_parsers.formats import Turn
 
 Message = Mapping[str, Any]
 

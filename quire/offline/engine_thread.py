@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Any
 
 from quire.errors import ConfigError, EngineDeadError
-from quire.messages.from_engine import FromEngine
-from quire.messages.to_engine import Control
+from quire.foundation.messages.from_engine import FromEngine
+from quire.foundation.messages.to_engine import Control
 from quire.offline.local_engine import LocalEngine
 
 CLOSED = "The engine was shut down. Create a new AsyncLLM."

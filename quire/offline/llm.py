@@ -12,12 +12,12 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from quire.beam_search import BatchedBeamSearch, BeamSearchParams
-from quire.config import BUILTIN_MODEL
 from quire.errors import ConfigError, RequestError
-from quire.messages.from_engine import Done
-from quire.messages.to_engine import Adapter, Control
-from quire.messages.workers import TokenLogprobs
+from quire.foundation.config import BUILTIN_MODEL
+from quire.foundation.messages.from_engine import Done
+from quire.foundation.messages.to_engine import Adapter, Control
+from quire.foundation.messages.workers import TokenLogprobs
+from quire.foundation.processes.garbage import rare_collection
 from quire.offline.adapters import LoRARequest, for_each
 from quire.offline.conversations import ConversationRenderer, Message, as_conversations
 from quire.offline.local_engine import LocalEngine, no_sampling_params
@@ -25,13 +25,13 @@ from quire.offline.metrics import OfflineMetrics
 from quire.offline.prompts import ParsedPrompt, Prompt, as_prompts, parse_prompt
 from quire.offline.run import OfflineRun
 from quire.outputs import BeamSearchOutput, RequestOutput
-from quire.processes.garbage import rare_collection
-from quire.sampling import SamplingParams
+from quire.sampling_params import SamplingParams
+from quire.text.beam_search import BatchedBeamSearch, BeamSearchParams
 from quire.text.sequence_accumulator import SequenceAccumulator
 from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from quire.metrics.reader import Metric
+    from quire.engine.metrics.reader import Metric
     from quire.offline.progress_bar import ProgressBar
 
 
@@ -114,7 +114,7 @@ class LLM:
             continue_final_message: Go on with the last message instead.
             chat_template: Another template than the model's, as jinja source.
             tools: What the model may call, as in OpenAI's API. Calls stand in the output's text, in the model's format;
-                `quire.output_parsers` reads them.
+                `quire.text.output_parsers` reads them.
             chat_template_kwargs: Variables of the template.
 
         Raises:
@@ -198,7 +198,7 @@ class LLM:
 
     def get_metrics(self) -> list[Metric]:
         """What /metrics of a server shows as `vllm:…`, since the start: Counter, Gauge and Histogram objects (see
-        `quire.metrics.reader`).
+        `quire.engine.metrics.reader`).
 
         Raises:
             ConfigError: Nothing was counted.

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from quire.config import BUILTIN_MODEL
 from quire.errors import ConfigError
-from quire.messages.from_engine import Deltas, FromEngine
+from quire.foundation.config import BUILTIN_MODEL
+from quire.foundation.messages.from_engine import Deltas, FromEngine
 from quire.offline.adapters import LoRARequest
 from quire.offline.async_llm import EngineArgs
 from quire.offline.local_engine import LocalEngine
 from quire.offline.open_streams import OpenStreams
 from quire.offline.prompts import Prompt, parse_prompt
 from quire.outputs import RequestOutput
-from quire.sampling import SamplingParams
+from quire.sampling_params import SamplingParams
 from quire.text.tokenizer import Tokenizer
 
 

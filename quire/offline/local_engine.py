@@ -17,31 +17,31 @@ from typing import Any
 
 import msgspec
 
-from quire.clock import SystemClock
-from quire.config import Config, ServerConfig, environment
-from quire.config.server import LOGS_OF_SERVER, OF_ENGINES_IN_PROCESS
-from quire.config.vllm_compat import VLLM_SETTINGS, check_vllm_setting
 from quire.engine.build import build_model_runtime_info
 from quire.engine.inprocess import InProcessClient
+from quire.engine.structured_output.checker import GrammarChecker
 from quire.engine.submission import Submission
 from quire.engine.thinking_budgets import bitmask_source
 from quire.errors import ConfigError, EngineDeadError, RequestError
-from quire.executor.factory import build_executor
+from quire.foundation.clock import SystemClock
+from quire.foundation.config import Config, ServerConfig, environment
+from quire.foundation.config.server import LOGS_OF_SERVER, OF_ENGINES_IN_PROCESS
+from quire.foundation.config.vllm_compat import VLLM_SETTINGS, check_vllm_setting
+from quire.foundation.messages.from_engine import Ready
+from quire.foundation.messages.to_engine import Adapter, Add
 from quire.logits_processors import import_path
-from quire.messages.from_engine import Ready
-from quire.messages.to_engine import Adapter, Add
 from quire.offline.adapters import LocalAdapters
 from quire.offline.prompts import ParsedPrompt
-from quire.output_parsers.detection import detect_reasoning_parser
-from quire.output_parsers.formats import Turn
-from quire.output_parsers.reasoning_grammar import reasoning_in_front
 from quire.outputs import RequestOutput
 from quire.planning.auto_config import resolve
-from quire.sampling import SamplingParams
-from quire.structured_output.checker import GrammarChecker
+from quire.runtime.executor.factory import build_executor
+from quire.sampling_params import SamplingParams
 from quire.text.bad_words import bad_word_tokens
 from quire.text.choice_state import ChoiceState
 from quire.text.model_text import load_model_text
+from quire.text.output_parsers.detection import detect_reasoning_parser
+from quire.text.output_parsers.formats import Turn
+from quire.text.output_parsers.reasoning_grammar import reasoning_in_front
 from quire.text.sequence_accumulator import SequenceAccumulator
 from quire.text.thinking_budget import thinking_budget
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quire.clock import SystemClock
-from quire.messages.from_engine import Done
-from quire.messages.to_engine import Control
-from quire.metrics.stats import Stats
+from quire.engine.metrics.stats import Stats
+from quire.foundation.clock import SystemClock
+from quire.foundation.messages.from_engine import Done
+from quire.foundation.messages.to_engine import Control
 from quire.offline.local_engine import LocalEngine
 from quire.offline.run_stats import RunStats
 
 if TYPE_CHECKING:
-    from quire.metrics.reader import Metric
+    from quire.engine.metrics.reader import Metric
 
 
 class OfflineMetrics:
@@ -35,9 +35,9 @@ class OfflineMetrics:
 
     def read(self) -> list[Metric]:
         """All of them now."""
-        from quire.metrics.prometheus import Exposition
-        from quire.metrics.reader import read_metrics
-        from quire.metrics.server_stats import ServerStats
+        from quire.engine.metrics.prometheus import Exposition
+        from quire.engine.metrics.reader import read_metrics
+        from quire.engine.metrics.server_stats import ServerStats
 
         client = self._local.client
         client.send(Control(0, "counts"))

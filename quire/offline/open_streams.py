@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from quire.errors import RequestError
-from quire.messages.from_engine import Deltas
-from quire.messages.to_engine import Abort, ToEngine
+from quire.foundation.messages.from_engine import Deltas
+from quire.foundation.messages.to_engine import Abort, ToEngine
 from quire.offline.local_engine import LocalEngine
 from quire.outputs import RequestOutput
-from quire.sampling import RequestOutputKind
+from quire.sampling_params import RequestOutputKind
 from quire.text.sequence_accumulator import SequenceAccumulator, dispatch_deltas, failure_of
 
 

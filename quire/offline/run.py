@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from quire.engine.inprocess import InProcessClient
 from quire.errors import QuireError
-from quire.messages.from_engine import Deltas, FromEngine
-from quire.messages.to_engine import Abort
+from quire.foundation.messages.from_engine import Deltas, FromEngine
+from quire.foundation.messages.to_engine import Abort
 from quire.text.sequence_accumulator import SequenceAccumulator, dispatch_deltas, failure_of
 
 if TYPE_CHECKING:

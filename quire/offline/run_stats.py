@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from quire.clock import Clock
-from quire.messages.from_engine import Deltas, EndReason
-from quire.messages.to_engine import Add
-from quire.metrics.stats import SequenceStats, Stats
+from quire.engine.metrics.stats import SequenceStats, Stats
+from quire.foundation.clock import Clock
+from quire.foundation.messages.from_engine import Deltas, EndReason
+from quire.foundation.messages.to_engine import Add
 from quire.text.deltas import deltas_by_sequence
 
 

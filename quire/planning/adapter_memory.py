@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from quire.config import Config
+from quire.foundation.config import Config
 from quire.models.spec import DTYPE_BYTES, ModelSpec
 
 _RANKS = 16
-"""To a multiple of which a slot's ranks are rounded up (`lora/updates.py`)."""
+"""To a multiple of which a slot's ranks are rounded up (`models/lora/updates.py`)."""
 
 
 def adapter_bytes(config: Config, spec: ModelSpec) -> int:

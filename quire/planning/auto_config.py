@@ -9,12 +9,15 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quire.config import Config, DeviceConfig, SchedulerConfig
-from quire.config.kv_cache_dtype import check_kv_cache_dtype
+from quire.compute.mesh import Mesh
 from quire.errors import ConfigError
-from quire.kvcache.group_windows import max_cached_tokens
-from quire.mesh import Mesh
+from quire.foundation.config import Config, DeviceConfig, SchedulerConfig
+from quire.foundation.config.kv_cache_dtype import check_kv_cache_dtype
+from quire.models.quantization.formats import CodebookFormat, Fp8Format, GgufFormat
+from quire.models.quantization.held_bytes import HeldWeights
 from quire.models.spec import ModelSpec, on_a_gpu, read_spec
+from quire.models.weights import hub
+from quire.models.weights.gguf_models import GgufChoice
 from quire.planning.byte_sizes import GIB, format_bytes
 from quire.planning.context_length import check_length, length_reason
 from quire.planning.draft_model import with_draft_model
@@ -24,10 +27,7 @@ from quire.planning.kv_demand import group_windows
 from quire.planning.machine import Gpu, Machine, this_machine
 from quire.planning.nodes import check_backend, check_nodes, node_lines
 from quire.planning.ranks import check_ranks, plan_for_all, rank_lines
-from quire.quantization.formats import CodebookFormat, Fp8Format, GgufFormat
-from quire.quantization.held_bytes import HeldWeights
-from quire.weights import hub
-from quire.weights.gguf_models import GgufChoice
+from quire.scheduling.kvcache.group_windows import max_cached_tokens
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_SEQS_LARGE_GPU = 512

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quire.config import Config
 from quire.errors import ConfigError
+from quire.foundation.config import Config
 from quire.models.spec import ModelSpec
 
 AUTO_LENGTH = -1

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire import builtin
-from quire.config import Config, SpeculationConfig
 from quire.errors import ConfigError
+from quire.foundation.config import Config, SpeculationConfig
 from quire.models.spec import DTYPE_BYTES, ModelSpec, read_spec
+from quire.models.weights import hub
 from quire.planning.footprint import gpu_activation_bytes
 from quire.planning.step_limits import StepLimits
-from quire.weights import hub
 
 DRAFT_TOKENS_A_STEP = 256
 """Tokens that the draft model is behind by are computed in a step up to this number, of all sequences together; those

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from quire.config.model import ModelDtype
 from quire.errors import ConfigError
+from quire.foundation.config.model import ModelDtype
 from quire.models.spec import ModelSpec
 from quire.planning.machine import Machine
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.attention.gathered_kv import gathered_tokens
+from quire.compute.attention.gathered_kv import gathered_tokens
 from quire.models.spec import DTYPE_BYTES, ExpertsSpec, ModelSpec
 from quire.planning.step_limits import StepLimits
 
@@ -28,7 +28,7 @@ TORCH_LOGIT_BYTES = 24
 There are scores and weights in fp32, and weights and their sums in fp64.
 """
 GATED_PANELS = 128
-"""Outputs in whole multiples of which a product is gated as it is written (`kernels/cpu/linear.py`)."""
+"""Outputs in whole multiples of which a product is gated as it is written (`compute/kernels/cpu/linear.py`)."""
 GPU_RUNTIME_BYTES = 2**30
 """A GPU's driver and libraries, CUDA graphs and staging buffers."""
 GPU_LOGIT_BYTES = 8
@@ -120,7 +120,8 @@ def expert_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -
 
 
 def gathered_row_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -> list[int]:
-    """Return the bytes of the rows gathered from all engines, and of an engine's own sums: see layers/divided.py."""
+    """Return the bytes of the rows gathered from all engines, and of an engine's own sums; layers/divided.py makes
+    them."""
     row = hidden * width + experts.chosen * (2 * INDEX_BYTES + width)
     return [tokens * experts.engines * row, tokens * hidden * width]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from quire.config import Config
 from quire.errors import MemoryBudgetError
+from quire.foundation.config import Config
 from quire.models.spec import ModelSpec
 from quire.planning.adapter_memory import adapter_bytes
 from quire.planning.byte_sizes import GIB, format_bytes

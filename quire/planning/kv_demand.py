@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.config import CacheConfig, Config
 from quire.errors import ConfigError, MemoryBudgetError
-from quire.kvcache.group_windows import GroupWindow, blocks_per_sequence
+from quire.foundation.config import CacheConfig, Config
 from quire.models.spec import ModelSpec
 from quire.planning.draft_model import draft_bytes
+from quire.scheduling.kvcache.group_windows import GroupWindow, blocks_per_sequence
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pynvml
 
-from quire.config import environment
-from quire.kernels.cpu.build import can_build, this_processor
+from quire.compute.kernels.cpu.build import can_build, this_processor
+from quire.foundation.config import environment
 
 OLDEST_CAPABILITY = (8, 0)
 """The oldest GPUs that are served: the first with bfloat16 matrix products."""

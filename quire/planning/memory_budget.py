@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from quire.config import CacheConfig, Config
-from quire.config.cache import UTILIZATION
 from quire.errors import ConfigError
+from quire.foundation.config import CacheConfig, Config
+from quire.foundation.config.cache import UTILIZATION
 from quire.models.spec import ModelSpec
 from quire.planning.adapter_memory import adapter_bytes
 from quire.planning.byte_sizes import format_bytes

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from quire.config import Config
-from quire.config.parallel import ParallelConfig
 from quire.errors import ConfigError
+from quire.foundation.config import Config
+from quire.foundation.config.parallel import ParallelConfig
 
 _LARGEST_PORT = 65_535
 

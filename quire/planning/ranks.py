@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.config import Config
-from quire.config.kv_cache_dtype import is_quantized
+from quire.compute.mesh import Mesh, mesh_of
 from quire.errors import ConfigError
-from quire.mesh import Mesh, mesh_of
+from quire.foundation.config import Config
+from quire.foundation.config.kv_cache_dtype import is_quantized
 from quire.models.rank_share import check_pipeline_parallel_size, check_tensor_parallel_size, rank_share
 from quire.models.spec import ModelSpec
 from quire.planning.kv_cache_plan import KVCachePlan, plan_kv_cache

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.config import Config
 from quire.errors import ConfigError
+from quire.foundation.config import Config
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from quire.config import Config
 from quire.errors import MemoryBudgetError
+from quire.foundation.config import Config
+from quire.foundation.processes.swap_reports import SwapMode
 from quire.planning.auto_config import ResolvedConfig, resolve
 from quire.planning.machine import Machine, this_machine
 from quire.planning.memory_budget import memory_share
-from quire.processes.swap_reports import SwapMode
 
 LEAST_SHARE = 0.5
 """Of the KV cache that it would have alone, what the new model must get to be loaded beside the old one."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from quire.messages.from_engine import End
-from quire.messages.to_engine import Add
+from quire.foundation.messages.from_engine import End
+from quire.foundation.messages.to_engine import Add
 from quire.text.deltas import ChoiceDelta, SequenceDelta
 from quire.text.text_stream import PROMPT_TAIL, TextStream
 from quire.text.tokenizer import Tokenizer

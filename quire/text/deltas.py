@@ -11,9 +11,9 @@ from typing import Literal
 
 from msgspec import structs
 
-from quire.messages.from_engine import Deltas, End
-from quire.messages.workers import TokenLogprobs
-from quire.output_parsers.events import ContentDelta, OutputEvent
+from quire.foundation.messages.from_engine import Deltas, End
+from quire.foundation.messages.workers import TokenLogprobs
+from quire.text.output_parsers.events import ContentDelta, OutputEvent
 
 FinishReason = Literal["stop", "length", "abort", "error", "repetition", "tool_calls"]
 """Why a choice ended, as its reader sees it: the engine's reason, but `length` for `timeout`; or `tool_calls` where it

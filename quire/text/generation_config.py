@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from quire.config import ModelConfig
 from quire.errors import CheckpointError, ConfigError, RequestError
-from quire.sampling import SamplingParams
+from quire.foundation.config import ModelConfig
+from quire.sampling_params import SamplingParams
 from quire.text.tokenizer_settings import read_json
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.messages.workers import TokenLogprobs
+from quire.foundation.messages.workers import TokenLogprobs
 from quire.outputs import Logprob
 from quire.text.tokenizer import Tokenizer
 

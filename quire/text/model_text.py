@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.config import Config
+from quire.foundation.config import Config
 from quire.text.generation_config import DefaultSampling, default_sampling, eos_ids
 from quire.text.hints import HintLog
 from quire.text.tokenizer import Tokenizer, load_tokenizer

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from msgspec import structs
 
 from quire.errors import GenerationError, QuireError, RequestError
-from quire.messages.from_engine import Deltas, End
-from quire.messages.to_engine import Add
+from quire.foundation.messages.from_engine import Deltas, End
+from quire.foundation.messages.to_engine import Add
 from quire.outputs import CompletionOutput, Logprob
 from quire.text.choice_state import ChoiceState
 from quire.text.deltas import ChoiceDelta, SequenceDelta, deltas_by_sequence

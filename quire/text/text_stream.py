@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from quire.sampling import SamplingParams
+from quire.sampling_params import SamplingParams
 from quire.text.incremental_detokenizer import IncrementalDetokenizer
 from quire.text.stop_strings import StopStrings
 from quire.text.tokenizer import Tokenizer

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from quire.errors import RequestError
-from quire.messages.to_engine import ThinkingBudget
-from quire.output_parsers.formats import Turn
-from quire.output_parsers.registry import reasoning_format
+from quire.foundation.messages.to_engine import ThinkingBudget
+from quire.text.output_parsers.formats import Turn
+from quire.text.output_parsers.registry import reasoning_format
 from quire.text.tokenizer import Tokenizer
 
 _NAME = "thinking_token_budget"

@@ -8,8 +8,8 @@ import msgspec
 import tokenizers
 from tokenizers import decoders, models
 
+from quire.compute.gguf.pre_tokenizers import pre_tokenizer_of
 from quire.errors import CheckpointError
-from quire.gguf.pre_tokenizers import pre_tokenizer_of
 from quire.text import spm_model
 from quire.text.tokenizer_settings import TokenizerSettings
 

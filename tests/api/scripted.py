@@ -6,8 +6,8 @@ import queue
 import time
 
 from quire.engine.client import Lost
-from quire.messages.from_engine import Deltas, End, EndReason, EngineId, FromEngine, Heartbeat, Ready
-from quire.messages.to_engine import Abort, Add, ClientHeartbeat, Control, ToEngine
+from quire.foundation.messages.from_engine import Deltas, End, EndReason, EngineId, FromEngine, Heartbeat, Ready
+from quire.foundation.messages.to_engine import Abort, Add, ClientHeartbeat, Control, ToEngine
 from tests.api.server import MAX_MODEL_LEN
 from tests.checkpoints import VOCAB_SIZE
 

@@ -15,19 +15,19 @@ import openai
 import pytest
 import uvicorn
 
-from quire.api import peers
-from quire.api.app import create_app
-from quire.api.http_protocol import BoundedHttpProtocol
-from quire.api.served_model import ServedModel, make_served_model
-from quire.clock import SystemClock
-from quire.config import Config
 from quire.engine.adapter_registry import load_modules
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
 from quire.engine.transport import ZmqPort
-from quire.executor.fake import FakeExecutor
-from quire.messages.from_engine import EngineId
-from quire.processes.launch import LaunchConfig
+from quire.foundation.clock import SystemClock
+from quire.foundation.config import Config
+from quire.foundation.messages.from_engine import EngineId
+from quire.foundation.processes.launch import LaunchConfig
+from quire.runtime.executor.fake import FakeExecutor
+from quire.serving.api import peers
+from quire.serving.api.http_protocol import BoundedHttpProtocol
+from quire.serving.api.served_model import ServedModel, make_served_model
+from quire.serving.app import create_app
 from tests.api.server import NoSwaps, resolved
 
 

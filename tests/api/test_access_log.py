@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
-from quire.api.output_collector import OutputCollector
-from quire.api.request_record import RequestCost, RequestRecord
-from quire.messages.to_engine import Add
-from quire.metrics.stats import Stats
-from quire.processes.logs import FIELDS, JsonFormatter
-from quire.sampling import SamplingParams
+from quire.engine.metrics.stats import Stats
+from quire.foundation.messages.to_engine import Add
+from quire.foundation.processes.logs import FIELDS, JsonFormatter
+from quire.sampling_params import SamplingParams
+from quire.serving.api.output_collector import OutputCollector
+from quire.serving.api.request_record import RequestCost, RequestRecord
 from tests.api.server import Server, running
 
 SECRET = "a-very-secret-word"

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from quire.engine.inprocess import InProcessClient
-from quire.executor.fake import FakeExecutor
-from quire.executor.fake_adapters import FakeAdapters
-from quire.messages.from_engine import Ready
+from quire.foundation.messages.from_engine import Ready
+from quire.runtime.executor.fake import FakeExecutor
+from quire.runtime.executor.fake_adapters import FakeAdapters
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import KEY, Server, resolved
 from tests.api.test_lifetimes import eventually
@@ -225,8 +225,8 @@ def test_loading_needs_a_key_or_the_operators_word(
 
 def test_an_engine_that_takes_anothers_place_is_told_what_was_loaded(tmp_path: Path) -> None:
     """And a new API process hears it from the engine."""
-    from quire.messages.from_engine import Dead, EngineId
-    from quire.messages.to_engine import Adapter
+    from quire.foundation.messages.from_engine import Dead, EngineId
+    from quire.foundation.messages.to_engine import Adapter
 
     config = resolved(tmp_path, enable_lora=True)
     client = ScriptedClient()

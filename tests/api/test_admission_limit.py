@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from quire.api.admission_limit import OVERFLOW, AdmissionLimit, QueueLimits
-from quire.api.engine_queue import EngineQueue
+from quire.engine.metrics.stats import Limit
 from quire.errors import OverloadedError
-from quire.messages.from_engine import Load
-from quire.messages.to_engine import Add
-from quire.metrics.stats import Limit
+from quire.foundation.messages.from_engine import Load
+from quire.foundation.messages.to_engine import Add
+from quire.serving.api.admission_limit import OVERFLOW, AdmissionLimit, QueueLimits
+from quire.serving.api.engine_queue import EngineQueue
 from tests.engine.harness import add
 
 RATE = 1_000.0

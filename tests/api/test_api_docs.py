@@ -10,13 +10,17 @@ import pytest
 from pydantic import BaseModel
 from starlette.routing import Route
 
-from quire.api.schemas.batch import BatchRequest
-from quire.api.schemas.chat import ChatRequest
-from quire.api.schemas.completion import CompletionRequest
-from quire.api.schemas.generate import GenerateRequest
-from quire.api.schemas.known_fields import OPENAI_FIELDS, FieldLists, served_fields
-from quire.api.schemas.messages import MESSAGES_FIELDS, MessagesRequest
-from quire.api.schemas.ollama import (
+from quire.errors import UnsupportedField
+from quire.serving.api.schemas.chat import ChatRequest
+from quire.serving.api.schemas.completion import CompletionRequest
+from quire.serving.api.schemas.generate import GenerateRequest
+from quire.serving.api.schemas.known_fields import OPENAI_FIELDS, FieldLists, served_fields
+from quire.serving.api.schemas.request_fields import RequestFields
+from quire.serving.api.schemas.sampling import SamplingFields
+from quire.serving.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
+from quire.serving.dialects.anthropic.schemas import MESSAGES_FIELDS, MessagesRequest
+from quire.serving.dialects.batches.schemas import BatchRequest
+from quire.serving.dialects.ollama.schemas import (
     OLLAMA_FIELDS,
     OPTION_FIELDS,
     OllamaChatRequest,
@@ -24,11 +28,7 @@ from quire.api.schemas.ollama import (
     OllamaShowRequest,
     Options,
 )
-from quire.api.schemas.request_fields import RequestFields
-from quire.api.schemas.responses import ResponsesRequest
-from quire.api.schemas.sampling import SamplingFields
-from quire.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
-from quire.errors import UnsupportedField
+from quire.serving.dialects.responses.schemas import ResponsesRequest
 from tests.api.server import running
 
 DOCS = Path(__file__).parents[2] / "docs"

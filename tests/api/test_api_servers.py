@@ -14,8 +14,8 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.executor.fake import FakeExecutor
-from quire.executor.fake_adapters import FakeAdapters
+from quire.runtime.executor.fake import FakeExecutor
+from quire.runtime.executor.fake_adapters import FakeAdapters
 from tests.api.server import Pace, count_up
 from tests.api.several import ApiServer, several
 from tests.api.test_lifetimes import eventually

@@ -14,11 +14,11 @@ import openai
 import pytest
 
 from quire import LLM, BeamSearchParams
-from quire.api import beam_search_request
-from quire.clock import SystemClock
 from quire.engine.inprocess import InProcessClient
-from quire.executor.cpu_executor import CpuExecutor
-from quire.messages.from_engine import Heartbeat, Load
+from quire.foundation.clock import SystemClock
+from quire.foundation.messages.from_engine import Heartbeat, Load
+from quire.runtime.executor.cpu_executor import CpuExecutor
+from quire.serving.api import beam_search_request
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import Pace, Server, resolved, running
 from tests.api.test_lifetimes import connect, eventually, head, in_background

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.api.app import create_app
 from quire.errors import ConfigError
+from quire.serving.app import create_app
 from tests.api.server import Server, resolved, running
 
 PROMPT = [7] * 100

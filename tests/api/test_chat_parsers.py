@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from quire.api.chat_parsers import choose_parsers
-from quire.config import ServerConfig
 from quire.errors import ConfigError
+from quire.foundation.config import ServerConfig
+from quire.serving.api.chat_parsers import choose_parsers
 from quire.text.generation_config import DefaultSampling
 from quire.text.model_text import ModelText
 from quire.text.template_files import load_chat_template

@@ -9,13 +9,13 @@ from typing import Any
 import openai.types.chat as openai_chat
 import pytest
 
-from quire.api.chat_serializer import ChatSerializer
-from quire.api.choice_parsing import ChoiceParser, OutputParsing
-from quire.api.prompt_fields import PromptFields
-from quire.api.token_names import TokenNames
-from quire.output_parsers.events import ContentDelta, ToolCallDelta, ToolCallStart, merge_events
-from quire.output_parsers.registry import create_parser
+from quire.serving.api.chat_serializer import ChatSerializer
+from quire.serving.api.choice_parsing import ChoiceParser, OutputParsing
+from quire.serving.api.prompt_fields import PromptFields
+from quire.serving.api.token_names import TokenNames
 from quire.text.deltas import ChoiceDelta, FinishReason
+from quire.text.output_parsers.events import ContentDelta, ToolCallDelta, ToolCallStart, merge_events
+from quire.text.output_parsers.registry import create_parser
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 HEAD = {"id": "chatcmpl-1", "created": 1, "model": "m"}

@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Message, Scope
 
-from quire.api.direct_routes import DirectRoutesMiddleware
 from quire.errors import RequestError
+from quire.serving.api.direct_routes import DirectRoutesMiddleware
 from tests.api.server import Server, running
 
 GENERATING = [

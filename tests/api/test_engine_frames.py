@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from quire.api import engine_frames
-from quire.messages.to_engine import CLIENT_SHIFT
+from quire.foundation.messages.to_engine import CLIENT_SHIFT
+from quire.serving.api import engine_frames
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import KEY, Server, resolved, running
 

@@ -9,12 +9,12 @@ from collections import deque
 import pytest
 import uvloop
 
-from quire.api.engine_receiver import PIECE
-from quire.api.event_loop_receiver import EventLoopReceiver
-from quire.clock import SystemClock
 from quire.engine.client import Lost
-from quire.messages.from_engine import Dead, Deltas, EngineId, FromEngine, Heartbeat
-from quire.messages.to_engine import ToEngine
+from quire.foundation.clock import SystemClock
+from quire.foundation.messages.from_engine import Dead, Deltas, EngineId, FromEngine, Heartbeat
+from quire.foundation.messages.to_engine import ToEngine
+from quire.serving.api.engine_receiver import PIECE
+from quire.serving.api.event_loop_receiver import EventLoopReceiver
 
 
 class PipeClient:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from quire.api.schemas.field_names import fields_named
 from quire.errors import ContextLengthError, RequestError, UnsupportedField
+from quire.serving.api.schemas.field_names import fields_named
 
 
 @pytest.mark.parametrize(

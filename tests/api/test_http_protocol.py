@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.api import http_protocol, request_body
-from quire.api.http_protocol import MAX_HEAD_BYTES, BoundedHttpProtocol
+from quire.serving.api import http_protocol, request_body
+from quire.serving.api.http_protocol import MAX_HEAD_BYTES, BoundedHttpProtocol
 from tests.api.server import Server, running
 
 

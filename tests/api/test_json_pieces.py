@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from quire.api import answer_size
-from quire.api.answer_size import check_answer_size
-from quire.api.json_pieces import PIECE_BYTES, JsonPieces, PiecesResponse, write_json
 from quire.errors import RequestError
-from quire.sampling import SamplingParams
+from quire.sampling_params import SamplingParams
+from quire.serving.api import answer_size
+from quire.serving.api.answer_size import check_answer_size
+from quire.serving.api.json_pieces import PIECE_BYTES, JsonPieces, PiecesResponse, write_json
 from tests.api.server import Server
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from quire.api.large_requests import readers as module
-from quire.api.large_requests.readers import LargeRequestReaders
-from quire.api.prompt_renderer import LARGE, Conversation, PromptRenderer
-from quire.api.request_body import LARGE_BYTES
-from quire.api.schemas.chat import ChatMessage, ChatRequest
-from quire.api.schemas.known_fields import NO_FIELDS, OPENAI_FIELDS
 from quire.errors import ContextLengthError, OverloadedError, QuireError, RequestError, UnsupportedField
+from quire.serving.api.large_requests import readers as module
+from quire.serving.api.large_requests.readers import LargeRequestReaders
+from quire.serving.api.prompt_renderer import LARGE, Conversation, PromptRenderer
+from quire.serving.api.request_body import LARGE_BYTES
+from quire.serving.api.schemas.chat import ChatMessage, ChatRequest
+from quire.serving.api.schemas.known_fields import NO_FIELDS, OPENAI_FIELDS
 from quire.text.model_text import ModelText, load_model_text
 from tests.api.server import Server, resolved
 

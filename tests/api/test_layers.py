@@ -126,7 +126,7 @@ def test_debug_routes_are_for_developers(tmp_path: Path) -> None:
 def test_the_application_loads_nothing_heavy(tmp_path: Path) -> None:
     resolved(tmp_path)
     heavy = ("torch", "transformers", "openai", "numpy", "sentencepiece", "httpx")
-    code = f"import sys, quire.api.app; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, quire.serving.app; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

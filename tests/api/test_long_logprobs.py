@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from quire.messages.from_engine import Deltas, End
-from quire.messages.workers import TokenLogprobs
+from quire.foundation.messages.from_engine import Deltas, End
+from quire.foundation.messages.workers import TokenLogprobs
 from quire.text.sequence_accumulator import SequenceAccumulator
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import Server, running

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from quire.api.measured_loop import MeasuredLoop
-from quire.metrics.work_times import WorkTimes
+from quire.engine.metrics.work_times import WorkTimes
+from quire.serving.api.measured_loop import MeasuredLoop
 
 
 def run(work: Coroutine[Any, Any, None]) -> WorkTimes:

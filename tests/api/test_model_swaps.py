@@ -19,23 +19,23 @@ import httpx
 import pytest
 
 from quire import builtin
-from quire.api.app import create_app
-from quire.api.model_swaps import ModelSwaps
-from quire.api.schemas.model_change import FIXED, ModelChange, check_reloadable
-from quire.clock import SystemClock
-from quire.config import Config
 from quire.engine.adapter_registry import load_modules
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
 from quire.engine.loop import turn_until
 from quire.engine.transport import ZmqPort
 from quire.errors import ConfigError
-from quire.executor.fake import FakeExecutor
-from quire.messages.from_engine import EngineId
+from quire.foundation.clock import SystemClock
+from quire.foundation.config import Config
+from quire.foundation.messages.from_engine import EngineId
+from quire.foundation.processes.launch import LaunchConfig, Report
+from quire.foundation.processes.orders import DropModel, HoldRequests, OpenModel, Order, OrderWriter, Reload, TellSwap
+from quire.foundation.processes.swap_reports import ModelReport, SwapRequest, SwapStatus
 from quire.planning.auto_config import resolve
-from quire.processes.launch import LaunchConfig, Report
-from quire.processes.orders import DropModel, HoldRequests, OpenModel, Order, OrderWriter, Reload, TellSwap
-from quire.processes.swap_reports import ModelReport, SwapRequest, SwapStatus
+from quire.runtime.executor.fake import FakeExecutor
+from quire.serving.api.model_swaps import ModelSwaps
+from quire.serving.api.schemas.model_change import FIXED, ModelChange, check_reloadable
+from quire.serving.app import create_app
 from tests.api.server import Pace, uvicorn_server
 
 VOCAB_SIZE = 4_096

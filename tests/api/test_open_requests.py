@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from quire.api.open_requests import OpenRequests
-from quire.api.output_collector import OutputCollector
-from quire.messages.from_engine import End
-from quire.messages.workers import TokenLogprobs
+from quire.foundation.messages.from_engine import End
+from quire.foundation.messages.workers import TokenLogprobs
+from quire.serving.api.open_requests import OpenRequests
+from quire.serving.api.output_collector import OutputCollector
 from quire.text.deltas import SequenceDelta
 from tests.engine.harness import add
 

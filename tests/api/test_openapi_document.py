@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quire.api.openapi_document import RANGES
+from quire.serving.openapi_document import RANGES
 from tests.api.server import Server
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}

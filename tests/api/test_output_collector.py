@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from quire.api.output_collector import OutputCollector
 from quire.errors import GenerationError
-from quire.messages.to_engine import Add
-from quire.sampling import SamplingParams
+from quire.foundation.messages.to_engine import Add
+from quire.sampling_params import SamplingParams
+from quire.serving.api.output_collector import OutputCollector
 from quire.text.deltas import SequenceDelta
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire.messages.from_engine import Deltas, End
+from quire.foundation.messages.from_engine import Deltas, End
 from tests.api.scripted import ScriptedClient
 from tests.api.server import Server
 from tests.api.speaker import Speaker

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 
-from quire.api.admission_limit import AdmissionLimit, QueueLimits
-from quire.api.engine_queue import EngineQueue
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
 from quire.errors import OverloadedError
-from quire.executor.fake import FakeExecutor
-from quire.messages.from_engine import Deltas, Heartbeat
-from quire.messages.workers import Result
+from quire.foundation.messages.from_engine import Deltas, Heartbeat
+from quire.foundation.messages.workers import Result
+from quire.runtime.executor.fake import FakeExecutor
+from quire.serving.api.admission_limit import AdmissionLimit, QueueLimits
+from quire.serving.api.engine_queue import EngineQueue
 from tests.engine.harness import add, config
 from tests.engine.test_client_liveness import ListPort, ManualClock
 

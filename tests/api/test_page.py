@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 from urllib.parse import urljoin
 
-import quire.api
-from quire.api.page_files import PageFiles
+import quire.serving.api
+from quire.serving.api.page_files import PageFiles
 from tests.api.server import Server
 
-DIRECTORY = Path(quire.api.__file__).parent / "page"
+DIRECTORY = Path(quire.serving.api.__file__).parent / "page"
 FORBIDDEN = ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "localStorage")
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from quire.api import peers as peers_module
-from quire.api.peers import AdapterLoaded, CountOpen, Peers, QueueShared
-from quire.messages.to_engine import Adapter
+from quire.foundation.messages.to_engine import Adapter
+from quire.serving.api import peers as peers_module
+from quire.serving.api.peers import AdapterLoaded, CountOpen, Peers, QueueShared
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from quire.api.poison_search import PoisonSearch
+from quire.serving.api.poison_search import PoisonSearch
 
 
 def deaths_until_blamed(num_requests: int, poison: set[int], most: int = 200) -> tuple[list[int], int]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from quire.api import queue_sharing
-from quire.api.peers import Peers
-from quire.api.queue_sharing import QueueSharing
 from quire.errors import OverloadedError
+from quire.serving.api import queue_sharing
+from quire.serving.api.peers import Peers
+from quire.serving.api.queue_sharing import QueueSharing
 from tests.api.test_admission_limit import Stage
 
 WAITING = 20

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from quire.messages.from_engine import Deltas, Load
+from quire.foundation.messages.from_engine import Deltas, Load
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import Server, resolved
 from tests.api.test_lifetimes import eventually, in_background

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from quire.engine.client import Lost
 from quire.errors import UnavailableError
-from quire.messages.from_engine import Dead, Deltas, Done, EngineId, FromEngine, Heartbeat, Load
-from quire.messages.to_engine import Add
+from quire.foundation.messages.from_engine import Dead, Deltas, Done, EngineId, FromEngine, Heartbeat, Load
+from quire.foundation.messages.to_engine import Add
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import Server, resolved
 from tests.api.test_lifetimes import LONG, eventually, in_background

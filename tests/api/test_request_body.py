@@ -6,8 +6,8 @@ import tracemalloc
 
 import pytest
 
-from quire.api.request_body import MAX_PLACE, decode_body
 from quire.errors import RequestError
+from quire.serving.api.request_body import MAX_PLACE, decode_body
 
 
 def test_half_a_surrogate_pair_behind_many_long_names_needs_little_memory() -> None:

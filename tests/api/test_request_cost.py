@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Scope
 
-from quire.messages.from_engine import Deltas, Load
+from quire.foundation.messages.from_engine import Deltas, Load
 from tests.api.scripted import ScriptedClient
 from tests.api.server import Server
 

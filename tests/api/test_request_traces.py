@@ -18,8 +18,8 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from quire.api.request_traces import RequestTraces, open_traces
 from quire.errors import ConfigError
+from quire.serving.api.request_traces import RequestTraces, open_traces
 from tests.api.server import Server, resolved, running
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -195,7 +195,7 @@ def test_an_endpoint_that_is_none_is_refused(endpoint: str, tmp_path: Path) -> N
 
 def test_without_traces_neither_sdk_nor_exporter_is_loaded() -> None:
     heavy = ("opentelemetry.sdk", "opentelemetry.exporter", "opentelemetry.proto", "grpc", "google.protobuf")
-    code = f"import sys, quire.api.api_server; print(*(m for m in sys.modules if m.startswith({heavy})))"
+    code = f"import sys, quire.serving.api_server; print(*(m for m in sys.modules if m.startswith({heavy})))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
 

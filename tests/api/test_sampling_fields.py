@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from quire.clock import SystemClock
 from quire.engine.inprocess import InProcessClient
-from quire.executor.cpu_executor import CpuExecutor
-from quire.messages.to_engine import Add, ToEngine
+from quire.foundation.clock import SystemClock
+from quire.foundation.messages.to_engine import Add, ToEngine
+from quire.runtime.executor.cpu_executor import CpuExecutor
 from tests.api.server import Server, resolved, running
 from tests.checkpoints import VOCAB_SIZE, make_llama
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from quire.messages.from_engine import Dead, Deltas, EngineId
-from quire.messages.to_engine import CLIENT_SHIFT, Add
-from quire.processes.orders import TakeTurn
+from quire.foundation.messages.from_engine import Dead, Deltas, EngineId
+from quire.foundation.messages.to_engine import CLIENT_SHIFT, Add
+from quire.foundation.processes.orders import TakeTurn
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import Server
 from tests.api.test_lifetimes import LONG, eventually, in_background

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from quire.api.chat_serializer import ChatSerializer
-from quire.api.prompt_fields import PromptFields
-from quire.api.serializers import CompletionSerializer
-from quire.api.token_names import LOWEST_LOGPROB, TokenNames
-from quire.messages.workers import TokenLogprobs
-from quire.output_parsers.events import ToolCallDelta, ToolCallStart
+from quire.foundation.messages.workers import TokenLogprobs
+from quire.serving.api.chat_serializer import ChatSerializer
+from quire.serving.api.prompt_fields import PromptFields
+from quire.serving.api.serializers import CompletionSerializer
+from quire.serving.api.token_names import LOWEST_LOGPROB, TokenNames
 from quire.text.deltas import ChoiceDelta
+from quire.text.output_parsers.events import ToolCallDelta, ToolCallStart
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 from tests.checkpoints import write_tokenizer
 

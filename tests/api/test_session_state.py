@@ -7,9 +7,9 @@ from typing import cast
 
 import pytest
 
-from quire.api.engine_connection import EngineState
-from quire.api.engine_group import EngineGroup
-from quire.api.session_state import NEW_WORK_WAIT_S, SessionState
+from quire.serving.api.engine_connection import EngineState
+from quire.serving.api.engine_group import EngineGroup
+from quire.serving.api.session_state import NEW_WORK_WAIT_S, SessionState
 
 
 @dataclass

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from quire.api import shared_turn
-from quire.api.shared_turn import PIECE_S, SharedTurn
+from quire.serving.api import shared_turn
+from quire.serving.api.shared_turn import PIECE_S, SharedTurn
 from tests.engine.test_client_liveness import ManualClock
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from quire.api import sharing_loop
-from quire.api.sharing_loop import AHEAD, SharingLoop
-from quire.metrics.work_times import WorkTimes
-from quire.processes.shared_numbers import SharedNumbers
+from quire.engine.metrics.work_times import WorkTimes
+from quire.foundation.processes.shared_numbers import SharedNumbers
+from quire.serving.api import sharing_loop
+from quire.serving.api.sharing_loop import AHEAD, SharingLoop
 from tests.api.test_tls import openssl
 
 

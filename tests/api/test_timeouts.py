@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from quire.clock import SystemClock
-from quire.messages.from_engine import Deltas, End, Ready
+from quire.foundation.clock import SystemClock
+from quire.foundation.messages.from_engine import Deltas, End, Ready
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import KEY, Server, count_up, resolved, running
 from tests.api.test_lifetimes import eventually, in_background

@@ -17,9 +17,9 @@ import httpx
 import pytest
 import uvicorn
 
-from quire.api.http_server import load_tls, uvicorn_config
-from quire.config import ServerConfig
 from quire.errors import ConfigError
+from quire.foundation.config import ServerConfig
+from quire.serving.api.http_server import load_tls, uvicorn_config
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
 

@@ -226,7 +226,7 @@ def test_fields_that_clients_add_to_messages_and_functions_are_left_out(
     call = {"id": "c", "type": "function", "function": made}
     parsed = {**call, "index": 0, "function": {**made, "parsed_arguments": {"city": "Oslo"}, "strict": None}}
     pairs.append(([user, said | {"tool_calls": [parsed]}], [user, said | {"tool_calls": [call]}]))
-    with caplog.at_level("DEBUG", "quire.api.schemas.chat"):
+    with caplog.at_level("DEBUG", "quire.serving.api.schemas.chat"):
         for sent, meant in pairs:
             assert prompt(server, messages=sent) == prompt(server, messages=meant)
     assert "annotations, parsed" in caplog.messages[0]

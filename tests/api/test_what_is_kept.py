@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
-from quire.api.chat_service import ChatPrompt
-from quire.api.output_collector import OutputCollector
-from quire.api.schemas.chat import ChatRequest
-from quire.metrics.stats import SequenceStats
+from quire.engine.metrics.stats import SequenceStats
+from quire.serving.api.chat_service import ChatPrompt
+from quire.serving.api.output_collector import OutputCollector
+from quire.serving.api.schemas.chat import ChatRequest
 from tests.api.server import Server, running
 from tests.api.test_lifetimes import eventually
 

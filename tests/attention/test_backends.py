@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.attention.backend import AttentionBackend, AttentionLayer, KVView, QKNormRope, Rows
-from quire.attention.cpu import CpuAttention
-from quire.attention.metadata import AttentionMetadata
-from quire.attention.padded_limits import PaddedLimits
-from quire.kernels.dispatch import KERNELS
-from quire.kernels.reference.norm import rms_norm
-from quire.kernels.reference.rotary import rotary
-from quire.kernels.triton.attention.prefill import TileShape
+from quire.compute.attention.backend import AttentionBackend, AttentionLayer, KVView, QKNormRope, Rows
+from quire.compute.attention.cpu import CpuAttention
+from quire.compute.attention.metadata import AttentionMetadata
+from quire.compute.attention.padded_limits import PaddedLimits
+from quire.compute.kernels.dispatch import KERNELS
+from quire.compute.kernels.reference.norm import rms_norm
+from quire.compute.kernels.reference.rotary import rotary
+from quire.compute.kernels.triton.attention.prefill import TileShape
 from tests.kernels.test_reference import attention
 
 HEADS, KV_HEADS, D = 4, 2, 8
@@ -33,7 +33,7 @@ def cpu_backend(kv: KVView) -> AttentionBackend:
 
 
 def triton_backend(kv: KVView) -> AttentionBackend:
-    from quire.attention.triton import TritonAttention
+    from quire.compute.attention.triton import TritonAttention
 
     return TritonAttention(kv, HEADS, MAX_ROWS, MAX_TOKENS, 32 * BLOCKS)
 
@@ -41,7 +41,7 @@ def triton_backend(kv: KVView) -> AttentionBackend:
 def triton_backend_with_long_rows(kv: KVView) -> AttentionBackend:
     """As on a card of the Hopper generation, where the kernel that serves long rows can run; here the reference does,
     from a few tokens on."""
-    from quire.attention import triton
+    from quire.compute.attention import triton
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton.prefill_dense, "serves_dense_prefill", lambda device, dtype, d: None in kv.windows)
@@ -49,7 +49,7 @@ def triton_backend_with_long_rows(kv: KVView) -> AttentionBackend:
         patch.setitem(
             KERNELS,
             ("prefill_attention_dense", "cuda"),
-            "quire.kernels.reference.paged_attention:prefill_attention_dense",
+            "quire.compute.kernels.reference.paged_attention:prefill_attention_dense",
         )
         return triton.TritonAttention(kv, HEADS, MAX_ROWS, MAX_TOKENS, 32 * BLOCKS)
 
@@ -224,8 +224,8 @@ def test_a_few_tokens_behind_long_contexts(
     limits: PaddedLimits | None, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There are so few tiles that they are cut along what they see; where they may be cut is made smaller here."""
-    from quire.attention import triton
-    from quire.kernels.triton.attention import prefill_split_kv
+    from quire.compute.attention import triton
+    from quire.compute.kernels.triton.attention import prefill_split_kv
 
     shape = TileShape(rows=16, keys=16, warps=4, stages=2)
     for module in (prefill_split_kv, triton):
@@ -264,7 +264,7 @@ def test_chunks_are_on_a_branch_beside_single_tokens_until_the_layer_ends(
         def join(self) -> None:
             said.append("join")
 
-    monkeypatch.setattr("quire.attention.triton.AuxStream", Noted)
+    monkeypatch.setattr("quire.compute.attention.triton.AuxStream", Noted)
     scene = Scene(triton_backend, device, 16, 3, groups=(0, 0))
     for op in ("qk_norm_rope_and_cache", "decode_attention", "prefill_attention", "prefill_attention_split_kv"):
         own = getattr(scene.backend, f"_{op}")
@@ -322,7 +322,7 @@ def test_queries_and_keys_are_normed_then_turned(backend: str, turned: int, devi
 
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), [(34, 2, 64), (8, 8, 320), (6, 4, 64)])
 def test_a_gpu_refuses_shapes_that_it_does_not_serve(heads: int, kv_heads: int, d: int) -> None:
-    from quire.attention.triton import TritonAttention
+    from quire.compute.attention.triton import TritonAttention
     from quire.errors import ConfigError
 
     cache = (torch.zeros(1, 8, kv_heads, d),)
@@ -333,7 +333,7 @@ def test_a_gpu_refuses_shapes_that_it_does_not_serve(heads: int, kv_heads: int, 
 @pytest.mark.gpu
 def test_a_recorded_step_serves_any_lengths() -> None:
     """A graph of single tokens, recorded at one length, replayed at others: the same as without it."""
-    from quire.attention.triton import TritonAttention
+    from quire.compute.attention.triton import TritonAttention
 
     heads, kv_heads, d, rows = 32, 8, 128, 4
     kv = torch.randn(2, 1, 800, 16, kv_heads, d, device="cuda", dtype=torch.bfloat16)

@@ -9,10 +9,17 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from quire.attention.gathered_kv import DENSE_MIN_QUERIES, GATHER_CHUNK, gathered_tokens
-from quire.attention.metadata import IntArray, PrefillMetadata
-from quire.attention.metadata_builder import PrefillTiling, RowKinds, build_metadata, dense_prefill, split_kv, tiles_of
-from quire.attention.padded_limits import PaddedLimits
+from quire.compute.attention.gathered_kv import DENSE_MIN_QUERIES, GATHER_CHUNK, gathered_tokens
+from quire.compute.attention.metadata import IntArray, PrefillMetadata
+from quire.compute.attention.metadata_builder import (
+    PrefillTiling,
+    RowKinds,
+    build_metadata,
+    dense_prefill,
+    split_kv,
+    tiles_of,
+)
+from quire.compute.attention.padded_limits import PaddedLimits
 
 TILING = PrefillTiling(
     tile_queries=32, dense_tile_queries=128, dense_min_queries=256, gather_chunk=128, gather_capacity=4096

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from quire.bench.arrivals import ArrivalOptions, arrival_times, check_arrivals
 from quire.errors import ConfigError
+from quire.tools.bench.arrivals import ArrivalOptions, arrival_times, check_arrivals
 
 
 def times(count: int, **options: Any) -> list[float]:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from quire.bench.client import ENDPOINTS, Backend, Outcome, StreamingClient
-from quire.bench.connection import Address, Connections
-from quire.bench.datasets import Sample
-from quire.bench.load import Load, run_load
+from quire.tools.bench.client import ENDPOINTS, Backend, Outcome, StreamingClient
+from quire.tools.bench.connection import Address, Connections
+from quire.tools.bench.datasets import Sample
+from quire.tools.bench.load import Load, run_load
 from tests.bench.scripted_server import HEAD, Body, ScriptedServer, event, text_event, tokens
 from tests.engine.test_client_liveness import ManualClock
 
@@ -59,7 +59,7 @@ class SeenClock(ManualClock):
 @pytest.mark.parametrize("backend", ["openai", "openai-chat"])
 def test_times_and_counts_are_those_of_the_tokens(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SeenClock()
-    monkeypatch.setattr("quire.bench.client.time", SimpleNamespace(perf_counter=clock.now))
+    monkeypatch.setattr("quire.tools.bench.client.time", SimpleNamespace(perf_counter=clock.now))
     with ScriptedServer(lambda body, writer: tokens(body, writer, before_each=clock.token_comes, cached=2)) as server:
         outcome = ask(server, backend)
     assert outcome.error == ""

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from quire.bench.connection import Address, Connections
+from quire.tools.bench.connection import Address, Connections
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
 SIZED = b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\nabcde"

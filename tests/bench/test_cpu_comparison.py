@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from quire.models.quantization.formats import Int8Format
 from quire.models.spec import read_spec
-from quire.quantization.formats import Int8Format
 
 HERE = Path(__file__).parents[2] / "benchmarks" / "cpu"
 MODULES = ("checkpoints", "int8_checkpoint", "workloads", "report", "engine_client", "environments")

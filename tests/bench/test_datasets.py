@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from quire.bench.datasets import DatasetOptions, Sample, make_samples
-from quire.bench.tokens import LocalTokens
 from quire.errors import ConfigError
+from quire.tools.bench.datasets import DatasetOptions, Sample, make_samples
+from quire.tools.bench.tokens import LocalTokens
 
 
 class Letters:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.bench.device_timing import Limits, measure_limits, median_seconds, sets_of_arguments
-from quire.bench.kernel_cases import Arguments, KernelCase
-from quire.bench.kernels import all_cases, measure
 from quire.cli.main import main
-from quire.kernels.dispatch import KERNELS
+from quire.compute.kernels.dispatch import KERNELS
+from quire.tools.bench.device_timing import Limits, measure_limits, median_seconds, sets_of_arguments
+from quire.tools.bench.kernel_cases import Arguments, KernelCase
+from quire.tools.bench.kernels import all_cases, measure
 
 CPU = torch.device("cpu")
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -28,7 +28,7 @@ def bench(*arguments: str) -> int:
 def test_every_case_runs_and_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.bench.device_timing.REPLAYS", 2)
+    monkeypatch.setattr("quire.tools.bench.device_timing.REPLAYS", 2)
     file = tmp_path / "kernels.json"
     assert bench("--reference", "--json", str(file)) == 0
     found = json.loads(file.read_text())
@@ -48,7 +48,7 @@ def test_every_case_runs_and_is_written(
 
 
 def test_only_the_ops_that_are_asked_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.bench.kernels.measure_limits", lambda device: Limits(1e10, 1e11))
+    monkeypatch.setattr("quire.tools.bench.kernels.measure_limits", lambda device: Limits(1e10, 1e11))
     assert bench("--op", "rms_norm", "gelu") == 0
     lines = capsys.readouterr().out.splitlines()
     assert {line.split()[0] for line in lines[2:-1]} == {"rms_norm", "gelu"}

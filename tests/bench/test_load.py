@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from quire.bench.client import Outcome
-from quire.bench.load import Load
+from quire.tools.bench.client import Outcome
+from quire.tools.bench.load import Load
 
 
 def outcome(start: float, first: float, gaps: list[float], tokens: int, error: str = "") -> Outcome:

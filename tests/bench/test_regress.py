@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from quire.bench.regress import Figure
 from quire.cli.main import main
+from quire.tools.bench.regress import Figure
 
 CARD = {"gpus": [{"name": "Card A"}]}
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire.bench.step_recorder import StepRecorder
-from quire.bench.step_times import LONG, engine_terms, waves
-from quire.config import Config
-from quire.costmodel.cards import CPU_SHARES
-from quire.costmodel.hardware import cpu
-from quire.costmodel.measured_step_times import MeasuredStepTime, TimedStep, windows_of
-from quire.costmodel.step_time import StepTime
 from quire.engine.build import build_model_runtime_info
 from quire.engine.inprocess import InProcessClient
-from quire.executor.simulated import SimulatedExecutor, VirtualClock
-from quire.messages.to_engine import Add
-from quire.messages.workers import DeviceLimits
+from quire.foundation.config import Config
+from quire.foundation.messages.to_engine import Add
+from quire.foundation.messages.workers import DeviceLimits
 from quire.models.spec import read_spec
-from quire.sampling import SamplingParams
-from quire.sizing.measured_rows import DIRECTORY
+from quire.planning.costmodel.cards import CPU_SHARES
+from quire.planning.costmodel.hardware import cpu
+from quire.planning.costmodel.measured_step_times import MeasuredStepTime, TimedStep, windows_of
+from quire.planning.costmodel.step_time import StepTime
+from quire.runtime.executor.simulated import SimulatedExecutor, VirtualClock
+from quire.sampling_params import SamplingParams
+from quire.tools.bench.step_recorder import StepRecorder
+from quire.tools.bench.step_times import LONG, engine_terms, waves
+from quire.tools.sizing.measured_rows import DIRECTORY
 
 SPEC = read_spec(DIRECTORY / "qwen3-0.6b")
 KNOWN = StepTime(SPEC, "bfloat16", cpu(4), "bfloat16", CPU_SHARES)

@@ -8,7 +8,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from quire.bench.system_info import gpu_links, gpus, system_info
+from quire.tools.bench.system_info import gpu_links, gpus, system_info
 
 
 def refuse(*_: Any) -> None:

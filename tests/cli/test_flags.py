@@ -18,10 +18,10 @@ from quire.cli.flags import parse, parse_config, parse_with_engine
 from quire.cli.help import about
 from quire.cli.main import main
 from quire.cli.settings_fields import settings_of
-from quire.config import Config
-from quire.config.values import without_none
-from quire.config.vllm_compat import VLLM_ALIASES, VLLM_SETTINGS, check_vllm_setting
 from quire.errors import ConfigError
+from quire.foundation.config import Config
+from quire.foundation.config.values import without_none
+from quire.foundation.config.vllm_compat import VLLM_ALIASES, VLLM_SETTINGS, check_vllm_setting
 
 
 def config(*arguments: str) -> Config:

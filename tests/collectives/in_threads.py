@@ -9,10 +9,10 @@ from typing import TypeVar
 import pytest
 import torch
 
-from quire.collectives.layout import buffer_bytes, memory_bytes
-from quire.collectives.shared_memory import PlainRanks, Ranks, shared_memory_collectives
-from quire.mesh import Mesh
-from quire.processes.shared_memory import SharedMemory
+from quire.compute.collectives.layout import buffer_bytes, memory_bytes
+from quire.compute.collectives.shared_memory import PlainRanks, Ranks, shared_memory_collectives
+from quire.compute.mesh import Mesh
+from quire.foundation.processes.shared_memory import SharedMemory
 
 T = TypeVar("T")
 PATIENCE_S = 60.0

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.collectives import cards
-from quire.collectives.cards import Cards, Rehearsed
-from quire.collectives.rank_memory import LIMITS, RankMemory, Way, limits_of, way_of
-from quire.collectives.summing_norms import NormWay
-from quire.kernels.triton.ranks import window
-from quire.mesh import Mesh
+from quire.compute.collectives import cards
+from quire.compute.collectives.cards import Cards, Rehearsed
+from quire.compute.collectives.rank_memory import LIMITS, RankMemory, Way, limits_of, way_of
+from quire.compute.collectives.summing_norms import NormWay
+from quire.compute.kernels.triton.ranks import window
+from quire.compute.mesh import Mesh
 
 
 class Watched:

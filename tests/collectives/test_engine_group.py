@@ -13,12 +13,12 @@ from typing import TypeVar
 import pytest
 import torch
 
-from quire.collectives.engine_group import EngineGroup
-from quire.collectives.layout import group_bytes
-from quire.collectives.shared_memory import shared_memory_collectives
+from quire.compute.collectives.engine_group import EngineGroup
+from quire.compute.collectives.layout import group_bytes
+from quire.compute.collectives.shared_memory import shared_memory_collectives
+from quire.compute.mesh import Mesh
 from quire.errors import EngineDeadError
-from quire.mesh import Mesh
-from quire.processes.shared_memory import SharedMemory
+from quire.foundation.processes.shared_memory import SharedMemory
 
 T = TypeVar("T")
 

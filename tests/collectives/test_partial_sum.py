@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.collectives.collectives import Norms, norms_of
-from quire.collectives.delta import total_of
-from quire.collectives.partial_sum import PartialSum
-from quire.collectives.stream import Stream
-from quire.layers.divided import SummedOverRanks
-from quire.layers.norm import RMS, LayerNorm, RMSNorm
-from quire.quantization.scheme import RowForm
-from quire.weights.dummy import DummyCheckpoint
-from quire.weights.tensor_options import TensorOptions
+from quire.compute.collectives.collectives import Norms, norms_of
+from quire.compute.collectives.delta import total_of
+from quire.compute.collectives.partial_sum import PartialSum
+from quire.compute.collectives.stream import Stream
+from quire.models.layers.divided import SummedOverRanks
+from quire.models.layers.norm import RMS, LayerNorm, RMSNorm
+from quire.models.quantization.scheme import RowForm
+from quire.models.weights.dummy import DummyCheckpoint
+from quire.models.weights.tensor_options import TensorOptions
 
 OPTIONS = TensorOptions(torch.device("cpu"), torch.float32)
 WIDTH, EPS = 16, 1e-5

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.collectives.shared_memory import Ranks
-from quire.mesh import Mesh
+from quire.compute.collectives.shared_memory import Ranks
+from quire.compute.mesh import Mesh
 from tests.collectives.in_threads import by_kernels_and_torch, run_ranks
 
 SIZES = (1, 7, 63, 64, 65, 4_097, (1 << 20) // 2 + 3, 600_001)

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from quire.collectives import card_links, cards
-from quire.collectives.card_links import CardLinks, StreamSize
-from quire.collectives.nccl import ID_BYTES
-from quire.collectives.peer_memory import PeerMemoryError
+from quire.compute.collectives import card_links, cards
+from quire.compute.collectives.card_links import CardLinks, StreamSize
+from quire.compute.collectives.nccl import ID_BYTES
+from quire.compute.collectives.peer_memory import PeerMemoryError
+from quire.compute.mesh import Mesh
 from quire.errors import ConfigError
-from quire.executor.multi_rank_executor import exchanges_of
-from quire.mesh import Mesh
+from quire.runtime.executor.multi_rank_executor import exchanges_of
 
 SIZE = StreamSize(tokens=8, hidden=16, dtype=torch.bfloat16, slots=5, steps=3)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.config import Config, environment
 from quire.errors import ConfigError
+from quire.foundation.config import Config, environment
 
 
 def test_changes_make_the_same_settings() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.config import environment
 from quire.errors import ConfigError
+from quire.foundation.config import environment
 
 
 def test_a_nodes_key_is_the_files_or_else_the_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

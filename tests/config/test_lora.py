@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from quire.config.lora import LONGEST_NAME, LoraConfig
 from quire.errors import ConfigError
+from quire.foundation.config.lora import LONGEST_NAME, LoraConfig
 
 
 def test_modules_are_written_as_a_pair_or_as_json() -> None:

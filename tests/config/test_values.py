@@ -10,9 +10,9 @@ import pytest
 from quire import LLM, AsyncLLM, LLMEngine
 from quire.cli.flags import parse_config
 from quire.cli.settings_fields import settings_of
-from quire.config import Config
-from quire.config.values import without_none
 from quire.errors import ConfigError
+from quire.foundation.config import Config
+from quire.foundation.config.values import without_none
 
 SETTINGS = {setting.name: setting for setting in settings_of(Config)}
 TEXTS = (

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from quire.kernels.dispatch import kernel
-from quire.worker.startup.host_memory import trim_heap
+from quire.compute.kernels.dispatch import kernel
+from quire.runtime.worker.startup.host_memory import trim_heap
 
 
 def status(key: str) -> int:

@@ -10,9 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from quire.costmodel.cards import CPU_SHARES
-from quire.costmodel.hardware import cpu
-from quire.costmodel.measured_step_times import (
+from quire.errors import ConfigError
+from quire.models.spec import read_spec
+from quire.planning.costmodel.cards import CPU_SHARES
+from quire.planning.costmodel.hardware import cpu
+from quire.planning.costmodel.measured_step_times import (
     MeasuredStepTime,
     MeasuredStepTimes,
     ServerTerms,
@@ -23,10 +25,8 @@ from quire.costmodel.measured_step_times import (
     read_step_times,
     windows_of,
 )
-from quire.costmodel.step_time import StepTime
-from quire.errors import ConfigError
-from quire.models.spec import read_spec
-from quire.sizing.measured_rows import DIRECTORY
+from quire.planning.costmodel.step_time import StepTime
+from quire.tools.sizing.measured_rows import DIRECTORY
 
 SPEC = read_spec(DIRECTORY / "qwen3-0.6b")
 KNOWN = StepTime(SPEC, "bfloat16", cpu(4), "bfloat16", CPU_SHARES)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from quire.costmodel.cards import CARDS, GPU_SHARES
-from quire.costmodel.speculative_step import GPU_HOST, HostTimes, SpeculativeStepTime, tokens_of_a_row
-from quire.costmodel.step_time import StepTime
 from quire.models.spec import read_spec
+from quire.planning.costmodel.cards import CARDS, GPU_SHARES
+from quire.planning.costmodel.speculative_step import GPU_HOST, HostTimes, SpeculativeStepTime, tokens_of_a_row
+from quire.planning.costmodel.step_time import StepTime
 
-MODELS = Path(__file__).parents[2] / "quire" / "sizing" / "measured"
+MODELS = Path(__file__).parents[2] / "quire" / "tools" / "sizing" / "measured"
 LLAMA, SMALL = read_spec(MODELS / "llama-3.1-8b"), read_spec(MODELS / "qwen3-0.6b")
 HARDWARE = CARDS["h100"].hardware
 TARGET, DRAFT = (StepTime(spec, "bfloat16", HARDWARE, "bfloat16", GPU_SHARES) for spec in (LLAMA, SMALL))

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.costmodel.cards import CARDS, GPU_SHARES, card
-from quire.costmodel.hardware import GPUS
-from quire.costmodel.step_time import StepTime
 from quire.errors import ConfigError
 from quire.models.spec import read_spec
+from quire.planning.costmodel.cards import CARDS, GPU_SHARES, card
+from quire.planning.costmodel.hardware import GPUS
+from quire.planning.costmodel.step_time import StepTime
 
-MODELS = Path(__file__).parents[2] / "quire" / "sizing" / "measured"
+MODELS = Path(__file__).parents[2] / "quire" / "tools" / "sizing" / "measured"
 LLAMA = read_spec(MODELS / "llama-3.1-8b")
 PERFECT = replace(
     GPU_SHARES, products=1.0, scores=1.0, weights=1.0, kv_cache=1.0, overlap=100.0, layer_ms=0.0, row_ms=0.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.api.auth import PUBLIC
 from quire.cli.flags import parse_config
-from quire.config import Config
+from quire.foundation.config import Config
 from quire.planning.nodes import check_nodes
+from quire.serving.api.auth import PUBLIC
 from tests.deploy.manifests import KUBERNETES, documents, manifests, of_kind
 
 RESOURCES = documents((KUBERNETES / "leaderworkerset.yaml").read_text())

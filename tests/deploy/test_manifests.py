@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from quire.api.auth import PUBLIC
 from quire.cli.flags import parse_config
-from quire.config import Config
+from quire.foundation.config import Config
+from quire.serving.api.auth import PUBLIC
 from tests.deploy.chart import render_chart
 from tests.deploy.manifests import (
     GUIDES,

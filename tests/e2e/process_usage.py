@@ -10,7 +10,7 @@ from pathlib import Path
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _NAMES = {
     "quire.cli.main": "supervisor",
-    "quire.api.api_server": "api",
+    "quire.serving.api_server": "api",
     "quire.engine.start": "engine",
 }
 """By the module that a process runs; others keep the last part of theirs."""
@@ -99,7 +99,7 @@ def command_line(pid: int) -> list[str]:
 
 def ranks_of(engine: int) -> list[int]:
     """Process ids of an engine's ranks, in the order of their start."""
-    return [pid for pid in children_of(engine) if "quire.executor.rank_process" in command_line(pid)]
+    return [pid for pid in children_of(engine) if "quire.runtime.executor.rank_process" in command_line(pid)]
 
 
 def processor_seconds(pid: int) -> float:

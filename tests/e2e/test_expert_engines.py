@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.executor.rank_processes import PATIENCE_S
+from quire.runtime.executor.rank_processes import PATIENCE_S
 from tests.checkpoints import VOCAB_SIZE, make_tiny, write_tokenizer
 from tests.e2e.faults.server import FaultyServer
 from tests.e2e.mixed_streams import ROUNDING, Streamed, bodies, run

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from quire.config import Config
-from quire.processes.child_process import ChildProcess
-from quire.processes.launch import LaunchConfig
+from quire.foundation.config import Config
+from quire.foundation.processes.child_process import ChildProcess
+from quire.foundation.processes.launch import LaunchConfig
 from tests.e2e.serve import QuireServe
 
 

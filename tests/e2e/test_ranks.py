@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.processes.launch import EXIT_CRASHED
-from quire.processes.process_state import process_state
+from quire.foundation.processes.launch import EXIT_CRASHED
+from quire.foundation.processes.process_state import process_state
 from tests.e2e.faults.server import FaultyServer
 from tests.e2e.mixed_streams import Streamed, bodies, run
 from tests.e2e.process_usage import processor_seconds, ranks_of
@@ -109,7 +109,7 @@ def test_ranks_end_with_their_engine(server: RankServer) -> None:
 def test_a_start_that_takes_too_long_ends_the_server_and_says_who_is_missing(tmp_path: Path) -> None:
     """Ranks sleep before they begin: on a fast machine they would have read their weights within the second."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import sys, time\nif 'quire.executor.rank_process' in sys.orig_argv: time.sleep(100)\n"
+        "import sys, time\nif 'quire.runtime.executor.rank_process' in sys.orig_argv: time.sleep(100)\n"
     )
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     settings = (*SETTINGS, "-tp", "2", "--distributed-timeout-seconds", "1")

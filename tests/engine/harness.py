@@ -8,19 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quire.config import Config
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.inprocess import InProcessClient
 from quire.engine.token_bitmasks import Masks
 from quire.errors import GenerationError, QuireError
-from quire.executor.executor import Executor
-from quire.executor.fake import FakeExecutor, allowed, hash_token
-from quire.kvcache.group_windows import FULL_ATTENTION, GroupWindow
-from quire.messages.from_engine import Deltas, End, Ready
-from quire.messages.to_engine import Add, Fork
-from quire.messages.workers import TokenLogprobs
-from quire.sampling import SamplingParams
-from quire.scheduler.request import Request
+from quire.foundation.config import Config
+from quire.foundation.messages.from_engine import Deltas, End, Ready
+from quire.foundation.messages.to_engine import Add, Fork
+from quire.foundation.messages.workers import TokenLogprobs
+from quire.runtime.executor.executor import Executor
+from quire.runtime.executor.fake import FakeExecutor, allowed, hash_token
+from quire.sampling_params import SamplingParams
+from quire.scheduling.kvcache.group_windows import FULL_ATTENTION, GroupWindow
+from quire.scheduling.scheduler.request import Request
 
 
 def config(

@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from quire.config import Config
-from quire.config.lora import LoraConfig
 from quire.engine.adapter_registry import load_modules
 from quire.engine.adapter_slots import MOST_PASSES
 from quire.engine.inprocess import InProcessClient
 from quire.errors import CheckpointError
-from quire.executor.fake import FakeExecutor, adapted_counter, hash_token
-from quire.executor.fake_adapters import FakeAdapters
-from quire.messages.from_engine import Deltas, Done, End, Ready
-from quire.messages.to_engine import Abort, Adapter, Add, Control
-from quire.sampling import SamplingParams
+from quire.foundation.config import Config
+from quire.foundation.config.lora import LoraConfig
+from quire.foundation.messages.from_engine import Deltas, Done, End, Ready
+from quire.foundation.messages.to_engine import Abort, Adapter, Add, Control
+from quire.runtime.executor.fake import FakeExecutor, adapted_counter, hash_token
+from quire.runtime.executor.fake_adapters import FakeAdapters
+from quire.sampling_params import SamplingParams
 
 VOCAB = 512
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from quire.clock import SystemClock
-from quire.costmodel.hardware import Hardware
-from quire.costmodel.roofline import Roofline
 from quire.engine.build import ModelRuntimeInfo, build_scheduler
-from quire.messages.workers import DeviceLimits, Result
+from quire.foundation.clock import SystemClock
+from quire.foundation.messages.workers import DeviceLimits, Result
 from quire.models.spec import read_spec
+from quire.planning.costmodel.hardware import Hardware
+from quire.planning.costmodel.roofline import Roofline
 from tests.engine.harness import add, config
 
 MODEL = {

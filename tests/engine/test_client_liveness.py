@@ -5,9 +5,9 @@ from __future__ import annotations
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.client_liveness import SILENT_AFTER_S
 from quire.engine.core import HEARTBEAT_S, EngineCore
-from quire.executor.fake import FakeExecutor
-from quire.messages.from_engine import Deltas, FromEngine, Heartbeat, Ready
-from quire.messages.to_engine import CLIENT_SHIFT, ClientGone, ClientHeartbeat, Control, ToEngine
+from quire.foundation.messages.from_engine import Deltas, FromEngine, Heartbeat, Ready
+from quire.foundation.messages.to_engine import CLIENT_SHIFT, ClientGone, ClientHeartbeat, Control, ToEngine
+from quire.runtime.executor.fake import FakeExecutor
 from tests.engine.harness import add, config
 
 

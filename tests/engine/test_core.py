@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from quire.executor.fake import FakeExecutor
-from quire.kvcache.group_windows import GroupWindow
-from quire.messages.from_engine import Done
-from quire.messages.to_engine import Abort, Control
+from quire.foundation.messages.from_engine import Done
+from quire.foundation.messages.to_engine import Abort, Control
+from quire.runtime.executor.fake import FakeExecutor
+from quire.scheduling.kvcache.group_windows import GroupWindow
 from tests.engine.harness import Engine, add, alone
 
 

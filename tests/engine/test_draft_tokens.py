@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from quire.executor.fake import FakeExecutor
-from quire.kvcache.group_windows import GroupWindow
-from quire.messages.to_engine import Abort
-from quire.sampling import RepetitionDetectionParams
+from quire.foundation.messages.to_engine import Abort
+from quire.runtime.executor.fake import FakeExecutor
+from quire.sampling_params import RepetitionDetectionParams
+from quire.scheduling.kvcache.group_windows import GroupWindow
 from tests.engine.harness import Engine, add, alone
 
 PROMPT = [5, 6, 7]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quire.engine.flight_record import FlightRecorder, requests_in_flight
-from quire.messages.from_engine import EngineId
+from quire.foundation.messages.from_engine import EngineId
 
 ENGINE = EngineId(0, 3)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-import quire.kvcache.block_hashes
-from quire.executor.fake import FakeExecutor
-from quire.messages.to_engine import Abort, Add, Control, Fork
+import quire.scheduling.kvcache.block_hashes
+from quire.foundation.messages.to_engine import Abort, Add, Control, Fork
+from quire.runtime.executor.fake import FakeExecutor
 from tests.engine.harness import Engine, add, alone
 
 PROMPT = [random.Random(1).randrange(512) for _ in range(90)]
@@ -92,8 +92,8 @@ def test_the_prompt_is_hashed_once_even_if_the_first_sequence_has_ended(monkeypa
         hashed += 1
         return sha256(data)
 
-    sha256 = quire.kvcache.block_hashes.sha256
-    monkeypatch.setattr(quire.kvcache.block_hashes, "sha256", counting)
+    sha256 = quire.scheduling.kvcache.block_hashes.sha256
+    monkeypatch.setattr(quire.scheduling.kvcache.block_hashes, "sha256", counting)
     prompt = PROMPT * 3
     engine = Engine(FakeExecutor(num_blocks=60), max_num_seqs=1)
     outcome = engine.run([add(1, prompt, 1, forks=range(2, 9))])

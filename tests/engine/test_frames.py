@@ -7,11 +7,11 @@ from typing import Any
 from quire.engine.commands import counts
 from quire.engine.frames import BLOCKS, LATE_S, MAX_RUNNING, MAX_WAITING, NEW_S, ROWS_A_STEP, TABLE_BLOCKS, EngineFrames
 from quire.engine.step_stats import StepStats
-from quire.executor.fake import FakeExecutor
-from quire.kvcache.block_pool import BlockPool
-from quire.kvcache.group_windows import FULL_ATTENTION, GroupWindow
-from quire.messages.from_engine import Done
-from quire.messages.to_engine import CLIENT_SHIFT, Control
+from quire.foundation.messages.from_engine import Done
+from quire.foundation.messages.to_engine import CLIENT_SHIFT, Control
+from quire.runtime.executor.fake import FakeExecutor
+from quire.scheduling.kvcache.block_pool import BlockPool
+from quire.scheduling.kvcache.group_windows import FULL_ATTENTION, GroupWindow
 from tests.engine.harness import Engine, add
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from quire.engine.outbox import Outbox
-from quire.messages.from_engine import Deltas, End, FromEngine, Load
-from quire.messages.to_engine import CLIENT_SHIFT
-from quire.messages.workers import TokenLogprobs
+from quire.foundation.messages.from_engine import Deltas, End, FromEngine, Load
+from quire.foundation.messages.to_engine import CLIENT_SHIFT
+from quire.foundation.messages.workers import TokenLogprobs
 
 OTHER = 1 << CLIENT_SHIFT
 

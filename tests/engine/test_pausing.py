@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from quire.errors import QuireError
-from quire.executor.fake import FakeExecutor
-from quire.messages.from_engine import Done
-from quire.messages.to_engine import Abort, Control
+from quire.foundation.messages.from_engine import Done
+from quire.foundation.messages.to_engine import Abort, Control
+from quire.runtime.executor.fake import FakeExecutor
 from tests.engine.harness import Engine, HashMasker, add, alone
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from quire.api.open_requests import OpenRequests
-from quire.api.output_collector import OutputCollector
-from quire.api.replay import replay_adds
-from quire.executor.fake import FakeExecutor
-from quire.messages.from_engine import Deltas
-from quire.messages.to_engine import Add, Fork
+from quire.foundation.messages.from_engine import Deltas
+from quire.foundation.messages.to_engine import Add, Fork
+from quire.runtime.executor.fake import FakeExecutor
+from quire.serving.api.open_requests import OpenRequests
+from quire.serving.api.output_collector import OutputCollector
+from quire.serving.api.replay import replay_adds
 from quire.text.deltas import deltas_by_sequence
 from tests.engine.harness import Engine, HashMasker, add, alone
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.engine.step_deadline import FACTOR, SHORTEST_S, UNKNOWN_S, StepDeadline
 from quire.engine.step_stats import StepStats
-from quire.messages.workers import Result
+from quire.foundation.messages.workers import Result
 
 
 def test_a_measured_size_is_judged_by_its_slowest_step() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from quire.clock import SystemClock
 from quire.engine.submission import Submission, choice_seed
 from quire.errors import ContextLengthError, RequestError
-from quire.messages.from_engine import Ready
-from quire.messages.to_engine import CLIENT_SHIFT
-from quire.sampling import SamplingParams
+from quire.foundation.clock import SystemClock
+from quire.foundation.messages.from_engine import Ready
+from quire.foundation.messages.to_engine import CLIENT_SHIFT
+from quire.sampling_params import SamplingParams
 
 
 def submission(num_blocks: int = 8, max_model_len: int = 100, number: int = 2) -> Submission:

@@ -12,8 +12,8 @@ import pytest
 
 from quire.engine.thinking_budgets import Thinking, ThinkingBudgets
 from quire.errors import GenerationError
-from quire.executor.fake import FakeExecutor, hash_token
-from quire.messages.to_engine import Abort, Add, ThinkingBudget
+from quire.foundation.messages.to_engine import Abort, Add, ThinkingBudget
+from quire.runtime.executor.fake import FakeExecutor, hash_token
 from tests.engine.harness import Engine, HashMasker, add, alone
 
 START, END, OTHER_END = 500, 501, 502

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from quire.costmodel.hardware import GPUS
-from quire.costmodel.roofline import Roofline
 from quire.engine.throughput import Throughput
-from quire.messages.from_engine import EXPECTED_OUTPUT, Deltas, Load
+from quire.foundation.messages.from_engine import EXPECTED_OUTPUT, Deltas, Load
 from quire.models.spec import read_spec
+from quire.planning.costmodel.hardware import GPUS
+from quire.planning.costmodel.roofline import Roofline
 from tests.engine.harness import Engine, add
 from tests.models.test_published import PUBLISHED
 

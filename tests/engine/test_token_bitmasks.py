@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from quire.executor.fake import FakeExecutor
-from quire.messages.to_engine import Abort
-from quire.messages.workers import Plan, TokenBitmasks
-from quire.scheduler.request import Request
+from quire.foundation.messages.to_engine import Abort
+from quire.foundation.messages.workers import Plan, TokenBitmasks
+from quire.runtime.executor.fake import FakeExecutor
+from quire.scheduling.scheduler.request import Request
 from tests.engine.harness import Engine, HashMasker, add, alone
 
 MASKED = {"extra_args": {"masked": True}}

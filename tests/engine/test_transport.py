@@ -12,7 +12,6 @@ import msgspec
 import pytest
 import zmq
 
-from quire.clock import SystemClock
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.client import Lost
 from quire.engine.core import EngineCore
@@ -25,9 +24,10 @@ from quire.engine.transport import (
     client_address,
     engine_address,
 )
-from quire.executor.fake import FakeExecutor
-from quire.messages.from_engine import Dead, Deltas, Done, End, EngineId, FromEngine
-from quire.messages.to_engine import Abort, ClientGone, ClientHeartbeat, Control
+from quire.foundation.clock import SystemClock
+from quire.foundation.messages.from_engine import Dead, Deltas, Done, End, EngineId, FromEngine
+from quire.foundation.messages.to_engine import Abort, ClientGone, ClientHeartbeat, Control
+from quire.runtime.executor.fake import FakeExecutor
 from tests.engine.harness import add, config
 
 ENGINE = EngineId()

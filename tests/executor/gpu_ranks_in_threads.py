@@ -15,31 +15,31 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.clock import Clock
-from quire.collectives import card_links
-from quire.collectives.cards import Exchange
-from quire.collectives.collectives import Norms
-from quire.collectives.layout import LINE, memory_bytes
-from quire.collectives.shared_memory import shared_memory_collectives
-from quire.config import Config
+from quire.compute.collectives import card_links
+from quire.compute.collectives.cards import Exchange
+from quire.compute.collectives.collectives import Norms
+from quire.compute.collectives.layout import LINE, memory_bytes
+from quire.compute.collectives.shared_memory import shared_memory_collectives
+from quire.compute.kernels.triton.ranks import handed_on
+from quire.compute.kernels.triton.ranks.stage_window import StageLayout
+from quire.compute.mesh import Mesh, mesh_of
 from quire.errors import EngineDeadError
-from quire.executor import card_ranks, multi_rank_executor
-from quire.executor.card_ranks import reach_ranks
-from quire.executor.gpu_executor import GpuExecutor
-from quire.executor.gpu_rank import GpuRank
-from quire.executor.multi_rank_executor import MultiRankExecutor
-from quire.executor.rank_messages import FromRank, ToRanks
-from quire.executor.rank_process import EngineChannel
-from quire.kernels.triton.ranks import handed_on
-from quire.kernels.triton.ranks.stage_window import StageLayout
-from quire.mesh import Mesh, mesh_of
+from quire.foundation.clock import Clock
+from quire.foundation.config import Config
+from quire.foundation.processes.launch import GroupEnds
+from quire.foundation.processes.shared_memory import SharedMemory
 from quire.models.spec import read_spec
 from quire.offline import local_engine
-from quire.processes.launch import GroupEnds
-from quire.processes.shared_memory import SharedMemory
-from quire.worker import buffer_ring, model_runner
-from quire.worker.worker import Worker
-from quire.worker.worker_parts import LoadedModel
+from quire.runtime.executor import card_ranks, multi_rank_executor
+from quire.runtime.executor.card_ranks import reach_ranks
+from quire.runtime.executor.gpu_executor import GpuExecutor
+from quire.runtime.executor.gpu_rank import GpuRank
+from quire.runtime.executor.multi_rank_executor import MultiRankExecutor
+from quire.runtime.executor.rank_messages import FromRank, ToRanks
+from quire.runtime.executor.rank_process import EngineChannel
+from quire.runtime.worker import buffer_ring, model_runner
+from quire.runtime.worker.worker import Worker
+from quire.runtime.worker.worker_parts import LoadedModel
 from tests.worker.replay_by_running import CountedBufferRing, ReplayByRunning
 
 CAPTURED = 64

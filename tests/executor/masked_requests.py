@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.executor.executor import Executor
-from quire.kernels.reference.philox import uniform
-from quire.messages.to_engine import Add
-from quire.sampling import SamplingParams
+from quire.compute.kernels.reference.philox import uniform
+from quire.foundation.messages.to_engine import Add
+from quire.runtime.executor.executor import Executor
+from quire.sampling_params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.harness import Engine, HashMasker, add
 from tests.reference import Reference

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from quire.clock import SystemClock
-from quire.config import environment
 from quire.errors import CheckpointError
-from quire.executor.cpu_executor import CpuExecutor
-from quire.executor.executor import Executor, FaultHook, no_faults
-from quire.messages.workers import Plan
-from quire.worker.worker import Worker
+from quire.foundation.clock import SystemClock
+from quire.foundation.config import environment
+from quire.foundation.messages.workers import Plan
+from quire.runtime.executor.cpu_executor import CpuExecutor
+from quire.runtime.executor.executor import Executor, FaultHook, no_faults
+from quire.runtime.worker.worker import Worker
 from tests.checkpoints import make_llama
 from tests.worker.driver import admitted, config_for
 
@@ -165,5 +165,5 @@ def test_openmp_spinning_is_limited_unless_the_user_chose(
 
 
 def test_torch_is_imported_by_start_only(tiny: Path) -> None:
-    code = "import sys, quire.executor.cpu_executor; assert 'torch' not in sys.modules"
+    code = "import sys, quire.runtime.executor.cpu_executor; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)

@@ -17,19 +17,19 @@ from typing import Any
 
 import pytest
 
-from quire.clock import SystemClock
-from quire.config import Config
+from quire.compute.mesh import Mesh
 from quire.errors import CheckpointError
-from quire.executor import gpu_executor
-from quire.executor.cpu_executor import CpuExecutor
-from quire.executor.executor import Executor
-from quire.executor.factory import build_executor
-from quire.executor.gpu_executor import GpuExecutor
-from quire.mesh import Mesh
-from quire.messages.workers import Plan, Result
-from quire.worker import kv_transfer
-from quire.worker.pinned_host_pool import PinnedHostPool
-from quire.worker.worker import Worker
+from quire.foundation.clock import SystemClock
+from quire.foundation.config import Config
+from quire.foundation.messages.workers import Plan, Result
+from quire.runtime.executor import gpu_executor
+from quire.runtime.executor.cpu_executor import CpuExecutor
+from quire.runtime.executor.executor import Executor
+from quire.runtime.executor.factory import build_executor
+from quire.runtime.executor.gpu_executor import GpuExecutor
+from quire.runtime.worker import kv_transfer
+from quire.runtime.worker.pinned_host_pool import PinnedHostPool
+from quire.runtime.worker.worker import Worker
 from tests.checkpoints import make_llama
 from tests.engine.harness import Engine, add
 from tests.executor.test_cpu_executor import fail_at, first, next_
@@ -201,7 +201,7 @@ def test_collect_works_again_after_an_interrupted_wait(started: GpuExecutor, mon
     started._worker = worker_of(lambda plan: flight)  # type: ignore[assignment]
     started.submit(first())
     with monkeypatch.context() as patch:
-        patch.setattr("quire.executor.gpu_executor.time.sleep", interrupt)
+        patch.setattr("quire.runtime.executor.gpu_executor.time.sleep", interrupt)
         with pytest.raises(KeyboardInterrupt):
             started.collect(10)
     result = started.collect(10)
@@ -248,7 +248,7 @@ def test_no_compiler_process_is_left_where_triton_is_missing(monkeypatch: pytest
     monkeypatch.setattr(
         gpu_executor, "start_compiler_processes", lambda cores: SimpleNamespace(close=lambda: closed.append(1))
     )
-    monkeypatch.setitem(sys.modules, "quire.kernels.triton.launching.precompiler", None)
+    monkeypatch.setitem(sys.modules, "quire.compute.kernels.triton.launching.precompiler", None)
     with pytest.raises(ImportError):
         gpu_executor._start_precompiler(Config(), Mesh())
     assert closed == [1]
@@ -257,7 +257,7 @@ def test_no_compiler_process_is_left_where_triton_is_missing(monkeypatch: pytest
 def test_kernels_are_not_compiled_ahead_where_triton_lacks_what_that_needs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from quire.kernels.triton.launching import triton_private
+    from quire.compute.kernels.triton.launching import triton_private
 
     closed: list[int] = []
     monkeypatch.setattr(gpu_executor, "open_context", lambda: None)
@@ -288,7 +288,7 @@ def _fail(worker: Worker) -> None:
 def test_compiler_processes_start_unless_an_equal_start_has_left_all_kernels_on_disk(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from quire.kernels.triton.launching import precompiler
+    from quire.compute.kernels.triton.launching import precompiler
 
     made: list[dict[str, Any]] = []
     monkeypatch.setattr(precompiler, "Precompiler", lambda cores, **given: made.append(given | {"cores": cores}))
@@ -318,7 +318,7 @@ def test_compiler_processes_end_if_the_start_is_interrupted_early(monkeypatch: p
     closed: list[int] = []
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     monkeypatch.setattr(gpu_executor, "_start_precompiler", lambda *of: SimpleNamespace(close=lambda: closed.append(1)))
-    monkeypatch.setitem(sys.modules, "quire.worker.worker", None)  # its import raises
+    monkeypatch.setitem(sys.modules, "quire.runtime.worker.worker", None)  # its import raises
     with pytest.raises(ImportError):
         GpuExecutor(Config().with_values(device="cuda"), SystemClock()).start()
     assert closed == [1]

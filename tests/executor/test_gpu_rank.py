@@ -10,22 +10,22 @@ import msgspec
 import pytest
 import torch
 
-from quire.clock import SystemClock
-from quire.collectives.layout import LINE
+from quire.compute.collectives.layout import LINE
+from quire.compute.mesh import Mesh
 from quire.errors import EngineDeadError
-from quire.executor import rank_processes
-from quire.executor.cpu_executor import CpuExecutor
-from quire.executor.gpu_executor import GpuExecutor
-from quire.executor.gpu_rank import GpuRank
-from quire.executor.multi_rank_executor import MultiRankExecutor
-from quire.executor.rank_messages import Bitmasks, FromRank, LoadAdapter, StepDone, Stop, ToRanks, fingerprint
-from quire.executor.rank_processes import RankProcesses
-from quire.mesh import Mesh
-from quire.messages.to_engine import Adapter
-from quire.messages.workers import AdapterLoaded, DeviceLimits, Plan, Result
+from quire.foundation.clock import SystemClock
+from quire.foundation.messages.to_engine import Adapter
+from quire.foundation.messages.workers import AdapterLoaded, DeviceLimits, Plan, Result
+from quire.foundation.processes.shared_memory import SharedMemory
 from quire.planning.kv_cache_plan import NumBlocks
-from quire.processes.shared_memory import SharedMemory
-from quire.worker.worker import Worker
+from quire.runtime.executor import rank_processes
+from quire.runtime.executor.cpu_executor import CpuExecutor
+from quire.runtime.executor.gpu_executor import GpuExecutor
+from quire.runtime.executor.gpu_rank import GpuRank
+from quire.runtime.executor.multi_rank_executor import MultiRankExecutor
+from quire.runtime.executor.rank_messages import Bitmasks, FromRank, LoadAdapter, StepDone, Stop, ToRanks, fingerprint
+from quire.runtime.executor.rank_processes import RankProcesses
+from quire.runtime.worker.worker import Worker
 from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.executor.test_cpu_executor import first, next_
 from tests.executor.test_gpu_executor import run

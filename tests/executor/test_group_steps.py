@@ -9,13 +9,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from quire.collectives.layout import memory_bytes
-from quire.collectives.shared_memory import Ranks, shared_memory_collectives
-from quire.executor.group_steps import GroupSteps
-from quire.executor.rank_messages import Stop
-from quire.mesh import Mesh
-from quire.messages.workers import Plan
-from quire.processes.shared_memory import SharedMemory
+from quire.compute.collectives.layout import memory_bytes
+from quire.compute.collectives.shared_memory import Ranks, shared_memory_collectives
+from quire.compute.mesh import Mesh
+from quire.foundation.messages.workers import Plan
+from quire.foundation.processes.shared_memory import SharedMemory
+from quire.runtime.executor.group_steps import GroupSteps
+from quire.runtime.executor.rank_messages import Stop
 from tests.collectives.test_engine_group import Group
 from tests.executor.thread_ranks import Messages
 

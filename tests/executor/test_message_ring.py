@@ -7,8 +7,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from quire.executor.message_ring import RingReader, RingWriter, ring_bytes
-from quire.processes.shared_memory import SharedMemory
+from quire.foundation.processes.shared_memory import SharedMemory
+from quire.runtime.executor.message_ring import RingReader, RingWriter, ring_bytes
 
 SIZE = 64
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from quire.clock import SystemClock
 from quire.errors import CheckpointError, EngineDeadError
-from quire.executor import multi_rank_executor, rank_processes
-from quire.executor.cpu_executor import CpuExecutor
-from quire.executor.executor import Executor
-from quire.executor.factory import build_executor
-from quire.executor.multi_rank_executor import MultiRankExecutor
-from quire.executor.nodes.head_ranks import Ranks, start_ranks
-from quire.executor.rank_processes import RankProcesses
+from quire.foundation.clock import SystemClock
+from quire.runtime.executor import multi_rank_executor, rank_processes
+from quire.runtime.executor.cpu_executor import CpuExecutor
+from quire.runtime.executor.executor import Executor
+from quire.runtime.executor.factory import build_executor
+from quire.runtime.executor.multi_rank_executor import MultiRankExecutor
+from quire.runtime.executor.nodes.head_ranks import Ranks, start_ranks
+from quire.runtime.executor.rank_processes import RankProcesses
 from tests.checkpoints import make_llama
 from tests.engine.test_client_liveness import ManualClock
 from tests.executor.masked_requests import serve
@@ -249,8 +249,8 @@ def test_what_a_ranks_start_raises_is_raised(tmp_path: Path) -> None:
 
 
 def test_ranks_that_sample_differently_are_the_end(tiny: Path) -> None:
-    from quire.executor.rank_messages import StepDone
-    from quire.messages.workers import Result
+    from quire.foundation.messages.workers import Result
+    from quire.runtime.executor.rank_messages import StepDone
 
     class Two:
         def name(self, rank: int) -> str:

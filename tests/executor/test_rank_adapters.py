@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from quire.executor.rank_adapters import RankAdapters
-from quire.executor.rank_messages import LoadAdapter
-from quire.messages.to_engine import Adapter
-from quire.messages.workers import AdapterLoaded
+from quire.foundation.messages.to_engine import Adapter
+from quire.foundation.messages.workers import AdapterLoaded
+from quire.runtime.executor.rank_adapters import RankAdapters
+from quire.runtime.executor.rank_messages import LoadAdapter
 
 POET, LAWYER = Adapter("poet", "/poet", ""), Adapter("lawyer", "/lawyer", "")
 

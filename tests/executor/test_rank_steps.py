@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from quire.executor.message_ring import RingReader, RingWriter, ring_bytes
-from quire.executor.rank_steps import SampledTokens, TokenArrivals, without_samples
-from quire.executor.stage_rings import most_unread, token_ring_bytes
-from quire.messages.workers import Plan
-from quire.processes.shared_memory import SharedMemory
+from quire.foundation.messages.workers import Plan
+from quire.foundation.processes.shared_memory import SharedMemory
+from quire.runtime.executor.message_ring import RingReader, RingWriter, ring_bytes
+from quire.runtime.executor.rank_steps import SampledTokens, TokenArrivals, without_samples
+from quire.runtime.executor.stage_rings import most_unread, token_ring_bytes
 from tests.worker.driver import admitted
 
 STAGES, ROWS = 2, 4

@@ -10,17 +10,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from quire.clock import SystemClock
+from quire.compute.kernels.cpu.library import library
 from quire.errors import EngineDeadError
-from quire.executor.cpu_executor import CpuExecutor
-from quire.executor.executor import Executor
-from quire.executor.gpu_executor import GpuExecutor
-from quire.kernels.cpu.library import library
-from quire.messages.to_engine import Abort
-from quire.messages.workers import Plan, TokenBitmasks
-from quire.worker import buffer_ring, captured_steps, model_runner, worker_parts
-from quire.worker.recorded_steps import RecordedSteps
-from quire.worker.worker import Worker
+from quire.foundation.clock import SystemClock
+from quire.foundation.messages.to_engine import Abort
+from quire.foundation.messages.workers import Plan, TokenBitmasks
+from quire.runtime.executor.cpu_executor import CpuExecutor
+from quire.runtime.executor.executor import Executor
+from quire.runtime.executor.gpu_executor import GpuExecutor
+from quire.runtime.worker import buffer_ring, captured_steps, model_runner, worker_parts
+from quire.runtime.worker.recorded_steps import RecordedSteps
+from quire.runtime.worker.worker import Worker
 from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.engine.harness import Engine, HashMasker, add
 from tests.executor.masked_requests import MASKED, TOKENS, WAIT, assert_follows, serve

@@ -10,24 +10,24 @@ from typing import Any
 
 import torch
 
-from quire.clock import Clock
-from quire.collectives.layout import memory_bytes
-from quire.collectives.shared_memory import shared_memory_collectives
-from quire.config import Config
-from quire.executor.group_steps import GroupSteps, engine_group
-from quire.executor.message_streams import stage_links
-from quire.executor.rank_adapters import RankAdapters
-from quire.executor.rank_messages import LoadAdapter, StepDone, Stop, ToRanks, fingerprint
-from quire.executor.rank_steps import RankSteps
-from quire.executor.stage_rings import StageRings
-from quire.mesh import mesh_of
-from quire.messages.workers import DeviceLimits, Plan, Result, TokenBitmasks
+from quire.compute.collectives.layout import memory_bytes
+from quire.compute.collectives.shared_memory import shared_memory_collectives
+from quire.compute.mesh import mesh_of
+from quire.foundation.clock import Clock
+from quire.foundation.config import Config
+from quire.foundation.messages.workers import DeviceLimits, Plan, Result, TokenBitmasks
+from quire.foundation.processes.launch import GroupEnds
+from quire.foundation.processes.readable import wait_readable
+from quire.foundation.processes.shared_memory import SharedMemory
 from quire.models.spec import read_spec
 from quire.planning.kv_cache_plan import NumBlocks
-from quire.processes.launch import GroupEnds
-from quire.processes.readable import wait_readable
-from quire.processes.shared_memory import SharedMemory
-from quire.worker.worker import Worker
+from quire.runtime.executor.group_steps import GroupSteps, engine_group
+from quire.runtime.executor.message_streams import stage_links
+from quire.runtime.executor.rank_adapters import RankAdapters
+from quire.runtime.executor.rank_messages import LoadAdapter, StepDone, Stop, ToRanks, fingerprint
+from quire.runtime.executor.rank_steps import RankSteps
+from quire.runtime.executor.stage_rings import StageRings
+from quire.runtime.worker.worker import Worker
 
 
 class Messages:

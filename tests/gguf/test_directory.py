@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from quire.compute.gguf.architectures import ARCHITECTURES
+from quire.compute.gguf.directory import directory_of
+from quire.compute.gguf.model_files import choose
 from quire.errors import CheckpointError, ConfigError, ModelNotFoundError, QuireError
-from quire.gguf.architectures import ARCHITECTURES
-from quire.gguf.directory import directory_of
-from quire.gguf.model_files import choose
 from quire.models.spec import read_spec
+from quire.models.weights import hub
+from quire.models.weights.gguf_models import GgufChoice
 from quire.text.tokenizer import load_tokenizer
-from quire.weights import hub
-from quire.weights.gguf_models import GgufChoice
 from tests.gguf.bytes import (
     ARRAY,
     BOOL,

@@ -12,8 +12,8 @@ import gguf
 import numpy as np
 import pytest
 
+from quire.compute.gguf.header import read_header
 from quire.errors import CheckpointError
-from quire.gguf.header import read_header
 from tests.gguf.bytes import ARRAY, BOOL, F32, I32, STRING, U32, file, string, tensor
 
 VALID = file(

@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from quire import builtin
-from quire.gguf.directory import directory_of
-from quire.gguf.header import read_header
-from quire.gguf.tokenizer_files import tokenizer_files
+from quire.compute.gguf.directory import directory_of
+from quire.compute.gguf.header import read_header
+from quire.compute.gguf.tokenizer_files import tokenizer_files
 from quire.text.tokenizer import load_tokenizer
 from tests.checkpoints import make_llama, make_tiny
 from tests.gguf import made
@@ -44,7 +44,7 @@ ROUNDED = 0.06
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from quire.kernels.cpu.library import library
+    from quire.compute.kernels.cpu.library import library
 
     library()  # from the usual cache
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

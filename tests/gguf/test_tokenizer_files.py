@@ -12,9 +12,9 @@ import sentencepiece
 from tokenizers import Tokenizer
 
 from quire import builtin
+from quire.compute.gguf.pre_tokenizers import PRE_TOKENIZERS
+from quire.compute.gguf.tokenizer_files import end_ids, tokenizer_files
 from quire.errors import CheckpointError
-from quire.gguf.pre_tokenizers import PRE_TOKENIZERS
-from quire.gguf.tokenizer_files import end_ids, tokenizer_files
 from quire.text.template_files import load_chat_template
 from quire.text.tokenizer import load_tokenizer
 from tests.checkpoints import write_tokenizer

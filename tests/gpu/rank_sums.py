@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from quire.config import environment
+from quire.foundation.config import environment
 
 if __name__ == "__main__":
     environment.number_gpus_by_pci_bus()
@@ -22,14 +22,14 @@ if __name__ == "__main__":
 import torch
 from torch import Tensor
 
-from quire.collectives import cards as cards_module
-from quire.collectives.cards import Cards
-from quire.collectives.rank_memory import Way, way_of
-from quire.kernels.reference.quantized_rows import QuantizedRows
-from quire.kernels.triton.norm import rms_norm
-from quire.kernels.triton.quantized_rows import rms_norm_quantized
-from quire.kernels.triton.ranks.pushed_norm import can_push_rows
-from quire.mesh import Mesh
+from quire.compute.collectives import cards as cards_module
+from quire.compute.collectives.cards import Cards
+from quire.compute.collectives.rank_memory import Way, way_of
+from quire.compute.kernels.reference.quantized_rows import QuantizedRows
+from quire.compute.kernels.triton.norm import rms_norm
+from quire.compute.kernels.triton.quantized_rows import rms_norm_quantized
+from quire.compute.kernels.triton.ranks.pushed_norm import can_push_rows
+from quire.compute.mesh import Mesh
 
 DTYPES = (torch.float32, torch.bfloat16)
 SIZES = (2, 6, 510, 514, 4_096, 8_190, 65_538, 131_072, 131_074, 1_000_002, 2_097_152, 9_000_000)

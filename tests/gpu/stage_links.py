@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from quire.config import environment
+from quire.foundation.config import environment
 
 if __name__ == "__main__":
     environment.number_gpus_by_pci_bus()
@@ -19,10 +19,10 @@ if __name__ == "__main__":
 import torch
 from torch import Tensor
 
-from quire.collectives.card_links import CardLinks, StreamSize
-from quire.collectives.stream import Stream
-from quire.mesh import Mesh
-from quire.worker.pipeline_depth import most_in_flight
+from quire.compute.collectives.card_links import CardLinks, StreamSize
+from quire.compute.collectives.stream import Stream
+from quire.compute.mesh import Mesh
+from quire.runtime.worker.pipeline_depth import most_in_flight
 from tests.gpu.rank_sums import FileExchange, graph_of
 
 HIDDEN, SLOTS = 4_096, 513

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from quire import LLM
-from quire.lora.step_tiles import Adapted
-from quire.worker.cuda_graphs import CudaGraphs
-from quire.worker.graph_shapes import GraphShape
+from quire.models.lora.step_tiles import Adapted
+from quire.runtime.worker.cuda_graphs import CudaGraphs
+from quire.runtime.worker.graph_shapes import GraphShape
 from tests.gpu.adapted import TOKENS, answers, mean_errors, stages
 from tests.gpu.several_cards import NEEDS_TWO
 from tests.gpu.test_parity import BLOCKS, SETTINGS, TIE, wait_for_swap_space

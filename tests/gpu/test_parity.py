@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from quire import LLM, SamplingParams
-from quire.kvcache.group_windows import GroupWindow
 from quire.models.spec import read_spec
 from quire.outputs import RequestOutput
-from quire.worker.cuda_graphs import CudaGraphs
-from quire.worker.graph_shapes import GraphShape
+from quire.runtime.worker.cuda_graphs import CudaGraphs
+from quire.runtime.worker.graph_shapes import GraphShape
+from quire.scheduling.kvcache.group_windows import GroupWindow
 from tests.checkpoints import make_llama, make_tiny
 from tests.parity.cases import CASES
 from tests.parity.oracle import Oracle

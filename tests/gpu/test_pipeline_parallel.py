@@ -15,8 +15,8 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.errors import EngineDeadError
-from quire.executor.multi_rank_executor import MultiRankExecutor
-from quire.sampling import StructuredOutputsParams
+from quire.runtime.executor.multi_rank_executor import MultiRankExecutor
+from quire.sampling_params import StructuredOutputsParams
 from tests.checkpoints import make_llama, make_tiny
 from tests.gpu.several_cards import NEEDS_FOUR, NEEDS_TWO, assert_as_near, assert_preempted_text, assert_text
 from tests.gpu.test_parity import BLOCKS, GREEDY, SETTINGS

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.messages.workers import Plan
-from quire.metrics.reader import Counter
-from quire.worker.cuda_graphs import CudaGraphs
-from quire.worker.graph_shapes import GraphShape, StepKind
-from quire.worker.speculation.draft_model import DraftModel
+from quire.engine.metrics.reader import Counter
+from quire.foundation.messages.workers import Plan
+from quire.runtime.worker.cuda_graphs import CudaGraphs
+from quire.runtime.worker.graph_shapes import GraphShape, StepKind
+from quire.runtime.worker.speculation.draft_model import DraftModel
 from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.heads import ReferenceHead, make_eagle3, noting
 from tests.offline.test_drafts_ahead import check_drafts, drafts_by_context
@@ -175,7 +175,7 @@ def test_structured_output_of_quill(method: str) -> None:
         asked = {"model": "quill_draft", "num_speculative_tokens": 4}
     if method == "eagle3":
         asked = {"method": "eagle3", "model": "quill_eagle3", "num_speculative_tokens": 4}
-    from quire.sampling import StructuredOutputsParams
+    from quire.sampling_params import StructuredOutputsParams
 
     schema = {"type": "object", "properties": {"names": {"type": "array", "items": {"enum": ["fox", "hen"]},
               "minItems": 4, "maxItems": 6}}, "required": ["names"]}  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.kernels.triton.launching.compiler_processes import MIN_CORES
+from quire.compute.kernels.triton.launching.compiler_processes import MIN_CORES
 from tests.checkpoints import make_llama, make_tiny
 from tests.parity.cases import CASES
 
@@ -65,10 +65,10 @@ def _forget() -> None:
     """As in a new process: what engines of earlier tests compiled is not there."""
     from triton.runtime.jit import JITFunction
 
-    from quire.kernels.triton.launching.launch import Kernel
+    from quire.compute.kernels.triton.launching.launch import Kernel
 
     for name, module in list(sys.modules.items()):
-        for kernel in vars(module).values() if name.startswith("quire.kernels.triton") else ():
+        for kernel in vars(module).values() if name.startswith("quire.compute.kernels.triton") else ():
             if isinstance(kernel, Kernel):
                 kernel._known.clear()
             function = kernel.function if isinstance(kernel, Kernel) else kernel

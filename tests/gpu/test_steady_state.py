@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.messages.workers import Plan
-from quire.worker.step_handle import StepHandle
-from quire.worker.worker import Worker
+from quire.foundation.messages.workers import Plan
+from quire.runtime.worker.step_handle import StepHandle
+from quire.runtime.worker.worker import Worker
 from tests.checkpoints import make_llama
 
 pytestmark = pytest.mark.gpu

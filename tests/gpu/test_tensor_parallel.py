@@ -15,7 +15,7 @@ import torch
 
 from quire import LLM, SamplingParams
 from quire.errors import EngineDeadError
-from quire.executor.multi_rank_executor import MultiRankExecutor
+from quire.runtime.executor.multi_rank_executor import MultiRankExecutor
 from tests.checkpoints import make_llama, make_tiny
 from tests.gpu.adapted import answers
 from tests.gpu.several_cards import NEEDS_TWO, assert_as_near, assert_preempted_text, assert_text

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.clock import SystemClock
-from quire.executor.gpu_executor import GpuExecutor
-from quire.worker.cuda_graphs import CudaGraphs
-from quire.worker.graph_shapes import GraphShape
-from quire.worker.worker import Worker
+from quire.foundation.clock import SystemClock
+from quire.runtime.executor.gpu_executor import GpuExecutor
+from quire.runtime.worker.cuda_graphs import CudaGraphs
+from quire.runtime.worker.graph_shapes import GraphShape
+from quire.runtime.worker.worker import Worker
 from tests.checkpoints import make_llama
 from tests.engine.harness import Engine
 from tests.executor.masked_requests import TOKENS, serve

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.reference.philox import uniform
-from quire.kernels.reference.sample import SamplingColumns
-from quire.sampling import MIN_TEMPERATURE
+from quire.compute.kernels.reference.philox import uniform
+from quire.compute.kernels.reference.sample import SamplingColumns
+from quire.sampling_params import MIN_TEMPERATURE
 
 ROUNDING = 3e-6
 """What sums of exponentials in fp32 may be off by, as shares of the whole."""

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from quire.gguf.tensor_types import NONLINEAR, QUANTIZED
-from quire.kernels.reference.gguf_blocks import dequantize, unpack
+from quire.compute.gguf.tensor_types import NONLINEAR, QUANTIZED
+from quire.compute.kernels.reference.gguf_blocks import dequantize, unpack
 from tests.gguf import made
 
 

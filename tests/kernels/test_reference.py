@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.dispatch import KERNELS, kernel
-from quire.kernels.reference.activation import gelu, gelu_and_mul, silu_and_mul, soft_cap
-from quire.kernels.reference.experts import experts, pack_experts, route
-from quire.kernels.reference.norm import layer_norm, rms_norm
-from quire.kernels.reference.rotary import rotary
-from quire.kernels.reference.rowwise_attention import paged_attention, qk_norm_rope_and_cache
+from quire.compute.kernels.dispatch import KERNELS, kernel
+from quire.compute.kernels.reference.activation import gelu, gelu_and_mul, silu_and_mul, soft_cap
+from quire.compute.kernels.reference.experts import experts, pack_experts, route
+from quire.compute.kernels.reference.norm import layer_norm, rms_norm
+from quire.compute.kernels.reference.rotary import rotary
+from quire.compute.kernels.reference.rowwise_attention import paged_attention, qk_norm_rope_and_cache
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 DTYPES = list(TOLERANCE)

@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from quire.kvcache.block_hashes import BlockHashes
+from quire.scheduling.kvcache.block_hashes import BlockHashes
 
 SIZE = 4
 TOKENS = list(range(1_000))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.kvcache.block_pool import DUMMY_BLOCK, BlockPool
+from quire.scheduling.kvcache.block_pool import DUMMY_BLOCK, BlockPool
 
 
 def test_blocks_are_allocated_once_and_never_the_dummy() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quire.kvcache.block_hashes import BlockHashes
-from quire.kvcache.block_pool import BlockPool
-from quire.kvcache.block_table import BlockTable
-from quire.kvcache.group_windows import FULL_ATTENTION, GroupWindow, capacity, max_cached_tokens
+from quire.scheduling.kvcache.block_hashes import BlockHashes
+from quire.scheduling.kvcache.block_pool import BlockPool
+from quire.scheduling.kvcache.block_table import BlockTable
+from quire.scheduling.kvcache.group_windows import FULL_ATTENTION, GroupWindow, capacity, max_cached_tokens
 
 SIZE = 4
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from quire.kvcache.host_pool import HostPool
+from quire.scheduling.kvcache.host_pool import HostPool
 
 
 def number_of_runs(blocks: list[int]) -> int:

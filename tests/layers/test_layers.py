@@ -5,19 +5,19 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from quire.clock import SystemClock
-from quire.layers.attention import Heads
-from quire.layers.factory import LayerFactory
-from quire.layers.layer import load_all_weights, weight_specs_of
-from quire.layers.moe import Routing
-from quire.layers.norm import RMS
-from quire.layers.positions import Positions
-from quire.layers.rotary import Rotary
-from quire.quantization.scheme import ExpertNames
-from quire.weights.checkpoint import WeightSpec
-from quire.weights.dummy import DummyCheckpoint
-from quire.weights.progress import ReadingProgress
-from quire.weights.tensor_options import TensorOptions
+from quire.foundation.clock import SystemClock
+from quire.models.layers.attention import Heads
+from quire.models.layers.factory import LayerFactory
+from quire.models.layers.layer import load_all_weights, weight_specs_of
+from quire.models.layers.moe import Routing
+from quire.models.layers.norm import RMS
+from quire.models.layers.positions import Positions
+from quire.models.layers.rotary import Rotary
+from quire.models.quantization.scheme import ExpertNames
+from quire.models.weights.checkpoint import WeightSpec
+from quire.models.weights.dummy import DummyCheckpoint
+from quire.models.weights.progress import ReadingProgress
+from quire.models.weights.tensor_options import TensorOptions
 
 WEIGHTS = (("w1", (12, 8)), ("w3", (12, 8)), ("w2", (8, 12)))
 PLACE = TensorOptions(torch.device("cpu"), torch.float32)

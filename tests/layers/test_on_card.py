@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.layers.factory import LayerFactory
-from quire.layers.moe import Routing
-from quire.quantization.scheme import ExpertNames
-from quire.weights.checkpoint import StoredTensor
-from quire.weights.tensor_options import TensorOptions
+from quire.models.layers.factory import LayerFactory
+from quire.models.layers.moe import Routing
+from quire.models.quantization.scheme import ExpertNames
+from quire.models.weights.checkpoint import StoredTensor
+from quire.models.weights.tensor_options import TensorOptions
 
 HIDDEN, WIDTH = 256, 384
 Apply = Callable[[Tensor], Tensor]

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from quire.bench.closed_loads import closed_loads
-from quire.config import Config
-from quire.costmodel.measured_step_times import MeasuredStepTimes, ServerTerms, StepTerms, windows_of
+from quire.foundation.config import Config
 from quire.models.spec import read_spec
+from quire.planning.costmodel.measured_step_times import MeasuredStepTimes, ServerTerms, StepTerms, windows_of
 from quire.planning.machine import this_machine
-from quire.simulation.calibration import server_terms, waits_of
-from quire.simulation.deployment import Deployment, Processor, deploy
+from quire.tools.bench.closed_loads import closed_loads
+from quire.tools.simulation.calibration import server_terms, waits_of
+from quire.tools.simulation.deployment import Deployment, Processor, deploy
 
 
 def a_deployment(server: ServerTerms) -> Deployment:

@@ -11,17 +11,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from quire.bench.arrivals import ArrivalOptions, arrival_times
-from quire.bench.datasets import DatasetOptions, make_samples
-from quire.bench.tokens import LocalTokens
 from quire.cli.main import main
 from quire.cli.settings_fields import settings_of
-from quire.config import Config
-from quire.costmodel.measured_step_times import MeasuredStepTimes, ServerTerms, StepTerms
+from quire.foundation.config import Config
 from quire.models.spec import read_spec
-from quire.simulation.load import asked_load, timed_load
-from quire.simulation.options import ServingOptions, SimulateOptions
-from quire.sizing.measured_rows import DIRECTORY
+from quire.planning.costmodel.measured_step_times import MeasuredStepTimes, ServerTerms, StepTerms
+from quire.tools.bench.arrivals import ArrivalOptions, arrival_times
+from quire.tools.bench.datasets import DatasetOptions, make_samples
+from quire.tools.bench.tokens import LocalTokens
+from quire.tools.simulation.load import asked_load, timed_load
+from quire.tools.simulation.options import ServingOptions, SimulateOptions
+from quire.tools.sizing.measured_rows import DIRECTORY
 
 MODEL = DIRECTORY / "qwen3-0.6b"
 SPEC = read_spec(MODEL)

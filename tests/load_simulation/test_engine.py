@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from quire.config import Config
-from quire.costmodel.cards import card
 from quire.errors import ConfigError
+from quire.foundation.config import Config
 from quire.models.spec import read_spec
-from quire.simulation.deployment import Deployment, deploy
-from quire.simulation.engine import SimulatedRun, simulate
-from quire.simulation.figures import figures
-from quire.simulation.trace import Trace, TraceRequest
-from quire.sizing.measured_rows import DIRECTORY
+from quire.planning.costmodel.cards import card
+from quire.tools.simulation.deployment import Deployment, deploy
+from quire.tools.simulation.engine import SimulatedRun, simulate
+from quire.tools.simulation.figures import figures
+from quire.tools.simulation.trace import Trace, TraceRequest
+from quire.tools.sizing.measured_rows import DIRECTORY
 
 SPEC = read_spec(DIRECTORY / "qwen3-0.6b")
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from quire.errors import ConfigError
-from quire.simulation.engine import Occupancy, Served, SimulatedRun
-from quire.simulation.slo import PRECISION, read_limits, search
+from quire.tools.simulation.engine import Occupancy, Served, SimulatedRun
+from quire.tools.simulation.slo import PRECISION, read_limits, search
 
 Seconds = Callable[[float, int], float]
 """Of the rate, and the request's number."""

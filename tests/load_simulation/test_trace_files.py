@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from quire.bench.arrivals import ArrivalOptions
-from quire.bench.tokens import Tokens
 from quire.errors import ConfigError
-from quire.simulation.trace import Trace
-from quire.simulation.trace_files import TraceFileOptions, read_trace
+from quire.tools.bench.arrivals import ArrivalOptions
+from quire.tools.bench.tokens import Tokens
+from quire.tools.simulation.trace import Trace
+from quire.tools.simulation.trace_files import TraceFileOptions, read_trace
 
 
 class Letters:

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from quire.lora.updates import LowRankUpdates
-from quire.quantization.scheme import LinearShape
-from quire.weights.checkpoint import StoredTensor
+from quire.models.lora.updates import LowRankUpdates
+from quire.models.quantization.scheme import LinearShape
+from quire.models.weights.checkpoint import StoredTensor
 
 HIDDEN, WIDTH = 12, 20
 PREFIX = "base_model.model.model.layers.0"

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from quire.errors import CheckpointError
-from quire.lora.files import read_adapter
-from quire.lora.updates import LowRankUpdates
-from quire.quantization.scheme import ExpertNames, ExpertsShape
+from quire.models.lora.files import read_adapter
+from quire.models.lora.updates import LowRankUpdates
+from quire.models.quantization.scheme import ExpertNames, ExpertsShape
 from tests.lora.adapter_files import HIDDEN, PREFIX, WIDTH, Base, pair, small_updates, whole, write
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.lora.files import read_adapter
-from quire.lora.loader import AdapterLoader
-from quire.lora.updates import AdapterMemory, HostAdapter, LowRankUpdates
-from quire.messages.to_engine import Adapter
-from quire.messages.workers import AdapterLoaded
+from quire.foundation.messages.to_engine import Adapter
+from quire.foundation.messages.workers import AdapterLoaded
+from quire.models.lora.files import read_adapter
+from quire.models.lora.loader import AdapterLoader
+from quire.models.lora.updates import AdapterMemory, HostAdapter, LowRankUpdates
 from tests.lora.adapter_files import Base, small_updates, write
 
 

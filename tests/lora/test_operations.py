@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from quire import LLM
-from quire.lora.updates import HostAdapter
-from quire.messages.from_engine import Deltas, Done, End
-from quire.messages.to_engine import Abort, Adapter, Add, Control
-from quire.sampling import SamplingParams
+from quire.foundation.messages.from_engine import Deltas, Done, End
+from quire.foundation.messages.to_engine import Abort, Adapter, Add, Control
+from quire.models.lora.updates import HostAdapter
+from quire.sampling_params import SamplingParams
 from tests.adapters import ALL, Reference, make_adapter
 from tests.checkpoints import make_tiny
 

@@ -13,9 +13,9 @@ import torch
 from moto.server import ThreadedMotoServer
 
 from quire.errors import CheckpointError, ModelNotFoundError
-from quire.lora.files import read_adapter
-from quire.lora.sources import AdapterSources
-from quire.weights.hub import HubAccess
+from quire.models.lora.files import read_adapter
+from quire.models.lora.sources import AdapterSources
+from quire.models.weights.hub import HubAccess
 from tests.lora.adapter_files import Base, small_updates, write
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")

@@ -7,14 +7,14 @@ import itertools
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.config import CacheConfig
-from quire.messages.from_engine import STEP_TOKEN_BOUNDS, End, Heartbeat, Load
-from quire.messages.to_engine import Add
-from quire.metrics.counts import Counts, continue_after, count_of, total
-from quire.metrics.prometheus import Exposition
-from quire.metrics.server_stats import ServerStats
-from quire.metrics.stats import Stats
-from quire.sampling import SamplingParams
+from quire.engine.metrics.counts import Counts, continue_after, count_of, total
+from quire.engine.metrics.prometheus import Exposition
+from quire.engine.metrics.server_stats import ServerStats
+from quire.engine.metrics.stats import Stats
+from quire.foundation.config import CacheConfig
+from quire.foundation.messages.from_engine import STEP_TOKEN_BOUNDS, End, Heartbeat, Load
+from quire.foundation.messages.to_engine import Add
+from quire.sampling_params import SamplingParams
 
 
 def process(engines: int = 1) -> ServerStats:

@@ -10,11 +10,11 @@ import pynvml
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.config import CacheConfig
-from quire.metrics.gpus import GpuReader, GpuReading
-from quire.metrics.prometheus import Exposition
-from quire.metrics.server_stats import ServerStats
-from quire.metrics.stats import Stats
+from quire.engine.metrics.gpus import GpuReader, GpuReading
+from quire.engine.metrics.prometheus import Exposition
+from quire.engine.metrics.server_stats import ServerStats
+from quire.engine.metrics.stats import Stats
+from quire.foundation.config import CacheConfig
 
 
 @pytest.fixture

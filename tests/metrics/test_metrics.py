@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.config import CacheConfig
-from quire.messages.from_engine import STEP_TOKEN_BOUNDS, WORK_BOUNDS_S, End, Heartbeat, Load
-from quire.messages.to_engine import Add
-from quire.metrics.histogram import Histogram, steps_of_1_2_5
-from quire.metrics.log_line import StatsLogLine
-from quire.metrics.prometheus import Exposition
-from quire.metrics.server_stats import ServerStats
-from quire.metrics.stats import Stats
-from quire.sampling import SamplingParams
+from quire.engine.metrics.histogram import Histogram, steps_of_1_2_5
+from quire.engine.metrics.log_line import StatsLogLine
+from quire.engine.metrics.prometheus import Exposition
+from quire.engine.metrics.server_stats import ServerStats
+from quire.engine.metrics.stats import Stats
+from quire.foundation.config import CacheConfig
+from quire.foundation.messages.from_engine import STEP_TOKEN_BOUNDS, WORK_BOUNDS_S, End, Heartbeat, Load
+from quire.foundation.messages.to_engine import Add
+from quire.sampling_params import SamplingParams
 
 
 def scrape(stats: Stats | ServerStats) -> dict[str, float]:

@@ -8,24 +8,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.attention.backend import Rows
-from quire.attention.cpu import CpuAttention
-from quire.clock import SystemClock
-from quire.collectives.collectives import Collectives
-from quire.layers.factory import LayerFactory
-from quire.layers.layer import load_all_weights, weight_specs_of
-from quire.layers.positions import Positions
-from quire.mesh import Mesh
+from quire.compute.attention.backend import Rows
+from quire.compute.attention.cpu import CpuAttention
+from quire.compute.collectives.collectives import Collectives
+from quire.compute.mesh import Mesh
+from quire.foundation.clock import SystemClock
+from quire.models.layers.factory import LayerFactory
+from quire.models.layers.layer import load_all_weights, weight_specs_of
+from quire.models.layers.positions import Positions
 from quire.models.model import build_model
 from quire.models.rank_share import rank_share
 from quire.models.spec import read_spec
-from quire.weights.checkpoint import Checkpoint, check_weights
-from quire.weights.gguf import GgufCheckpoint, find_gguf_files
-from quire.weights.progress import ReadingProgress
-from quire.weights.safetensors import SafetensorsCheckpoint
-from quire.weights.standard_names import with_standard_names
-from quire.weights.tensor_options import TensorOptions
-from quire.worker.kv_tensors import allocate_kv_cache, kv_view
+from quire.models.weights.checkpoint import Checkpoint, check_weights
+from quire.models.weights.gguf import GgufCheckpoint, find_gguf_files
+from quire.models.weights.progress import ReadingProgress
+from quire.models.weights.safetensors import SafetensorsCheckpoint
+from quire.models.weights.standard_names import with_standard_names
+from quire.models.weights.tensor_options import TensorOptions
+from quire.runtime.worker.kv_tensors import allocate_kv_cache, kv_view
 from tests.collectives.in_threads import run_ranks
 
 CPU = torch.device("cpu")

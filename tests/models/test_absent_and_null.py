@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from quire.errors import CheckpointError
-from quire.lora.settings import read_settings
 from quire.models.families import FAMILIES
+from quire.models.lora.settings import read_settings
+from quire.models.quantization.description import read_quantization
 from quire.models.spec import read_spec
-from quire.quantization.description import read_quantization
 from quire.text.generation_config import eos_ids
 from tests.checkpoints import TINY
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.collectives.collectives import Norms, norms_of
-from quire.collectives.shared_memory import NativeRanks
+from quire.compute.collectives.collectives import Norms, norms_of
+from quire.compute.collectives.shared_memory import NativeRanks
 from quire.models.families import FAMILIES
 from quire.models.spec import read_spec
 from tests.checkpoints import make_tiny
@@ -74,7 +74,7 @@ def test_ranks_with_whole_experts_have_the_logits_of_one(case: str, tp: int, tmp
 def test_ranks_compute_without_kernels_of_ours(
     case: str, ep: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from quire.kernels.cpu import library as module
+    from quire.compute.kernels.cpu import library as module
 
     directory = make_tiny(tmp_path, **DIVISIBLE[case])
     whole = logits_of(directory, TOKENS, torch.float32)

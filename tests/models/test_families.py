@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from quire.errors import CheckpointError
-from quire.kvcache.rope_length_mode import RopeLengthMode
 from quire.models.families import FAMILIES
 from quire.models.registry import ARCHITECTURES
 from quire.models.rope import angle_scale, frequencies_by_length, rotary_frequencies
 from quire.models.rope_spec import RopeSpec
 from quire.models.spec import read_spec
+from quire.scheduling.kvcache.rope_length_mode import RopeLengthMode
 from tests.checkpoints import make_tiny
 from tests.models.test_spec import MINIMAL
 from tests.parity.cases import CASES

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire.compute.mesh import Mesh
 from quire.errors import ConfigError
-from quire.layers.factory import LayerFactory
-from quire.mesh import Mesh
+from quire.models.layers.factory import LayerFactory
 from quire.models.model import build_model
 from quire.models.rank_share import check_tensor_parallel_size, rank_share
 from quire.models.spec import read_spec
-from quire.weights.safetensors import SafetensorsCheckpoint
-from quire.weights.tensor_options import TensorOptions
+from quire.models.weights.safetensors import SafetensorsCheckpoint
+from quire.models.weights.tensor_options import TensorOptions
 from tests.checkpoints import make_llama, make_tiny
 from tests.models.divisible import DIVISIBLE
 
@@ -126,5 +126,5 @@ def held_bytes(value: object) -> int:
         return value.nbytes
     if isinstance(value, (tuple, list)):
         return sum(map(held_bytes, value))
-    is_weight = type(value).__module__.startswith("quire.quantization")
+    is_weight = type(value).__module__.startswith("quire.models.quantization")
     return sum(map(held_bytes, vars(value).values())) if is_weight and hasattr(value, "__dict__") else 0

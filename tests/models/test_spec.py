@@ -153,5 +153,5 @@ def test_every_listed_architecture_exists() -> None:
 
 
 def test_reading_a_spec_loads_no_torch() -> None:
-    code = "import sys, quire.models.spec, quire.weights.hub; assert 'torch' not in sys.modules, 'torch'"
+    code = "import sys, quire.models.spec, quire.models.weights.hub; assert 'torch' not in sys.modules, 'torch'"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)

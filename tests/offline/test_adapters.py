@@ -10,8 +10,8 @@ import pytest
 from quire import LoRARequest
 from quire.engine.inprocess import InProcessClient
 from quire.errors import RequestError
-from quire.messages.from_engine import Deltas, Done, FromEngine
-from quire.messages.to_engine import Adapter, Control
+from quire.foundation.messages.from_engine import Deltas, Done, FromEngine
+from quire.foundation.messages.to_engine import Adapter, Control
 from quire.offline.adapters import LocalAdapters
 
 STALE = Done(0, {"name": "stale", "path": "elsewhere", "digest": "0"})

@@ -15,7 +15,7 @@ import quire
 from quire import LLM, AsyncEngineArgs, AsyncLLM, AsyncLLMEngine, SamplingParams, StructuredOutputsParams
 from quire.errors import ConfigError, EngineDeadError, RequestError
 from quire.outputs import RequestOutput
-from quire.sampling import RequestOutputKind
+from quire.sampling_params import RequestOutputKind
 from tests.checkpoints import make_llama
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.executor import factory
-from quire.executor.gpu_executor import GpuExecutor
-from quire.messages.workers import Plan, Result
-from quire.metrics.reader import Counter
-from quire.worker import buffer_ring
-from quire.worker.speculation.draft_model import DraftModel
-from quire.worker.speculation.drafts_ahead import DraftsAhead
-from quire.worker.speculation.step_drafts import StepDrafts
-from quire.worker.worker import Worker
-from quire.worker.worker_parts import LoadedModel
+from quire.engine.metrics.reader import Counter
+from quire.foundation.messages.workers import Plan, Result
+from quire.runtime.executor import factory
+from quire.runtime.executor.gpu_executor import GpuExecutor
+from quire.runtime.worker import buffer_ring
+from quire.runtime.worker.speculation.draft_model import DraftModel
+from quire.runtime.worker.speculation.drafts_ahead import DraftsAhead
+from quire.runtime.worker.speculation.step_drafts import StepDrafts
+from quire.runtime.worker.worker import Worker
+from quire.runtime.worker.worker_parts import LoadedModel
 from tests.checkpoints import VOCAB_SIZE
 from tests.heads import ReferenceHead, make_eagle3, noting, proposed
 from tests.offline import test_masked_drafts as masked_drafts

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.messages.workers import Plan, Result
-from quire.metrics.reader import Counter
-from quire.worker.worker import Worker
+from quire.engine.metrics.reader import Counter
+from quire.foundation.messages.workers import Plan, Result
+from quire.runtime.worker.worker import Worker
 from tests.checkpoints import VOCAB_SIZE, make_llama
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 4}

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, LoRARequest, SamplingParams
-from quire.config import Config
+from quire.engine.metrics.reader import Counter
 from quire.errors import CheckpointError, ConfigError, QuireError
-from quire.metrics.reader import Counter
+from quire.foundation.config import Config
 from quire.models.spec import read_spec
-from quire.worker.recorded_steps import RecordedSteps
+from quire.runtime.worker.recorded_steps import RecordedSteps
 from tests.adapters import make_adapter
 from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.heads import Noted, ReferenceHead, make_eagle3, noting

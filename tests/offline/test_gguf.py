@@ -20,7 +20,7 @@ MIXED = {"": "Q4_0", "down_proj": "Q5_1", "v_proj": "Q8_0", "embed": "Q8_0", "o_
 
 @pytest.fixture(autouse=True, scope="module")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from quire.kernels.cpu.library import library
+    from quire.compute.kernels.cpu.library import library
 
     library()  # from the usual cache
     with pytest.MonkeyPatch.context() as patch:

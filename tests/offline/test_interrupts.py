@@ -14,10 +14,10 @@ import pytest
 
 from quire.engine.inprocess import InProcessClient
 from quire.errors import EngineDeadError
-from quire.executor.executor import FaultHook, no_faults
-from quire.executor.fake import FakeExecutor
-from quire.messages.from_engine import Ready
+from quire.foundation.messages.from_engine import Ready
 from quire.offline.run import OfflineRun
+from quire.runtime.executor.executor import FaultHook, no_faults
+from quire.runtime.executor.fake import FakeExecutor
 from quire.text.choice_state import ChoiceState
 from quire.text.sequence_accumulator import SequenceAccumulator
 from tests.engine.harness import add, alone, config

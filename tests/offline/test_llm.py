@@ -13,9 +13,9 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError, ContextLengthError, RequestError
-from quire.output_parsers.events import Tool, ToolCallDelta, ToolCallStart
-from quire.output_parsers.registry import create_parser
-from quire.scheduler.token_budget import TokenBudget
+from quire.scheduling.scheduler.token_budget import TokenBudget
+from quire.text.output_parsers.events import Tool, ToolCallDelta, ToolCallStart
+from quire.text.output_parsers.registry import create_parser
 from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.reference import Reference
 

@@ -10,7 +10,7 @@ import pytest
 
 from quire import LLM, EngineArgs, LLMEngine, RequestOutput, SamplingParams, TextPrompt, TokensPrompt
 from quire.errors import RequestError
-from quire.sampling import RequestOutputKind
+from quire.sampling_params import RequestOutputKind
 from tests.checkpoints import make_llama
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}

@@ -15,8 +15,8 @@ import torch
 
 from quire import LLM, AsyncLLM, BeamSearchParams, LLMEngine, LoRARequest, SamplingParams
 from quire.errors import ConfigError, RequestError
-from quire.messages.from_engine import Deltas, Done, FromEngine
-from quire.messages.to_engine import Adapter, Add, Control
+from quire.foundation.messages.from_engine import Deltas, Done, FromEngine
+from quire.foundation.messages.to_engine import Adapter, Add, Control
 from tests.adapters import ALL, Reference, make_adapter
 from tests.checkpoints import make_llama, make_tiny
 from tests.gguf.made import make_gguf

@@ -11,9 +11,9 @@ import pytest
 
 from quire import LLM, LoRARequest
 from quire.errors import EngineDeadError, RequestError
-from quire.executor.multi_rank_executor import MultiRankExecutor
-from quire.messages.from_engine import Done
-from quire.messages.to_engine import Control
+from quire.foundation.messages.from_engine import Done
+from quire.foundation.messages.to_engine import Control
+from quire.runtime.executor.multi_rank_executor import MultiRankExecutor
 from tests.checkpoints import make_llama
 from tests.lora.adapter_files import write
 from tests.offline.test_lora import KINDS, Stage, random_prompts, replace_amid_load

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams, StructuredOutputsParams
-from quire.messages.to_engine import Add
-from quire.metrics.reader import Counter
-from quire.speculation.ngram_index import NgramIndex
-from quire.structured_output.bitmask_sources import LocalFirstBitmasks
+from quire.engine.metrics.reader import Counter
+from quire.engine.structured_output.bitmask_sources import LocalFirstBitmasks
+from quire.foundation.messages.to_engine import Add
+from quire.scheduling.speculation.ngram_index import NgramIndex
 
 pytestmark = pytest.mark.usefixtures("always_drafting")
 SCHEMA = {

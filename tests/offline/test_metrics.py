@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.engine.metrics.reader import Counter, Gauge, Histogram
 from quire.errors import ConfigError
-from quire.metrics.reader import Counter, Gauge, Histogram
 from tests.checkpoints import make_llama
 
 

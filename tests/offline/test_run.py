@@ -8,11 +8,11 @@ import pytest
 
 from quire.engine.inprocess import InProcessClient
 from quire.errors import GenerationError, RequestError
-from quire.executor.fake import FakeExecutor
-from quire.messages.from_engine import Ready
-from quire.messages.to_engine import Add
-from quire.messages.workers import Plan, Result
+from quire.foundation.messages.from_engine import Ready
+from quire.foundation.messages.to_engine import Add
+from quire.foundation.messages.workers import Plan, Result
 from quire.offline.run import OfflineRun
+from quire.runtime.executor.fake import FakeExecutor
 from quire.text.choice_state import ChoiceState
 from quire.text.sequence_accumulator import SequenceAccumulator
 from tests.engine.harness import add, alone, config

@@ -15,15 +15,15 @@ import pytest
 
 from quire import LLM, LoRARequest, SamplingParams
 from quire.cli.flags import parse_config
-from quire.config import Config
+from quire.engine.metrics.reader import Counter, Vector
 from quire.errors import ConfigError, ModelNotFoundError
-from quire.messages.workers import MaskedDrafts, Plan, Result, TokenBitmasks
-from quire.metrics.reader import Counter, Vector
+from quire.foundation.config import Config
+from quire.foundation.messages.workers import MaskedDrafts, Plan, Result, TokenBitmasks
 from quire.planning.auto_config import resolve
-from quire.speculation.ngram_index import NgramIndex
-from quire.worker.speculation.draft_model import DraftModel
-from quire.worker.speculation.step_drafts import StepDrafts
-from quire.worker.worker import Worker
+from quire.runtime.worker.speculation.draft_model import DraftModel
+from quire.runtime.worker.speculation.step_drafts import StepDrafts
+from quire.runtime.worker.worker import Worker
+from quire.scheduling.speculation.ngram_index import NgramIndex
 from tests.adapters import make_adapter
 from tests.checkpoints import VOCAB_SIZE, make_llama
 

@@ -17,10 +17,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from quire import LLM, SamplingParams
-from quire.attention.metadata import IntArray
-from quire.metrics.reader import Counter as Count
-from quire.worker.speculation.step_drafts import StepDrafts
-from quire.worker.speculation.verification import Verified
+from quire.compute.attention.metadata import IntArray
+from quire.engine.metrics.reader import Counter as Count
+from quire.runtime.worker.speculation.step_drafts import StepDrafts
+from quire.runtime.worker.speculation.verification import Verified
 from tests.checkpoints import make_llama
 from tests.heads import make_eagle3
 from tests.sampling.chi_square import critical, statistic

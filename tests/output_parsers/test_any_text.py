@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.output_parsers.events import ContentDelta, OutputEvent, ReasoningDelta, Tool, merge_events
-from quire.output_parsers.formats import Turn
-from quire.output_parsers.registry import (
+from quire.text.output_parsers.events import ContentDelta, OutputEvent, ReasoningDelta, Tool, merge_events
+from quire.text.output_parsers.formats import Turn
+from quire.text.output_parsers.registry import (
     REASONING_PARSERS,
     TOOL_PARSERS,
     create_parser,

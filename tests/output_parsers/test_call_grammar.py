@@ -13,15 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quire.engine.structured_output.constraint import Constraint
+from quire.engine.structured_output.grammars import grammar_of
 from quire.errors import RequestError
-from quire.output_parsers.argument_types import ArgumentTypes
-from quire.output_parsers.call_grammar import call_grammar
-from quire.output_parsers.events import ContentDelta, OutputEvent, ReasoningDelta, Tool, ToolCallStart, merge_events
-from quire.output_parsers.formats import Turn
-from quire.output_parsers.registry import TOOL_PARSERS, create_parser, tool_format
-from quire.output_parsers.schema_references import SchemaReferences
-from quire.structured_output.constraint import Constraint
-from quire.structured_output.grammars import grammar_of
+from quire.text.output_parsers.argument_types import ArgumentTypes
+from quire.text.output_parsers.call_grammar import call_grammar
+from quire.text.output_parsers.events import (
+    ContentDelta,
+    OutputEvent,
+    ReasoningDelta,
+    Tool,
+    ToolCallStart,
+    merge_events,
+)
+from quire.text.output_parsers.formats import Turn
+from quire.text.output_parsers.registry import TOOL_PARSERS, create_parser, tool_format
+from quire.text.output_parsers.schema_references import SchemaReferences
 
 llguidance = pytest.importorskip("llguidance")
 llguidance_numpy = pytest.importorskip("llguidance.numpy")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.output_parsers.registry import REASONING_PARSERS, TOOL_PARSERS
+from quire.text.output_parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 from tests.output_parsers.transcripts import (
     gemma,
     glm,

@@ -13,8 +13,8 @@ import pytest
 
 import quire.builtin
 from quire.errors import ConfigError
-from quire.output_parsers.detection import detect_reasoning_parser, detect_tool_parser
-from quire.output_parsers.registry import (
+from quire.text.output_parsers.detection import detect_reasoning_parser, detect_tool_parser
+from quire.text.output_parsers.registry import (
     NOT_SERVED,
     REASONING_PARSERS,
     TOOL_PARSERS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from quire.output_parsers.registry import REASONING_PARSERS, TOOL_PARSERS
+from quire.text.output_parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 
 FORMATS = (Path(__file__).parents[2] / "docs/tools.md").read_text().partition("## Formats")[2]
 

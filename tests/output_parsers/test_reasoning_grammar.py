@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from quire.output_parsers.events import ContentDelta, OutputEvent, ReasoningDelta, merge_events
-from quire.output_parsers.formats import Turn
-from quire.output_parsers.reasoning_grammar import FORM, reasoning_in_front
-from quire.output_parsers.registry import REASONING_PARSERS, create_parser, reasoning_format
+from quire.text.output_parsers.events import ContentDelta, OutputEvent, ReasoningDelta, merge_events
+from quire.text.output_parsers.formats import Turn
+from quire.text.output_parsers.reasoning_grammar import FORM, reasoning_in_front
+from quire.text.output_parsers.registry import REASONING_PARSERS, create_parser, reasoning_format
 
 llguidance = pytest.importorskip("llguidance")
 

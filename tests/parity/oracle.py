@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quire.kvcache.rope_length_mode import RopeLengthMode
 from quire.models.spec import read_spec
+from quire.scheduling.kvcache.rope_length_mode import RopeLengthMode
 
 
 class Oracle:

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.kvcache.group_windows import GroupWindow
 from quire.models.spec import read_spec
+from quire.scheduling.kvcache.group_windows import GroupWindow
 from tests.checkpoints import VOCAB_SIZE, make_tiny
 from tests.parity.cases import CASES
 from tests.parity.oracle import Oracle

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.kvcache.group_windows import GroupWindow
 from quire.models.spec import read_spec
 from quire.offline import local_engine
+from quire.scheduling.kvcache.group_windows import GroupWindow
 from tests.checkpoints import make_tiny
 from tests.executor.thread_ranks import ThreadRanks
 from tests.models.divisible import DIVISIBLE

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from quire import LLM
-from quire.kernels.dispatch import KERNELS
+from quire.compute.kernels.dispatch import KERNELS
 from quire.offline import local_engine
 from tests.adapters import ALL
 from tests.adapters_as_on_a_gpu import serve_as_a_gpu
@@ -150,5 +150,5 @@ def test_ranks_that_serve_experts_as_gpus_do_say_what_peft_says(
     serve_as_a_gpu(monkeypatch)
     for op, module in REFERENCES.items():
         for device in ("cpu", "cuda"):
-            monkeypatch.setitem(KERNELS, (op, device), f"quire.kernels.reference.{module}:{op}")
+            monkeypatch.setitem(KERNELS, (op, device), f"quire.compute.kernels.reference.{module}:{op}")
     check(stage_of(case), tensor_parallel_size=tp, pipeline_parallel_size=pp, enable_expert_parallel=whole_experts)

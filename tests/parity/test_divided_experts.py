@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from quire import LLM
-from quire.clock import Clock
-from quire.config import Config
+from quire.foundation.clock import Clock
+from quire.foundation.config import Config
 from quire.offline import local_engine
-from quire.supervisor.group_memory import GroupMemory
+from quire.serving.supervisor.group_memory import GroupMemory
 from tests.checkpoints import make_tiny
 from tests.executor.thread_ranks import ThreadRanks
 from tests.models.divisible import DIVISIBLE

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from quire.clock import SystemClock
-from quire.worker import kernel_profile
-from quire.worker.worker import Worker
+from quire.foundation.clock import SystemClock
+from quire.runtime.worker import kernel_profile
+from quire.runtime.worker.worker import Worker
 from tests.checkpoints import make_llama
 from tests.executor.gpu_ranks_in_threads import executor_of, use_ranks_in_threads
 from tests.executor.masked_requests import serve

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import torch
 
-from quire.clock import SystemClock
-from quire.config import Config
 from quire.engine.inprocess import InProcessClient
-from quire.executor.cpu_executor import CpuExecutor
-from quire.messages.from_engine import Deltas
-from quire.messages.to_engine import Add
+from quire.foundation.clock import SystemClock
+from quire.foundation.config import Config
+from quire.foundation.messages.from_engine import Deltas
+from quire.foundation.messages.to_engine import Add
 from quire.planning import footprint
 from quire.planning.auto_config import ResolvedConfig, resolve
-from quire.sampling import SamplingParams
+from quire.runtime.executor.cpu_executor import CpuExecutor
+from quire.sampling_params import SamplingParams
 
 OUTPUT = 96
 """Tokens that each request generates: they must all be running before the first one ends."""

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.config import Config
-from quire.layers.factory import LayerFactory
-from quire.lora.updates import AdapterMemory, LowRankUpdates
-from quire.mesh import Mesh
+from quire.compute.mesh import Mesh
+from quire.foundation.config import Config
+from quire.models.layers.factory import LayerFactory
+from quire.models.lora.updates import AdapterMemory, LowRankUpdates
 from quire.models.model import build_model
 from quire.models.rank_share import rank_share
 from quire.models.spec import read_spec
+from quire.models.weights.tensor_options import TensorOptions
 from quire.planning.adapter_memory import adapter_bytes
-from quire.weights.tensor_options import TensorOptions
 from tests.checkpoints import make_llama, make_tiny
 from tests.models.divisible import DIVISIBLE
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.config import Config
 from quire.errors import ConfigError, MemoryBudgetError, ModelNotFoundError
+from quire.foundation.config import Config
 from quire.planning.auto_config import ResolvedConfig, resolve
 from quire.planning.byte_sizes import GIB
 from quire.planning.machine import Gpu, Machine, this_machine

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from quire import LLM
-from quire.config import Config
 from quire.errors import ConfigError
+from quire.foundation.config import Config
 from quire.planning.auto_config import ResolvedConfig, resolve
 from quire.planning.byte_sizes import GIB
 from quire.planning.machine import Gpu, Machine

@@ -11,7 +11,7 @@ import torch
 
 from quire.models.spec import ExpertsSpec
 from quire.planning.footprint import COUNT_BYTES, expert_buffers
-from quire.worker.slot_table import SlotTable
+from quire.runtime.worker.slot_table import SlotTable
 
 
 def test_experts_hold_what_is_said_when_all_tokens_go_to_the_same_ones() -> None:

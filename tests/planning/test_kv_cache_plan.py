@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.config import Config
 from quire.errors import MemoryBudgetError
-from quire.layers.factory import LayerFactory
-from quire.layers.layer import weight_specs_of
+from quire.foundation.config import Config
+from quire.models.layers.factory import LayerFactory
+from quire.models.layers.layer import weight_specs_of
 from quire.models.model import build_model
+from quire.models.weights.tensor_options import TensorOptions
 from quire.planning.auto_config import resolve
 from quire.planning.byte_sizes import GIB
 from quire.planning.kv_cache_plan import MeasuredMemory, plan_kv_cache
 from quire.planning.machine import Gpu, Machine
-from quire.weights.tensor_options import TensorOptions
-from quire.worker.kv_tensors import allocate_kv_cache
+from quire.runtime.worker.kv_tensors import allocate_kv_cache
 from tests.checkpoints import edit_config, make_llama
 from tests.e2e.process_usage import PROMPT_MALLOC
 

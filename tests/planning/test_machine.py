@@ -9,8 +9,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from quire.config import environment
-from quire.kernels.cpu.build import Processor
+from quire.compute.kernels.cpu.build import Processor
+from quire.foundation.config import environment
 from quire.planning import machine
 
 UUIDS = ["GPU-11aa-1", "GPU-22bb-2", "GPU-22cc-3"]

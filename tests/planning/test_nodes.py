@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from quire.config import Config
 from quire.errors import ConfigError
+from quire.foundation.config import Config
 from quire.planning.nodes import check_backend, check_nodes, node_lines
 
 TWO = {"nnodes": 2, "pipeline_parallel_size": 2}

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from quire.config import Config
 from quire.errors import MemoryBudgetError
+from quire.foundation.config import Config
 from quire.planning.auto_config import resolve
 from quire.planning.byte_sizes import GIB
 from quire.planning.machine import Gpu, Machine

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from quire.errors import GenerationError
-from quire.processes.child_main import run_child
-from quire.processes.launch import LaunchConfig, SendReport
+from quire.foundation.processes.child_main import run_child
+from quire.foundation.processes.launch import LaunchConfig, SendReport
 
 
 def main(launch: LaunchConfig, report: SendReport) -> None:

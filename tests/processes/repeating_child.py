@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
-from quire.processes.child_main import run_child
-from quire.processes.launch import LaunchConfig, Report, SendReport
-from quire.processes.orders import OpenModel, OrderReader
-from quire.processes.readable import wait_readable
-from quire.processes.swap_reports import SwapRequest
+from quire.foundation.processes.child_main import run_child
+from quire.foundation.processes.launch import LaunchConfig, Report, SendReport
+from quire.foundation.processes.orders import OpenModel, OrderReader
+from quire.foundation.processes.readable import wait_readable
+from quire.foundation.processes.swap_reports import SwapRequest
 
 
 def main(launch: LaunchConfig, report: SendReport) -> None:

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from quire.config import Config
-from quire.processes.child_process import ChildProcess
-from quire.processes.launch import LaunchConfig, Report
-from quire.processes.orders import OpenModel
-from quire.processes.readable import wait_readable
-from quire.processes.swap_reports import SwapRequest
+from quire.foundation.config import Config
+from quire.foundation.processes.child_process import ChildProcess
+from quire.foundation.processes.launch import LaunchConfig, Report
+from quire.foundation.processes.orders import OpenModel
+from quire.foundation.processes.readable import wait_readable
+from quire.foundation.processes.swap_reports import SwapRequest
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.processes.garbage import (
+from quire.foundation.processes.garbage import (
     CALM_OBJECTS,
     CALM_SEQUENCES,
     begin_serving,
@@ -16,7 +16,7 @@ from quire.processes.garbage import (
     no_collection,
     rare_collection,
 )
-from quire.processes.launch import Pulse, Report
+from quire.foundation.processes.launch import Pulse, Report
 
 
 @pytest.fixture

@@ -10,15 +10,15 @@ import pytest
 
 PROGRAM = """
 import logging, sys
-from quire.config import Config
-from quire.processes.child_main import _set_up_logs
-from quire.processes.launch import LaunchConfig, RankLaunch
+from quire.foundation.config import Config
+from quire.foundation.processes.child_main import _set_up_logs
+from quire.foundation.processes.launch import LaunchConfig, RankLaunch
 format, rank = sys.argv[1], int(sys.argv[2])
 own = None if rank < 0 else RankLaunch(
     rank=rank, first=0, here=2, socket_fd=0, ring_fd=0, memory_fd=0, spins=0, patience_s=1.0, ends_with_parent=False
 )
 _set_up_logs(LaunchConfig(Config().with_values(log_format=format), "", rank=own), "engine")
-for name in ("quire.worker", "library"):
+for name in ("quire.runtime.worker", "library"):
     for level in (logging.DEBUG, logging.INFO, logging.WARNING):
         logging.getLogger(name).log(level, "%s %d", name, level)
 """
@@ -32,7 +32,7 @@ def said(format: str, rank: int) -> list[str]:
 
 @pytest.mark.parametrize(
     ("rank", "expected"),
-    [(-1, "quire.worker 20"), (0, "rank 0: quire.worker 20"), (1, "rank 1: quire.worker 30")],
+    [(-1, "quire.runtime.worker 20"), (0, "rank 0: quire.runtime.worker 20"), (1, "rank 1: quire.runtime.worker 30")],
 )
 def test_a_child_logs_quire_s_messages_from_info_on_and_only_the_first_of_several_ranks(
     rank: int, expected: str
@@ -46,6 +46,6 @@ def test_a_child_logs_quire_s_messages_from_info_on_and_only_the_first_of_severa
 def test_in_json_it_is_the_same() -> None:
     lines = [json.loads(line) for line in said("json", 0)]
     assert [(line["process"], line["level"], line["logger"]) for line in lines] == [
-        ("engine 0", "info", "quire.worker"), ("engine 0", "warning", "quire.worker"),
+        ("engine 0", "info", "quire.runtime.worker"), ("engine 0", "warning", "quire.runtime.worker"),
         ("engine 0", "warning", "library"),
     ]  # fmt: skip

@@ -9,12 +9,12 @@ import sys
 import time
 from pathlib import Path
 
-from quire.processes.shared_record import _PLACES, SharedRecord
+from quire.foundation.processes.shared_record import _PLACES, SharedRecord
 
 _WRITER = """
 import sys
 from pathlib import Path
-from quire.processes.shared_record import SharedRecord
+from quire.foundation.processes.shared_record import SharedRecord
 
 record, number = SharedRecord(Path(sys.argv[1])), 0
 while True:

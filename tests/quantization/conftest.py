@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.kernels.cpu.library import library
+from quire.compute.kernels.cpu.library import library
 
 
 @pytest.fixture

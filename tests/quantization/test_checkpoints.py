@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quire.compute.kernels.reference.quantized_rows import QuantizedRows, Rows
 from quire.errors import CheckpointError
-from quire.kernels.reference.quantized_rows import QuantizedRows, Rows
-from quire.quantization.scaled import ScaledLinearWeight
-from quire.quantization.scheme import RowForm
+from quire.models.quantization.scaled import ScaledLinearWeight
+from quire.models.quantization.scheme import RowForm
 from tests.checkpoints import make_llama
 from tests.models.forward import logits_of
 from tests.quantization import made

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from quire.errors import CheckpointError
-from quire.quantization.coded_experts import CodedScheme, StackedExperts
-from quire.quantization.expert_loop import ExpertLoop
-from quire.quantization.formats import CodebookFormat, Format, Fp8Format, GroupFormat, Int8Format
-from quire.quantization.registry import scheme_of
-from quire.quantization.scheme import ExpertNames, ExpertsShape
-from quire.weights.dummy import DummyCheckpoint
-from quire.weights.tensor_options import TensorOptions
+from quire.models.quantization.coded_experts import CodedScheme, StackedExperts
+from quire.models.quantization.expert_loop import ExpertLoop
+from quire.models.quantization.formats import CodebookFormat, Format, Fp8Format, GroupFormat, Int8Format
+from quire.models.quantization.registry import scheme_of
+from quire.models.quantization.scheme import ExpertNames, ExpertsShape
+from quire.models.weights.dummy import DummyCheckpoint
+from quire.models.weights.tensor_options import TensorOptions
 
 SHAPE = ExpertsShape("experts", ExpertNames(), count=3, hidden=128, width=256)
 OPTIONS = TensorOptions(torch.device("cpu"), torch.float32)

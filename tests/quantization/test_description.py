@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from quire.cli.settings_fields import settings_of
-from quire.config import Config
 from quire.errors import CheckpointError, ConfigError
-from quire.quantization.description import AT_LOAD, PARSERS, Quantization, Rule, read_quantization
-from quire.quantization.formats import Fp8Format, GroupFormat
-from quire.quantization.registry import SCHEMES
+from quire.foundation.config import Config
+from quire.models.quantization.description import AT_LOAD, PARSERS, Quantization, Rule, read_quantization
+from quire.models.quantization.formats import Fp8Format, GroupFormat
+from quire.models.quantization.registry import SCHEMES
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.layers.factory import LayerFactory
-from quire.layers.layer import weight_specs_of
-from quire.quantization.description import Quantization, Rule
-from quire.quantization.formats import CodebookFormat, Format, Fp8Format, GroupFormat, Int8Format
-from quire.weights.checkpoint import check_weights
-from quire.weights.dummy import SPREAD, DummyCheckpoint
-from quire.weights.tensor_options import TensorOptions
+from quire.models.layers.factory import LayerFactory
+from quire.models.layers.layer import weight_specs_of
+from quire.models.quantization.description import Quantization, Rule
+from quire.models.quantization.formats import CodebookFormat, Format, Fp8Format, GroupFormat, Int8Format
+from quire.models.weights.checkpoint import check_weights
+from quire.models.weights.dummy import SPREAD, DummyCheckpoint
+from quire.models.weights.tensor_options import TensorOptions
 
 FORMATS: tuple[Format, ...] = (
     Fp8Format(at_load=True),

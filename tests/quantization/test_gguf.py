@@ -12,14 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quire.compute.gguf.directory import directory_of
+from quire.compute.gguf.tensor_types import QUANTIZED
 from quire.errors import CheckpointError, ConfigError
-from quire.gguf.directory import directory_of
-from quire.gguf.tensor_types import QUANTIZED
+from quire.models.quantization.gguf_coded import read_coded
+from quire.models.quantization.scheme import LinearShape
 from quire.models.rope_spec import FactorScaling, RopeSpec
 from quire.models.spec import on_a_gpu, read_spec
-from quire.quantization.gguf_coded import read_coded
-from quire.quantization.scheme import LinearShape
-from quire.weights.gguf import GgufCheckpoint
+from quire.models.weights.gguf import GgufCheckpoint
 from tests.checkpoints import make_llama, make_tiny
 from tests.models.forward import logits_of, logits_of_ranks
 
@@ -36,7 +36,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _kernels_before_the_cache_moves() -> None:
-    from quire.kernels.cpu.library import library
+    from quire.compute.kernels.cpu.library import library
 
     library()
 

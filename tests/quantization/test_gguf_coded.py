@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.gguf.tensor_types import QUANTIZED
-from quire.kernels.reference.gguf_blocks import dequantize
-from quire.quantization.formats import GgufFormat
-from quire.quantization.gguf_coded import CodedPart, GgufExperts, coded_weight, read_coded
-from quire.quantization.scheme import ExpertNames, ExpertsShape, LinearShape
-from quire.weights.checkpoint import StoredTensor
-from quire.weights.tensor_options import TensorOptions
+from quire.compute.gguf.tensor_types import QUANTIZED
+from quire.compute.kernels.reference.gguf_blocks import dequantize
+from quire.models.quantization.formats import GgufFormat
+from quire.models.quantization.gguf_coded import CodedPart, GgufExperts, coded_weight, read_coded
+from quire.models.quantization.scheme import ExpertNames, ExpertsShape, LinearShape
+from quire.models.weights.checkpoint import StoredTensor
+from quire.models.weights.tensor_options import TensorOptions
 
 made = pytest.importorskip("tests.gguf.made", reason="needs the gguf package")
 CPU = torch.device("cpu")

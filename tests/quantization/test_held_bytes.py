@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.kernels.reference.codebook_linear import CodebookWeight
-from quire.kernels.reference.gguf_blocks import BlockWeight
-from quire.kernels.reference.grouped_linear import GroupedWeight
-from quire.kernels.reference.scaled_linear import ScaledWeight
-from quire.layers.factory import LayerFactory
-from quire.layers.layer import weight_specs_of
+from quire.compute.kernels.reference.codebook_linear import CodebookWeight
+from quire.compute.kernels.reference.gguf_blocks import BlockWeight
+from quire.compute.kernels.reference.grouped_linear import GroupedWeight
+from quire.compute.kernels.reference.scaled_linear import ScaledWeight
+from quire.models.layers.factory import LayerFactory
+from quire.models.layers.layer import weight_specs_of
 from quire.models.model import build_model
 from quire.models.spec import read_spec
-from quire.weights.dummy import DummyCheckpoint
-from quire.weights.tensor_options import TensorOptions
+from quire.models.weights.dummy import DummyCheckpoint
+from quire.models.weights.tensor_options import TensorOptions
 from tests.checkpoints import make_llama, make_tiny
 from tests.quantization import made
 from tests.quantization.test_checkpoints import SHAPE, WEIGHT_ONLY, WITH_ACTIVATIONS
@@ -41,7 +41,9 @@ def _bytes(value: object) -> int:
         return sum(each.nbytes for each in value if isinstance(each, torch.Tensor))
     if isinstance(value, (tuple, list)):
         return sum(map(_bytes, value))
-    return sum(map(_bytes, vars(value).values())) if type(value).__module__.startswith("quire.quantization") else 0
+    return (
+        sum(map(_bytes, vars(value).values())) if type(value).__module__.startswith("quire.models.quantization") else 0
+    )
 
 
 @pytest.mark.parametrize(

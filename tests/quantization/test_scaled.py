@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.reference.scaled_linear import ScaledWeight
-from quire.quantization.formats import Fp8Format
-from quire.quantization.scaled import ScaledLinearWeight
-from quire.quantization.scheme import LinearShape
-from quire.weights.checkpoint import StoredTensor
-from quire.weights.tensor_options import TensorOptions
+from quire.compute.kernels.reference.scaled_linear import ScaledWeight
+from quire.models.quantization.formats import Fp8Format
+from quire.models.quantization.scaled import ScaledLinearWeight
+from quire.models.quantization.scheme import LinearShape
+from quire.models.weights.checkpoint import StoredTensor
+from quire.models.weights.tensor_options import TensorOptions
 
 
 class Made:

@@ -13,8 +13,8 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from quire import LLM, SamplingParams, builtin
-from quire.metrics.reader import Vector
-from quire.worker.speculation.draft_lengths import Choice, DraftLengths
+from quire.engine.metrics.reader import Vector
+from quire.runtime.worker.speculation.draft_lengths import Choice, DraftLengths
 
 MEGABYTE = 10**6
 

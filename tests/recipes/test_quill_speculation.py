@@ -13,7 +13,7 @@ import pytest
 from quill.examination import examination
 
 from quire import LLM, SamplingParams
-from quire.metrics.reader import Counter
+from quire.engine.metrics.reader import Counter
 
 pytestmark = [pytest.mark.long("engine"), pytest.mark.usefixtures("always_drafting")]
 QUESTIONS = 500

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.processes import garbage
+from quire.foundation.processes import garbage
 
 
 @pytest.fixture(autouse=True)

@@ -14,12 +14,12 @@ from typing import Any
 
 import httpx
 
-from quire.clock import Clock, SystemClock
-from quire.config import ServerConfig
-from quire.config.router import RouterConfig
-from quire.router.backend_list import read_backend_list
-from quire.router.router_process import Router
-from quire.supervisor.listener import listen
+from quire.foundation.clock import Clock, SystemClock
+from quire.foundation.config import ServerConfig
+from quire.foundation.config.router import RouterConfig
+from quire.serving.router.backend_list import read_backend_list
+from quire.serving.router.router_process import Router
+from quire.serving.supervisor.listener import listen
 
 WAIT_S = 60.0
 """Longer than anything takes that works."""

@@ -13,10 +13,10 @@ import openai
 import pytest
 import uvloop
 
-from quire.api.request_traces import open_traces
-from quire.config.router import RouterConfig
 from quire.errors import ConfigError
-from quire.router.fleet import Fleet
+from quire.foundation.config.router import RouterConfig
+from quire.serving.api.request_traces import open_traces
+from quire.serving.router.fleet import Fleet
 from tests.api.server import resolved, running
 from tests.api.test_request_traces import PARENT, TRACE, Traced, http_collector
 from tests.api.test_tls import Files, files

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from quire.cli.flags import parse
-from quire.config.router import RouterConfig
-from quire.router.backend_list import read_backend_list
+from quire.foundation.config.router import RouterConfig
+from quire.serving.router.backend_list import read_backend_list
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "router.md").read_text()

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from quire.api.http_protocol import BoundedHttpProtocol
-from quire.router import app, prober
+from quire.serving.api.http_protocol import BoundedHttpProtocol
+from quire.serving.router import app, prober
 from tests.router.stubs import (
     Behaviour,
     RouterUnderTest,

@@ -9,14 +9,14 @@ import pytest
 import uvloop
 
 from benchmarks.replica_routing import Trace, round_robin, router, run
-from quire.config.router import RouterConfig
 from quire.errors import ConfigError, UnavailableError
-from quire.router.backend import Backend, ScrapedLoad
-from quire.router.backend_list import BackendAddress
-from quire.router.fleet import Fleet
-from quire.router.prompt_prefix import prefix_blocks, read_fields, session_blocks
-from quire.router.routed_request import RoutedRequest
-from quire.routing.replica_chooser import BOUND, SLACK
+from quire.foundation.config.router import RouterConfig
+from quire.serving.replica_chooser import BOUND, SLACK
+from quire.serving.router.backend import Backend, ScrapedLoad
+from quire.serving.router.backend_list import BackendAddress
+from quire.serving.router.fleet import Fleet
+from quire.serving.router.prompt_prefix import prefix_blocks, read_fields, session_blocks
+from quire.serving.router.routed_request import RoutedRequest
 from tests.engine.test_client_liveness import ManualClock
 from tests.router.stubs import StubBackend, running_router
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from quire.config.router import RouterConfig
 from quire.errors import ConfigError
-from quire.router import router_process
-from quire.router.backend_list import parse_url, read_backend_list
+from quire.foundation.config.router import RouterConfig
+from quire.serving.router import router_process
+from quire.serving.router.backend_list import parse_url, read_backend_list
 from tests.router.stubs import RouterUnderTest, StubBackend, chunked, raw, running_router, until
 
 

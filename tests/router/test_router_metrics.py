@@ -10,8 +10,8 @@ import pytest
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.router.backend import ScrapedLoad
-from quire.router.prober import parse_load
+from quire.serving.router.backend import ScrapedLoad
+from quire.serving.router.prober import parse_load
 from tests.router.stubs import RouterUnderTest, StubBackend, json_answer, raw, running_router, until
 
 DOCS = Path(__file__).parents[2] / "docs" / "router.md"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks.replica_routing import WAYS, Trace, round_robin, run
-from quire.routing.replica_chooser import BOUND, HALF_LIFE_S, SLACK, ReplicaChooser, ReplicaLoad
+from quire.serving.replica_chooser import BOUND, HALF_LIFE_S, SLACK, ReplicaChooser, ReplicaLoad
 from tests.engine.test_client_liveness import ManualClock
 
 IDLE = ReplicaLoad(0, 0, 1_000, 1_000)

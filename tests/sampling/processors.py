@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.errors import RequestError
 from quire.logits_processors import RequestProcessor
-from quire.sampling import SamplingParams
+from quire.sampling_params import SamplingParams
 
 
 class CountUp:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from quire.sampling import SamplingParams
+from quire.sampling_params import SamplingParams
 
 NEVER = float("-inf")
 

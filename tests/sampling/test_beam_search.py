@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from quire import LLM, BeamSearchParams, SamplingParams
-from quire.beam_search import BeamSearch
 from quire.errors import RequestError
-from quire.messages.workers import TokenLogprobs
+from quire.foundation.messages.workers import TokenLogprobs
 from quire.outputs import BeamSearchSequence
+from quire.text.beam_search import BeamSearch
 from tests.checkpoints import IM_END_ID, make_llama
 from tests.reference import Reference
 

@@ -15,8 +15,8 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from quire.worker.sampling.sampler import sample
-from quire.worker.slot_table import SlotTable
+from quire.runtime.worker.sampling.sampler import sample
+from quire.runtime.worker.slot_table import SlotTable
 from tests.sampling.chi_square import critical, statistic
 from tests.sampling.rules import ruled
 from tests.worker.driver import admit, admitted

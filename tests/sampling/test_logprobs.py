@@ -12,7 +12,7 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError, RequestError
 from quire.outputs import Logprob, RequestOutput
-from quire.worker.sampling import logprobs
+from quire.runtime.worker.sampling import logprobs
 from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.reference import Reference
 

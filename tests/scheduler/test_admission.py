@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from quire.kvcache.block_hashes import BlockHashes
-from quire.kvcache.block_pool import BlockPool
+from quire.scheduling.kvcache.block_hashes import BlockHashes
+from quire.scheduling.kvcache.block_pool import BlockPool
 from tests.engine.harness import add
 from tests.scheduler.test_order import LinearCost, Stage
 
@@ -129,8 +129,8 @@ def test_a_prompt_needs_less_room_when_another_holds_the_blocks_that_it_shares()
 
 
 def test_many_forks_of_a_long_prompt_are_admitted_over_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.scheduler.scheduler.ADMITTED_TOKENS", 1_000)
-    monkeypatch.setattr("quire.scheduler.scheduler._ADMISSION_TOKENS", 0)
+    monkeypatch.setattr("quire.scheduling.scheduler.scheduler.ADMITTED_TOKENS", 1_000)
+    monkeypatch.setattr("quire.scheduling.scheduler.scheduler._ADMISSION_TOKENS", 0)
     stage = Stage(seqs=64, blocks=2_000, tokens=512)
     message = add(0, [1] * 300, 40, forks=range(1, 33))
     for sequence in message.sequences():

@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
-from quire.clock import SystemClock
-from quire.config.scheduler import PreemptionMode
-from quire.executor.fake import FakeExecutor
-from quire.kvcache.block_hashes import BlockHashes
-from quire.kvcache.block_pool import BlockPool
-from quire.kvcache.host_pool import HostPool
-from quire.messages.workers import Result
-from quire.scheduler.preemption import Preemption
-from quire.scheduler.scheduler import Scheduler
-from quire.scheduler.token_budget import TokenBudget
+from quire.foundation.clock import SystemClock
+from quire.foundation.config.scheduler import PreemptionMode
+from quire.foundation.messages.workers import Result
+from quire.runtime.executor.fake import FakeExecutor
+from quire.scheduling.kvcache.block_hashes import BlockHashes
+from quire.scheduling.kvcache.block_pool import BlockPool
+from quire.scheduling.kvcache.host_pool import HostPool
+from quire.scheduling.scheduler.preemption import Preemption
+from quire.scheduling.scheduler.scheduler import Scheduler
+from quire.scheduling.scheduler.token_budget import TokenBudget
 from tests.engine.harness import add
 from tests.simulation.executor import with_broken_row
 

@@ -54,7 +54,7 @@ def test_a_plan_in_flight_is_dropped_for_it() -> None:
 
 
 def test_very_many_that_are_due_end_over_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.scheduler.scheduler.ADMITTED_TOKENS", 30)
+    monkeypatch.setattr("quire.scheduling.scheduler.scheduler.ADMITTED_TOKENS", 30)
     stage = Stage()
     for number in range(8):
         stage.scheduler.add(add(number, [1] * 10, 9, deadline=5.0))

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from quire.messages.from_engine import EXPECTED_OUTPUT
-from quire.scheduler.fair_order import QUANTUM
+from quire.foundation.messages.from_engine import EXPECTED_OUTPUT
+from quire.scheduling.scheduler.fair_order import QUANTUM
 from tests.engine.harness import add
 from tests.scheduler.test_order import Stage
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from quire.executor.fake import FakeExecutor
-from quire.kvcache.block_pool import BlockPool
-from quire.kvcache.host_pool import HostPool
-from quire.messages.workers import Plan
-from quire.scheduler.preemption import Preemption
-from quire.scheduler.scheduler import Scheduler
-from quire.scheduler.token_budget import TokenBudget
+from quire.foundation.messages.workers import Plan
+from quire.runtime.executor.fake import FakeExecutor
+from quire.scheduling.kvcache.block_pool import BlockPool
+from quire.scheduling.kvcache.host_pool import HostPool
+from quire.scheduling.scheduler.preemption import Preemption
+from quire.scheduling.scheduler.scheduler import Scheduler
+from quire.scheduling.scheduler.token_budget import TokenBudget
 from tests.engine.harness import add
 from tests.engine.test_client_liveness import ManualClock
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from quire.config.scheduler import Policy
-from quire.executor.fake import FakeExecutor
-from quire.executor.fake_adapters import FakeAdapters
-from quire.kvcache.block_pool import BlockPool
-from quire.kvcache.host_pool import HostPool
-from quire.scheduler.preemption import Preemption
-from quire.scheduler.running_queue import PRIORITY_S
-from quire.scheduler.scheduler import Scheduler
-from quire.scheduler.token_budget import (
+from quire.foundation.config.scheduler import Policy
+from quire.runtime.executor.fake import FakeExecutor
+from quire.runtime.executor.fake_adapters import FakeAdapters
+from quire.scheduling.kvcache.block_pool import BlockPool
+from quire.scheduling.kvcache.host_pool import HostPool
+from quire.scheduling.scheduler.preemption import Preemption
+from quire.scheduling.scheduler.running_queue import PRIORITY_S
+from quire.scheduling.scheduler.scheduler import Scheduler
+from quire.scheduling.scheduler.token_budget import (
     BACKLOG_SHARE,
     DECODE_SHARE,
     LONG_PROMPT_STEPS,

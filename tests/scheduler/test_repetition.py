@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.kvcache.block_hashes import BlockHashes
-from quire.kvcache.block_pool import BlockPool
-from quire.kvcache.block_table import BlockTable
-from quire.kvcache.group_windows import FULL_ATTENTION
-from quire.sampling import RepetitionDetectionParams
-from quire.scheduler.lengths import Lengths
-from quire.scheduler.output_processing import NewTokens, check_stops
-from quire.scheduler.request import Request
-from quire.scheduler.request_table import RequestTable
+from quire.sampling_params import RepetitionDetectionParams
+from quire.scheduling.kvcache.block_hashes import BlockHashes
+from quire.scheduling.kvcache.block_pool import BlockPool
+from quire.scheduling.kvcache.block_table import BlockTable
+from quire.scheduling.kvcache.group_windows import FULL_ATTENTION
+from quire.scheduling.scheduler.lengths import Lengths
+from quire.scheduling.scheduler.output_processing import NewTokens, check_stops
+from quire.scheduling.scheduler.request import Request
+from quire.scheduling.scheduler.request_table import RequestTable
 from tests.engine.harness import add
 
 

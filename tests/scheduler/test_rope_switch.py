@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from quire.clock import SystemClock
-from quire.executor.fake import FakeExecutor
-from quire.kvcache.block_pool import BlockPool
-from quire.kvcache.host_pool import HostPool
-from quire.kvcache.rope_length_mode import RopeLengthMode
-from quire.scheduler.preemption import Preemption
-from quire.scheduler.scheduler import Scheduler
-from quire.scheduler.token_budget import TokenBudget
+from quire.foundation.clock import SystemClock
+from quire.runtime.executor.fake import FakeExecutor
+from quire.scheduling.kvcache.block_pool import BlockPool
+from quire.scheduling.kvcache.host_pool import HostPool
+from quire.scheduling.kvcache.rope_length_mode import RopeLengthMode
+from quire.scheduling.scheduler.preemption import Preemption
+from quire.scheduling.scheduler.scheduler import Scheduler
+from quire.scheduling.scheduler.token_budget import TokenBudget
 from tests.engine.harness import add, alone, drafts_of
 
 ORIGINAL = 24

@@ -17,20 +17,20 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from quire.clock import SystemClock
 from quire.engine.token_bitmasks import TokenBitmaskSender
-from quire.executor.fake import FakeExecutor, allowed, hash_token
-from quire.kvcache.block_pool import BlockPool
-from quire.kvcache.group_windows import GroupWindow, capacity
-from quire.kvcache.host_pool import HostPool
-from quire.messages.to_engine import Add
-from quire.scheduler import size_order
-from quire.scheduler.admission import Admission
-from quire.scheduler.preemption import Preemption
-from quire.scheduler.request import Request
-from quire.scheduler.scheduler import Scheduler
-from quire.scheduler.size_order import SMALL
-from quire.scheduler.token_budget import TokenBudget
+from quire.foundation.clock import SystemClock
+from quire.foundation.messages.to_engine import Add
+from quire.runtime.executor.fake import FakeExecutor, allowed, hash_token
+from quire.scheduling.kvcache.block_pool import BlockPool
+from quire.scheduling.kvcache.group_windows import GroupWindow, capacity
+from quire.scheduling.kvcache.host_pool import HostPool
+from quire.scheduling.scheduler import size_order
+from quire.scheduling.scheduler.admission import Admission
+from quire.scheduling.scheduler.preemption import Preemption
+from quire.scheduling.scheduler.request import Request
+from quire.scheduling.scheduler.scheduler import Scheduler
+from quire.scheduling.scheduler.size_order import SMALL
+from quire.scheduling.scheduler.token_budget import TokenBudget
 from tests.engine.harness import HashMasker, add, drafts_of
 from tests.scheduler.test_order import LinearCost
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.scheduler.size_order import SMALL, _size_number
+from quire.scheduling.scheduler.size_order import SMALL, _size_number
 from tests.engine.harness import add
 from tests.scheduler.test_order import Stage
 

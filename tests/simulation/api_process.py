@@ -15,15 +15,15 @@ from typing import Any
 
 import msgspec
 
-from quire.api.engine_receiver import OnMessage
-from quire.api.engine_session import EngineSession
-from quire.api.process_life import serve_until_end
-from quire.clock import Clock
 from quire.engine.client import EngineClient, Lost
 from quire.engine.transport import _DECODING_ERRORS, client_address, engine_address
-from quire.messages.from_engine import EngineId, FromEngine
-from quire.messages.to_engine import ToEngine
-from quire.processes.launch import EXIT_CRASHED, LaunchConfig
+from quire.foundation.clock import Clock
+from quire.foundation.messages.from_engine import EngineId, FromEngine
+from quire.foundation.messages.to_engine import ToEngine
+from quire.foundation.processes.launch import EXIT_CRASHED, LaunchConfig
+from quire.serving.api.engine_receiver import OnMessage
+from quire.serving.api.engine_session import EngineSession
+from quire.serving.api.process_life import serve_until_end
 from tests.simulation.event_loop import VirtualLoop
 from tests.simulation.model import END_OF_SEQUENCE
 from tests.simulation.processes import SimulatedProcess
@@ -182,7 +182,7 @@ class SimulatedApi:
             self.backlog.append(ask)
 
     def _begin(self) -> None:
-        """As `quire.api.api_server.main`."""
+        """As `quire.serving.api_server.main`."""
         launch = self.launch
         self.session = EngineSession(
             [SimulatedClient(self.process, launch, engine) for engine in launch.engines],

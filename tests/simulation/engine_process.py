@@ -15,10 +15,10 @@ from quire.engine.flight_record import FlightRecorder
 from quire.engine.loop import turn_until
 from quire.engine.port import Undecodable
 from quire.engine.transport import _DECODING_ERRORS, _undecodable_messages, client_address, engine_address
-from quire.executor.fake import FakeExecutor
-from quire.messages.from_engine import Deltas, EngineId, FromEngine
-from quire.messages.to_engine import ToEngine
-from quire.processes.launch import EXIT_CRASHED, STOP_ENGINE, LaunchConfig, Pulse, StatusReport
+from quire.foundation.messages.from_engine import Deltas, EngineId, FromEngine
+from quire.foundation.messages.to_engine import ToEngine
+from quire.foundation.processes.launch import EXIT_CRASHED, STOP_ENGINE, LaunchConfig, Pulse, StatusReport
+from quire.runtime.executor.fake import FakeExecutor
 from tests.simulation.blocking import BlockingThread
 from tests.simulation.executor import ExecutorFaults, PlantedDeath, PlantedFault, SimulatedExecutor
 from tests.simulation.invariants import LastMessages, check_engine

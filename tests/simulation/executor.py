@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from quire.executor.executor import AdapterLoader
-from quire.executor.fake import FakeExecutor
-from quire.messages.workers import DeviceLimits, Plan, Result, TokenBitmasks
+from quire.foundation.messages.workers import DeviceLimits, Plan, Result, TokenBitmasks
+from quire.runtime.executor.executor import AdapterLoader
+from quire.runtime.executor.fake import FakeExecutor
 from tests.simulation.blocking import BlockingThread
 from tests.simulation.model import POISON
 from tests.simulation.world import World

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from quire.api.admission_limit import OVERFLOW
 from quire.engine.core import EngineCore
-from quire.kvcache.block_pool import DUMMY_BLOCK, BlockPool
-from quire.kvcache.host_pool import HostPool
-from quire.messages.from_engine import Deltas
-from quire.messages.to_engine import CLIENT_SHIFT
-from quire.scheduler.lengths import Lengths
-from quire.scheduler.request import Request
-from quire.scheduler.request_table import RequestTable
-from quire.scheduler.scheduler import Scheduler
-from quire.scheduler.waiting_queue import WaitingQueue
+from quire.foundation.messages.from_engine import Deltas
+from quire.foundation.messages.to_engine import CLIENT_SHIFT
+from quire.scheduling.kvcache.block_pool import DUMMY_BLOCK, BlockPool
+from quire.scheduling.kvcache.host_pool import HostPool
+from quire.scheduling.scheduler.lengths import Lengths
+from quire.scheduling.scheduler.request import Request
+from quire.scheduling.scheduler.request_table import RequestTable
+from quire.scheduling.scheduler.scheduler import Scheduler
+from quire.scheduling.scheduler.waiting_queue import WaitingQueue
+from quire.serving.api.admission_limit import OVERFLOW
 from tests.simulation.settings import MOST_SEQUENCES, Settings
 from tests.simulation.world import World
 

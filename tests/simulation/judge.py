@@ -10,8 +10,6 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from quire.api.output_collector import OutputCollector
-from quire.api.request_choices import RequestChoices
 from quire.engine.submission import choice_seed
 from quire.errors import (
     EngineDeadError,
@@ -21,7 +19,9 @@ from quire.errors import (
     RequestTimeoutError,
     UnavailableError,
 )
-from quire.messages.workers import TokenLogprobs
+from quire.foundation.messages.workers import TokenLogprobs
+from quire.serving.api.output_collector import OutputCollector
+from quire.serving.api.request_choices import RequestChoices
 from quire.text.deltas import ChoiceDelta, SequenceDelta
 from tests.simulation.api_process import SimulatedApi
 from tests.simulation.executor import NAN

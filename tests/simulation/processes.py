@@ -15,12 +15,12 @@ import msgspec
 
 from quire.engine.flight_record import requests_in_flight
 from quire.engine.transport import client_address, engine_address
-from quire.messages.from_engine import Dead, EngineId
-from quire.messages.to_engine import ClientGone
-from quire.processes.launch import LaunchConfig, Report, StatusReport
-from quire.processes.orders import Order
-from quire.supervisor.process_events import Died, Event, Reported, Signalled
-from quire.supervisor.process_host import ProcessHost
+from quire.foundation.messages.from_engine import Dead, EngineId
+from quire.foundation.messages.to_engine import ClientGone
+from quire.foundation.processes.launch import LaunchConfig, Report, StatusReport
+from quire.foundation.processes.orders import Order
+from quire.serving.supervisor.process_events import Died, Event, Reported, Signalled
+from quire.serving.supervisor.process_host import ProcessHost
 from tests.simulation.blocking import BlockingThread
 from tests.simulation.network import Connection, Network
 from tests.simulation.world import World

@@ -8,8 +8,8 @@ from collections import deque
 from pathlib import Path
 
 from quire.engine.transport import client_address, engine_address
-from quire.processes.launch import LaunchConfig
-from quire.supervisor.supervisor import Supervisor
+from quire.foundation.processes.launch import LaunchConfig
+from quire.serving.supervisor.supervisor import Supervisor
 from tests.simulation.api_process import Ask, SimulatedApi
 from tests.simulation.blocking import BlockingThread
 from tests.simulation.engine_process import SimulatedEngine

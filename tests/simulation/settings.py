@@ -9,9 +9,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from quire.config import Config
-from quire.config.scheduler import Policy, PreemptionMode
-from quire.kvcache.group_windows import GroupWindow
+from quire.foundation.config import Config
+from quire.foundation.config.scheduler import Policy, PreemptionMode
+from quire.scheduling.kvcache.group_windows import GroupWindow
 
 MAX_MODEL_LEN = 96
 MOST_PROMPTS, MOST_CHOICES = 2, 4

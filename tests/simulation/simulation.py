@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from unittest import mock
 
-from quire.api import shared_turn
+from quire.serving.api import shared_turn
 from tests.simulation.faults import Faults
 from tests.simulation.judge import Judge
 from tests.simulation.operations import Operator

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from quire.api import replay
-from quire.api.admission_limit import AdmissionLimit
-from quire.api.engine_connection import EngineConnection
-from quire.api.open_requests import OpenRequests, OpenSequence
-from quire.api.output_collector import OutputCollector
 from quire.engine.client import Lost
 from quire.engine.core import EngineCore
 from quire.engine.outbox import Outbox
-from quire.kvcache.block_pool import DUMMY_BLOCK
-from quire.kvcache.block_table import BlockTable
-from quire.messages.from_engine import Deltas, End, FromEngine
-from quire.messages.to_engine import Add
-from quire.scheduler.queue_order import KeyOrder
-from quire.scheduler.request import Request
-from quire.scheduler.waiting_queue import WaitingQueue
+from quire.foundation.messages.from_engine import Deltas, End, FromEngine
+from quire.foundation.messages.to_engine import Add
+from quire.scheduling.kvcache.block_pool import DUMMY_BLOCK
+from quire.scheduling.kvcache.block_table import BlockTable
+from quire.scheduling.scheduler.queue_order import KeyOrder
+from quire.scheduling.scheduler.request import Request
+from quire.scheduling.scheduler.waiting_queue import WaitingQueue
+from quire.serving.api import replay
+from quire.serving.api.admission_limit import AdmissionLimit
+from quire.serving.api.engine_connection import EngineConnection
+from quire.serving.api.open_requests import OpenRequests, OpenSequence
+from quire.serving.api.output_collector import OutputCollector
 from tests.simulation.simulation import simulate
 from tests.simulation.world import SimulationError
 

@@ -6,7 +6,7 @@ import itertools
 import random
 from dataclasses import dataclass
 
-from quire.sampling import SamplingParams
+from quire.sampling_params import SamplingParams
 from quire.structured_outputs_params import StructuredOutputsParams
 from tests.simulation.model import BROKEN_GRAMMAR, GRAMMAR, POISON, VOCAB_SIZE
 from tests.simulation.settings import MAX_MODEL_LEN, MOST_CHOICES, MOST_PROMPTS, Settings

@@ -11,19 +11,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from quire.bench import closed_loads, step_times
 from quire.cli.main import main
-from quire.costmodel.measured_step_times import (
+from quire.models.spec import read_spec
+from quire.planning.costmodel.measured_step_times import (
     MeasuredStepTimes,
     ServerTerms,
     StepTerms,
     read_step_times,
     windows_of,
 )
-from quire.models.spec import read_spec
 from quire.planning.machine import this_machine
-from quire.simulation import calibration
-from quire.sizing.measured_rows import DIRECTORY
+from quire.tools.bench import closed_loads, step_times
+from quire.tools.simulation import calibration
+from quire.tools.sizing.measured_rows import DIRECTORY
 
 BUILTIN = Path(__file__).parents[2] / "quire" / "builtin" / "quill"
 TEXT = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()

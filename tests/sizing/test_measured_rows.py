@@ -8,8 +8,8 @@ from statistics import median
 
 import pytest
 
-from quire.sizing.measured_rows import CheckedRow, MeasuredRow, checked, is_simulated, measured_rows
-from quire.sizing.report import check_text
+from quire.tools.sizing.measured_rows import CheckedRow, MeasuredRow, checked, is_simulated, measured_rows
+from quire.tools.sizing.report import check_text
 
 DOCS = Path(__file__).parents[2] / "docs" / "performance.md"
 SECTIONS = {"Llama-3.1-8B": "llama-3.1-8b", "Qwen3-0.6B": "qwen3-0.6b", "Qwen3-30B-A3B": "qwen3-30b-a3b"}

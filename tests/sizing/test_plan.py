@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from quire.cli.main import main
-from quire.config import Config
 from quire.errors import ConfigError, ModelNotFoundError
+from quire.foundation.config import Config
 from quire.models.spec import read_spec
 from quire.planning.auto_config import resolve
 from quire.planning.machine import Gpu, Machine
-from quire.simulation.model_files import find_model
-from quire.sizing.measured_rows import DIRECTORY
-from quire.sizing.prices import read_prices
+from quire.tools.simulation.model_files import find_model
+from quire.tools.sizing.measured_rows import DIRECTORY
+from quire.tools.sizing.prices import read_prices
 
 LLAMA = DIRECTORY / "llama-3.1-8b"
 
@@ -133,5 +133,5 @@ def test_a_model_is_found_here_or_not_at_all() -> None:
 
 
 def test_a_plan_loads_no_tensor_library() -> None:
-    code = "import sys, quire.sizing.command; print('torch' in sys.modules)"
+    code = "import sys, quire.tools.sizing.command; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240).stdout == "False\n"

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.speculation.ngram_index import NgramIndex
+from quire.scheduling.speculation.ngram_index import NgramIndex
 
 ALL = 2**30
 

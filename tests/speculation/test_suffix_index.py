@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.config.speculation import SuffixOptions
-from quire.speculation.suffix_index import END, MOST_OCCURRENCES, PastOutputs, SuffixIndex
+from quire.foundation.config.speculation import SuffixOptions
+from quire.scheduling.speculation.suffix_index import END, MOST_OCCURRENCES, PastOutputs, SuffixIndex
 
 ALL = 2**30
 ALONE = SuffixOptions(depth=12, cached_requests=0, factor=1.0, least_probability=0.1)

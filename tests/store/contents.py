@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
-from quire.store.limits import StoreLimits
-from quire.store.responses import StoredResponse
-from quire.store.store import Store
+from quire.serving.store.limits import StoreLimits
+from quire.serving.store.responses import StoredResponse
+from quire.serving.store.store import Store
 
 LIMITS = StoreLimits(max_bytes=2**22, max_age=1000.0, max_file_bytes=2**20)
 

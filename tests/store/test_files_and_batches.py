@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from quire.errors import RequestError
-from quire.store.batch_rows import BatchResult
-from quire.store.errors import UnknownIdError
-from quire.store.files import _Lines
-from quire.store.limits import PROCESS_DEAD_S
-from quire.store.store import Store
+from quire.serving.store.batch_rows import BatchResult
+from quire.serving.store.errors import UnknownIdError
+from quire.serving.store.files import _Lines
+from quire.serving.store.limits import PROCESS_DEAD_S
+from quire.serving.store.store import Store
 from tests.store.contents import LIMITS, Time, content, ids, parts, run
 
 # --- files ----------------------------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from quire.errors import ConfigError, PayloadTooLarge, RequestError
-from quire.store.errors import StoreFullError, UnknownIdError
-from quire.store.limits import PROCESS_DEAD_S
-from quire.store.store import Store
+from quire.serving.store.errors import StoreFullError, UnknownIdError
+from quire.serving.store.limits import PROCESS_DEAD_S
+from quire.serving.store.store import Store
 from tests.store.contents import LIMITS, Time, ids, parts, response, run
 
 # --- the file -------------------------------------------------------------------------------------------------------
@@ -102,9 +102,9 @@ def test_two_processes_write_at_once(path: Path) -> None:
     code = """
 import asyncio, sys
 from pathlib import Path
-from quire.store.limits import StoreLimits
-from quire.store.responses import StoredResponse
-from quire.store.store import Store
+from quire.serving.store.limits import StoreLimits
+from quire.serving.store.responses import StoredResponse
+from quire.serving.store.store import Store
 async def main():
     store = Store(Path(sys.argv[1]), StoreLimits(2**24, 1000.0, 2**20))
     for i in range(150):
@@ -208,7 +208,7 @@ def test_turns_come_in_order_and_a_missing_one_is_said(path: Path) -> None:
 
 
 def test_a_conversation_is_never_cut_in_silence(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.store.responses.MAX_TURNS", 3)
+    monkeypatch.setattr("quire.serving.store.responses.MAX_TURNS", 3)
     store = Store(path, LIMITS)
     run(*(store.responses.put(response(f"r{i}", previous=f"r{i - 1}" if i else None)) for i in range(4)))
     assert len(run(store.responses.turns("r2"))) == 3

@@ -8,8 +8,8 @@ from pathlib import Path
 from llguidance import LLTokenizer
 
 import quire.builtin
-from quire.structured_output.compiled_grammars import compile_grammar, load_grammar_tokenizer
-from quire.structured_output.limits import parser_limits
+from quire.engine.structured_output.compiled_grammars import compile_grammar, load_grammar_tokenizer
+from quire.engine.structured_output.limits import parser_limits
 
 QUILL = Path(quire.builtin.__file__).parent / "quill"
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from quire.structured_output.constraint import Constraint
-from quire.structured_output.grammars import grammar_of
-from quire.structured_output.limits import parser_limits
+from quire.engine.structured_output.constraint import Constraint
+from quire.engine.structured_output.grammars import grammar_of
+from quire.engine.structured_output.limits import parser_limits
 
 _USUAL = set(b'{}[]",:.-+0123456789abcdxyztruefalsn ')
 

@@ -17,18 +17,18 @@ import pytest
 from llguidance import LLParserLimits
 
 import quire.builtin
+from quire.engine.structured_output import limits
+from quire.engine.structured_output.bitmask_source import GrammarBitmasks
+from quire.engine.structured_output.bitmask_sources import LocalFirstBitmasks
+from quire.engine.structured_output.constraint import constraint_of
+from quire.engine.structured_output.grammars import grammar_of
+from quire.engine.structured_output.local_matchers import LocalMatchers
 from quire.errors import GenerationError
-from quire.executor.fake import FakeExecutor
-from quire.messages.to_engine import Add
-from quire.output_parsers.formats import Turn
-from quire.output_parsers.reasoning_grammar import reasoning_in_front
-from quire.structured_output import limits
-from quire.structured_output.bitmask_source import GrammarBitmasks
-from quire.structured_output.bitmask_sources import LocalFirstBitmasks
-from quire.structured_output.constraint import constraint_of
-from quire.structured_output.grammars import grammar_of
-from quire.structured_output.local_matchers import LocalMatchers
+from quire.foundation.messages.to_engine import Add
+from quire.runtime.executor.fake import FakeExecutor
 from quire.structured_outputs_params import StructuredOutputsParams
+from quire.text.output_parsers.formats import Turn
+from quire.text.output_parsers.reasoning_grammar import reasoning_in_front
 from quire.text.tokenizer import load_tokenizer
 from tests.engine.harness import Engine, add, alone
 
@@ -207,7 +207,7 @@ def test_nobody_waits_for_a_request_that_waits_for_its_grammar(source: GrammarBi
 
 
 def test_an_aborted_request_leaves_nothing_behind(source: GrammarBitmasks) -> None:
-    from quire.messages.to_engine import Abort
+    from quire.foundation.messages.to_engine import Abort
 
     engine = engine_of(source)
     engine.client.send(constrained(1, [5], 20, regex="[a-z]{5}"))

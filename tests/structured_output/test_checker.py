@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from quire.engine.structured_output.checker import GrammarChecker
 from quire.errors import RequestError
-from quire.output_parsers.call_grammar import call_grammar
-from quire.output_parsers.events import Tool
-from quire.structured_output.checker import GrammarChecker
 from quire.structured_outputs_params import StructuredOutputsParams
+from quire.text.output_parsers.call_grammar import call_grammar
+from quire.text.output_parsers.events import Tool
 
 EXPLOSIVE: dict[str, dict[str, Any]] = {
     "a multiple of a large prime": {"json": {"type": "integer", "multipleOf": 99999989}},

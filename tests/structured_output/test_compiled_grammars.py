@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import quire.builtin
-from quire.structured_output.compiled_grammars import compile_grammar, load_grammar_tokenizer
-from quire.structured_output.limits import light_limits
+from quire.engine.structured_output.compiled_grammars import compile_grammar, load_grammar_tokenizer
+from quire.engine.structured_output.limits import light_limits
 from quire.text.tokenizer import Tokenizer
 
 QUILL = Path(quire.builtin.__file__).parent / "quill"

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from quire.engine.structured_output.checker import GrammarChecker
+from quire.engine.structured_output.json_schema import FORMATS, REFUSED
+from quire.engine.structured_output.schema_rewrites import REWRITTEN
 from quire.errors import RequestError
-from quire.structured_output.checker import GrammarChecker
-from quire.structured_output.json_schema import FORMATS, REFUSED
-from quire.structured_output.schema_rewrites import REWRITTEN
 from quire.structured_outputs_params import KINDS, StructuredOutputsParams
 from tests.structured_output.judged import Compiled
 

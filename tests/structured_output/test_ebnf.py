@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from quire.structured_output.ebnf import lark_from_ebnf
+from quire.engine.structured_output.ebnf import lark_from_ebnf
 from tests.structured_output.accepting import accepts
 
 JSON_GRAMMAR = r"""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quire.structured_output.json_schema import REFUSED, WHITESPACE, SchemaRefused, prepare_schema
+from quire.engine.structured_output.json_schema import REFUSED, WHITESPACE, SchemaRefused, prepare_schema
 
 
 def prepared(schema: Any, **options: Any) -> dict[str, Any]:

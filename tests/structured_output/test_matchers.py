@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import quire.builtin
-from quire.structured_output.compiled_grammars import compile_grammar, load_grammar_tokenizer
-from quire.structured_output.constraint import constraint_of
-from quire.structured_output.grammars import grammar_of
-from quire.structured_output.limits import parser_limits
-from quire.structured_output.matcher_messages import Prepare, Row, RowState, first_masks
-from quire.structured_output.matchers import Bitmasks, Matchers
+from quire.engine.structured_output.compiled_grammars import compile_grammar, load_grammar_tokenizer
+from quire.engine.structured_output.constraint import constraint_of
+from quire.engine.structured_output.grammars import grammar_of
+from quire.engine.structured_output.limits import parser_limits
+from quire.engine.structured_output.matcher_messages import Prepare, Row, RowState, first_masks
+from quire.engine.structured_output.matchers import Bitmasks, Matchers
 from quire.structured_outputs_params import StructuredOutputsParams
 
 QUILL = Path(quire.builtin.__file__).parent / "quill"

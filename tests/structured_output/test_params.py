@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire.errors import RequestError
-from quire.sampling import SamplingParams
+from quire.sampling_params import SamplingParams
 from quire.structured_outputs_params import GuidedDecodingParams, StructuredOutputsParams
 
 

@@ -14,7 +14,7 @@ import jsonschema
 import pydantic
 import pytest
 
-from quire.structured_output.json_schema import SchemaRefused
+from quire.engine.structured_output.json_schema import SchemaRefused
 from tests.structured_output.judged import Compiled
 
 

@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from quire.config import Config
-from quire.messages.from_engine import Dead, EngineId
-from quire.processes.launch import LaunchConfig, Report, StatusReport
-from quire.processes.orders import Order
-from quire.supervisor.process_events import Died, Event, Reported, Signalled
-from quire.supervisor.process_host import ProcessHost
-from quire.supervisor.supervisor import Supervisor
+from quire.foundation.config import Config
+from quire.foundation.messages.from_engine import Dead, EngineId
+from quire.foundation.processes.launch import LaunchConfig, Report, StatusReport
+from quire.foundation.processes.orders import Order
+from quire.serving.supervisor.process_events import Died, Event, Reported, Signalled
+from quire.serving.supervisor.process_host import ProcessHost
+from quire.serving.supervisor.supervisor import Supervisor
 from tests.engine.test_client_liveness import ManualClock
 
 DEADLINE_S = 3_600.0

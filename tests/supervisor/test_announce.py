@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from quire.config import Config
-from quire.supervisor.announce import announce_ready
+from quire.foundation.config import Config
+from quire.serving.supervisor.announce import announce_ready
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.messages.from_engine import Dead, EngineId
-from quire.messages.to_engine import CLIENT_SHIFT
-from quire.processes.launch import EXIT_CRASHED, STOP_ENGINE, Recovery, StatusReport
-from quire.processes.orders import TakeTurn
+from quire.foundation.messages.from_engine import Dead, EngineId
+from quire.foundation.messages.to_engine import CLIENT_SHIFT
+from quire.foundation.processes.launch import EXIT_CRASHED, STOP_ENGINE, Recovery, StatusReport
+from quire.foundation.processes.orders import TakeTurn
 from tests.supervisor.machine import FakeChild, Machine
 from tests.supervisor.test_supervisor import ticks
 

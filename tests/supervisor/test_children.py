@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from unittest.mock import MagicMock
 
-from quire.config import Config
-from quire.processes.launch import LaunchConfig
-from quire.supervisor.children import LONGEST_DELAY_S, MODULES, Children
-from quire.supervisor.process_host import ProcessHost
+from quire.foundation.config import Config
+from quire.foundation.processes.launch import LaunchConfig
+from quire.serving.supervisor.children import LONGEST_DELAY_S, MODULES, Children
+from quire.serving.supervisor.process_host import ProcessHost
 from tests.engine.test_client_liveness import ManualClock
 from tests.supervisor.machine import FakeChild
 

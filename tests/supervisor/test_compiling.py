@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.kernels.cpu.build import this_processor, usable_instruction_sets
-from quire.processes.process_state import process_state
+from quire.compute.kernels.cpu.build import this_processor, usable_instruction_sets
+from quire.foundation.processes.process_state import process_state
 
 COMPILER = """#!/bin/sh
 if [ "$1" = --version ]; then echo "a compiler of the test"; exit; fi

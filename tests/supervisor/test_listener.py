@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from quire.config import ServerConfig
 from quire.errors import AddressInUseError, ConfigError
-from quire.supervisor.listener import listen
+from quire.foundation.config import ServerConfig
+from quire.serving.supervisor.listener import listen
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from typing import Literal
 
 import pytest
 
-from quire.config import Config
 from quire.errors import ConfigError
-from quire.messages.from_engine import EngineId
-from quire.processes.launch import STOP_ENGINE, StatusReport
-from quire.processes.orders import DropModel, HoldRequests, OpenModel, Order, Reload, TellSwap
-from quire.processes.swap_reports import ModelReport, SwapMode, SwapRequest, SwapStatus
+from quire.foundation.config import Config
+from quire.foundation.messages.from_engine import EngineId
+from quire.foundation.processes.launch import STOP_ENGINE, StatusReport
+from quire.foundation.processes.orders import DropModel, HoldRequests, OpenModel, Order, Reload, TellSwap
+from quire.foundation.processes.swap_reports import ModelReport, SwapMode, SwapRequest, SwapStatus
 from tests.supervisor.machine import FakeChild, Machine
 
 NEW = "engine (model 1)"

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from quire.collectives.layout import LINE, group_bytes
-from quire.mesh import Mesh
-from quire.messages.from_engine import Dead, EngineId
-from quire.processes.launch import EXIT_CRASHED, STOP_ENGINE, Pulse, Recovery, StatusReport
-from quire.processes.shared_memory import SharedMemory
-from quire.supervisor.supervisor import STOP_TIMEOUT_S
+from quire.compute.collectives.layout import LINE, group_bytes
+from quire.compute.mesh import Mesh
+from quire.foundation.messages.from_engine import Dead, EngineId
+from quire.foundation.processes.launch import EXIT_CRASHED, STOP_ENGINE, Pulse, Recovery, StatusReport
+from quire.foundation.processes.shared_memory import SharedMemory
+from quire.serving.supervisor.supervisor import STOP_TIMEOUT_S
 from tests.supervisor.machine import Machine
 
 

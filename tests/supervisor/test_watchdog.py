@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quire.processes.launch import Pulse
-from quire.supervisor.watchdog import SILENT_S, STOPPED_S, TICK_S, Watchdog
+from quire.foundation.processes.launch import Pulse
+from quire.serving.supervisor.watchdog import SILENT_S, STOPPED_S, TICK_S, Watchdog
 from tests.engine.test_client_liveness import ManualClock
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quire.messages.from_engine import End
-from quire.messages.to_engine import Add
-from quire.messages.workers import TokenLogprobs
-from quire.sampling import SamplingParams
+from quire.foundation.messages.from_engine import End
+from quire.foundation.messages.to_engine import Add
+from quire.foundation.messages.workers import TokenLogprobs
+from quire.sampling_params import SamplingParams
 from quire.text.choice_state import ChoiceState
 from quire.text.deltas import SequenceDelta
 from quire.text.tokenizer import Tokenizer, load_tokenizer

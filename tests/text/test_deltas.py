@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from quire.messages.from_engine import Deltas, End, Load
-from quire.messages.workers import TokenLogprobs
+from quire.foundation.messages.from_engine import Deltas, End, Load
+from quire.foundation.messages.workers import TokenLogprobs
 from quire.text.deltas import SequenceDelta, deltas_by_sequence, in_pieces
 
 ENTRY = TokenLogprobs(-1.0, 1, [5], [-1.0])

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from quire.config import Config, ModelConfig
 from quire.errors import CheckpointError, ConfigError
+from quire.foundation.config import Config, ModelConfig
 from quire.text.generation_config import DefaultSampling, default_sampling, eos_ids
 from quire.text.model_text import load_model_text
 from tests.checkpoints import IM_END_ID, write_tokenizer

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from quire import builtin
-from quire.config import Config
 from quire.errors import CheckpointError
+from quire.foundation.config import Config
 from quire.text.model_text import ModelText, load_model_text
 
 

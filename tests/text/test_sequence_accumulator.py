@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from quire.messages.from_engine import Deltas, End
-from quire.messages.to_engine import Add
-from quire.messages.workers import TokenLogprobs
-from quire.sampling import SamplingParams
+from quire.foundation.messages.from_engine import Deltas, End
+from quire.foundation.messages.to_engine import Add
+from quire.foundation.messages.workers import TokenLogprobs
+from quire.sampling_params import SamplingParams
 from quire.text.choice_state import ChoiceState
 from quire.text.deltas import deltas_by_sequence
 from quire.text.sequence_accumulator import SequenceAccumulator, dispatch_deltas

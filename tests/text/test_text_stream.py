@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.sampling import SamplingParams
+from quire.sampling_params import SamplingParams
 from quire.text.incremental_detokenizer import IncrementalDetokenizer
 from quire.text.stop_strings import StopStrings
 from quire.text.text_stream import TextStream

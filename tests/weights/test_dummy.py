@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.weights.checkpoint import WeightSpec
-from quire.weights.dummy import SPREAD, DummyCheckpoint
+from quire.models.weights.checkpoint import WeightSpec
+from quire.models.weights.dummy import SPREAD, DummyCheckpoint
 
 SPECS = [WeightSpec("a", (200, 300)), WeightSpec("b", (200, 300)), WeightSpec("norm", (64,))]
 

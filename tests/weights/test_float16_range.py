@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from quire.errors import CheckpointError
-from quire.weights.float16_range import refusing_overflow
-from quire.weights.safetensors import SafetensorsCheckpoint
-from quire.weights.safetensors_files import SINGLE
+from quire.models.weights.float16_range import refusing_overflow
+from quire.models.weights.safetensors import SafetensorsCheckpoint
+from quire.models.weights.safetensors_files import SINGLE
 
 
 def checkpoint_of(directory: Path, **tensors: torch.Tensor) -> SafetensorsCheckpoint:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import CheckpointError
-from quire.weights.gpu_loader import FileTensor, GpuTensorLoader
+from quire.models.weights.gpu_loader import FileTensor, GpuTensorLoader
 
 BUFFER_BYTES = 160
 

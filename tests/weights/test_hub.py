@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from quire.errors import ModelNotFoundError
-from quire.weights import hub
+from quire.models.weights import hub
 from tests.gguf.bytes import smallest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -97,7 +97,7 @@ def resolve(url: str, cache: Path, *arguments: object, **environment: str) -> tu
     code = (
         "import json, sys\n"
         "from quire.errors import ModelNotFoundError\n"
-        "from quire.weights.hub import resolve\n"
+        "from quire.models.weights.hub import resolve\n"
         "try: print(json.dumps([str(resolve(*json.loads(sys.argv[1]))), '']))\n"
         "except ModelNotFoundError as error: print(json.dumps(['', error.message]))\n"
         "assert 'torch' not in sys.modules\n"

@@ -8,14 +8,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from quire.clock import SystemClock
-from quire.layers.layer import load_all_weights
-from quire.weights.checkpoint import Checkpoint, WeightSpec
-from quire.weights.dummy import SPREAD, DummyCheckpoint
-from quire.weights.gpu_loader import BUFFER_BYTES, BUFFERS
-from quire.weights.progress import ReadingProgress
-from quire.weights.safetensors import SafetensorsCheckpoint
-from quire.weights.safetensors_files import SINGLE
+from quire.foundation.clock import SystemClock
+from quire.models.layers.layer import load_all_weights
+from quire.models.weights.checkpoint import Checkpoint, WeightSpec
+from quire.models.weights.dummy import SPREAD, DummyCheckpoint
+from quire.models.weights.gpu_loader import BUFFER_BYTES, BUFFERS
+from quire.models.weights.progress import ReadingProgress
+from quire.models.weights.safetensors import SafetensorsCheckpoint
+from quire.models.weights.safetensors_files import SINGLE
 
 pytestmark = pytest.mark.gpu
 

@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from quire.weights.checkpoint import WeightSpec
-from quire.weights.dummy import DummyCheckpoint
-from quire.weights.progress import CountedReads, ReadingProgress
+from quire.models.weights.checkpoint import WeightSpec
+from quire.models.weights.dummy import DummyCheckpoint
+from quire.models.weights.progress import CountedReads, ReadingProgress
 
 
 class Ticks:

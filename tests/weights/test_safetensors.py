@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quire.errors import CheckpointError
-from quire.weights.checkpoint import StoredTensor, WeightSpec, check_weights
-from quire.weights.safetensors import SafetensorsCheckpoint
-from quire.weights.safetensors_files import INDEX, SINGLE
-from quire.weights.standard_names import with_standard_names
+from quire.models.weights.checkpoint import StoredTensor, WeightSpec, check_weights
+from quire.models.weights.safetensors import SafetensorsCheckpoint
+from quire.models.weights.safetensors_files import INDEX, SINGLE
+from quire.models.weights.standard_names import with_standard_names
 
 A, B = torch.arange(12.0).view(3, 4), torch.arange(5.0) - 2
 

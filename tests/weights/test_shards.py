@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from quire.compute.mesh import Span
 from quire.errors import CheckpointError
-from quire.mesh import Span
-from quire.weights.checkpoint import WeightSpec
-from quire.weights.dummy import DummyCheckpoint
-from quire.weights.shards import Cut, Shards
+from quire.models.weights.checkpoint import WeightSpec
+from quire.models.weights.dummy import DummyCheckpoint
+from quire.models.weights.shards import Cut, Shards
 
 
 def read(specs: list[WeightSpec], own: list[WeightSpec], cut: Cut) -> list[tuple[torch.Tensor, torch.Tensor]]:

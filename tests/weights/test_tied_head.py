@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quire.models.spec import read_spec
-from quire.weights.safetensors_files import SINGLE
+from quire.models.weights.safetensors_files import SINGLE
 from tests.checkpoints import edit_config, make_llama, make_tiny
 from tests.models.forward import logits_of
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire.clock import SystemClock
-from quire.config import Config
-from quire.messages.workers import Admitted, Plan, Result, TokenLogprobs
-from quire.sampling import SamplingParams
-from quire.worker.buffer_ring import BufferRing
-from quire.worker.slot_table import SlotTable
-from quire.worker.staging_buffer import StagingBuffer
-from quire.worker.worker import Worker
+from quire.foundation.clock import SystemClock
+from quire.foundation.config import Config
+from quire.foundation.messages.workers import Admitted, Plan, Result, TokenLogprobs
+from quire.runtime.worker.buffer_ring import BufferRing
+from quire.runtime.worker.slot_table import SlotTable
+from quire.runtime.worker.staging_buffer import StagingBuffer
+from quire.runtime.worker.worker import Worker
+from quire.sampling_params import SamplingParams
 
 
 def config_for(model: Path, **values: Any) -> Config:

@@ -23,19 +23,19 @@ import triton
 from msgspec.structs import replace
 from triton.backends.compiler import GPUTarget
 
-from quire.attention import triton as attention
-from quire.collectives import card_links
-from quire.executor.rank_steps import for_earlier_stage
-from quire.kernels import dispatch
-from quire.kernels.triton.attention import prefill_dense, prefill_split_kv
-from quire.kernels.triton.launching import dependent_launch, precompiler
-from quire.kernels.triton.launching.launch import Kernel
-from quire.layers.factory import LayerFactory
-from quire.lora.updates import AdapterMemory
-from quire.mesh import Mesh
-from quire.messages.workers import PromptLogprobsRow, TokenBitmasks
+from quire.compute.attention import triton as attention
+from quire.compute.collectives import card_links
+from quire.compute.kernels import dispatch
+from quire.compute.kernels.triton.attention import prefill_dense, prefill_split_kv
+from quire.compute.kernels.triton.launching import dependent_launch, precompiler
+from quire.compute.kernels.triton.launching.launch import Kernel
+from quire.compute.mesh import Mesh
+from quire.foundation.messages.workers import PromptLogprobsRow, TokenBitmasks
+from quire.models.layers.factory import LayerFactory
+from quire.models.lora.updates import AdapterMemory
 from quire.models.model import build_model
-from quire.weights.tensor_options import TensorOptions
+from quire.models.weights.tensor_options import TensorOptions
+from quire.runtime.executor.rank_steps import for_earlier_stage
 from tests.adapters_as_on_a_gpu import serve_as_a_gpu
 from tests.kernels.triton.compile_cases import NoCard
 from tests.worker.replay_by_running import ReplayByRunning
@@ -53,14 +53,14 @@ def fake_gpu() -> None:
     torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(multi_processor_count=132)  # type: ignore
     prefill_dense.serves_dense_prefill = lambda device, dtype, d: dtype == torch.bfloat16 and d in (64, 128, 256)
     for name, module in list(sys.modules.items()):
-        if name.startswith("quire.kernels.triton") and hasattr(module, "can_overlap"):
+        if name.startswith("quire.compute.kernels.triton") and hasattr(module, "can_overlap"):
             module.can_overlap = lambda device: True  # type: ignore[attr-defined]
     dependent_launch.can_overlap = lambda device: True  # type: ignore[assignment]
     prefill_split_kv.multiprocessors = lambda device: 132  # type: ignore[assignment]
-    from quire.kernels.triton.experts import expert_adapters
-    from quire.kernels.triton.linear import linear
-    from quire.quantization import coded_experts
-    from quire.worker import buffer_ring
+    from quire.compute.kernels.triton.experts import expert_adapters
+    from quire.compute.kernels.triton.linear import linear
+    from quire.models.quantization import coded_experts
+    from quire.runtime.worker import buffer_ring
 
     coded_experts.ExpertLoop = coded_experts.StackedExperts  # type: ignore[misc, assignment]
     buffer_ring._has_memory = lambda device: True  # type: ignore[assignment]
@@ -85,11 +85,11 @@ class FakeGpu:
         mesh: Mesh | None = None,
         rank: int = 0,
     ) -> None:
-        from quire.clock import SystemClock
-        from quire.executor.card_ranks import reach_ranks
+        from quire.foundation.clock import SystemClock
         from quire.models.rank_share import rank_share
         from quire.models.spec import read_spec
-        from quire.worker import worker, worker_parts
+        from quire.runtime.executor.card_ranks import reach_ranks
+        from quire.runtime.worker import worker, worker_parts
         from tests.worker.driver import config_for
 
         self.functions: list[Any] = []
@@ -133,10 +133,10 @@ class FakeGpu:
         """The kernels that warm-up missed: of the largest step, of graph capture, and of random steps that are replayed
         or not. They are launched as usual, by Triton, but nothing runs.
         """
-        from quire.clock import SystemClock
-        from quire.worker.kv_tensors import allocate_kv_cache
-        from quire.worker.weight_loading import load_weights
-        from quire.worker.worker_parts import LoadedModel
+        from quire.foundation.clock import SystemClock
+        from quire.runtime.worker.kv_tensors import allocate_kv_cache
+        from quire.runtime.worker.weight_loading import load_weights
+        from quire.runtime.worker.worker_parts import LoadedModel
 
         found, worker = len(self.precompiler.names), self.worker
         storage = allocate_kv_cache(self.spec, 100, 16, worker_dtype(self.config.model.dtype), torch.device("cpu"))

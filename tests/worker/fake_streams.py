@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.worker import kv_transfer, worker
-from quire.worker.kv_transfer import GpuBlockTransfer
+from quire.runtime.worker import kv_transfer, worker
+from quire.runtime.worker.kv_transfer import GpuBlockTransfer
 
 
 class FakeStream:

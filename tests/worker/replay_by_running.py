@@ -7,9 +7,9 @@ from functools import partial
 
 from torch import Tensor
 
-from quire.lora.step_tiles import Adapted
-from quire.worker.buffer_ring import BufferRing
-from quire.worker.graph_shapes import GraphShape
+from quire.models.lora.step_tiles import Adapted
+from quire.runtime.worker.buffer_ring import BufferRing
+from quire.runtime.worker.graph_shapes import GraphShape
 
 
 class CountedBufferRing(BufferRing):

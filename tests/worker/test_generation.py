@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.messages.workers import Result
+from quire.foundation.messages.workers import Result
 from tests.checkpoints import LLAMA3_ROPE, edit_config, make_llama
 from tests.worker.driver import Driver, Sequence, config_for, hand_out
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from quire.lora.step_tiles import Adapted
-from quire.worker import buffer_ring, model_runner
-from quire.worker.buffer_ring import BufferRing
-from quire.worker.graph_shapes import GraphShape, GraphShapes
-from quire.worker.host_batch import HostBatch
-from quire.worker.model_runner import ModelRunner
-from quire.worker.step_inputs import StepInputs
+from quire.models.lora.step_tiles import Adapted
+from quire.runtime.worker import buffer_ring, model_runner
+from quire.runtime.worker.buffer_ring import BufferRing
+from quire.runtime.worker.graph_shapes import GraphShape, GraphShapes
+from quire.runtime.worker.host_batch import HostBatch
+from quire.runtime.worker.model_runner import ModelRunner
+from quire.runtime.worker.step_inputs import StepInputs
 from tests.checkpoints import make_llama
 from tests.worker.driver import Driver, config_for
 from tests.worker.replay_by_running import ReplayByRunning

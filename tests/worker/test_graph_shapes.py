@@ -8,9 +8,9 @@ import random
 import numpy as np
 import pytest
 
-from quire.messages.workers import Plan
-from quire.worker.graph_shapes import MOST_ROWS, GraphShape, GraphShapes, StepKind
-from quire.worker.host_batch import HostBatch
+from quire.foundation.messages.workers import Plan
+from quire.runtime.worker.graph_shapes import MOST_ROWS, GraphShape, GraphShapes, StepKind
+from quire.runtime.worker.host_batch import HostBatch
 
 DUMMY = 99
 

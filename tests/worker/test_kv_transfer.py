@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kvcache.host_pool import HostPool
-from quire.messages.workers import Plan
-from quire.worker import kv_transfer
-from quire.worker.buffer_ring import BufferRing
-from quire.worker.kv_transfer import BlockMoves, GpuBlockTransfer
-from quire.worker.staging_buffer import StagingBuffer
+from quire.foundation.messages.workers import Plan
+from quire.runtime.worker import kv_transfer
+from quire.runtime.worker.buffer_ring import BufferRing
+from quire.runtime.worker.kv_transfer import BlockMoves, GpuBlockTransfer
+from quire.runtime.worker.staging_buffer import StagingBuffer
+from quire.scheduling.kvcache.host_pool import HostPool
 from tests.worker.fake_streams import use_fake_streams
 
 STORAGES, BLOCKS, ELEMENTS = 2, 100, 6

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quire.models.spec import read_spec
-from quire.weights.safetensors import SafetensorsCheckpoint
-from quire.weights.safetensors_files import SINGLE
-from quire.worker.left_out_tensors import left_out
+from quire.models.weights.safetensors import SafetensorsCheckpoint
+from quire.models.weights.safetensors_files import SINGLE
+from quire.runtime.worker.left_out_tensors import left_out
 from tests.checkpoints import make_llama, make_tiny
 
 INV_FREQ = "model.layers.{}.self_attn.rotary_emb.inv_freq"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.worker.pinned_host_pool import PinnedHostPool
+from quire.runtime.worker.pinned_host_pool import PinnedHostPool
 
 SHAPE = torch.Size((3, 5))
 LONG = 60.0

@@ -13,14 +13,14 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from quire import LLM, SamplingParams
-from quire.clock import SystemClock
-from quire.config import Config
+from quire.compute.kernels.cpu.library import library
 from quire.errors import CheckpointError, ConfigError
-from quire.kernels.cpu.library import library
+from quire.foundation.clock import SystemClock
+from quire.foundation.config import Config
 from quire.planning.auto_config import resolve
-from quire.worker.recorded_steps import RecordedSteps
-from quire.worker.startup.calibration_text import TEXT
-from quire.worker.worker import Worker
+from quire.runtime.worker.recorded_steps import RecordedSteps
+from quire.runtime.worker.startup.calibration_text import TEXT
+from quire.runtime.worker.worker import Worker
 from tests.checkpoints import VOCAB_SIZE, make_llama, make_tiny
 from tests.parity.cases import CASES
 from tests.worker.driver import config_for

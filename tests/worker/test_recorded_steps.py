@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from quire import LLM, LoRARequest, SamplingParams
-from quire.kernels.cpu.library import library
-from quire.kernels.cpu.recording import Recording, Sizes
-from quire.kernels.dispatch import KERNELS
-from quire.lora.step_tiles import Adapted
+from quire.compute.kernels.cpu.library import library
+from quire.compute.kernels.cpu.recording import Recording, Sizes
+from quire.compute.kernels.dispatch import KERNELS
+from quire.models.lora.step_tiles import Adapted
 from quire.offline import local_engine
-from quire.worker.recorded_steps import RecordedSteps
+from quire.runtime.worker.recorded_steps import RecordedSteps
 from tests.adapters import make_adapter
 from tests.checkpoints import VOCAB_SIZE, make_llama, make_tiny
 from tests.executor.thread_ranks import ThreadRanks
@@ -140,7 +140,7 @@ def test_what_torch_computes_is_not_recorded(tmp_path: Path, monkeypatch: pytest
     directory = make_tiny(tmp_path, **CASES["phi3"])
     recorded, steps = answers(directory, monkeypatch)
     assert steps
-    monkeypatch.setitem(KERNELS, ("rms_norm", "cpu"), "quire.kernels.reference.norm:rms_norm")
+    monkeypatch.setitem(KERNELS, ("rms_norm", "cpu"), "quire.compute.kernels.reference.norm:rms_norm")
     with pytest.MonkeyPatch.context() as other:
         eager, none = answers(directory, other)
     assert none == 0

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 import torch
 
-from quire.attention.backend import AttentionBackend, KVView
-from quire.kernels.dispatch import KERNELS
-from quire.messages.workers import PromptLogprobsRow, Result, TokenLogprobs
+from quire.compute.attention.backend import AttentionBackend, KVView
+from quire.compute.kernels.dispatch import KERNELS
+from quire.foundation.messages.workers import PromptLogprobsRow, Result, TokenLogprobs
 from quire.models.spec import ModelSpec, read_spec
 from quire.planning.step_limits import StepLimits
-from quire.worker import buffer_ring, captured_steps, model_runner, worker_parts
-from quire.worker.graph_shapes import GraphShape
+from quire.runtime.worker import buffer_ring, captured_steps, model_runner, worker_parts
+from quire.runtime.worker.graph_shapes import GraphShape
 from tests.checkpoints import make_llama, make_tiny
 from tests.parity.cases import CASES
 from tests.worker.driver import Driver, Sequence, config_for, hand_out
@@ -32,16 +32,16 @@ LONGEST = 200
 
 def attention(kv: KVView, spec: ModelSpec, largest: StepLimits, dtype: torch.dtype) -> AttentionBackend:
     """A GPU's, with references for its kernels."""
-    from quire.attention.triton import TritonAttention
+    from quire.compute.attention.triton import TritonAttention
 
     with pytest.MonkeyPatch.context() as patch:
         attends = ("decode_attention", "prefill_attention", "prefill_attention_split_kv", "prefill_attention_dense")
         for op in ("compute_slot_mapping", "plan_kv_splits", "gather_kv", *attends):
-            patch.setitem(KERNELS, (op, "cuda"), f"quire.kernels.reference.paged_attention:{op}")
+            patch.setitem(KERNELS, (op, "cuda"), f"quire.compute.kernels.reference.paged_attention:{op}")
         patch.setitem(
             KERNELS,
             ("qk_norm_rope_and_cache", "cuda"),
-            "quire.kernels.reference.rowwise_attention:qk_norm_rope_and_cache",
+            "quire.compute.kernels.reference.rowwise_attention:qk_norm_rope_and_cache",
         )
         return TritonAttention(kv, spec.heads, largest.rows, largest.tokens, largest.length, dtype)
 

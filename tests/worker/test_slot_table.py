@@ -6,8 +6,8 @@ import msgspec
 import pytest
 import torch
 
-from quire.messages.workers import Plan
-from quire.worker.slot_table import SlotTable
+from quire.foundation.messages.workers import Plan
+from quire.runtime.worker.slot_table import SlotTable
 from tests.worker.driver import apply_updates
 
 EMPTY = Plan(0, [], [], [], [], [], [], [], [], [], [])

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.worker.buffer_ring import BufferRing
-from quire.worker.staging_buffer import HostColumn, StagingBuffer
+from quire.runtime.worker.buffer_ring import BufferRing
+from quire.runtime.worker.staging_buffer import HostColumn, StagingBuffer
 
 CAPACITY = 40
 DELAY = 10**8

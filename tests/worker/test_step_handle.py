@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from quire.messages.workers import Result
-from quire.worker import step_handle
-from quire.worker.step_handle import StepHandle, StepTimers
+from quire.foundation.messages.workers import Result
+from quire.runtime.worker import step_handle
+from quire.runtime.worker.step_handle import StepHandle, StepTimers
 
 
 class FakeGpu:

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from quire.clock import SystemClock
 from quire.errors import CheckpointError, ConfigError, MemoryBudgetError
-from quire.messages.workers import Plan
+from quire.foundation.clock import SystemClock
+from quire.foundation.messages.workers import Plan
 from quire.models.spec import read_spec
 from quire.planning.kv_cache_plan import NumBlocks
-from quire.worker import worker_parts
-from quire.worker.model_runner import ModelRunner
-from quire.worker.worker import Worker
-from quire.worker.worker_parts import WorkerParts
+from quire.runtime.worker import worker_parts
+from quire.runtime.worker.model_runner import ModelRunner
+from quire.runtime.worker.worker import Worker
+from quire.runtime.worker.worker_parts import WorkerParts
 from tests.checkpoints import make_llama
 from tests.worker.driver import Driver, admitted, config_for
 from tests.worker.fake_streams import use_gpu_transfer
@@ -207,5 +207,5 @@ def test_attention_is_told_how_much_of_each_row_stands_already(tiny: Path) -> No
 
 
 def test_a_worker_imports_nothing_that_only_reads_text() -> None:
-    code = "import sys, quire.worker.worker; assert 'tokenizers' not in sys.modules"
+    code = "import sys, quire.runtime.worker.worker; assert 'tokenizers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)

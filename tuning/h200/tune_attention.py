@@ -5,9 +5,9 @@
 Every candidate is compared with the reference on a small step, then timed in graphs. Single tokens are timed as a
 decode step has them: layer after layer, each with a cache of its own, and what rotates and stores the tokens before.
 Long rows are timed with the gathering of their contexts, on the same cases as tiles. Prints microseconds, and the share
-of the GPU's memory speed or its TFLOP/s. In quire/kernels/triton/attention/, the best goes to `_shape`, `_PROGRAMS`
-and `MIN_SPLIT_TILES` in decode_split_kv.py, `MANY_ROWS` in decode_large_batch.py, `tile_shape` in prefill.py and
-`_shape` in prefill_dense.py; and to `DENSE_MIN_QUERIES` in quire/attention/gathered_kv.py.
+of the GPU's memory speed or its TFLOP/s. In quire/compute/kernels/triton/attention/, the best goes to `_shape`,
+`_PROGRAMS` and `MIN_SPLIT_TILES` in decode_split_kv.py, `MANY_ROWS` in decode_large_batch.py, `tile_shape` in
+prefill.py and `_shape` in prefill_dense.py; and to `DENSE_MIN_QUERIES` in quire/compute/attention/gathered_kv.py.
 """
 
 from __future__ import annotations
@@ -25,10 +25,16 @@ import torch
 from sweep import CACHES_BYTES, compile_all, graph_seconds
 from torch import Tensor
 
-from quire.bench.kernel_cases import KernelCase, attention
-from quire.kernels.reference import paged_attention as reference
-from quire.kernels.triton.attention import decode_large_batch, decode_split_kv, prefill, prefill_dense, qk_norm_rope
-from quire.kernels.triton.attention.gather_kv import gather_kv
+from quire.compute.kernels.reference import paged_attention as reference
+from quire.compute.kernels.triton.attention import (
+    decode_large_batch,
+    decode_split_kv,
+    prefill,
+    prefill_dense,
+    qk_norm_rope,
+)
+from quire.compute.kernels.triton.attention.gather_kv import gather_kv
+from quire.tools.bench.kernel_cases import KernelCase, attention
 
 BYTES_PER_S = 4.25e12
 MOST_SETS = 24

@@ -13,10 +13,10 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from quire.kernels.reference.coded_experts import stack_weights
-from quire.kernels.triton.experts.coded_experts import coded_experts_with_config
-from quire.kernels.triton.linear.codebook import expand_codebook
-from quire.kernels.triton.linear.coded_gemm import CodedConfig, coded_gemm
+from quire.compute.kernels.reference.coded_experts import stack_weights
+from quire.compute.kernels.triton.experts.coded_experts import coded_experts_with_config
+from quire.compute.kernels.triton.linear.codebook import expand_codebook
+from quire.compute.kernels.triton.linear.coded_gemm import CodedConfig, coded_gemm
 from tests.kernels.triton.linear.coded_weights import CODED
 
 SHAPES = ((4096, 4096), (14336, 4096))

@@ -8,7 +8,7 @@ Every config's result is checked against one product a pair in fp32. Prints the 
 take, and writes
 
     DIR/experts_table.json   the figures
-    DIR/experts_table.py     the table; copy it to quire/kernels/triton/experts/tuned_expert_configs.py
+    DIR/experts_table.py     the table; copy it to quire/compute/kernels/triton/experts/tuned_expert_configs.py
 
 The table names few different kernels, as that of tune_linear.py does.
 """
@@ -28,10 +28,10 @@ import torch.nn.functional as F
 from sweep import compile_all, few_enough, graph_seconds
 from torch import Tensor
 
-from quire.kernels.triton.experts.experts import ExpertConfigs, experts_with_configs
-from quire.kernels.triton.experts.routing import group_by_expert, route
-from quire.kernels.triton.linear.gemm import GemmConfig
-from quire.kernels.triton.linear.gemv import GemvConfig
+from quire.compute.kernels.triton.experts.experts import ExpertConfigs, experts_with_configs
+from quire.compute.kernels.triton.experts.routing import group_by_expert, route
+from quire.compute.kernels.triton.linear.gemm import GemmConfig
+from quire.compute.kernels.triton.linear.gemv import GemvConfig
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
 BYTES_PER_S = 4.25e12
@@ -322,8 +322,8 @@ Written by tuning/h200/tune_experts.py on an {torch.cuda.get_device_name()}.
 
 from __future__ import annotations
 
-from quire.kernels.triton.linear.gemv import GemvConfig
-from quire.kernels.triton.linear.gemm import GemmConfig
+from quire.compute.kernels.triton.linear.gemv import GemvConfig
+from quire.compute.kernels.triton.linear.gemm import GemmConfig
 
 CONFIGS: {kind} = {{
 {"".join(lines)}}}

@@ -8,8 +8,8 @@ Checks the results against a product in fp64. Prints a line for each weight and 
 
     DIR/gated.json   all figures
 
-Where the kernel is the faster one in both, `MANY_ROWS` and `LARGE_WEIGHT` in quire/kernels/triton/linear/linear.py
-should admit it.
+Where the kernel is the faster one in both, `MANY_ROWS` and `LARGE_WEIGHT` in
+quire/compute/kernels/triton/linear/linear.py should admit it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from sweep import GRAPH_S, copies, graph_seconds
 from torch import Tensor
 from tune_linear import Weight, arguments, cublas, error, gated
 
-from quire.kernels.triton.linear.gated import gated_gemm
-from quire.kernels.triton.linear.linear import prefers_gated_gemm
+from quire.compute.kernels.triton.linear.gated import gated_gemm
+from quire.compute.kernels.triton.linear.linear import prefers_gated_gemm
 
 ROWS = (1024, 2048, 8192)
 WEIGHTS = {

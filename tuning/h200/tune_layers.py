@@ -7,7 +7,7 @@ and behind it: these fill what a product leaves of the GPU at its end, and a pro
 more steps under way it reads on while they end. So here a layer's kernels run as in a decode step, layer after layer in
 a graph, each with weights and a cache of its own, and one product after the other takes the config with which the whole
 is fastest. Prints microseconds of a layer by config, and the entries for
-quire/kernels/triton/linear/tuned_linear_configs.py.
+quire/compute/kernels/triton/linear/tuned_linear_configs.py.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from sweep import compile_all, graph_seconds
 from torch import Tensor
 from tune_linear import Weight, candidates, compile_one, compiled, least, source
 
-from quire.kernels.reference.paged_attention import KV_SPLIT_COLUMNS, new_decode_partials
-from quire.kernels.triton.attention import decode_split_kv, qk_norm_rope
-from quire.kernels.triton.linear import linear as products
-from quire.kernels.triton.linear.linear import LinearConfig
-from quire.kernels.triton.norm import rms_norm
+from quire.compute.kernels.reference.paged_attention import KV_SPLIT_COLUMNS, new_decode_partials
+from quire.compute.kernels.triton.attention import decode_split_kv, qk_norm_rope
+from quire.compute.kernels.triton.linear import linear as products
+from quire.compute.kernels.triton.linear.linear import LinearConfig
+from quire.compute.kernels.triton.norm import rms_norm
 
 SHOWN = 4
 _CONTEXT = 200

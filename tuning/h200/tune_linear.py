@@ -6,7 +6,7 @@ Times cuBLAS and every candidate in graphs, over weights that outgrow the GPU's 
 against a product in fp64. Prints the best of each shape and number of rows, and writes
 
     DIR/linear_table.json   all figures
-    DIR/linear_table.py     the table; copy it to quire/kernels/triton/linear/tuned_linear_configs.py
+    DIR/linear_table.py     the table; copy it to quire/compute/kernels/triton/linear/tuned_linear_configs.py
 
 A table that names few different kernels starts faster, since each is compiled at the first start on a machine. So it
 names as few as keep every product within the tolerance of its best; cuBLAS, which needs no compiling, comes first.
@@ -26,10 +26,10 @@ import torch.nn.functional as F
 from sweep import compile_all, copies, few_enough, graph_seconds
 from torch import Tensor
 
-from quire.kernels.dispatch import kernel
-from quire.kernels.triton.linear.gemm import GemmConfig
-from quire.kernels.triton.linear.gemv import GemvConfig
-from quire.kernels.triton.linear.linear import LinearConfig, linear_with_config
+from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.triton.linear.gemm import GemmConfig
+from quire.compute.kernels.triton.linear.gemv import GemvConfig
+from quire.compute.kernels.triton.linear.linear import LinearConfig, linear_with_config
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 BYTES_PER_S = 4.25e12
@@ -353,8 +353,8 @@ Written by tuning/h200/tune_linear.py on an {torch.cuda.get_device_name()}.
 
 from __future__ import annotations
 
-from quire.kernels.triton.linear.gemv import GemvConfig
-from quire.kernels.triton.linear.gemm import GemmConfig
+from quire.compute.kernels.triton.linear.gemv import GemvConfig
+from quire.compute.kernels.triton.linear.gemm import GemmConfig
 
 UP_TO = {tuple(sizes)}
 """Rows of x: a config serves this many and fewer. More than the last go to cuBLAS."""

@@ -3,7 +3,7 @@
     python tuning/h200/tune_packed.py [--seconds 100] [--zeros]
 
 As tune_scaled.py; times of the gemm include bringing the columns of x into its order. Prints the best of each shape and
-number of rows, as the lines of quire/kernels/triton/linear/tuned_packed_configs.py.
+number of rows, as the lines of quire/compute/kernels/triton/linear/tuned_packed_configs.py.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from sweep import compile_all, copies, graph_seconds
 from torch import Tensor
 from tune_linear import LLAMA_8B, Weight, error, gated
 
-from quire.kernels.triton.linear.packed_expand import expand_packed
-from quire.kernels.triton.linear.packed_gemm import PackedGemmConfig, packed_gemm
-from quire.kernels.triton.linear.packed_gemm_many import PackedGemmManyConfig, packed_gemm_many
-from quire.kernels.triton.linear.packed_gemv import PackedGemvConfig, packed_gemv
-from quire.kernels.triton.linear.packed_layout import PackedWeight, pack_int4
-from quire.kernels.triton.linear.permute_columns import permute_columns
-from quire.kernels.triton.linear.tuned_packed_configs import PackedConfig
+from quire.compute.kernels.triton.linear.packed_expand import expand_packed
+from quire.compute.kernels.triton.linear.packed_gemm import PackedGemmConfig, packed_gemm
+from quire.compute.kernels.triton.linear.packed_gemm_many import PackedGemmManyConfig, packed_gemm_many
+from quire.compute.kernels.triton.linear.packed_gemv import PackedGemvConfig, packed_gemv
+from quire.compute.kernels.triton.linear.packed_layout import PackedWeight, pack_int4
+from quire.compute.kernels.triton.linear.permute_columns import permute_columns
+from quire.compute.kernels.triton.linear.tuned_packed_configs import PackedConfig
 
 ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 2048)
 _BLOCKS = {32: (32,), 64: (64,), 128: (64, 128), 256: (128, 256), 512: (128, 256), 2048: (256,)}

@@ -3,8 +3,8 @@
     python tuning/h200/tune_sampling.py [--vocab 128256] [--json FILE]
 
 Prints microseconds of the op by case: with the config in use, and with the dozen best variants. The best goes to
-`SampleConfig` in quire/kernels/triton/sampling/sample.py; sizes on which the token depends where rounding decides must
-not depend on the number of reads.
+`SampleConfig` in quire/compute/kernels/triton/sampling/sample.py; sizes on which the token depends where rounding
+decides must not depend on the number of reads.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 from sweep import compile_all, copies, graph_seconds
 
-from quire.kernels.reference.sample import SamplingColumns
-from quire.kernels.triton.sampling.logit_keys import VocabTiling
-from quire.kernels.triton.sampling.sample import SampleConfig, sample_with_config
+from quire.compute.kernels.reference.sample import SamplingColumns
+from quire.compute.kernels.triton.sampling.logit_keys import VocabTiling
+from quire.compute.kernels.triton.sampling.sample import SampleConfig, sample_with_config
 
 READS = (1, 32, 256)
 WISHES = {

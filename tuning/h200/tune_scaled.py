@@ -5,7 +5,7 @@
 Times every candidate in graphs, over weights that outgrow the GPU's cache together, and checks each result against a
 product in fp64 of what the codes stand for. The kernel that quantizes x is timed too, by itself, and torch's product
 for comparison. Prints the best of each shape and number of rows, as the lines of
-quire/kernels/triton/linear/tuned_scaled_configs.py.
+quire/compute/kernels/triton/linear/tuned_scaled_configs.py.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from sweep import compile_all, copies, graph_seconds
 from torch import Tensor
 from tune_linear import LLAMA_8B, Weight, error, gated
 
-from quire.kernels.reference.scaled_linear import ScaledWeight
-from quire.kernels.triton.activation import silu_and_mul
-from quire.kernels.triton.linear.gemm import GemmConfig
-from quire.kernels.triton.linear.gemv import GemvConfig
-from quire.kernels.triton.linear.int8_gemv import int8_gemv
-from quire.kernels.triton.linear.quantize_rows import quantize_rows
-from quire.kernels.triton.linear.scaled_gemm import scaled_gemm
-from quire.kernels.triton.linear.scaled_gemv import scaled_gemv
+from quire.compute.kernels.reference.scaled_linear import ScaledWeight
+from quire.compute.kernels.triton.activation import silu_and_mul
+from quire.compute.kernels.triton.linear.gemm import GemmConfig
+from quire.compute.kernels.triton.linear.gemv import GemvConfig
+from quire.compute.kernels.triton.linear.int8_gemv import int8_gemv
+from quire.compute.kernels.triton.linear.quantize_rows import quantize_rows
+from quire.compute.kernels.triton.linear.scaled_gemm import scaled_gemm
+from quire.compute.kernels.triton.linear.scaled_gemv import scaled_gemv
 
 ROWS = (1, 16, 32, 64, 128, 256)
 WEIGHTS = (*LLAMA_8B, Weight(28672, 4096))

@@ -4,8 +4,8 @@
 
 Times every candidate in graphs, on tensors that outgrow the GPU's cache together where they are large, and prints
 microseconds by rows and width; the best of each column is marked. What is best over all goes to the constants at the
-top of quire/kernels/triton/norm.py and activation.py: one choice for all numbers of rows, so that none is compiled in
-the middle of serving.
+top of quire/compute/kernels/triton/norm.py and activation.py: one choice for all numbers of rows, so that none is
+compiled in the middle of serving.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from sweep import CACHES_BYTES, graph_seconds
 
-from quire.kernels.triton import activation, norm
+from quire.compute.kernels.triton import activation, norm
 
 ROWS = (1, 32, 256, 2_048, 8_192)
 PER_THREAD = (2, 4, 8, 16, 32)

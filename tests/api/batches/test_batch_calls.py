@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
-from quire.api.batches.batch_calls import BatchCalls
-from quire.api.batches.batch_line import BatchLine
-from quire.api.batches.metrics_app import metrics_app
-from quire.api.in_process_calls import Answer
-from quire.config import Config, SchedulerConfig
-from quire.metrics.server_stats import ServerStats
-from quire.metrics.stats import Stats
+from quire.engine.metrics.server_stats import ServerStats
+from quire.engine.metrics.stats import Stats
+from quire.foundation.config import Config, SchedulerConfig
+from quire.serving.api.in_process_calls import Answer
+from quire.serving.dialects.batches.batch_calls import BatchCalls
+from quire.serving.dialects.batches.batch_line import BatchLine
+from quire.serving.dialects.batches.metrics_app import metrics_app
 
 
 class Endpoint:
@@ -62,7 +62,7 @@ def test_requests_have_the_lowest_priority_where_there_are_priorities() -> None:
 
 
 def test_a_request_is_sent_again_while_the_server_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.api.batches.batch_calls.RETRY_S", 0.001)
+    monkeypatch.setattr("quire.serving.dialects.batches.batch_calls.RETRY_S", 0.001)
     endpoint = Endpoint(503, 503, 200)
     _, answer = asyncio.run(calls(endpoint, IDLE).answer(LINE))
     assert (answer.status, len(endpoint.bodies)) == (200, 3)

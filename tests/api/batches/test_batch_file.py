@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from quire.api.batches.batch_file import BatchFile
-from quire.api.batches.batch_line import BatchLine
-from quire.api.in_process_calls import Answer
 from quire.errors import RequestError
+from quire.serving.api.in_process_calls import Answer
+from quire.serving.dialects.batches.batch_file import BatchFile
+from quire.serving.dialects.batches.batch_line import BatchLine
 
 
 class Interrupted(Exception):

@@ -14,11 +14,11 @@ import openai
 import pytest
 from openai.types import Batch
 
-from quire.api.batches import batch_runner
-from quire.api.batches.batch_line import parse_line
 from quire.errors import UnavailableError
-from quire.store import database
-from quire.store.batches import BatchStore
+from quire.serving.dialects.batches import batch_runner
+from quire.serving.dialects.batches.batch_line import parse_line
+from quire.serving.store import database
+from quire.serving.store.batches import BatchStore
 from tests.api.openai_types import check, unknown_fields
 from tests.api.server import Pace, Server, count_up, running
 

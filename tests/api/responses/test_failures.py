@@ -7,7 +7,7 @@ import threading
 import openai
 import pytest
 
-from quire.messages.from_engine import Deltas, End
+from quire.foundation.messages.from_engine import Deltas, End
 from tests.api.responses.wire import checked_events, connect
 from tests.api.scripted import ScriptedClient
 from tests.api.server import Server

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from quire.api.responses.input_items import chat_messages
-from quire.api.schemas.response_items import InputItem, parse_items
+from quire.serving.dialects.responses.input_items import chat_messages
+from quire.serving.dialects.responses.item_schemas import InputItem, parse_items
 
 
 def items(*each: dict[str, object]) -> list[InputItem]:

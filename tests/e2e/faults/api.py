@@ -6,10 +6,10 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from quire.api.api_server import main as api_main
-from quire.api.app import create_app
-from quire.processes.child_main import run_child
-from quire.processes.launch import LaunchConfig, SendReport
+from quire.foundation.processes.child_main import run_child
+from quire.foundation.processes.launch import LaunchConfig, SendReport
+from quire.serving.api_server import main as api_main
+from quire.serving.app import create_app
 
 
 def make_app(*arguments: Any, **options: Any) -> FastAPI:

@@ -6,14 +6,14 @@ import os
 import time
 from pathlib import Path
 
-from quire.clock import Clock
-from quire.config import Config
 from quire.engine.process import main as engine_main
-from quire.executor.executor import AdapterLoader, Executor
-from quire.executor.factory import build_executor
-from quire.messages.workers import DeviceLimits, Plan, Result, TokenBitmasks
-from quire.processes.child_main import run_child
-from quire.processes.launch import GroupEnds, LaunchConfig, SendReport
+from quire.foundation.clock import Clock
+from quire.foundation.config import Config
+from quire.foundation.messages.workers import DeviceLimits, Plan, Result, TokenBitmasks
+from quire.foundation.processes.child_main import run_child
+from quire.foundation.processes.launch import GroupEnds, LaunchConfig, SendReport
+from quire.runtime.executor.executor import AdapterLoader, Executor
+from quire.runtime.executor.factory import build_executor
 
 FAULT_FILE = "QUIRE_TEST_FAULT_FILE"
 POISON = 1_717

@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 
 from quire.cli.flags import parse_config
-from quire.config import environment
+from quire.foundation.config import environment
 from quire.planning.auto_config import resolve
-from quire.supervisor.announce import announce_settings
-from quire.supervisor.children import Modules
-from quire.supervisor.listener import listen
-from quire.supervisor.supervisor import Supervisor
+from quire.serving.supervisor.announce import announce_settings
+from quire.serving.supervisor.children import Modules
+from quire.serving.supervisor.listener import listen
+from quire.serving.supervisor.supervisor import Supervisor
 
 MODULES = Modules("tests.e2e.faults.engine", "tests.e2e.faults.api")
 

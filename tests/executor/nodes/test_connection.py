@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from quire.executor.nodes.connection import (
+from quire.runtime.executor.nodes.connection import (
     LOST_AFTER_MS,
     Connection,
     ConnectionLostError,

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from quire.errors import ConfigError
-from quire.executor.nodes import gate as gate_module
-from quire.executor.nodes.connection import send_message
-from quire.executor.nodes.gate import Gate
-from quire.executor.nodes.handshake import PATIENCE_S, WrongKeyError
-from quire.executor.nodes.link_setup import connect
-from quire.executor.nodes.node_messages import LinkJoin
+from quire.runtime.executor.nodes import gate as gate_module
+from quire.runtime.executor.nodes.connection import send_message
+from quire.runtime.executor.nodes.gate import Gate
+from quire.runtime.executor.nodes.handshake import PATIENCE_S, WrongKeyError
+from quire.runtime.executor.nodes.link_setup import connect
+from quire.runtime.executor.nodes.node_messages import LinkJoin
 
 KEY = b"0123456789abcdef"
 LINK = LinkJoin("session", "stream", 0, 1)

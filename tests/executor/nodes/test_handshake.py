@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from quire.errors import QuireError
-from quire.executor.nodes import handshake
-from quire.executor.nodes.connection import ConnectionLostError, receive_exactly
-from quire.executor.nodes.handshake import WrongKeyError, greet, introduce
+from quire.runtime.executor.nodes import handshake
+from quire.runtime.executor.nodes.connection import ConnectionLostError, receive_exactly
+from quire.runtime.executor.nodes.handshake import WrongKeyError, greet, introduce
 from tests.executor.nodes.sockets import connected
 
 KEY = b"0123456789abcdef"

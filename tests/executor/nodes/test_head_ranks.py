@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from quire.clock import SystemClock
-from quire.config import Config
-from quire.executor.nodes.follower import Follower
-from quire.executor.nodes.head_ranks import for_others
+from quire.foundation.clock import SystemClock
+from quire.foundation.config import Config
+from quire.runtime.executor.nodes.follower import Follower
+from quire.runtime.executor.nodes.head_ranks import for_others
 
 SECRET = "nobody else needs this"
 

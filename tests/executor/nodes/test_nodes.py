@@ -15,15 +15,15 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from quire.clock import SystemClock
 from quire.errors import CheckpointError, EngineDeadError
-from quire.executor.cpu_executor import CpuExecutor
-from quire.executor.executor import Executor
-from quire.executor.multi_rank_executor import MultiRankExecutor
-from quire.executor.nodes.head_ranks import HeadRanks
-from quire.messages.to_engine import Adapter
-from quire.messages.workers import AdapterLoaded
-from quire.processes.launch import EXIT_CRASHED
+from quire.foundation.clock import SystemClock
+from quire.foundation.messages.to_engine import Adapter
+from quire.foundation.messages.workers import AdapterLoaded
+from quire.foundation.processes.launch import EXIT_CRASHED
+from quire.runtime.executor.cpu_executor import CpuExecutor
+from quire.runtime.executor.executor import Executor
+from quire.runtime.executor.multi_rank_executor import MultiRankExecutor
+from quire.runtime.executor.nodes.head_ranks import HeadRanks
 from tests.checkpoints import make_llama
 from tests.executor.nodes.follower import KEY, Follower, free_port
 from tests.executor.test_cpu_executor import first, next_

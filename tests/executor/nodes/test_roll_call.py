@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from quire.clock import SystemClock
 from quire.errors import EngineDeadError
-from quire.executor.nodes.connection import receive_message, send_message
-from quire.executor.nodes.gate import Gate
-from quire.executor.nodes.link_setup import connect
-from quire.executor.nodes.node_messages import Join, Refused, ToNode
-from quire.executor.nodes.remote_node import RemoteNode
-from quire.executor.nodes.roll_call import RollCall, model_fingerprint, shape_of
+from quire.foundation.clock import SystemClock
+from quire.runtime.executor.nodes.connection import receive_message, send_message
+from quire.runtime.executor.nodes.gate import Gate
+from quire.runtime.executor.nodes.link_setup import connect
+from quire.runtime.executor.nodes.node_messages import Join, Refused, ToNode
+from quire.runtime.executor.nodes.remote_node import RemoteNode
+from quire.runtime.executor.nodes.roll_call import RollCall, model_fingerprint, shape_of
 from quire.version import __version__
 from tests.checkpoints import make_llama
 from tests.worker.driver import config_for

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from quire.errors import ConfigError
-from quire.processes.child_main import run_child
-from quire.processes.launch import LaunchConfig, NodesPlaced, SendReport, StatusReport
+from quire.foundation.processes.child_main import run_child
+from quire.foundation.processes.launch import LaunchConfig, NodesPlaced, SendReport, StatusReport
 
 
 def main(launch: LaunchConfig, report: SendReport) -> None:

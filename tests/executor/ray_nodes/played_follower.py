@@ -6,8 +6,8 @@ import os
 import time
 
 from quire.errors import ModelNotFoundError
-from quire.processes.child_main import run_child
-from quire.processes.launch import LaunchConfig, SendReport, StatusReport
+from quire.foundation.processes.child_main import run_child
+from quire.foundation.processes.launch import LaunchConfig, SendReport, StatusReport
 
 
 def main(launch: LaunchConfig, report: SendReport) -> None:

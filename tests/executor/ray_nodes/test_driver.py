@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from quire.config import Config
-from quire.executor.ray_nodes.driver import follower_config
+from quire.foundation.config import Config
 from quire.planning.nodes import check_nodes
+from quire.runtime.executor.ray_nodes.driver import follower_config
 
 SECRET = "nobody else needs this"
 

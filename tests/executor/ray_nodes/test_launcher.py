@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from quire.clock import SystemClock
-from quire.config import Config, environment
 from quire.errors import ConfigError, EngineDeadError
-from quire.executor.ray_nodes import launcher
-from quire.executor.ray_nodes.launcher import RayNodes, free_port
+from quire.foundation.clock import SystemClock
+from quire.foundation.config import Config, environment
+from quire.runtime.executor.ray_nodes import launcher
+from quire.runtime.executor.ray_nodes.launcher import RayNodes, free_port
 
 PLAYED = "tests.executor.ray_nodes.played_driver"
 

@@ -9,10 +9,10 @@ import time
 import msgspec
 import pytest
 
-from quire.config import Config
-from quire.executor.ray_nodes.node_actor import News, NodeActor
-from quire.processes.launch import LaunchConfig
-from quire.processes.process_state import process_state
+from quire.foundation.config import Config
+from quire.foundation.processes.launch import LaunchConfig
+from quire.foundation.processes.process_state import process_state
+from quire.runtime.executor.ray_nodes.node_actor import News, NodeActor
 
 PLAYED = "tests.executor.ray_nodes.played_follower"
 KEY = b"a key that all nodes have"

@@ -7,9 +7,9 @@ from collections import deque
 import pytest
 
 from quire.errors import EngineDeadError, ModelNotFoundError, SetupError
-from quire.executor.ray_nodes.node_actor import News
-from quire.executor.ray_nodes.node_keeper import MOST_FIRST_STARTS, Lost, NodeKeeper
-from quire.executor.ray_nodes.placement import ClusterNode, Placement
+from quire.runtime.executor.ray_nodes.node_actor import News
+from quire.runtime.executor.ray_nodes.node_keeper import MOST_FIRST_STARTS, Lost, NodeKeeper
+from quire.runtime.executor.ray_nodes.placement import ClusterNode, Placement
 
 THREE = Placement(3, 1, "--nnodes 3")
 READY = News("host", [], is_ready=True)

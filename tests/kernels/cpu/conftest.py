@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.config import environment
-from quire.kernels.cpu.build import INSTRUCTION_SETS, installed_compilers, this_processor
-from quire.kernels.cpu.library import library
+from quire.compute.kernels.cpu.build import INSTRUCTION_SETS, installed_compilers, this_processor
+from quire.compute.kernels.cpu.library import library
+from quire.foundation.config import environment
 
 
 @pytest.fixture(params=[*INSTRUCTION_SETS, "none"])

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.cpu.rowwise_attention import paged_attention, qk_norm_rope_and_cache
-from quire.kernels.reference import rowwise_attention as reference
+from quire.compute.kernels.cpu.rowwise_attention import paged_attention, qk_norm_rope_and_cache
+from quire.compute.kernels.reference import rowwise_attention as reference
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 

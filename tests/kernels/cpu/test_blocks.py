@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from quire.gguf.tensor_types import QUANTIZED
-from quire.kernels.cpu import blocks as kernels
-from quire.kernels.cpu.library import library
-from quire.kernels.reference.gguf_blocks import BlockWeight, dequantize
+from quire.compute.gguf.tensor_types import QUANTIZED
+from quire.compute.kernels.cpu import blocks as kernels
+from quire.compute.kernels.cpu.library import library
+from quire.compute.kernels.reference.gguf_blocks import BlockWeight, dequantize
 from tests.gguf import made
 
 ROUNDING = 5e-7

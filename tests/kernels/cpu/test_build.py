@@ -19,11 +19,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from quire.config import environment
-from quire.errors import ConfigError
-from quire.kernels.cpu import build as building
-from quire.kernels.cpu import library as library_module
-from quire.kernels.cpu.build import (
+from quire.compute.kernels.cpu import build as building
+from quire.compute.kernels.cpu import library as library_module
+from quire.compute.kernels.cpu.build import (
     FLAGS,
     INSTRUCTION_SETS,
     BuildError,
@@ -33,8 +31,10 @@ from quire.kernels.cpu.build import (
     this_processor,
     usable_instruction_sets,
 )
-from quire.kernels.cpu.library import library
-from quire.kernels.cpu.linear import linear, pack_linear
+from quire.compute.kernels.cpu.library import library
+from quire.compute.kernels.cpu.linear import linear, pack_linear
+from quire.errors import ConfigError
+from quire.foundation.config import environment
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -47,7 +47,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from quire.kernels.cpu import build
+from quire.compute.kernels.cpu import build
 build.SOURCES = Path(sys.argv[1])
 print(build.build([sys.argv[2]], Path(sys.argv[3]), build.this_processor(), "avx2", build.FLAGS))
 """
@@ -262,7 +262,7 @@ def test_sanitizers_find_nothing(tmp_path: Path, compiler: str) -> None:
         pytest.skip("the compiler brings no AddressSanitizer")
     flags = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
     program = (
-        "import sys, pytest, quire.kernels.cpu.library as l; "
+        "import sys, pytest, quire.compute.kernels.cpu.library as l; "
         f"l.FLAGS = (*l.FLAGS, *{flags!r}); "
         f"sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-p', 'no:faulthandler', '-k', 'avx512_bf16 or avx2', "
         f"*{[str(HERE / f'test_{name}.py') for name in SANITIZED]!r}]))"

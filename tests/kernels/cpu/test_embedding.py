@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.cpu.embedding import embed, pack_tied
-from quire.kernels.cpu.linear import linear
+from quire.compute.kernels.cpu.embedding import embed, pack_tied
+from quire.compute.kernels.cpu.linear import linear
 
 pytestmark = pytest.mark.usefixtures("instructions")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.cpu.embedding import local_indices
-from quire.kernels.cpu.experts import experts, pack_experts, route
-from quire.kernels.reference import experts as reference
+from quire.compute.kernels.cpu.embedding import local_indices
+from quire.compute.kernels.cpu.experts import experts, pack_experts, route
+from quire.compute.kernels.reference import experts as reference
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.cpu import grouped_linear as kernels
-from quire.kernels.cpu.library import library
-from quire.kernels.reference import grouped_linear as reference
-from quire.kernels.reference.gguf_blocks import BlockWeight
-from quire.kernels.reference.grouped_linear import GroupedWeight
+from quire.compute.kernels.cpu import grouped_linear as kernels
+from quire.compute.kernels.cpu.library import library
+from quire.compute.kernels.reference import grouped_linear as reference
+from quire.compute.kernels.reference.gguf_blocks import BlockWeight
+from quire.compute.kernels.reference.grouped_linear import GroupedWeight
 from tests.kernels.cpu.test_blocks import assert_close, rows_of
 
 ROUNDING = 5e-7

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.cpu import linear as packed
-from quire.kernels.cpu.library import library
-from quire.kernels.reference import linear as plain
+from quire.compute.kernels.cpu import linear as packed
+from quire.compute.kernels.cpu.library import library
+from quire.compute.kernels.reference import linear as plain
 
 TOLERANCE = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (2e-2, 2e-2), torch.float16: (2e-2, 2e-2)}
 SHAPES = [(50, 36), (64, 64), (1, 1), (65, 33), (200, 301), (300, 1030)]

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from quire.kernels.cpu import lora as ours
-from quire.kernels.cpu.linear import pack_linear
-from quire.kernels.reference import lora as reference
-from quire.kernels.reference.lora import LowRankWeights, Scaling, Tiles
-from quire.lora.step_tiles import order_tokens
+from quire.compute.kernels.cpu import lora as ours
+from quire.compute.kernels.cpu.linear import pack_linear
+from quire.compute.kernels.reference import lora as reference
+from quire.compute.kernels.reference.lora import LowRankWeights, Scaling, Tiles
+from quire.models.lora.step_tiles import order_tokens
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 SLOTS = 40

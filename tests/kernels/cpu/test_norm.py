@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.cpu.activation import gelu, gelu_and_mul, silu_and_mul, soft_cap
-from quire.kernels.cpu.norm import layer_norm, rms_norm
-from quire.kernels.reference import activation, norm
+from quire.compute.kernels.cpu.activation import gelu, gelu_and_mul, silu_and_mul, soft_cap
+from quire.compute.kernels.cpu.norm import layer_norm, rms_norm
+from quire.compute.kernels.reference import activation, norm
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.cpu import packed_weight_file
-from quire.kernels.cpu.grouped_linear import grouped_linear, pack_grouped
-from quire.kernels.cpu.library import Library, library
-from quire.kernels.cpu.linear import PackedWeight, linear, pack_linear
-from quire.kernels.cpu.packed_weight_file import LARGE_PAGE, PackedWeightFile
-from quire.kernels.reference.gguf_blocks import BlockWeight
+from quire.compute.kernels.cpu import packed_weight_file
+from quire.compute.kernels.cpu.grouped_linear import grouped_linear, pack_grouped
+from quire.compute.kernels.cpu.library import Library, library
+from quire.compute.kernels.cpu.linear import PackedWeight, linear, pack_linear
+from quire.compute.kernels.cpu.packed_weight_file import LARGE_PAGE, PackedWeightFile
+from quire.compute.kernels.reference.gguf_blocks import BlockWeight
 
 ROOT = Path(__file__).parents[3]
 PLENTY = 1 << 30
@@ -223,7 +223,8 @@ def test_of_several_processes_one_packs(path: Path, kernels: Library) -> None:
     """They start together; all have the weights, and what each packed adds up to one start's."""
     program = (
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); "
-        "from tests.kernels.cpu.test_packed_weight_file import Start; from quire.kernels.cpu.library import library; "
+        "from tests.kernels.cpu.test_packed_weight_file import Start; "
+        "from quire.compute.kernels.cpu.library import library; "
         "start = Start(Path(sys.argv[2]), library()); print(len(start.packed), start.is_right())"
     )
     command = [sys.executable, "-c", program, str(ROOT), str(path)]

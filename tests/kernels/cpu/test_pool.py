@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from quire.kernels.cpu.library import library
+from quire.compute.kernels.cpu.library import library
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import os, resource, signal, torch
 torch.set_num_threads(5)
-from quire.kernels.cpu.library import library
-from quire.kernels.cpu.linear import linear, pack_linear
+from quire.compute.kernels.cpu.library import library
+from quire.compute.kernels.cpu.linear import linear, pack_linear
 def threads():
     return len(os.listdir("/proc/self/task"))
 weight, x = torch.ones(256, 512), torch.ones(8, 512)

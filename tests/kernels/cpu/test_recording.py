@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.cpu.activation import gelu
-from quire.kernels.cpu.embedding import take_rows
-from quire.kernels.cpu.library import Library, library
-from quire.kernels.cpu.linear import linear, pack_linear
-from quire.kernels.cpu.norm import rms_norm
-from quire.kernels.cpu.recording import NotRecordable, Sizes, record
-from quire.kernels.cpu.sample import sample
-from quire.kernels.reference.sample import SamplingColumns
+from quire.compute.kernels.cpu.activation import gelu
+from quire.compute.kernels.cpu.embedding import take_rows
+from quire.compute.kernels.cpu.library import Library, library
+from quire.compute.kernels.cpu.linear import linear, pack_linear
+from quire.compute.kernels.cpu.norm import rms_norm
+from quire.compute.kernels.cpu.recording import NotRecordable, Sizes, record
+from quire.compute.kernels.cpu.sample import sample
+from quire.compute.kernels.reference.sample import SamplingColumns
 
 MOST = Sizes(tokens=40, rows=30, sampled=30)
 WIDTH = 70

@@ -8,8 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.cpu.sample import sample
-from quire.kernels.reference.sample import ALL_TIES, FINE, NOTHING_LEFT, UNSOUND, SamplingThresholds, apply_thresholds
+from quire.compute.kernels.cpu.sample import sample
+from quire.compute.kernels.reference.sample import (
+    ALL_TIES,
+    FINE,
+    NOTHING_LEFT,
+    UNSOUND,
+    SamplingThresholds,
+    apply_thresholds,
+)
 from tests.kernels.exact_sampling import columns, truths
 
 WISHES: list[dict[str, Any]] = [

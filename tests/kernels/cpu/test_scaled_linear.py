@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.cpu import scaled_linear as kernels
-from quire.kernels.cpu.library import library
-from quire.kernels.reference.gguf_blocks import BlockWeight
-from quire.kernels.reference.quantized_rows import QuantizedRows, quantize_rows
-from quire.kernels.reference.scaled_linear import ScaledWeight
+from quire.compute.kernels.cpu import scaled_linear as kernels
+from quire.compute.kernels.cpu.library import library
+from quire.compute.kernels.reference.gguf_blocks import BlockWeight
+from quire.compute.kernels.reference.quantized_rows import QuantizedRows, quantize_rows
+from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 from tests.kernels.cpu.test_blocks import assert_close
 
 ROUNDING = 5e-7

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.cpu import states
-from quire.kernels.reference import states as reference
+from quire.compute.kernels.cpu import states
+from quire.compute.kernels.reference import states as reference
 
 DTYPES = [torch.float32, torch.bfloat16]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.cpu import embedding, step_inputs
-from quire.kernels.cpu import paged_attention as cpu_paged_attention
-from quire.kernels.reference import embedding as reference_embedding
-from quire.kernels.reference import paged_attention
-from quire.kernels.reference import step_inputs as reference
+from quire.compute.kernels.cpu import embedding, step_inputs
+from quire.compute.kernels.cpu import paged_attention as cpu_paged_attention
+from quire.compute.kernels.reference import embedding as reference_embedding
+from quire.compute.kernels.reference import paged_attention
+from quire.compute.kernels.reference import step_inputs as reference
 
 pytestmark = pytest.mark.usefixtures("instructions")
 

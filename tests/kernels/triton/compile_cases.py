@@ -22,10 +22,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from quire.bench import kernel_cases
-from quire.bench.kernels import all_cases
-from quire.kernels.dispatch import KERNELS, kernel
-from quire.kernels.triton.linear import linear
+from quire.compute.kernels.dispatch import KERNELS, kernel
+from quire.compute.kernels.triton.linear import linear
+from quire.tools.bench import kernel_cases
+from quire.tools.bench.kernels import all_cases
 
 
 class NoCard:

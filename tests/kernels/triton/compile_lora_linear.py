@@ -17,9 +17,9 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
-from quire.kernels.reference.lora import LowRankWeights, Tiles
-from quire.kernels.triton import lora_linear
-from quire.kernels.triton.linear import linear
+from quire.compute.kernels.reference.lora import LowRankWeights, Tiles
+from quire.compute.kernels.triton import lora_linear
+from quire.compute.kernels.triton.linear import linear
 from tests.kernels.triton.compile_cases import NoCard
 from tests.kernels.triton.not_interpreted import taken
 

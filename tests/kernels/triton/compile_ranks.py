@@ -11,8 +11,8 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
-from quire.kernels.triton.ranks import handed_on, pulled, pulled_norm, pushed, pushed_norm
-from quire.kernels.triton.ranks.stage_window import layout_of
+from quire.compute.kernels.triton.ranks import handed_on, pulled, pulled_norm, pushed, pushed_norm
+from quire.compute.kernels.triton.ranks.stage_window import layout_of
 from tests.kernels.triton.compile_cases import NoCard, compile_only
 
 

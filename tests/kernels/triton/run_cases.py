@@ -12,8 +12,8 @@ import sys
 
 import torch
 
-from quire.bench.kernels import all_cases
-from quire.kernels.dispatch import KERNELS, kernel
+from quire.compute.kernels.dispatch import KERNELS, kernel
+from quire.tools.bench.kernels import all_cases
 
 
 def main(ops: list[str]) -> int:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.reference import activation as reference
-from quire.kernels.triton import activation as ours
+from quire.compute.kernels.reference import activation as reference
+from quire.compute.kernels.triton import activation as ours
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, where exponentials overflow as they may
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.reference import drafts as reference
-from quire.kernels.reference.sample import SamplingColumns
-from quire.kernels.triton.drafts import follow_slots, keep_drafts, look_up_tokens, note_drafts, position_columns
+from quire.compute.kernels.reference import drafts as reference
+from quire.compute.kernels.reference.sample import SamplingColumns
+from quire.compute.kernels.triton.drafts import follow_slots, keep_drafts, look_up_tokens, note_drafts, position_columns
 
 POISON = -(2**40)
 COUNTS = [[0], [3], [0, 4, 1, 0, 16], [2] * 200]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.reference import embedding as reference
-from quire.kernels.triton.embedding import angles, embed
+from quire.compute.kernels.reference import embedding as reference
+from quire.compute.kernels.triton.embedding import angles, embed
 
 DTYPES = [torch.float32, torch.bfloat16]
 

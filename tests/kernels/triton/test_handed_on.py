@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.triton.ranks import handed_on
-from quire.kernels.triton.ranks.stage_window import STREAM_PROGRAMS, TILE_WORDS, layout_of
+from quire.compute.kernels.triton.ranks import handed_on
+from quire.compute.kernels.triton.ranks.stage_window import STREAM_PROGRAMS, TILE_WORDS, layout_of
 from tests.kernels.triton.not_interpreted import printed_by
 from tests.kernels.triton.test_ranks import without_ptx
 

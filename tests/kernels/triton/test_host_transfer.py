@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.reference import host_transfer as reference
-from quire.kernels.triton.host_transfer import copy_inputs_from_host, copy_outputs_to_host
+from quire.compute.kernels.reference import host_transfer as reference
+from quire.compute.kernels.triton.host_transfer import copy_inputs_from_host, copy_outputs_to_host
 
 POISON = -(2**40)
 

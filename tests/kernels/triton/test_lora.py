@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.reference import lora as reference
-from quire.kernels.reference import rowwise_attention
-from quire.kernels.reference.lora import LowRankWeights, RowUpdate, Scaling, Tiles
-from quire.kernels.triton import lora as ours
-from quire.kernels.triton.attention.qk_norm_rope import qk_norm_rope_and_cache
-from quire.kernels.triton.lora_linear import linear_and_shrink
-from quire.kernels.triton.lora_norm import lora_rms_norm
-from quire.lora.step_tiles import GPU_TILE, most_tiles, tile_tokens
+from quire.compute.kernels.reference import lora as reference
+from quire.compute.kernels.reference import rowwise_attention
+from quire.compute.kernels.reference.lora import LowRankWeights, RowUpdate, Scaling, Tiles
+from quire.compute.kernels.triton import lora as ours
+from quire.compute.kernels.triton.attention.qk_norm_rope import qk_norm_rope_and_cache
+from quire.compute.kernels.triton.lora_linear import linear_and_shrink
+from quire.compute.kernels.triton.lora_norm import lora_rms_norm
+from quire.models.lora.step_tiles import GPU_TILE, most_tiles, tile_tokens
 
 NEAR = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.triton.launching.dependent_launch import can_overlap
-from quire.kernels.triton.linear.gemm import GemmConfig, gemm
-from quire.kernels.triton.linear.gemm import tiles_of as tiles_of_product
-from quire.kernels.triton.linear.tuned_linear_configs import PLAIN, UP_TO
-from quire.kernels.triton.lora_linear import gemm_and_shrink, room_beside
+from quire.compute.kernels.triton.launching.dependent_launch import can_overlap
+from quire.compute.kernels.triton.linear.gemm import GemmConfig, gemm
+from quire.compute.kernels.triton.linear.gemm import tiles_of as tiles_of_product
+from quire.compute.kernels.triton.linear.tuned_linear_configs import PLAIN, UP_TO
+from quire.compute.kernels.triton.lora_linear import gemm_and_shrink, room_beside
 from tests.kernels.triton.not_interpreted import printed_by
 from tests.kernels.triton.test_lora import NEAR, random_weights, tiles_of
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.reference import norm as reference
-from quire.kernels.triton.norm import WIDEST, layer_norm, rms_norm
+from quire.compute.kernels.reference import norm as reference
+from quire.compute.kernels.triton.norm import WIDEST, layer_norm, rms_norm
 
 DTYPES = [torch.float32, torch.bfloat16]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.reference import quantized_rows as reference
-from quire.kernels.triton.quantized_rows import rms_norm_quantized
+from quire.compute.kernels.reference import quantized_rows as reference
+from quire.compute.kernels.triton.quantized_rows import rms_norm_quantized
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])

@@ -10,10 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.triton.norm import rms_norm
-from quire.kernels.triton.quantized_rows import rms_norm_quantized
-from quire.kernels.triton.ranks import norm_rows, pulled_norm, pushed_norm
-from quire.kernels.triton.ranks.window import PULLED_PROGRAMS, PUSHED_TILE, PUSHED_WORDS, STEP_BYTES, STEPS, layout_of
+from quire.compute.kernels.triton.norm import rms_norm
+from quire.compute.kernels.triton.quantized_rows import rms_norm_quantized
+from quire.compute.kernels.triton.ranks import norm_rows, pulled_norm, pushed_norm
+from quire.compute.kernels.triton.ranks.window import (
+    PULLED_PROGRAMS,
+    PUSHED_TILE,
+    PUSHED_WORDS,
+    STEP_BYTES,
+    STEPS,
+    layout_of,
+)
 from tests.kernels.triton.test_ranks import LAYOUT, RANKS, Windows, sum_of, without_ptx
 
 EPS = 1e-5

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.triton.ranks import flags, pulled, pushed
-from quire.kernels.triton.ranks.window import MOST_RANKS, PULLED_BYTES, PULLED_PROGRAMS, PUSHED_WORDS, layout_of
+from quire.compute.kernels.triton.ranks import flags, pulled, pushed
+from quire.compute.kernels.triton.ranks.window import MOST_RANKS, PULLED_BYTES, PULLED_PROGRAMS, PUSHED_WORDS, layout_of
 
 RANKS = 3
 LAYOUT = layout_of(RANKS)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.reference import step_inputs as reference
-from quire.kernels.triton.step_inputs import init_slots, prepare_inputs
+from quire.compute.kernels.reference import step_inputs as reference
+from quire.compute.kernels.triton.step_inputs import init_slots, prepare_inputs
 
 POISON = -(2**40)
 

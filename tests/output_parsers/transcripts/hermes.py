@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from quire.output_parsers.events import Tool
+from quire.text.output_parsers.events import Tool
 from tests.output_parsers.transcripts.transcript import Call, Transcript, function
 
 Hermes = partial(Transcript, "hermes", None)

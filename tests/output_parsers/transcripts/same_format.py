@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quire.output_parsers.formats import Turn
+from quire.text.output_parsers.formats import Turn
 from tests.output_parsers.transcripts.qwen_coder import F as TYPED
 from tests.output_parsers.transcripts.qwen_coder import call, parameter
 from tests.output_parsers.transcripts.transcript import Call, Transcript, function

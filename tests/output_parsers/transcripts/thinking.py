@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from quire.output_parsers.formats import Turn
+from quire.text.output_parsers.formats import Turn
 from tests.output_parsers.transcripts.transcript import Call, Transcript
 
 R1 = partial(Transcript, None, "deepseek_r1")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from typing import Any
 
-from quire.output_parsers.events import (
+from quire.text.output_parsers.events import (
     ContentDelta,
     OutputEvent,
     ReasoningDelta,
@@ -18,8 +18,8 @@ from quire.output_parsers.events import (
     ToolCallStart,
     merge_events,
 )
-from quire.output_parsers.formats import Turn
-from quire.output_parsers.registry import create_parser
+from quire.text.output_parsers.formats import Turn
+from quire.text.output_parsers.registry import create_parser
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from quire.messages.workers import Admitted
-from quire.sampling import SamplingParams
-from quire.worker.sampling import allowed_tokens
-from quire.worker.sampling.allowed_tokens import AllowedTokens
+from quire.foundation.messages.workers import Admitted
+from quire.runtime.worker.sampling import allowed_tokens
+from quire.runtime.worker.sampling.allowed_tokens import AllowedTokens
+from quire.sampling_params import SamplingParams
 
 VOCAB = 1_003  # no multiple of 8
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.reference.logprobs import TokenScores, token_logprobs
-from quire.messages.workers import TokenLogprobs
-from quire.worker.sampling import logprobs, sampler
-from quire.worker.sampling.logprobs import UNSORTED_MOST, LogprobsMode, LogprobsRequest
-from quire.worker.sampling.logprobs import score as plain_score
+from quire.compute.kernels.reference.logprobs import TokenScores, token_logprobs
+from quire.foundation.messages.workers import TokenLogprobs
+from quire.runtime.worker.sampling import logprobs, sampler
+from quire.runtime.worker.sampling.logprobs import UNSORTED_MOST, LogprobsMode, LogprobsRequest
+from quire.runtime.worker.sampling.logprobs import score as plain_score
 from tests.checkpoints import make_llama
 from tests.worker.driver import Driver, config_for
 
@@ -124,6 +124,6 @@ def test_the_largest_step_reports_as_many_as_may_be_asked_for(tmp_path: Path, mo
 
 
 def test_what_is_found_without_sorting_is_what_the_kernel_finds() -> None:
-    from quire.kernels.triton.sampling import logprobs as on_card
+    from quire.compute.kernels.triton.sampling import logprobs as on_card
 
     assert UNSORTED_MOST == on_card.MOST

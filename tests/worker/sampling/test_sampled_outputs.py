@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.worker.buffer_ring import BufferRing
-from quire.worker.sampling.sampled_outputs import SampledOutputs
-from quire.worker.staging_buffer import StagingBuffer
+from quire.runtime.worker.buffer_ring import BufferRing
+from quire.runtime.worker.sampling.sampled_outputs import SampledOutputs
+from quire.runtime.worker.staging_buffer import StagingBuffer
 
 
 @pytest.mark.parametrize("most", [1, 3, 16, 255, 1_025])

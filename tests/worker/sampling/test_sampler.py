@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from torch import Tensor
 
-from quire.kernels.reference.filters import apply_min_p, apply_top_k_top_p
-from quire.kernels.reference.sample import sample_from_scores
-from quire.worker.sampling.sampler import UNSOUND_TEXT, sample, sample_and_advance, warm_up
-from quire.worker.slot_table import SlotTable
+from quire.compute.kernels.reference.filters import apply_min_p, apply_top_k_top_p
+from quire.compute.kernels.reference.sample import sample_from_scores
+from quire.runtime.worker.sampling.sampler import UNSOUND_TEXT, sample, sample_and_advance, warm_up
+from quire.runtime.worker.slot_table import SlotTable
 from tests.worker.driver import admit, admitted
 
 SAMPLES = 40_000

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.messages.workers import TokenLogprobs
-from quire.worker.sampling.logprobs import LogprobsMode
-from quire.worker.sampling.sampler import Deferred, sample, sample_and_advance, warm_up
-from quire.worker.slot_table import SlotTable
+from quire.foundation.messages.workers import TokenLogprobs
+from quire.runtime.worker.sampling.logprobs import LogprobsMode
+from quire.runtime.worker.sampling.sampler import Deferred, sample, sample_and_advance, warm_up
+from quire.runtime.worker.slot_table import SlotTable
 from tests.worker.driver import admitted
 
 pytestmark = pytest.mark.gpu
@@ -122,7 +122,7 @@ def test_transforms_are_admitted_without_waiting() -> None:
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
 def test_what_is_compiled_later_takes_its_memory_now(mode: Any) -> None:
     """The KV cache is sized by the memory of sampling, also of deferred kernels, which do not run yet."""
-    from quire.kernels.triton.launching.precompiler import Precompiler
+    from quire.compute.kernels.triton.launching.precompiler import Precompiler
 
     logits = torch.zeros(64, 50_000, dtype=torch.bfloat16, device="cuda")
     slots = SlotTable(64, 1, 1, 50_000, torch.device("cuda"))

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.reference import token_bitmask
-from quire.worker.sampling import token_bitmasks
-from quire.worker.sampling.token_bitmasks import BitmaskBuffer
+from quire.compute.kernels.reference import token_bitmask
+from quire.runtime.worker.sampling import token_bitmasks
+from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 
 VOCAB = 64
 

@@ -13,19 +13,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.dispatch import KERNELS
-from quire.kernels.reference import drafts as reference
-from quire.messages.workers import Result, TokenBitmasks
-from quire.worker.buffer_ring import BufferRing
-from quire.worker.sampling.logprobs import LogprobsMode
-from quire.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS
-from quire.worker.sampling.sampled_outputs import SampledOutputs
-from quire.worker.sampling.token_bitmasks import BitmaskBuffer
-from quire.worker.slot_table import SlotTable
-from quire.worker.speculation.device_verification import DeviceVerifier
-from quire.worker.speculation.step_drafts import StepDrafts
-from quire.worker.speculation.verification import Verification, Verifier
-from quire.worker.step_handle import HostTimer, MaskedStepHandle
+from quire.compute.kernels.dispatch import KERNELS
+from quire.compute.kernels.reference import drafts as reference
+from quire.foundation.messages.workers import Result, TokenBitmasks
+from quire.runtime.worker.buffer_ring import BufferRing
+from quire.runtime.worker.sampling.logprobs import LogprobsMode
+from quire.runtime.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS
+from quire.runtime.worker.sampling.sampled_outputs import SampledOutputs
+from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
+from quire.runtime.worker.slot_table import SlotTable
+from quire.runtime.worker.speculation.device_verification import DeviceVerifier
+from quire.runtime.worker.speculation.step_drafts import StepDrafts
+from quire.runtime.worker.speculation.verification import Verification, Verifier
+from quire.runtime.worker.step_handle import HostTimer, MaskedStepHandle
 from tests.worker.speculation.test_verification import NEXT, START, VOCAB, alone, table
 
 MOST = 64
@@ -130,6 +130,6 @@ def test_a_planted_bug_is_noticed(bug: str, monkeypatch: pytest.MonkeyPatch) -> 
     }
     op, wrong = bugs[bug]
     monkeypatch.setattr(reference, "_wrong", wrong, raising=False)
-    monkeypatch.setitem(KERNELS, (op, "cpu"), "quire.kernels.reference.drafts:_wrong")
+    monkeypatch.setitem(KERNELS, (op, "cpu"), "quire.compute.kernels.reference.drafts:_wrong")
     with pytest.raises(AssertionError):
         test_the_device_decides_as_the_host_does("raw_logprobs")

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from quire.worker.speculation.draft_lengths import DraftLengths
-from quire.worker.speculation.step_times import StepTimes
+from quire.runtime.worker.speculation.draft_lengths import DraftLengths
+from quire.runtime.worker.speculation.step_times import StepTimes
 
 Milliseconds = Callable[[int], float]
 MOST = 4

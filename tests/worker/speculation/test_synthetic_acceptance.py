@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from quire.config import Config
-from quire.worker.buffer_ring import BufferRing
-from quire.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS
-from quire.worker.sampling.sampled_outputs import SampledOutputs
-from quire.worker.sampling.token_bitmasks import BitmaskBuffer
-from quire.worker.speculation.device_verification import DeviceVerifier
-from quire.worker.speculation.step_drafts import NO_DRAFT, StepDrafts
-from quire.worker.speculation.synthetic_acceptance import SyntheticAcceptance
-from quire.worker.speculation.verification import Verification, Verifier
-from quire.worker.step_handle import HostTimer
+from quire.foundation.config import Config
+from quire.runtime.worker.buffer_ring import BufferRing
+from quire.runtime.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS
+from quire.runtime.worker.sampling.sampled_outputs import SampledOutputs
+from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
+from quire.runtime.worker.speculation.device_verification import DeviceVerifier
+from quire.runtime.worker.speculation.step_drafts import NO_DRAFT, StepDrafts
+from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
+from quire.runtime.worker.speculation.verification import Verification, Verifier
+from quire.runtime.worker.step_handle import HostTimer
 from tests.worker.speculation.test_verification import NEXT, START, VOCAB, table
 
 ROWS = 20_000

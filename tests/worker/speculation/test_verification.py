@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.messages.workers import Result
-from quire.sampling import SamplingParams
-from quire.worker.sampling.logprobs import LogprobsMode
-from quire.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS
-from quire.worker.sampling.sampler import UNSOUND_TEXT, sample
-from quire.worker.sampling.token_bitmasks import BitmaskBuffer
-from quire.worker.slot_table import SlotTable
-from quire.worker.speculation import verification
-from quire.worker.speculation.step_drafts import StepDrafts
-from quire.worker.speculation.verification import Verification, Verified, Verifier
-from quire.worker.step_handle import HostTimer
+from quire.foundation.messages.workers import Result
+from quire.runtime.worker.sampling.logprobs import LogprobsMode
+from quire.runtime.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS
+from quire.runtime.worker.sampling.sampler import UNSOUND_TEXT, sample
+from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
+from quire.runtime.worker.slot_table import SlotTable
+from quire.runtime.worker.speculation import verification
+from quire.runtime.worker.speculation.step_drafts import StepDrafts
+from quire.runtime.worker.speculation.verification import Verification, Verified, Verifier
+from quire.runtime.worker.step_handle import HostTimer
+from quire.sampling_params import SamplingParams
 from tests.worker.driver import admit, admitted
 from tests.worker.sampling.test_sampler import assert_follows, keep
 

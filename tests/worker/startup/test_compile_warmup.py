@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from quire.models.spec import read_spec
+from quire.models.weights.tensor_options import TensorOptions
 from quire.planning.step_limits import StepLimits
-from quire.weights.tensor_options import TensorOptions
-from quire.worker.startup.compile_warmup import layers_of_every_kind, reduced_model, warmup_steps
+from quire.runtime.worker.startup.compile_warmup import layers_of_every_kind, reduced_model, warmup_steps
 from tests.checkpoints import edit_config, make_tiny
 from tests.kernels.triton.not_interpreted import printed_by
 from tests.parity.cases import CASES

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.cpu import embedding, experts, linear
-from quire.layers.factory import LayerFactory
+from quire.compute.kernels.cpu import embedding, experts, linear
+from quire.models.layers.factory import LayerFactory
 from quire.models.model import build_model
 from quire.models.spec import read_spec
+from quire.models.weights.tensor_options import TensorOptions
 from quire.planning.step_limits import StepLimits
-from quire.weights.tensor_options import TensorOptions
-from quire.worker.graph_shapes import GraphShapes
-from quire.worker.startup import gemm_warmup
-from quire.worker.startup.gemm_warmup import Gemm, gemms_of, row_counts, run_gemms, start_warmup
+from quire.runtime.worker.graph_shapes import GraphShapes
+from quire.runtime.worker.startup import gemm_warmup
+from quire.runtime.worker.startup.gemm_warmup import Gemm, gemms_of, row_counts, run_gemms, start_warmup
 from tests.checkpoints import make_tiny
 from tests.parity.cases import CASES
 from tests.worker.driver import Driver, config_for

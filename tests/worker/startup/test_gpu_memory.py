@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.worker.startup import gpu_memory
+from quire.runtime.worker.startup import gpu_memory
 
 GPU = torch.device("cuda:0")
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.config import environment
+from quire.compute.kernels.cpu import packed_weight_file
+from quire.compute.kernels.cpu.library import library
 from quire.errors import ConfigError
-from quire.kernels.cpu import packed_weight_file
-from quire.kernels.cpu.library import library
+from quire.foundation.config import environment
 from quire.offline import local_engine
-from quire.worker.startup import packed_weights as starting
+from quire.runtime.worker.startup import packed_weights as starting
 from tests.checkpoints import edit_config, make_llama, make_tiny
 from tests.executor.thread_ranks import ThreadRanks
 from tests.models.divisible import DIVISIBLE

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from quire.errors import ConfigError
-from quire.worker.startup import threads
-from quire.worker.startup.threads import compute_threads, cpu_quota, usable_cores
+from quire.runtime.worker.startup import threads
+from quire.runtime.worker.startup.threads import compute_threads, cpu_quota, usable_cores
 
 
 def test_what_is_asked_for_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,9 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
-from quire.kernels.reference.paged_attention import KV_SPLIT_COLUMNS, new_decode_partials
-from quire.kernels.triton.attention import decode_large_batch
-from quire.kernels.triton.attention.decode_large_batch import MANY_ROWS
+from quire.compute.kernels.reference.paged_attention import KV_SPLIT_COLUMNS, new_decode_partials
+from quire.compute.kernels.triton.attention import decode_large_batch
+from quire.compute.kernels.triton.attention.decode_large_batch import MANY_ROWS
 from tests.kernels.triton.attention.fits import KEPT, MEMORY, REGISTERS
 from tests.kernels.triton.compile_cases import NoCard
 from tests.kernels.triton.not_interpreted import taken

@@ -17,8 +17,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from quire.kernels.reference.paged_attention import new_prefill_partials
-from quire.kernels.triton.attention import prefill, prefill_split_kv
+from quire.compute.kernels.reference.paged_attention import new_prefill_partials
+from quire.compute.kernels.triton.attention import prefill, prefill_split_kv
 from tests.kernels.triton.compile_cases import NoCard
 from tests.kernels.triton.not_interpreted import taken
 

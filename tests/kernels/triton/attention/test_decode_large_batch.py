@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.reference import paged_attention as reference
-from quire.kernels.reference.rowwise_attention import quantized
-from quire.kernels.triton.attention import decode_large_batch, decode_split_kv
-from quire.kernels.triton.attention.decode_large_batch import (
+from quire.compute.kernels.reference import paged_attention as reference
+from quire.compute.kernels.reference.rowwise_attention import quantized
+from quire.compute.kernels.triton.attention import decode_large_batch, decode_split_kv
+from quire.compute.kernels.triton.attention.decode_large_batch import (
     MANY_ROWS,
     MANY_ROWS_8_BIT,
     decode_attention_large_batch,
     serves_large_batch,
     supports_blocks,
 )
-from quire.kernels.triton.attention.decode_split_kv import (
+from quire.compute.kernels.triton.attention.decode_split_kv import (
     MIN_SPLIT_TILES,
     keys_of_tile,
     kv_splits_at_once,

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.reference import paged_attention as reference
-from quire.kernels.triton.attention import decode_split_kv as ours
+from quire.compute.kernels.reference import paged_attention as reference
+from quire.compute.kernels.triton.attention import decode_split_kv as ours
 from tests.kernels.triton.attention.paged import NAN, assert_near, paged
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.triton.attention.prefill import shape_within
+from quire.compute.kernels.triton.attention.prefill import shape_within
 from tests.kernels.triton.attention.fits import MEMORY
 from tests.kernels.triton.not_interpreted import printed_by
 

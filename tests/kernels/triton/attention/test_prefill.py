@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.reference import paged_attention as reference
-from quire.kernels.triton.attention.prefill import prefill_attention, queries_of_tile
+from quire.compute.kernels.reference import paged_attention as reference
+from quire.compute.kernels.triton.attention.prefill import prefill_attention, queries_of_tile
 from tests.kernels.triton.attention.paged import NAN, assert_near, paged
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

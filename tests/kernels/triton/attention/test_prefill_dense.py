@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from quire.attention.metadata_builder import PrefillTiling, RowKinds, dense_prefill
-from quire.kernels.reference import paged_attention as reference
-from quire.kernels.triton.attention.gather_kv import gather_kv
+from quire.compute.attention.metadata_builder import PrefillTiling, RowKinds, dense_prefill
+from quire.compute.kernels.reference import paged_attention as reference
+from quire.compute.kernels.triton.attention.gather_kv import gather_kv
 from tests.kernels.triton.attention.paged import NAN, assert_near, paged
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -60,7 +60,7 @@ def test_rows_of_many_tokens_of_real_sizes(rows: list[tuple[int, int]]) -> None:
 def check(
     rows: list[tuple[int, int]], heads: int, kv_heads: int, d: int, dtype: torch.dtype, cap: float | None
 ) -> None:
-    from quire.kernels.triton.attention.prefill_dense import QUERIES, prefill_attention_dense
+    from quire.compute.kernels.triton.attention.prefill_dense import QUERIES, prefill_attention_dense
 
     counts, befores = (np.array(column) for column in zip(*rows, strict=True))
     tiling = PrefillTiling(1, dense_tile_queries=QUERIES, dense_min_queries=1, gather_chunk=GATHER_CHUNK)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.reference import rowwise_attention as reference
-from quire.kernels.reference.paged_attention import compute_slot_mapping as slot_mapping_in_torch
-from quire.kernels.triton.attention.qk_norm_rope import qk_norm_rope_and_cache
-from quire.kernels.triton.attention.slot_mapping import compute_slot_mapping
+from quire.compute.kernels.reference import rowwise_attention as reference
+from quire.compute.kernels.reference.paged_attention import compute_slot_mapping as slot_mapping_in_torch
+from quire.compute.kernels.triton.attention.qk_norm_rope import qk_norm_rope_and_cache
+from quire.compute.kernels.triton.attention.slot_mapping import compute_slot_mapping
 
 NAN = float("nan")
 DTYPES = [torch.float32, torch.bfloat16]

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.reference import paged_attention as reference
-from quire.kernels.reference import rowwise_attention
-from quire.kernels.reference.quantized_rows import LARGEST
-from quire.kernels.triton.attention import decode_split_kv, prefill, prefill_split_kv
-from quire.kernels.triton.attention.gather_kv import gather_kv
-from quire.kernels.triton.attention.qk_norm_rope import qk_norm_rope_and_cache
+from quire.compute.kernels.reference import paged_attention as reference
+from quire.compute.kernels.reference import rowwise_attention
+from quire.compute.kernels.reference.quantized_rows import LARGEST
+from quire.compute.kernels.triton.attention import decode_split_kv, prefill, prefill_split_kv
+from quire.compute.kernels.triton.attention.gather_kv import gather_kv
+from quire.compute.kernels.triton.attention.qk_norm_rope import qk_norm_rope_and_cache
 from tests.kernels.triton.attention.paged import NAN, assert_near
 
 CACHES = [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8]

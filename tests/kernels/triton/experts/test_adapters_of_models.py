@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from quire import LLM
-from quire.kernels.dispatch import KERNELS
-from quire.lora.step_tiles import Adapted
+from quire.compute.kernels.dispatch import KERNELS
+from quire.models.lora.step_tiles import Adapted
 from tests.adapters_as_on_a_gpu import serve_as_a_gpu
 from tests.checkpoints import make_tiny
 from tests.models.divisible import DIVISIBLE

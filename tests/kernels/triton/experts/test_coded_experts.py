@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from quire.kernels.reference import coded_experts as reference
-from quire.kernels.reference.coded_experts import Coded, one_of, stack_weights
-from quire.kernels.triton.experts.coded_experts import coded_experts, coded_experts_with_config
-from quire.kernels.triton.linear.coded_gemm import CodedConfig, coded_gemm, coded_linear
+from quire.compute.kernels.reference import coded_experts as reference
+from quire.compute.kernels.reference.coded_experts import Coded, one_of, stack_weights
+from quire.compute.kernels.triton.experts.coded_experts import coded_experts, coded_experts_with_config
+from quire.compute.kernels.triton.linear.coded_gemm import CodedConfig, coded_gemm, coded_linear
 from tests.kernels.triton.experts.test_experts import close, exact, mixture
 from tests.kernels.triton.linear.coded_weights import CODED, gate_and_up
 

@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.dispatch import kernel
-from quire.kernels.reference import coded_experts as reference_coded
-from quire.kernels.reference import expert_adapters as reference
-from quire.kernels.reference import experts as reference_experts
-from quire.kernels.reference.coded_experts import stack_weights
-from quire.kernels.reference.expert_adapters import ExpertAdapters, StackedLowRank
-from quire.kernels.triton.experts import expert_adapters as ours
-from quire.kernels.triton.experts.coded_experts import adapted_coded_experts
-from quire.kernels.triton.experts.experts import ExpertConfigs, adapted_experts, experts_with_configs
-from quire.kernels.triton.experts.routing import group_by_adapter
-from quire.kernels.triton.linear.gemm import GemmConfig
+from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.reference import coded_experts as reference_coded
+from quire.compute.kernels.reference import expert_adapters as reference
+from quire.compute.kernels.reference import experts as reference_experts
+from quire.compute.kernels.reference.coded_experts import stack_weights
+from quire.compute.kernels.reference.expert_adapters import ExpertAdapters, StackedLowRank
+from quire.compute.kernels.triton.experts import expert_adapters as ours
+from quire.compute.kernels.triton.experts.coded_experts import adapted_coded_experts
+from quire.compute.kernels.triton.experts.experts import ExpertConfigs, adapted_experts, experts_with_configs
+from quire.compute.kernels.triton.experts.routing import group_by_adapter
+from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from tests.kernels.triton.experts.test_coded_experts import dense
 from tests.kernels.triton.experts.test_experts import ALL, NEAR, WAYS, close, mixture
 from tests.kernels.triton.linear.coded_weights import CODED

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.dispatch import kernel
-from quire.kernels.reference.experts import route as reference_route
-from quire.kernels.triton.experts.experts import IN_FP32, ExpertConfigs, experts_with_configs, tuned_config
-from quire.kernels.triton.experts.routing import group_by_expert, route
-from quire.kernels.triton.experts.tuned_expert_configs import CONFIGS
-from quire.kernels.triton.linear.gemm import GemmConfig
-from quire.kernels.triton.linear.gemv import GemvConfig
+from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.reference.experts import route as reference_route
+from quire.compute.kernels.triton.experts.experts import IN_FP32, ExpertConfigs, experts_with_configs, tuned_config
+from quire.compute.kernels.triton.experts.routing import group_by_expert, route
+from quire.compute.kernels.triton.experts.tuned_expert_configs import CONFIGS
+from quire.compute.kernels.triton.linear.gemm import GemmConfig
+from quire.compute.kernels.triton.linear.gemv import GemvConfig
 
 WAYS: tuple[ExpertConfigs, ...] = (
     (GemvConfig(16, 64, 2), GemvConfig(32, 32, 1)),

@@ -19,11 +19,11 @@ import triton
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
-from quire.bench.kernels import all_cases
-from quire.kernels.dispatch import kernel
-from quire.kernels.triton.embedding import embed
-from quire.kernels.triton.launching.compiler_processes import CompilerProcesses
-from quire.kernels.triton.launching.precompiler import Precompiler
+from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.triton.embedding import embed
+from quire.compute.kernels.triton.launching.compiler_processes import CompilerProcesses
+from quire.compute.kernels.triton.launching.precompiler import Precompiler
+from quire.tools.bench.kernels import all_cases
 from tests.kernels.triton.compile_cases import NoCard
 
 SECONDS = 120

@@ -16,9 +16,9 @@ import triton
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
-from quire.kernels.triton.attention.slot_mapping import compute_slot_mapping
-from quire.kernels.triton.embedding import embed
-from quire.kernels.triton.launching.precompiler import Precompiler
+from quire.compute.kernels.triton.attention.slot_mapping import compute_slot_mapping
+from quire.compute.kernels.triton.embedding import embed
+from quire.compute.kernels.triton.launching.precompiler import Precompiler
 from tests.kernels.triton.compile_cases import NoCard
 
 

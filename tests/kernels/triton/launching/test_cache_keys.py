@@ -10,8 +10,8 @@ import pytest
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-from quire.kernels.triton.launching.launch import Kernel
-from quire.kernels.triton.launching.triton_private import make_cache_key
+from quire.compute.kernels.triton.launching.launch import Kernel
+from quire.compute.kernels.triton.launching.triton_private import make_cache_key
 
 # mypy: disable-error-code="no-untyped-def, operator"
 _ONE = tl.constexpr(1)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.kernels.triton.launching import compile_marker
-from quire.kernels.triton.launching.compile_marker import is_written, marker_path, write
+from quire.compute.kernels.triton.launching import compile_marker
+from quire.compute.kernels.triton.launching.compile_marker import is_written, marker_path, write
 
 
 @pytest.fixture

@@ -39,8 +39,8 @@ def test_threads_compile_where_processes_die(found: dict[str, Any]) -> None:
 def test_modules_of_kernels_need_no_torch() -> None:
     """Only what launches them computes with it. A process that compiles them is ready before torch is imported."""
     program = (
-        "import sys; from quire.kernels.triton.launching import compiler; compiler._prepare()\n"
-        "from quire.kernels.triton.linear import gemv, linear\n"
+        "import sys; from quire.compute.kernels.triton.launching import compiler; compiler._prepare()\n"
+        "from quire.compute.kernels.triton.linear import gemv, linear\n"
         "assert 'numpy' not in sys.modules and not hasattr(sys.modules['torch'], '__version__')\n"
         "assert type(gemv._gemv_kernel).__name__ in ('JITFunction', 'Kernel'), gemv._gemv_kernel"
     )

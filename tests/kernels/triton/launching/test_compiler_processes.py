@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from quire.kernels.triton.launching import compiler_processes
-from quire.kernels.triton.launching.compiler_processes import CompilerProcesses, start_compiler_processes
+from quire.compute.kernels.triton.launching import compiler_processes
+from quire.compute.kernels.triton.launching.compiler_processes import CompilerProcesses, start_compiler_processes
 
 SECONDS = 120
 TARGET = {"backend": "cuda", "arch": 90, "warp_size": 32}
@@ -79,7 +79,7 @@ def until(come_true: Callable[[], bool]) -> None:
 def test_errors_come_back(two: CompilerProcesses, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert ask(two, "lost").result(SECONDS) is False
-    assert ask(two, module="quire.kernels.triton.embedding").result(SECONDS) is False
+    assert ask(two, module="quire.compute.kernels.triton.embedding").result(SECONDS) is False
     assert "lost was not compiled by another process: ModuleNotFoundError" in caplog.text
     assert "f was not compiled by another process: AttributeError" in caplog.text
 
@@ -184,7 +184,7 @@ def _parent(does: str, **how: Any) -> subprocess.Popen[Any]:
     """A process that has two that compile."""
     program = (
         "import time\nfrom types import SimpleNamespace\n"
-        "from quire.kernels.triton.launching import compiler_processes\n"
+        "from quire.compute.kernels.triton.launching import compiler_processes\n"
         f"processes = compiler_processes.CompilerProcesses(2)\n{does}"
     )
     return subprocess.Popen([sys.executable, "-c", program], **how)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.triton.launching.dependent_launch import can_overlap
-from quire.kernels.triton.launching.device_properties import is_sm_90
+from quire.compute.kernels.triton.launching.dependent_launch import can_overlap
+from quire.compute.kernels.triton.launching.device_properties import is_sm_90
 
 
 @pytest.mark.parametrize(("hip", "hopper"), [(None, True), ("6.3", False)])

@@ -12,7 +12,7 @@ import pytest
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
-from quire.kernels.triton.launching.precompiler import Precompiler
+from quire.compute.kernels.triton.launching.precompiler import Precompiler
 
 SECONDS = 60
 

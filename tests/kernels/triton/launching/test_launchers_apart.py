@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from triton.runtime import build
 
-from quire.kernels.triton.launching.precompiler import Precompiler
-from quire.kernels.triton.launching.triton_private import load_launchers_apart
+from quire.compute.kernels.triton.launching.precompiler import Precompiler
+from quire.compute.kernels.triton.launching.triton_private import load_launchers_apart
 
 SOURCE = """
 #include <Python.h>

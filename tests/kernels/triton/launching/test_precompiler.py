@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from quire.kernels.triton.launching.precompiler import Precompiler
+from quire.compute.kernels.triton.launching.precompiler import Precompiler
 from tests.kernels.triton.not_interpreted import printed_by
 
 

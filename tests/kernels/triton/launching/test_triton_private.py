@@ -10,9 +10,14 @@ import pytest
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
-from quire.kernels.triton.launching import triton_private
-from quire.kernels.triton.launching.launch import Kernel, fast_launch
-from quire.kernels.triton.launching.triton_private import COMPILING_AHEAD, LAUNCHING, can_compile_ahead, can_launch
+from quire.compute.kernels.triton.launching import triton_private
+from quire.compute.kernels.triton.launching.launch import Kernel, fast_launch
+from quire.compute.kernels.triton.launching.triton_private import (
+    COMPILING_AHEAD,
+    LAUNCHING,
+    can_compile_ahead,
+    can_launch,
+)
 
 
 def kernel_of_one(x, n):

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.reference.codebook_linear import pack_codebook
-from quire.kernels.reference.coded_experts import Coded
-from quire.kernels.reference.grouped_linear import pack_grouped
-from quire.kernels.reference.quantized_rows import quantize_rows
-from quire.kernels.reference.scaled_linear import ScaledWeight
+from quire.compute.kernels.reference.codebook_linear import pack_codebook
+from quire.compute.kernels.reference.coded_experts import Coded
+from quire.compute.kernels.reference.grouped_linear import pack_grouped
+from quire.compute.kernels.reference.quantized_rows import quantize_rows
+from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 
 
 def codebook(rows: int, columns: int, seed: int, device: str, values: str, group: int) -> Coded:

@@ -15,7 +15,7 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
-from quire.kernels.triton.linear.gated import _gated_gemm_kernel, gated_gemm, supports_gated_gemm
+from quire.compute.kernels.triton.linear.gated import _gated_gemm_kernel, gated_gemm, supports_gated_gemm
 from tests.kernels.triton.compile_cases import NoCard
 from tests.kernels.triton.not_interpreted import taken
 

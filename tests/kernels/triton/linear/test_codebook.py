@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.reference.codebook_linear import CODEBOOKS, CodebookWeight
-from quire.kernels.triton.linear import codebook
-from quire.kernels.triton.linear.codebook import expand_codebook, pack_codebook
+from quire.compute.kernels.reference.codebook_linear import CODEBOOKS, CodebookWeight
+from quire.compute.kernels.triton.linear import codebook
+from quire.compute.kernels.triton.linear.codebook import expand_codebook, pack_codebook
 
 SCALES = {64: torch.float32, 32: torch.float8_e8m0fnu, 16: torch.float8_e4m3fn}
 """By columns of a group."""

@@ -7,16 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.reference.quantized_rows import QuantizedRows, quantize_rows
-from quire.kernels.reference.scaled_linear import ScaledWeight
-from quire.kernels.triton.linear import linear, scaled
-from quire.kernels.triton.linear.gated import (
+from quire.compute.kernels.reference.quantized_rows import QuantizedRows, quantize_rows
+from quire.compute.kernels.reference.scaled_linear import ScaledWeight
+from quire.compute.kernels.triton.linear import linear, scaled
+from quire.compute.kernels.triton.linear.gated import (
     gated_gemm,
     scaled_gated_gemm,
     supports_gated_gemm,
     supports_scaled_gated_gemm,
 )
-from quire.kernels.triton.linear.linear import LARGE_WEIGHT, MANY_ROWS, prefers_gated_gemm
+from quire.compute.kernels.triton.linear.linear import LARGE_WEIGHT, MANY_ROWS, prefers_gated_gemm
 from tests.kernels.triton.linear.test_linear import close, exact, poisoned, random
 from tests.kernels.triton.not_interpreted import printed_by
 

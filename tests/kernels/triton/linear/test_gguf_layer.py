@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels import dispatch
-from quire.kernels.reference.gguf_blocks import dequantize
-from quire.quantization import coded_experts, dense, gguf, gguf_coded
-from quire.quantization.formats import GgufFormat
-from quire.quantization.scheme import ExpertNames, ExpertsShape, LinearShape
-from quire.weights.tensor_options import TensorOptions
+from quire.compute.kernels import dispatch
+from quire.compute.kernels.reference.gguf_blocks import dequantize
+from quire.models.quantization import coded_experts, dense, gguf, gguf_coded
+from quire.models.quantization.formats import GgufFormat
+from quire.models.quantization.scheme import ExpertNames, ExpertsShape, LinearShape
+from quire.models.weights.tensor_options import TensorOptions
 from tests.kernels.triton.experts.test_expert_adapters import adapters_of, exact
 from tests.kernels.triton.experts.test_experts import mixture
 

@@ -9,12 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.dispatch import kernel
-from quire.kernels.reference.linear import linear as reference
-from quire.kernels.triton.linear.gemm import GemmConfig
-from quire.kernels.triton.linear.gemv import GemvConfig
-from quire.kernels.triton.linear.linear import LinearConfig, linear_silu_and_mul, linear_with_config, tuned_config
-from quire.kernels.triton.linear.tuned_linear_configs import GATED, PLAIN, UP_TO
+from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.reference.linear import linear as reference
+from quire.compute.kernels.triton.linear.gemm import GemmConfig
+from quire.compute.kernels.triton.linear.gemv import GemvConfig
+from quire.compute.kernels.triton.linear.linear import (
+    LinearConfig,
+    linear_silu_and_mul,
+    linear_with_config,
+    tuned_config,
+)
+from quire.compute.kernels.triton.linear.tuned_linear_configs import GATED, PLAIN, UP_TO
 
 FEW_ROWS = (
     GemvConfig(1, 64, 1),

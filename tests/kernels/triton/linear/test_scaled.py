@@ -9,17 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.dispatch import kernel
-from quire.kernels.reference import scaled_linear as reference
-from quire.kernels.reference.scaled_linear import ScaledWeight
-from quire.kernels.triton.linear.gemm import GemmConfig
-from quire.kernels.triton.linear.gemv import GemvConfig
-from quire.kernels.triton.linear.int8_gemv import int8_gemv, supports_int8_gemv
-from quire.kernels.triton.linear.quantize_rows import quantize_rows
-from quire.kernels.triton.linear.scaled import fitting, scaled_config, scaled_linear
-from quire.kernels.triton.linear.scaled_gemm import scaled_gemm
-from quire.kernels.triton.linear.scaled_gemv import scaled_gemv
-from quire.kernels.triton.linear.tuned_scaled_configs import GATED, MANY, PLAIN, UP_TO
+from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.reference import scaled_linear as reference
+from quire.compute.kernels.reference.scaled_linear import ScaledWeight
+from quire.compute.kernels.triton.linear.gemm import GemmConfig
+from quire.compute.kernels.triton.linear.gemv import GemvConfig
+from quire.compute.kernels.triton.linear.int8_gemv import int8_gemv, supports_int8_gemv
+from quire.compute.kernels.triton.linear.quantize_rows import quantize_rows
+from quire.compute.kernels.triton.linear.scaled import fitting, scaled_config, scaled_linear
+from quire.compute.kernels.triton.linear.scaled_gemm import scaled_gemm
+from quire.compute.kernels.triton.linear.scaled_gemv import scaled_gemv
+from quire.compute.kernels.triton.linear.tuned_scaled_configs import GATED, MANY, PLAIN, UP_TO
 
 DTYPES = (torch.float8_e4m3fn, torch.int8)
 TILES = (GemmConfig(16, 64, 128, 1, 4, 3, True), GemmConfig(16, 32, 128, 2, 4, 2, False))

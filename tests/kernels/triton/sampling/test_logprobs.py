@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.reference.logprobs import TokenScores, token_logprobs
-from quire.kernels.triton.sampling.logit_keys import VocabTiling
-from quire.kernels.triton.sampling.logprobs import MOST, score_with_tiling
-from quire.kernels.triton.sampling.logprobs import token_logprobs as on_device
+from quire.compute.kernels.reference.logprobs import TokenScores, token_logprobs
+from quire.compute.kernels.triton.sampling.logit_keys import VocabTiling
+from quire.compute.kernels.triton.sampling.logprobs import MOST, score_with_tiling
+from quire.compute.kernels.triton.sampling.logprobs import token_logprobs as on_device
 
 DTYPES = [torch.float32, torch.bfloat16]
 SIZES = [(1, 1, 1), (3, 17, 5), (2, 127, 0), (3, 2_003, 20), (1, 90, 90)]

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.dispatch import KERNELS
-from quire.messages.workers import Result, TokenBitmasks
-from quire.worker import buffer_ring
-from quire.worker.buffer_ring import BufferRing
-from quire.worker.sampling.logprobs import LogprobsMode
-from quire.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS
-from quire.worker.sampling.step_sampler import StepSampler
-from quire.worker.slot_table import SlotTable
-from quire.worker.staging_buffer import StagingBuffer
-from quire.worker.step_handle import MaskedStepHandle, StepTimers
+from quire.compute.kernels.dispatch import KERNELS
+from quire.foundation.messages.workers import Result, TokenBitmasks
+from quire.runtime.worker import buffer_ring
+from quire.runtime.worker.buffer_ring import BufferRing
+from quire.runtime.worker.sampling.logprobs import LogprobsMode
+from quire.runtime.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS
+from quire.runtime.worker.sampling.step_sampler import StepSampler
+from quire.runtime.worker.slot_table import SlotTable
+from quire.runtime.worker.staging_buffer import StagingBuffer
+from quire.runtime.worker.step_handle import MaskedStepHandle, StepTimers
 from tests.worker.driver import admitted
 
 VOCAB = 1_003

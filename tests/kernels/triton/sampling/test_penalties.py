@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.reference import penalties as reference
-from quire.kernels.triton.sampling.penalties import apply_penalties, count_sampled
+from quire.compute.kernels.reference import penalties as reference
+from quire.compute.kernels.triton.sampling.penalties import apply_penalties, count_sampled
 
 
 def state(rows: int, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.reference.philox import uniform
-from quire.kernels.reference.sample import ALL_TIES, SamplingColumns, SamplingThresholds, apply_thresholds
-from quire.kernels.reference.sample import sample as reference
-from quire.kernels.triton.sampling import sample as sample_module
-from quire.kernels.triton.sampling.logit_keys import VocabTiling
-from quire.kernels.triton.sampling.sample import SampleConfig, sample, sample_with_config
+from quire.compute.kernels.reference.philox import uniform
+from quire.compute.kernels.reference.sample import ALL_TIES, SamplingColumns, SamplingThresholds, apply_thresholds
+from quire.compute.kernels.reference.sample import sample as reference
+from quire.compute.kernels.triton.sampling import sample as sample_module
+from quire.compute.kernels.triton.sampling.logit_keys import VocabTiling
+from quire.compute.kernels.triton.sampling.sample import SampleConfig, sample, sample_with_config
 from tests.kernels.exact_sampling import columns, truths
 from tests.sampling.test_distributions import CASES, LOGITS, expected, surprise
 

@@ -1,0 +1,246 @@
+"""How a step's rows are divided among a GPU's programs, as far as the host knows them: its AttentionMetadata.
+
+Decode rows (of one token) are only listed: how their keys are split depends on lengths, which only the device knows.
+Longer rows are cut into tiles of query tokens. Where these tiles are too few to fill the device, the keys of each are
+split too. The longest rows attend to keys that were gathered from the paged cache into contiguous memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from quire.compute.attention.gathered_kv import DENSE_MIN_QUERIES
+from quire.compute.attention.metadata import (
+    AttentionMetadata,
+    DecodeMetadata,
+    DensePrefillMetadata,
+    IntArray,
+    KVSplitMetadata,
+    PrefillMetadata,
+)
+from quire.compute.attention.padded_limits import PaddedLimits
+
+
+@dataclass(frozen=True)
+class PrefillTiling:
+    """What the prefill kernels of a device take.
+
+    Attributes:
+        tile_queries: Query tokens of a tile.
+        dense_tile_queries: Of a tile of dense prefill.
+        dense_min_queries: Tokens of a row from which on dense prefill serves it; None: it serves no row.
+        gather_chunk: Positions that `gather_kv` copies as one chunk.
+        gather_capacity: Positions that there is memory for; rows beyond them are not dense.
+        max_splits: KV splits of all tiles together, at most.
+        max_unshared_splits: So many splits have a multiprocessor each.
+        split_max_tokens: Tokens of a step up to which tiles may be split.
+        split_keys: Splits begin at multiples of so many positions (a tile of keys).
+        min_split_tiles: Tiles of keys of a split, unless there are fewer in all.
+        merge_tiles: Merging splits takes as long as so many tiles of keys.
+        shared_slowdown: A split that shares its multiprocessor takes so many times as long.
+        max_splits_of_tile: Splits of one tile of queries.
+    """
+
+    tile_queries: int
+    dense_tile_queries: int = 1
+    dense_min_queries: int | None = None
+    gather_chunk: int = 1
+    gather_capacity: int = 0
+    max_splits: int = 0
+    max_unshared_splits: int = 0
+    split_max_tokens: int = 256
+    split_keys: int = 1
+    min_split_tiles: int = 1
+    merge_tiles: float = 0
+    shared_slowdown: float = 1
+    max_splits_of_tile: int = 1
+
+    def splits_kv(self, tokens: int) -> bool:
+        """Whether the tiles of so many tokens are split. If so, those of fewer tokens are too."""
+        return 0 < 2 * _ceil(tokens, self.tile_queries) <= self.max_splits and tokens <= self.split_max_tokens
+
+
+@dataclass(frozen=True)
+class RowKinds:
+    """The numbers of a step's rows, by what serves them."""
+
+    decode: IntArray
+    prefill: IntArray
+    dense: IntArray
+
+    @classmethod
+    def of(cls, counts: IntArray, bounds: IntArray, tiling: PrefillTiling) -> RowKinds:
+        """Of rows with so many tokens in the step and at most so many before it; these are exact for rows of several
+        tokens.
+        """
+        decode, several = (counts == 1).nonzero()[0], (counts > 1).nonzero()[0]
+        if tiling.dense_min_queries is None:
+            return cls(decode, several, several[:0])
+        dense = counts[several] >= tiling.dense_min_queries
+        gathered = -(-(counts[several] + bounds[several]) // tiling.gather_chunk) * tiling.gather_chunk
+        dense &= np.cumsum(gathered * dense) <= tiling.gather_capacity
+        return cls(decode, several[~dense], several[dense])
+
+
+class QueryTiles(NamedTuple):
+    """Tiles of query tokens: [tiles] each one's row, and which of its tokens in the step is the first."""
+
+    rows: IntArray
+    offsets: IntArray
+
+
+def build_metadata(
+    counts: IntArray, bounds: IntArray, tiling: PrefillTiling, limits: PaddedLimits | None = None
+) -> AttentionMetadata[IntArray]:
+    """The metadata of a step.
+
+    Args:
+        counts: [rows] tokens of each row.
+        bounds: [rows] most tokens that each has before the step.
+        tiling: Of the device.
+        limits: Of a step that is padded: the arrays' lengths follow from them alone, and so does whether tiles are
+            split.
+    """
+    if limits is not None:
+        return _padded_metadata(counts, bounds, tiling, limits)
+    if (counts == 1).all():
+        return AttentionMetadata()
+    kinds, first_tokens = RowKinds.of(counts, bounds, tiling), _firsts(counts)
+    decode = DecodeMetadata(kinds.decode, first_tokens[kinds.decode])
+    tiles = tiles_of(counts, bounds, kinds.prefill, tiling.tile_queries)
+    if not len(kinds.dense):
+        splits = None
+        if tiling.splits_kv(int(counts[kinds.prefill].sum())):
+            tiles, splits = split_kv(tiles, counts, bounds, tiling)
+        return AttentionMetadata(decode, PrefillMetadata(*tiles, counts, first_tokens, splits))
+    dense_tiles = tiles_of(counts, bounds, kinds.dense, tiling.tile_queries)
+    every = QueryTiles(*(np.concatenate(pair) for pair in zip(dense_tiles, tiles, strict=True)))
+    prefill = PrefillMetadata(*every, counts, first_tokens, dense_tiles=len(dense_tiles.rows))
+    return AttentionMetadata(decode, prefill, dense_prefill(counts, bounds, kinds, tiling))
+
+
+def tiles_of(counts: IntArray, bounds: IntArray, rows: IntArray, size: int) -> QueryTiles:
+    """These rows' tiles of `size` tokens, those that take longest first."""
+    tile_rows, offsets = _chunks_of(counts, rows, size)
+    order = np.argsort(-(bounds[tile_rows] + offsets), kind="stable")
+    return QueryTiles(tile_rows[order], offsets[order])
+
+
+def split_kv(
+    tiles: QueryTiles, counts: IntArray, bounds: IntArray, tiling: PrefillTiling
+) -> tuple[QueryTiles, KVSplitMetadata[IntArray]]:
+    """The tiles, each as often as it has splits, and these.
+
+    Splits are about equally long, and as few as fill the device, with one or several on a multiprocessor, or the tiles
+    themselves, whichever is estimated to take least time.
+    """
+    ends = bounds[tiles.rows] + np.minimum(tiles.offsets + tiling.tile_queries, counts[tiles.rows])
+    key_tiles = (-(-ends // tiling.split_keys)).tolist()  # so few that lists are faster
+    longest = _split_tiles(key_tiles, tiling)
+    splits = np.array([_ceil(n, _ceil(n, _ceil(n, longest))) for n in key_tiles])  # none of them empty
+    numbers = np.arange(splits.sum()) - np.repeat(_firsts(splits), splits)
+    repeated = QueryTiles(np.repeat(tiles.rows, splits), np.repeat(tiles.offsets, splits))
+    return repeated, KVSplitMetadata(numbers, np.repeat(splits, splits))
+
+
+def _split_tiles(key_tiles: list[int], tiling: PrefillTiling) -> int:
+    """Tiles of keys of the longest split, where tiles of queries see so many."""
+    whole = max(key_tiles)
+
+    def shortest_within(most: int) -> int:
+        """For at most so many splits, as far as that is possible."""
+        shortest = max(tiling.min_split_tiles, _ceil(whole, tiling.max_splits_of_tile))
+        return bisect_left(range(whole), True, shortest, key=lambda n: sum(_ceil(s, n) for s in key_tiles) <= most)
+
+    def cost(longest: int) -> float:
+        shared = sum(_ceil(s, longest) for s in key_tiles) > tiling.max_unshared_splits
+        return longest * (tiling.shared_slowdown if shared else 1) + (tiling.merge_tiles if longest < whole else 0)
+
+    if whole <= max(tiling.min_split_tiles, tiling.merge_tiles):
+        return whole
+    candidates = (whole, shortest_within(tiling.max_unshared_splits), shortest_within(tiling.max_splits))
+    return min(candidates, key=cost)
+
+
+def dense_prefill(
+    counts: IntArray, bounds: IntArray, kinds: RowKinds, tiling: PrefillTiling
+) -> DensePrefillMetadata[IntArray]:
+    """Of the dense rows: tiles that take longest first, and chunks row by row."""
+    rows, offsets = tiles_of(counts, bounds, kinds.dense, tiling.dense_tile_queries)
+    lengths = counts + bounds
+    gathered = -(-lengths[kinds.dense] // tiling.gather_chunk) * tiling.gather_chunk
+    bases = np.zeros_like(counts)
+    bases[kinds.dense] = _firsts(gathered)
+    chunk_rows, chunk_offsets = _chunks_of(lengths, kinds.dense, tiling.gather_chunk)
+    return DensePrefillMetadata(
+        tile_tokens=_firsts(counts)[rows] + offsets,
+        tile_queries=np.minimum(counts[rows] - offsets, tiling.dense_tile_queries),
+        tile_contexts=bounds[rows] + offsets,
+        tile_bases=bases[rows],
+        chunk_rows=chunk_rows,
+        chunk_offsets=chunk_offsets,
+        chunk_counts=np.minimum(lengths[chunk_rows] - chunk_offsets, tiling.gather_chunk),
+    )
+
+
+def _padded_metadata(
+    counts: IntArray, bounds: IntArray, tiling: PrefillTiling, limits: PaddedLimits
+) -> AttentionMetadata[IntArray]:
+    """Each array as long as steps within these limits need at most. Kernels skip what pads them."""
+    assert len(counts) == limits.rows and not counts[-1], "the last row has no token"
+    assert limits.tokens < DENSE_MIN_QUERIES, "how keys are gathered depends on lengths"
+    min_tokens = 2 if limits.decode_rows else 1  # of a row that is cut into tiles
+    first_tokens = _firsts(counts)
+    decode = (counts == 1).nonzero()[0] if limits.decode_rows else counts[:0]
+    tiles = tiles_of(counts, bounds, (counts >= min_tokens).nonzero()[0], tiling.tile_queries)
+    most = limits.tokens // tiling.tile_queries + min(limits.rows, limits.tokens // min_tokens)
+    splits = None
+    if tiling.splits_kv(limits.tokens):
+        tiles, splits = _padded_splits(tiles, counts, bounds, tiling, most)
+        most = max(most, tiling.max_splits)
+    return AttentionMetadata(
+        DecodeMetadata(_padded(decode, limits.decode_rows, -1), _padded(first_tokens[decode], limits.decode_rows, 0)),
+        PrefillMetadata(
+            _padded(tiles.rows, most, limits.rows - 1), _padded(tiles.offsets, most, 0), counts, first_tokens, splits
+        ),
+    )
+
+
+def _padded_splits(
+    tiles: QueryTiles, counts: IntArray, bounds: IntArray, tiling: PrefillTiling, most_tiles: int
+) -> tuple[QueryTiles, KVSplitMetadata[IntArray]]:
+    """`split_kv`, but that tiles stay whole where there are as many as splits at most; splits are padded."""
+    if 0 < len(tiles.rows) < tiling.max_splits:
+        tiles, splits = split_kv(tiles, counts, bounds, tiling)
+    else:
+        ones = np.ones(len(tiles.rows), dtype=np.int64)
+        splits = KVSplitMetadata(0 * ones, ones)
+    most = max(most_tiles, tiling.max_splits)
+    return tiles, KVSplitMetadata(_padded(splits.numbers, most, 0), _padded(splits.counts, most, 0))
+
+
+def _padded(array: IntArray, length: int, entry: int) -> IntArray:
+    """The array, and the entry behind it as often as it is shorter than that."""
+    padded = np.full(length, entry, dtype=np.int64)
+    padded[: len(array)] = array
+    return padded
+
+
+def _ceil(n: int, of: int) -> int:
+    return -(-n // of)
+
+
+def _firsts(counts: IntArray) -> IntArray:
+    """Where each of several ranges begins that have these lengths and stand one behind another."""
+    return counts.cumsum() - counts
+
+
+def _chunks_of(lengths: IntArray, rows: IntArray, size: int) -> tuple[IntArray, IntArray]:
+    """Rows and offsets of the chunks of `size` that these rows have, in order."""
+    of_row = -(-lengths[rows] // size)
+    of_chunk = np.repeat(rows, of_row)
+    return of_chunk, (np.arange(len(of_chunk)) - np.repeat(_firsts(of_row), of_row)) * size

@@ -1,0 +1,241 @@
+"""Attention on a GPU, from kernels in Triton.
+
+Decode rows are split along their keys, longer rows are cut into tiles of queries, and rows of many tokens have a kernel
+of their own where the device serves it (dense prefill); each is one launch, whatever the mix. A step of decode rows
+alone asks nothing of the host but their number: it can be recorded as a graph and replayed at any lengths. So can a
+step that is padded to PaddedLimits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.compute.attention import gathered_kv
+from quire.compute.attention.aux_stream import AuxStream
+from quire.compute.attention.backend import AttentionLayer, KVView, QKNormRope, Rows
+from quire.compute.attention.metadata import (
+    AttentionMetadata,
+    DecodeMetadata,
+    DensePrefillMetadata,
+    IntArray,
+    PrefillMetadata,
+)
+from quire.compute.attention.metadata_builder import PrefillTiling, build_metadata
+from quire.compute.attention.padded_limits import PaddedLimits
+from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.reference.paged_attention import KV_SPLIT_COLUMNS, new_decode_partials, new_prefill_partials
+from quire.compute.kernels.triton.attention import prefill_dense, prefill_split_kv
+from quire.compute.kernels.triton.attention.decode_split_kv import (
+    MIN_SPLIT_TILES,
+    keys_of_tile,
+    kv_splits_at_once,
+    kv_splits_for,
+)
+from quire.compute.kernels.triton.attention.prefill import queries_of_tile, tile_shape
+from quire.errors import ConfigError
+
+_MAX_HEAD_DIM, _MAX_GROUP = 256, 16
+
+
+@dataclass(frozen=True)
+class _DensePrefill:
+    """Rows of dense prefill, and where their keys and values are gathered: [chunks · GATHER_CHUNK, kv_heads, d]."""
+
+    metadata: DensePrefillMetadata[Tensor]
+    k: Tensor
+    v: Tensor
+
+
+@dataclass(frozen=True)
+class _GroupStep:
+    """A step as one KV group's layers see it. A part that has nothing to do is None.
+
+    Attributes:
+        table: The group's block table.
+        window: Of its layers.
+        slot_mapping: [tokens] where each token's key and value go.
+        starts, slots: Of the step's rows.
+        decode_rows: How many there are.
+        kv_splits: [n, KV_SPLIT_COLUMNS] the splits of their keys.
+        prefill: Rows of several tokens that read the cache through the table.
+        dense: Rows of many tokens that are served by dense prefill.
+    """
+
+    table: Tensor
+    window: int | None
+    slot_mapping: Tensor
+    starts: Tensor
+    slots: Tensor
+    decode_rows: int
+    kv_splits: Tensor | None
+    prefill: PrefillMetadata[Tensor] | None
+    dense: _DensePrefill | None
+
+
+class TritonAttention:
+    """An AttentionBackend over a KV cache in a GPU's memory.
+
+    Args:
+        kv: The cache.
+        heads: Query heads.
+        max_rows, max_tokens: The largest step.
+        max_length: Of the longest sequence.
+        dtype: Of queries; None: the cache's.
+
+    Raises:
+        ConfigError: The kernels do not serve this shape of attention.
+    """
+
+    def __init__(
+        self,
+        kv: KVView,
+        heads: int,
+        max_rows: int,
+        max_tokens: int,
+        max_length: int,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        cache = kv.keys[0]
+        dtype = dtype or cache.dtype
+        device, (kv_heads, d), item = cache.device, cache.shape[2:], dtype.itemsize
+        if d > _MAX_HEAD_DIM or heads % kv_heads or heads // kv_heads > _MAX_GROUP:
+            raise ConfigError(
+                f"Attention of {heads} query heads and {kv_heads} KV heads, {d} wide, is not supported on a GPU: heads "
+                f"may be {_MAX_HEAD_DIM} wide, and {_MAX_GROUP} query heads share a KV head, at most."
+            )
+        self._kv = kv
+        self._tiling = _tiling(kv, heads, dtype, max_tokens, max_length)
+        self._keys_of_tile = keys_of_tile(d, item)
+        self._splits_at_once = kv_splits_at_once(kv_heads, device)
+        splits = kv_splits_for(max_rows + 1, self._splits_at_once)  # one row for a step's padding
+        self._decode_partials = new_decode_partials(splits, heads, kv_heads, d, device)
+        queries = self._tiling.max_splits * self._tiling.tile_queries
+        self._prefill_partials = new_prefill_partials(queries, heads, d, device)
+        groups = len(kv.windows)
+        self._kv_splits = torch.zeros((groups, splits, KV_SPLIT_COLUMNS), dtype=torch.int32, device=device)
+        self._slot_mapping = torch.zeros((groups, max(max_rows, max_tokens)), dtype=torch.int64, device=device)
+        self._gathered = torch.empty((2, self._tiling.gather_capacity, kv_heads, d), dtype=dtype, device=device)
+        self._aux_stream = AuxStream(device)
+        self._steps: list[_GroupStep] = []
+        self._qk_norm_rope_and_cache = kernel("qk_norm_rope_and_cache", "cuda")
+        self._compute_slot_mapping = kernel("compute_slot_mapping", "cuda")
+        self._plan_kv_splits = kernel("plan_kv_splits", "cuda")
+        self._decode_attention = kernel("decode_attention", "cuda")
+        self._prefill_attention = kernel("prefill_attention", "cuda")
+        self._prefill_attention_split_kv = kernel("prefill_attention_split_kv", "cuda")
+        self._gather_kv = kernel("gather_kv", "cuda")
+        self._prefill_attention_dense = kernel("prefill_attention_dense", "cuda")
+
+    def build_metadata(
+        self, counts: IntArray, bounds: IntArray, limits: PaddedLimits | None = None
+    ) -> AttentionMetadata[IntArray]:
+        return build_metadata(counts, bounds, self._tiling, limits)
+
+    def prepare(self, rows: Rows) -> None:
+        self._steps = [self._prepare_group(rows, group) for group in range(len(self._kv.windows))]
+
+    def run(self, layer: AttentionLayer, qkv: Tensor, norm_rope: QKNormRope, out: Tensor) -> None:
+        keys, values, scales = cache = self._kv.of_layer(layer.number)
+        step = self._steps[self._kv.groups[layer.number]]
+        q = torch.empty_like(out)
+        self._qk_norm_rope_and_cache(qkv, *norm_rope, keys, values, step.slot_mapping, q, scales)
+        mixed = step.kv_splits is not None and step.prefill is not None
+        if step.prefill is not None:
+            with self._aux_stream.fork() if mixed else nullcontext():
+                self._run_prefill(layer, q, cache, step, step.prefill, out)
+        if step.kv_splits is not None:
+            rows = 0 if mixed else step.decode_rows  # persistent programs would leave tiles no room beside them
+            rest = (self._decode_partials, out, layer.scale, layer.cap, rows, scales)
+            self._decode_attention(q, keys, values, step.table, step.kv_splits, *rest)
+        if mixed:
+            self._aux_stream.join()
+        if (dense := step.dense) is not None:
+            self._gather_kv(keys, values, step.table, step.slots, *dense.metadata.chunks, dense.k, dense.v, scales)
+            self._prefill_attention_dense(q, dense.k, dense.v, *dense.metadata.tiles, out, layer.scale, layer.cap)
+
+    def _run_prefill(
+        self,
+        layer: AttentionLayer,
+        q: Tensor,
+        kv: tuple[Tensor, Tensor, Tensor | None],
+        step: _GroupStep,
+        prefill: PrefillMetadata[Tensor],
+        out: Tensor,
+    ) -> None:
+        keys, values, scales = kv
+        cache, tiles = (q, keys, values, step.table), (prefill.tile_rows, prefill.tile_offsets)
+        rows = (step.starts, prefill.counts, prefill.first_tokens, step.slots)
+        rest = (step.window, self._tiling.tile_queries)
+        if (splits := prefill.splits) is None:
+            self._prefill_attention(*cache, *tiles, *rows, *rest, out, layer.scale, layer.cap, scales)
+            return
+        self._prefill_attention_split_kv(
+            *cache, *tiles, splits.numbers, splits.counts, *rows, *rest, self._prefill_partials,
+            out, layer.scale, layer.cap, scales,
+        )  # fmt: skip
+
+    def _prepare_group(self, rows: Rows, group: int) -> _GroupStep:
+        """Layers with a window have no dense prefill: their dense rows are among the tiles."""
+        table, window, metadata = rows.tables[group], self._kv.windows[group], rows.metadata
+        slot_mapping = self._slot_mapping[group, : len(rows.positions)]
+        self._compute_slot_mapping(table, rows.slot_of_token, rows.positions, self._kv.block_size, slot_mapping)
+        decode_rows = len(rows.counts) if metadata.decode is None else len(metadata.decode.rows)
+        kv_splits = self._split_decode_rows(rows, group, metadata.decode, decode_rows) if decode_rows else None
+        prefill, dense = metadata.prefill, None
+        if metadata.dense_prefill is not None and prefill is not None and window is None:
+            prefill, dense = _without_dense_tiles(prefill), self._dense_prefill(metadata.dense_prefill)
+        if prefill is not None and not len(prefill.tile_rows):
+            prefill = None
+        return _GroupStep(table, window, slot_mapping, rows.starts, rows.slots, decode_rows, kv_splits, prefill, dense)
+
+    def _split_decode_rows(
+        self, rows: Rows, group: int, decode: DecodeMetadata[Tensor] | None, decode_rows: int
+    ) -> Tensor:
+        """Plan the KV splits of the decode rows, on the device."""
+        kv_splits = self._kv_splits[group, : kv_splits_for(decode_rows, self._splits_at_once)]
+        chosen = (None, None) if decode is None else (decode.rows, decode.tokens)
+        sizes = (self._kv.windows[group], self._keys_of_tile, kv_splits, self._splits_at_once, MIN_SPLIT_TILES)
+        self._plan_kv_splits(rows.starts, rows.slots, *chosen, *sizes)
+        return kv_splits
+
+    def _dense_prefill(self, metadata: DensePrefillMetadata[Tensor]) -> _DensePrefill:
+        k, v = self._gathered[:, : len(metadata.chunk_rows) * self._tiling.gather_chunk].unbind()
+        return _DensePrefill(metadata, k, v)
+
+
+def _without_dense_tiles(prefill: PrefillMetadata[Tensor]) -> PrefillMetadata[Tensor]:
+    first = prefill.dense_tiles
+    return dataclasses.replace(
+        prefill, tile_rows=prefill.tile_rows[first:], tile_offsets=prefill.tile_offsets[first:], dense_tiles=0
+    )
+
+
+def _tiling(kv: KVView, heads: int, dtype: torch.dtype, max_tokens: int, max_length: int) -> PrefillTiling:
+    """What the prefill kernels of this device take, for heads of this shape."""
+    cache = kv.keys[0]
+    device, (kv_heads, d), item = cache.device, cache.shape[2:], dtype.itemsize
+    shape = tile_shape(d, item, device)
+    tiling = PrefillTiling(
+        queries_of_tile(d, item, heads // kv_heads, device),
+        max_splits=prefill_split_kv.max_splits(kv_heads, device, shape.at_once),
+        max_unshared_splits=prefill_split_kv.max_unshared_splits(kv_heads, device),
+        split_keys=shape.keys,
+        min_split_tiles=prefill_split_kv.MIN_SPLIT_TILES,
+        merge_tiles=prefill_split_kv.MERGE_TILES,
+        shared_slowdown=prefill_split_kv.SHARED_SLOWDOWN,
+        max_splits_of_tile=prefill_split_kv.MAX_SPLITS_OF_TILE,
+    )
+    if None not in kv.windows or not prefill_dense.serves_dense_prefill(device, dtype, d):
+        return tiling
+    return dataclasses.replace(
+        tiling,
+        dense_tile_queries=prefill_dense.QUERIES,
+        dense_min_queries=gathered_kv.DENSE_MIN_QUERIES,
+        gather_chunk=gathered_kv.GATHER_CHUNK,
+        gather_capacity=gathered_kv.gathered_tokens(2 * kv_heads * d * item, max_tokens, max_length),
+    )

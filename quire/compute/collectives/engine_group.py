@@ -1,0 +1,168 @@
+"""Engines that divide the experts of each layer among all their ranks, and so compute these layers together.
+
+Every engine has requests of its own, and attends to them by itself. In a layer with experts all ranks gather the rows
+of all engines (all-gather), each computes what its experts add to any of them, and each engine gets the sums of its own
+rows (reduce-scatter). So all ranks go through these layers equally often: while one engine has a step to compute, one
+that has none takes part by a dummy step, which has no rows, and consists of these layers alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quire.compute.collectives.layout import RankState, begin_step, set_state, state_of, steps_begun
+from quire.compute.collectives.shared_memory import Ranks
+from quire.compute.mesh import Mesh
+from quire.errors import EngineDeadError
+from quire.foundation.processes.readable import wait_readable
+from quire.foundation.processes.shared_memory import SharedMemory
+
+
+class ExpertLayers(Protocol):
+    """What layers with experts need of the group."""
+
+    def add(self, dummy: Callable[[], object]) -> bool:
+        """A layer is built, in the order in which steps come to them. Returns whether it is the first one.
+
+        Args:
+            dummy: Computes it for no rows of this engine.
+        """
+        ...
+
+    def count_rows(self, rows: int) -> None:
+        """The first layer of a step has so many rows; all others of the step have as many."""
+        ...
+
+    def gather(self, *x: Tensor) -> list[Tensor]:
+        """Each [rows, width] → [rows of all engines, width], one engine's behind the other's."""
+        ...
+
+    def reduce(self, x: Tensor) -> Tensor:
+        """[rows of all engines, width], of each rank a summand → [rows, width]."""
+        ...
+
+
+class EngineGroup:
+    """A rank's part in the group.
+
+    Args:
+        memory: Of `group_bytes`, which all ranks share.
+        mesh: This rank's place.
+        ranks: Collectives over all ranks of all engines, in this memory.
+        bells: Eventfds that do not block, by rank: what wakes each.
+        patience_s: How long `ranks` wait for one another.
+    """
+
+    def __init__(self, memory: SharedMemory, mesh: Mesh, ranks: Ranks, bells: Sequence[int], patience_s: float) -> None:
+        self._words = memoryview(memory.view).cast("I")
+        self._mesh = mesh
+        self._ranks = ranks
+        self._bells = bells
+        self._patience_s = patience_s
+        self._dummies: list[Callable[[], object]] = []
+        self._rows: list[int] = []
+
+    @property
+    def bell(self) -> int:
+        """Readable when another engine wants something: look at `is_awaited`."""
+        return self._bells[self._mesh.ep_rank]
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether another engine has begun a step that this rank has not."""
+        own = steps_begun(self._words, self._mesh.ep_rank)
+        return any(0 < steps_begun(self._words, rank) - own & 0xFFFFFFFF < 1 << 31 for rank in range(self._mesh.ep))
+
+    # --- layers -----------------------------------------------------------------------------------------------------
+
+    def add(self, dummy: Callable[[], object]) -> bool:
+        self._dummies.append(dummy)
+        return len(self._dummies) == 1
+
+    def count_rows(self, rows: int) -> None:
+        self._rows = [1] * self._mesh.engines
+        (all_rows,) = self.gather(torch.tensor([[rows]]))
+        self.check()
+        self._rows = all_rows[:, 0].tolist()
+
+    def gather(self, *x: Tensor) -> list[Tensor]:
+        total = sum(self._rows)
+        out = [each.new_empty((total, each.shape[1])) for each in x]
+        self._ranks.gather_rows([each.contiguous() for each in x], self._rows, out)
+        return out
+
+    def reduce(self, x: Tensor) -> Tensor:
+        out = x.new_empty((self._rows[self._mesh.engine], x.shape[1]))
+        self._ranks.reduce_rows(x, self._rows, out)
+        return out
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    def wait_until_all_serve(self) -> None:
+        """The end of this rank's start, and of all others'. Whoever started them ends a start that takes too long."""
+        self._come_to(RankState.SERVING)
+        while not self._all_in(RankState.SERVING):
+            self.wait()
+
+    def leave(self) -> None:
+        """This engine has no more steps of its own."""
+        self._come_to(RankState.LEAVING)
+
+    @property
+    def all_leave(self) -> bool:
+        """Whether no engine has any."""
+        return self._all_in(RankState.LEAVING)
+
+    def begin_step(self) -> None:
+        """A step of this engine begins: those who have none wake up while it comes to its first layer with experts."""
+        begin_step(self._words, self._mesh.ep_rank)
+        self._ring_bells()
+
+    def run_dummy_step(self) -> None:
+        """Take part in a step of other engines."""
+        begin_step(self._words, self._mesh.ep_rank)
+        with torch.inference_mode():
+            for dummy in self._dummies:
+                dummy()
+        self.check()
+
+    def check(self) -> None:
+        """
+        Raises:
+            EngineDeadError: A rank has not come to a step; what was computed since then is wrong.
+        """
+        if (missing := self._ranks.missing) is not None:
+            engine, rank = divmod(missing, self._mesh.tp)
+            raise EngineDeadError(
+                f"Rank {rank} of {self._mesh.tp} of engine {engine} was stuck: in a layer with experts others waited "
+                f"{self._patience_s:g} s for it."
+            )
+
+    def wait(self) -> None:
+        """Until the bell rings."""
+        wait_readable(self.bell)
+        self.silence()
+
+    def silence(self) -> None:
+        """The bell is heard, if it has rung."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.bell)
+
+    def _come_to(self, state: RankState) -> None:
+        set_state(self._words, self._mesh.ep_rank, state)
+        self._ring_bells()
+
+    def _all_in(self, state: RankState) -> bool:
+        return all(state_of(self._words, rank) >= state for rank in range(self._mesh.ep))
+
+    def _ring_bells(self) -> None:
+        """Of all others."""
+        for rank, bell in enumerate(self._bells):
+            if rank != self._mesh.ep_rank:
+                os.eventfd_write(bell, 1)

@@ -1,0 +1,134 @@
+"""Sums of ranks with a card each by the memory of one another's cards: how large ones, and by which kernels.
+
+What is chosen depends on what all ranks have alike: a tensor's size, its shape and its dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.compute.collectives.summing_norms import NormWay
+from quire.compute.mesh import Mesh
+
+Way = Literal["push", "pull", "nccl"]
+
+
+class Limits(NamedTuple):
+    """The largest sums, in bytes, that small packets carry, and that ranks read in one another's memory.
+
+    Attributes:
+        pushed: With a norm behind the sum or without.
+        pulled: Without; for larger ones NCCL is faster.
+        normed: With; for larger ones a sum and then the norm is.
+    """
+
+    pushed: int
+    pulled: int
+    normed: int
+
+
+LIMITS = {
+    2: Limits(1 << 20, 1 << 25, 1 << 30),
+    4: Limits(1 << 17, 1 << 19, 1 << 19),
+    8: Limits(1 << 16, 1 << 18, 1 << 18),
+}
+"""The limits by the number of ranks; other numbers have the limits of the next larger one.
+
+The limits of two ranks were measured, on two H100 linked by NVLink: `python -m tests.gpu.rank_sums … time`. With more
+ranks, each reads the tensors of all others, so limits are lower.
+"""
+
+
+def limits_of(ranks: int) -> Limits:
+    """Return the limits for so many ranks."""
+    return LIMITS[min((number for number in LIMITS if number >= ranks), default=max(LIMITS))]
+
+
+def way_of(size: int, ranks: int) -> Way:
+    """Return how tensors of `size` bytes are added up over so many ranks.
+
+    >>> way_of(8_192, 2), way_of(1 << 21, 2), way_of(1 << 26, 2)
+    ('push', 'pull', 'nccl')
+    """
+    limits = limits_of(ranks)
+    if size % 4 or size > limits.pulled:
+        return "nccl"
+    return "push" if size <= limits.pushed else "pull"
+
+
+class RankMemory:
+    """Sums and gatherings by kernels that read and write all ranks' windows; see
+    compute/kernels/triton/ranks/window.py.
+
+    Args:
+        addresses: The addresses of the windows in this process, by rank.
+        mesh: This rank's place.
+        device: This rank's card.
+    """
+
+    def __init__(self, addresses: Sequence[int], mesh: Mesh, device: torch.device) -> None:
+        # Triton is there only with a GPU's torch
+        from quire.compute.kernels.triton.ranks import norm_rows, pulled, pulled_norm, pushed, pushed_norm, window
+
+        self._pulled, self._pushed = pulled, pushed
+        self._norm_rows, self._pulled_norm, self._pushed_norm = norm_rows, pulled_norm, pushed_norm
+        self._mesh = mesh
+        self._layout = window.layout_of(mesh.tp)
+        self._windows = torch.tensor(list(addresses), dtype=torch.int64, device=device)
+        self._pushes = torch.zeros(window.PUSHED_PROGRAMS, dtype=torch.int32, device=device)
+        self._pulls = torch.zeros(window.PULLED_PROGRAMS, dtype=torch.int32, device=device)
+        self._steps = torch.zeros(window.PULLED_PROGRAMS, dtype=torch.int32, device=device)
+
+    def all_reduce(self, x: Tensor, way: Way) -> None:
+        """Replace x, contiguous, by its sum over all ranks."""
+        rank, ranks = self._mesh.tp_rank, self._mesh.tp
+        if way == "push":
+            self._pushed.all_reduce_pushed(x, self._windows, self._pushes, self._layout.arrivals, rank, ranks)
+        else:
+            self._pulled.all_reduce_pulled(x, self._windows, self._pulls, self._layout.buffers, rank, ranks)
+
+    def norm_way_of(self, x: Tensor, weight: Tensor) -> NormWay:
+        """Return which kernel makes both the sum and the norm of x [rows, width], or that none does ("separate")."""
+        limits, size = limits_of(self._mesh.tp), x.numel() * x.element_size()
+        if not self._norm_rows.serves_rows(x, weight) or size > limits.normed:
+            return "separate"
+        return "push" if size <= limits.pushed and self._pushed_norm.can_push_rows(x) else "pull"
+
+    def norm(
+        self, x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None, delta: Tensor, way: NormWay
+    ) -> None:
+        """Add the sum of delta over ranks to x, and write the norm of x to out by one kernel.
+
+        Args:
+            x: [rows, width], the residual stream, changed in place.
+            weight: [width], the norm's weight.
+            eps: Added to the mean square.
+            out: [rows, width], the norm of x, or its codes where there are scales.
+            scales: [rows, 1] fp32, the codes' scales, which are written; None: the norm is not quantized.
+            delta: [rows, width], this rank's summand, which may be overwritten.
+            way: What `norm_way_of` returned, but not "separate".
+        """
+        given, windows = (x, weight, eps, out, scales, delta), self._windows
+        rank, ranks, layout = self._mesh.tp_rank, self._mesh.tp, self._layout
+        if way == "push":
+            self._pushed_norm.rms_norm_pushed(*given, windows, self._pushes, layout.arrivals, rank, ranks)
+        else:
+            places = layout.row_flags, layout.rings
+            self._pulled_norm.rms_norm_pulled(*given, windows, self._steps, *places, rank, ranks)
+
+    def gather_columns(self, x: Tensor, out: Tensor) -> None:
+        """Write the columns of all ranks, side by side, to `out` in each rank.
+
+        Args:
+            x: [n, at least this rank's columns], of which each rank gives its `Mesh.padded_part` of out's.
+            out: [n, columns of all], contiguous, of x's dtype.
+        """
+        columns = Mesh(0, tp=self._mesh.tp).padded_part(out.shape[1]).count
+        most = self._pulled.most_gathered_rows(columns, x.element_size())
+        where = (self._windows, self._pulls, self._layout.buffers, self._mesh.tp_rank, self._mesh.tp)
+        for given, rows in zip(torch.split(x, most), torch.split(out, most), strict=True):
+            self._pulled.gather_columns_pulled(given, rows, columns, *where)

@@ -1,0 +1,254 @@
+"""The metadata of a GGUF file as the config.json that the same model has in Hugging Face layout.
+
+Values are passed on as they are: whoever reads config.json checks them. Source of the keys: the `gguf` package's
+constants.py, and llama.cpp where it knows what a file does not say.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from quire.compute.gguf.architectures import architecture_of, heads_of, one_for_all
+from quire.compute.gguf.file_bytes import FileBytes, are_equal
+from quire.compute.gguf.header import GgufTensor
+from quire.compute.gguf.model_files import GgufModel
+from quire.compute.gguf.tensor_types import QuantizedType
+from quire.errors import CheckpointError
+
+_LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
+"""These scale attention by the stream's width for each head, not by a head's; llama.cpp tells them so too."""
+_HEAD = "output.weight"
+_MOST_FACTORS = 1 << 14
+_SIZES = (
+    "embedding_length",
+    "feed_forward_length",
+    "attention.key_length",
+    "expert_count",
+    "expert_feed_forward_length",
+    "heads",
+    "kv_heads",
+)
+Keys = Mapping[str, Any]
+
+
+def model_config(model: GgufModel) -> dict[str, Any]:
+    """The model's config.json.
+
+    Raises:
+        CheckpointError: It is not served, or lacks what every file has.
+    """
+    metadata = model.metadata
+    architecture = architecture_of(metadata)
+    kind = str(metadata["general.architecture"])
+    own = {key.removeprefix(f"{kind}."): value for key, value in metadata.items() if key.startswith(f"{kind}.")}
+    embedding = model.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise CheckpointError(f"{model.paths[0]} has no token_embd.weight, so it is no language model.")
+    heads, kv_heads = heads_of(metadata, "q"), heads_of(metadata, "k")
+    _check_sizes(model, {**own, "heads": heads, "kv_heads": kv_heads})
+    tied = is_tied(model)
+    config = {
+        "architectures": [architecture.name],
+        "hidden_size": own.get("embedding_length"),
+        "intermediate_size": _of_layers(own, "feed_forward_length"),
+        "num_hidden_layers": own.get("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": own.get("attention.key_length"),
+        "max_position_embeddings": own.get("context_length"),
+        "rms_norm_eps": own.get("attention.layer_norm_rms_epsilon"),
+        "rope_theta": own.get("rope.freq_base", 10000.0),
+        "vocab_size": embedding.shape[0],
+        "tie_word_embeddings": tied,
+        "attention_bias": "blk.0.attn_q.bias" in model.tensors and kind != "qwen2",
+        "mlp_bias": "blk.0.ffn_down.bias" in model.tensors,
+        "dtype": _dtype(model),
+        "quantization_config": {"quant_method": "gguf", "types": _types(model), **_sizes(model, tied)},
+    }
+    config |= _rope(model, own) | _EXTRAS.get(kind, _no_extras)(own, config) | _experts(own)
+    config |= {key: metadata.get(f"tokenizer.ggml.{key}") for key in ("bos_token_id", "eos_token_id")}
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def is_tied(model: GgufModel) -> bool:
+    """Whether the head is the embedding: the file has none of its own, or the same bytes twice."""
+    head, embedding = model.tensors.get(_HEAD), model.tensors["token_embd.weight"]
+    if head is None:
+        return True
+    if (head.form, head.shape) != (embedding.form, embedding.shape):
+        return False
+    return are_equal(_bytes_of(head), _bytes_of(embedding))
+
+
+def _bytes_of(tensor: GgufTensor) -> FileBytes:
+    return FileBytes(tensor.path, tensor.offset, tensor.nbytes)
+
+
+def _check_sizes(model: GgufModel, own: Keys) -> None:
+    """No size is larger than the tensors': nobody builds what they cannot fill."""
+    largest = max(max(tensor.shape) for tensor in model.tensors.values())
+    limits = dict.fromkeys(_SIZES, largest) | {"block_count": len(model.tensors)}
+    for key, limit in limits.items():
+        value = one_for_all(key, own.get(key))
+        if _is_number(value) and value > limit:
+            raise CheckpointError(f"The GGUF file's {key} is {value}, its tensors are smaller: download it again.")
+
+
+def _of_layers(own: Keys, key: str) -> Any:
+    return one_for_all(key, own.get(key))
+
+
+def _types(model: GgufModel) -> dict[str, int]:
+    """How many tensors have each type."""
+    return dict(Counter(tensor.form.name for tensor in model.tensors.values()))
+
+
+def _sizes(model: GgufModel, tied: bool) -> dict[str, int]:
+    """Weights that a processor keeps in the model's dtype, bytes of those that it keeps quantized, and the same of a
+    GPU, whose embeddings are all dense. An embedding that is not tied is only looked up, and kept dense."""
+    dense = packed = gpu_dense = coded = 0
+    for name, tensor in model.tensors.items():
+        if tied and name == _HEAD:
+            continue
+        size = tensor.rows * tensor.shape[-1]
+        if isinstance(tensor.form, QuantizedType) and name != "token_embd.weight":
+            coded += tensor.form.coded_bytes(tensor.rows, tensor.shape[-1])
+        else:
+            gpu_dense += size
+        if isinstance(tensor.form, QuantizedType) and (tied or name != "token_embd.weight"):
+            packed += tensor.form.packed_bytes(tensor.rows, tensor.shape[-1])
+        else:
+            dense += size
+    return {"dense": dense, "packed": packed, "gpu_dense": gpu_dense, "coded": coded}
+
+
+def _dtype(model: GgufModel) -> str:
+    """float32 only where all weights are; activations of quantized ones are computed in bfloat16."""
+    types = {tensor.form.name for tensor in model.tensors.values() if len(tensor.shape) > 1}
+    return {frozenset({"F32"}): "float32", frozenset({"F16"}): "float16"}.get(frozenset(types), "bfloat16")
+
+
+def _rope(model: GgufModel, own: Keys) -> dict[str, Any]:
+    """`rope_scaling` of the older config.json, and how much of a head turns."""
+    original = own.get("rope.scaling.original_context_length")
+    found: dict[str, Any] = {}
+    scaling = own.get("rope.scaling.type", "none")
+    if scaling == "linear" or (scaling == "none" and _is_number(own.get("rope.scale_linear"))):
+        found = {"rope_type": "linear", "factor": own.get("rope.scaling.factor", own.get("rope.scale_linear"))}
+    elif scaling == "yarn":
+        found = {
+            "rope_type": "yarn",
+            "factor": own.get("rope.scaling.factor"),
+            "original_max_position_embeddings": original,
+            "beta_fast": own.get("rope.scaling.yarn_beta_fast"),
+            "beta_slow": own.get("rope.scaling.yarn_beta_slow"),
+        }
+    elif scaling not in ("none", "longrope"):
+        raise CheckpointError(f"The GGUF file's rope.scaling.type is {scaling!r}, which is not supported.")
+    factors = {name: _factors(model, f"rope_{name}.weight") for name in ("freqs", "factors_long", "factors_short")}
+    if factors["freqs"]:
+        if found:
+            raise CheckpointError("The GGUF file has rope_freqs beside rope.scaling.type, which is not supported.")
+        found = {"rope_type": "factors", "factors": factors["freqs"]}
+    elif factors["factors_long"] and factors["factors_short"]:
+        found = {
+            "rope_type": "longrope",
+            "long_factor": factors["factors_long"],
+            "short_factor": factors["factors_short"],
+            "original_max_position_embeddings": original,
+            "attention_factor": own.get("rope.scaling.attn_factor"),
+        }
+    elif scaling == "longrope":
+        raise CheckpointError("The GGUF file has longrope without rope_factors_long.weight: download it again.")
+    return {
+        "rope_scaling": {key: value for key, value in found.items() if value is not None} or None,
+        "partial_rotary_factor": _turning_share(model, own),
+    }
+
+
+def _turning_share(model: GgufModel, own: Keys) -> float | None:
+    """How much of a head turns; None: all of it."""
+    width: Any = own.get("attention.key_length")
+    turning: Any = own.get("rope.dimension_count")
+    if width is None and _is_number(own.get("embedding_length")):
+        width = own["embedding_length"] // heads_of(model.metadata, "q")
+    if not _is_number(width) or not _is_number(turning) or turning >= width:
+        return None
+    return float(turning / width)
+
+
+def _factors(model: GgufModel, name: str) -> list[float]:
+    """The values of a small tensor of fp32; of those that stand in every layer, the first's."""
+    tensor: GgufTensor | None = model.tensors.get(name, model.tensors.get(f"blk.0.{name}"))
+    if tensor is None:
+        return []
+    for other, each in model.tensors.items():
+        if other.endswith(name) and not are_equal(_bytes_of(each), _bytes_of(tensor)):
+            raise CheckpointError(f"{tensor.path}: '{other}' differs from other layers', which is not supported.")
+    if tensor.form.name != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > _MOST_FACTORS:
+        raise CheckpointError(f"{tensor.path}: '{name}' is no row of F32: download it again.")
+    with tensor.path.open("rb") as file:
+        file.seek(tensor.offset)
+        return list(struct.unpack(f"<{tensor.shape[0]}f", file.read(tensor.nbytes)))
+
+
+def _experts(own: Keys) -> dict[str, Any]:
+    if not own.get("expert_count"):
+        return {}
+    if own.get("expert_shared_count") or own.get("expert_shared_feed_forward_length"):
+        raise CheckpointError("The GGUF file has shared experts, which are not supported.")
+    width = own.get("expert_feed_forward_length", own.get("feed_forward_length"))
+    return {
+        "num_experts": own.get("expert_count"),
+        "num_experts_per_tok": own.get("expert_used_count"),
+        "moe_intermediate_size": one_for_all("expert_feed_forward_length", width),
+        "norm_topk_prob": own.get("expert_weights_norm", True),
+    }
+
+
+def _no_extras(own: Keys, config: Keys) -> dict[str, Any]:
+    return {}
+
+
+def _gemma(own: Keys, config: Keys, layers_of_27b: int) -> dict[str, Any]:
+    width = config["head_dim"]
+    if config["num_hidden_layers"] == layers_of_27b and _is_number(config["hidden_size"]):
+        width = config["hidden_size"] // config["num_attention_heads"]
+    return {
+        "query_pre_attn_scalar": width,
+        "sliding_window": own.get("attention.sliding_window"),
+        "attn_logit_softcapping": own.get("attn_logit_softcapping"),
+        "final_logit_softcapping": own.get("final_logit_softcapping"),
+    }
+
+
+def _gemma2(own: Keys, config: Keys) -> dict[str, Any]:
+    return _gemma(own, config, _LAYERS_OF_27B["gemma2"])
+
+
+def _gemma3(own: Keys, config: Keys) -> dict[str, Any]:
+    pattern = own.get("attention.sliding_window_pattern")
+    extras = _gemma(own, config, _LAYERS_OF_27B["gemma3"])
+    extras |= {"rope_local_base_freq": own.get("rope.freq_base_swa", 10000.0)}
+    if isinstance(pattern, int) and not isinstance(pattern, bool):
+        extras |= {"sliding_window_pattern": pattern}
+    elif isinstance(pattern, list):
+        extras |= {"layer_types": ["sliding_attention" if each else "full_attention" for each in pattern]}
+    return extras
+
+
+def _phi3(own: Keys, config: Keys) -> dict[str, Any]:
+    return {
+        "sliding_window": own.get("attention.sliding_window"),
+        "original_max_position_embeddings": own.get("rope.scaling.original_context_length"),
+    }
+
+
+_EXTRAS = {"gemma2": _gemma2, "gemma3": _gemma3, "phi3": _phi3}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0

@@ -1,0 +1,208 @@
+"""The compiled kernels, loaded once a process; None where they cannot be had, and then torch computes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.compute.kernels.cpu.build import FLAGS, BuildError, Processor, build, this_processor, usable_instruction_sets
+from quire.foundation.config import environment
+from quire.foundation.config.environment import NativeKernels
+
+_P, _I, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+_CACHED: dict[str, tuple[type, ...]] = {
+    "paged_attention": (*[_P] * 5, _I, *[_P] * 3, *[_I] * 7, _F, _F, _P),
+    "qk_norm_rope_and_cache": (_P, *[_I] * 4, _P, _N, _F, _P, _P, _I, *[_P] * 5),
+}
+"""The argument types of kernels that read or write the KV cache, which may have a dtype of its own."""
+QUANTIZED_CACHES = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2", torch.int8: "int8"}
+SIGNATURES: dict[str, tuple[type, ...]] = {
+    **_CACHED,
+    **{f"{name}_{cache}": types for cache in QUANTIZED_CACHES.values() for name, types in _CACHED.items()},
+    "pack": (_P, _I, _I, _I, _P),
+    "embed": (_P, _I, _P, _I, _F, _P),
+    "angles": (_P, _I, _P, _I, _I, _F, _P, _P),
+    "linear": (_P, _I, _I, _P, _I, _I, _P, _P, _I),
+    "linear_silu_and_mul": (_P, _I, _I, _P, _I, _I, _P, _P, _I),
+    "block_linear": (_P, _I, _I, _P, _I, _I, _I, _P, _P, _I),
+    "block_linear_silu_and_mul": (_P, _I, _I, _P, _I, _I, _I, _P, _P, _I),
+    "block_embed": (_P, _I, _P, _I, _I, _F, _P),
+    "rms_norm": (_P, _P, _P, _N, _I, _F, _I, _I, _P),
+    "layer_norm": (*[_P] * 4, _F, _I, _I, _P),
+    "silu_and_mul": (_P, _I, _I, _P),
+    "gelu_and_mul": (_P, _I, _I, _P),
+    "gelu": (_P, _I, _I, _P),
+    "soft_cap": (_P, _I, _I, _F),
+    "copy_stream": (_P, _P, _I, _I, _I, _P),
+    "spread_columns": (_P, _I, _I, _P, _I, _P),
+    "sample": (_P, _I, _I, _I, *[_P] * 7, _F, *[_P] * 5),
+    "apply_token_bitmask": (_P, _I, _I, _P, _I, _P),
+    "all_reduce": (_P, _P, _I),
+    "gather_columns": (_P, _P, _I, _I, _P, _I),
+    "reduce_rows": (_P, _P, _I, _P, _P),
+    "route": (_P, _I, _I, _I, _N, _P, _P),
+    "lora_shrink": (_P, _I, _I, _P, _I, _P, _I, _I, _I, _P, _P, _I, _P),
+    "lora_expand": (_P, _I, _P, _I, _I, _I, _P, _I, _I, _P, _P, _I, _P, _P, _P, _P, _I),
+    "experts": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _N, _P, _P, _I, _P, _P),
+}
+"""The argument types of each kernel that is compiled once for each dtype of SUFFIXES."""
+SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+INDEX_SIGNATURES: dict[str, tuple[type, ...]] = {
+    "prepare_inputs": (*[_P] * 5, _I, _I, _P, _P, _I, *[_P] * 4),
+    "compute_slot_mapping": (_P, _I, _P, _P, _I, _I, _P),
+    "take_rows": (_P, _P, _I, _I, _P),
+    "put_rows": (_P, _P, _I, _I, _P),
+    "state_rows": (_P, _P, _P, _I, _I, _P),
+    "local_indices": (_P, _I, _I, _I, _P),
+    "sequence_lengths": (_P, _P, _P, _I, _P),
+    "gather_rows": (_P, _I, _P, _P, _I, _P, _P),
+    "choose_frequencies": (_P, _I, _P, _I, _I, _P),
+    "grow_frequencies": (_P, _I, _F, _F, _I, _I, _P),
+}
+"""The argument types of kernels that work on indices and whole rows, which are compiled once, for all dtypes."""
+Arguments = tuple[float | None, ...]
+"""A kernel's arguments: numbers and the addresses of tensors, None for an absent tensor."""
+
+_log = logging.getLogger(__name__)
+
+
+class Kernel:
+    """One kernel of the library.
+
+    Attributes:
+        function: Takes its arguments one by one.
+        entry: The address of a function that takes them from an array; see native/calls.h.
+        types: The types of the arguments.
+    """
+
+    def __init__(self, loaded: ctypes.CDLL, name: str, types: tuple[type, ...]) -> None:
+        try:
+            self.function = loaded[f"quire_{name}"]
+            self.entry = ctypes.cast(loaded[f"quire_entry_{name}"], ctypes.c_void_p).value or 0
+        except AttributeError as error:
+            raise OSError(str(error)) from None
+        self.function.argtypes, self.function.restype = types, None
+        self.types = types
+
+
+class Library:
+    """The kernels by name and dtype, as functions of pointers and numbers.
+
+    Attributes:
+        name: Differs for other sources, flags, compilers and processors.
+        multiplies_bytes: Whether its int8 products take rows of 8 bits; see int8.py.
+
+    Raises:
+        OSError: The file is not the library.
+    """
+
+    def __init__(self, path: Path, threads: int) -> None:
+        self.name = path.stem
+        loaded = ctypes.CDLL(str(path))
+        self._kernels: dict[tuple[str, torch.dtype | None], Kernel] = {}
+        for name, types in SIGNATURES.items():
+            for dtype, suffix in SUFFIXES.items():
+                self._kernels[name, dtype] = Kernel(loaded, f"{name}_{suffix}", types)
+        for name, types in INDEX_SIGNATURES.items():
+            self._kernels[name, None] = Kernel(loaded, name, types)
+        self._recorders: dict[int, Callable[[Kernel, Arguments], None]] = {}
+        self.replay = loaded.quire_replay
+        self.replay.argtypes, self.replay.restype = (_P, _P, _I, _I), None
+        self.set_threads = loaded.quire_set_threads
+        self.set_threads.argtypes, self.set_threads.restype = (_N,), None
+        self.set_threads(threads)
+        self.multiplies_bytes = bool(loaded.quire_multiplies_bytes())
+
+    def __call__(self, name: str, dtype: torch.dtype | None, *arguments: Any) -> None:
+        """Run a kernel; see Arguments."""
+        kernel = self._kernels[name, dtype]
+        if self._recorders and (record := self._recorders.get(threading.get_ident())):
+            record(kernel, arguments)
+        else:
+            kernel.function(*arguments)
+
+    def entries(self, name: str) -> set[int]:
+        """Return the addresses `Kernel.entry` of a kernel's variants for all dtypes."""
+        return {kernel.entry for (own, _), kernel in self._kernels.items() if own == name}
+
+    @contextmanager
+    def recorded(self, record: Callable[[Kernel, Arguments], None]) -> Iterator[None]:
+        """Pass the kernels that this thread calls within the context to `record`, instead of running them."""
+        thread = threading.get_ident()
+        assert thread not in self._recorders, "one recording at a time"
+        self._recorders[thread] = record
+        try:
+            yield
+        finally:
+            del self._recorders[thread]
+
+    def serves(self, first: Tensor, *others: Tensor | None) -> bool:
+        """Whether all of these have one dtype, and it is one that the kernels know."""
+        dtype = first.dtype
+        return dtype in SUFFIXES and all(tensor is None or tensor.dtype == dtype for tensor in others)
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Return the address of a tensor's first element; None for an absent tensor."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+class _Once:
+    """A function that runs at its first call; of several threads that call it then, the others wait."""
+
+    def __init__(self, function: Callable[[], Library | None]) -> None:
+        functools.update_wrapper(self, function)
+        self._cached = functools.cache(function)
+        self._lock = threading.Lock()
+        self.cache_clear = self._cached.cache_clear
+
+    def __call__(self) -> Library | None:
+        with self._lock:
+            return self._cached()
+
+
+@_Once
+def library() -> Library | None:
+    """The kernels for this machine, compiled if this is the first time; if they cannot be, a warning says why."""
+    wanted = environment.native_kernels()
+    if wanted.instructions == "none":
+        return None
+    try:
+        return _load_best(wanted)
+    except (BuildError, OSError) as error:
+        _log.warning("CPU kernels are not used, torch computes more slowly: %s.", error)
+        return None
+
+
+def _load_best(wanted: NativeKernels) -> Library:
+    """Load the library for the best instruction set that the compiler knows.
+
+    An old compiler does not know the instructions of a new processor.
+    """
+    processor = this_processor()
+    *better, last = usable_instruction_sets(processor, wanted.instructions)
+    for instructions in better:
+        try:
+            return _load(wanted, processor, instructions)
+        except BuildError as error:
+            _log.info("There are no CPU kernels for %s: %s", instructions, error)
+    return _load(wanted, processor, last)
+
+
+def _load(wanted: NativeKernels, processor: Processor, instructions: str) -> Library:
+    path = build(wanted.compilers, wanted.cache, processor, instructions, FLAGS)
+    try:
+        return Library(path, torch.get_num_threads())
+    except OSError:  # the file is broken
+        path.unlink(missing_ok=True)
+    path = build(wanted.compilers, wanted.cache, processor, instructions, FLAGS)
+    return Library(path, torch.get_num_threads())

@@ -1,0 +1,16 @@
+// Products with weights of fp8 (e4m3) that share scales in blocks; see quire/compute/kernels/cpu/float8.py.
+#pragma once
+
+#include <cstdint>
+
+#include "vec.h"
+
+namespace quire {
+
+// y = x Wᵀ + bias; if gated, silu of the first half of the outputs times the second. `block`: columns that share a scale.
+void float8_linear(const float* x, int64_t xs, int64_t rows, const uint8_t* packed, int64_t outputs, int64_t columns,
+                   int64_t block, bool gated, const float* bias, float* y, int64_t ys);
+void float8_linear(const bf16* x, int64_t xs, int64_t rows, const uint8_t* packed, int64_t outputs, int64_t columns,
+                   int64_t block, bool gated, const bf16* bias, bf16* y, int64_t ys);
+
+}  // namespace quire

@@ -1,0 +1,115 @@
+"""Attention over a paged KV cache by our own kernels, in bf16 and fp32; the cache may be quantized."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.compute.kernels.cpu.library import QUANTIZED_CACHES, address, library
+from quire.compute.kernels.cpu.lora import lora_expand
+from quire.compute.kernels.cpu.norm import serves_weight
+from quire.compute.kernels.reference import rowwise_attention as reference
+from quire.compute.kernels.reference.lora import RowUpdate
+
+
+def qk_norm_rope_and_cache(
+    qkv: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    update: RowUpdate | None,
+    keys: Tensor,
+    values: Tensor,
+    slot_mapping: Tensor,
+    q: Tensor,
+    scales: Tensor | None = None,
+) -> None:
+    """Arguments as in reference/rowwise_attention.py."""
+    if update is not None:
+        lora_expand(*update, qkv.view(len(qkv), -1))
+    kernels = library()
+    whole = all(t is None or t.is_contiguous() for t in (qkv, cos, sin, keys, values, slot_mapping, q))
+    served = kernels is not None and whole and kernels.serves(qkv, cos, sin, q)
+    name = _name("qk_norm_rope_and_cache", qkv, keys, scales)
+    if kernels is None or not served or name is None or not (norm is None or serves_weight(norm, qkv)):
+        reference.qk_norm_rope_and_cache(qkv, norm, eps, cos, sin, None, keys, values, slot_mapping, q, scales)
+        return
+    tokens, heads, d = q.shape
+    kernels(
+        name,
+        qkv.dtype,
+        qkv.data_ptr(),
+        tokens,
+        heads,
+        keys.shape[2],
+        d,
+        address(norm),
+        norm is not None and norm.dtype == torch.float32,
+        eps,
+        address(cos),
+        address(sin),
+        0 if cos is None else cos.shape[1],
+        slot_mapping.data_ptr(),
+        keys.data_ptr(),
+        values.data_ptr(),
+        q.data_ptr(),
+        address(scales),
+    )
+
+
+def paged_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    window: int | None,
+    out: Tensor,
+    scale: float,
+    cap: float | None = None,
+    scales: Tensor | None = None,
+) -> None:
+    """Arguments as in reference/rowwise_attention.py."""
+    kernels = library()
+    heads, d = q.shape[1:]
+    kv_heads = keys.shape[2]
+    caches = keys.stride() == values.stride() and keys.stride()[1:] == (kv_heads * d, d, 1)
+    whole = q.is_contiguous() and out.is_contiguous() and table.stride(1) == 1 and caches
+    name = _name("paged_attention", q, keys, scales)
+    if kernels is None or not whole or d % 2 or name is None or not kernels.serves(q, out):
+        reference.paged_attention(q, keys, values, table, slots, starts, counts, window, out, scale, cap, scales)
+        return
+    kernels(
+        name,
+        q.dtype,
+        q.data_ptr(),
+        keys.data_ptr(),
+        values.data_ptr(),
+        out.data_ptr(),
+        table.data_ptr(),
+        table.stride(0),
+        slots.data_ptr(),
+        starts.data_ptr(),
+        counts.data_ptr(),
+        len(counts),
+        heads,
+        kv_heads,
+        d,
+        keys.shape[1],
+        keys.stride(0),
+        window or 0,
+        scale,
+        cap or 0.0,
+        address(scales),
+    )
+
+
+def _name(op: str, x: Tensor, cache: Tensor, scales: Tensor | None) -> str | None:
+    """Of the kernel for a cache whose elements are x's, or quantized; None: there is none."""
+    if scales is None:
+        return op if cache.dtype == x.dtype else None
+    kind = QUANTIZED_CACHES.get(cache.dtype)
+    return None if kind is None else f"{op}_{kind}"

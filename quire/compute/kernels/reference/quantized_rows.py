@@ -1,0 +1,72 @@
+"""Rows of activations as 8-bit codes, and norms that make them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from quire.compute.kernels.reference.norm import rms_norm
+
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
+"""The largest code, by dtype; int8 leaves -128 out. Of rows, weights and KV caches."""
+SMALLEST = 1e-20
+"""What counts as the largest value of a row of zeros."""
+
+
+class QuantizedRows(NamedTuple):
+    """Rows as codes and scales: x[r, c] ≈ codes[r, c] · scales[r].
+
+    Attributes:
+        codes: [rows, columns] float8_e4m3fn or int8.
+        scales: [rows, 1] fp32.
+        dtype: Of what they stand for, and of a product with them.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        """[rows, columns]."""
+        return self.codes.shape
+
+    def new_empty(self, shape: tuple[int, ...]) -> Tensor:
+        """A dense tensor beside them."""
+        return torch.empty(shape, dtype=self.dtype, device=self.codes.device)
+
+
+Rows: TypeAlias = "Tensor | QuantizedRows"  # as text: compiler processes have no torch
+"""What a product may be given: [rows, columns]."""
+
+
+def quantize_rows(x: Tensor, dtype: torch.dtype, group: int) -> tuple[Tensor, Tensor]:
+    """Codes of x and their scales: x ≈ codes · scale, the largest value of a group being the largest code.
+
+    Args:
+        x: [rows, columns].
+        dtype: One of LARGEST.
+        group: Columns that share a scale; they need not divide all.
+
+    Returns:
+        [rows, columns] codes and [rows, groups] fp32 scales.
+    """
+    rows, columns = x.shape
+    groups = -(-columns // group)
+    padded = torch.nn.functional.pad(x.float(), (0, groups * group - columns)).view(rows, groups, group)
+    scales = padded.abs().amax(-1).clamp_(min=SMALLEST) / LARGEST[dtype]
+    codes = (padded / scales.unsqueeze(-1)).view(rows, -1)[:, :columns]
+    if dtype == torch.int8:
+        codes = codes.round()
+    return codes.to(dtype), scales
+
+
+def rms_norm_quantized(
+    x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, delta: Tensor | None = None
+) -> QuantizedRows:
+    """`rms_norm`, whose result is quantized row by row; x is [rows, width]."""
+    out = torch.empty_like(x)
+    rms_norm(x, weight, eps, out, delta)
+    return QuantizedRows(*quantize_rows(out, dtype, out.shape[1]), x.dtype)

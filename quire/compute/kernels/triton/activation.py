@@ -1,0 +1,143 @@
+"""The activations of MLPs, and the bound of logits: element by element, one pass over memory.
+
+A gated activation moves 3 elements for each of its output, a plain one 2. A program takes a part of one row, eight
+elements a thread: 16 bytes of bf16, and enough programs at one row to ask many multiprocessors for memory.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
+
+BLOCK, WARPS = 1_024, 4
+"""Elements of a program, and its threads by 32. See tuning/h200/tune_small.py."""
+
+
+def silu_and_mul(x: Tensor, out: Tensor) -> None:
+    """Arguments as in reference/activation.py; both contiguous."""
+    _launch_gated(x, out, "silu")
+
+
+def gelu_and_mul(x: Tensor, out: Tensor) -> None:
+    """Arguments as in reference/activation.py; both contiguous."""
+    _launch_gated(x, out, "gelu")
+
+
+def gelu(x: Tensor, out: Tensor) -> None:
+    """Arguments as in reference/activation.py; both contiguous."""
+    assert x.is_contiguous() and out.is_contiguous()
+    if programs := _programs(x):
+        overlap = can_overlap(x.device)
+        _gelu[programs](x, out, WIDTH=x.shape[-1], BLOCK=BLOCK, OVERLAP=overlap, num_warps=WARPS, launch_pdl=overlap)
+
+
+def soft_cap(x: Tensor, cap: float) -> None:
+    """Arguments as in reference/activation.py; x is contiguous."""
+    assert x.is_contiguous()
+    if programs := _programs(x):
+        overlap = can_overlap(x.device)
+        _soft_cap[programs](
+            x, cap, WIDTH=x.shape[-1], BLOCK=BLOCK, OVERLAP=overlap, num_warps=WARPS, launch_pdl=overlap
+        )
+
+
+def _launch_gated(x: Tensor, out: Tensor, activation: str) -> None:
+    assert x.is_contiguous() and out.is_contiguous()
+    if programs := _programs(out):
+        overlap = can_overlap(x.device)
+        _gated[programs](
+            x, out, ACTIVATION=activation, WIDTH=out.shape[-1], BLOCK=BLOCK, OVERLAP=overlap, num_warps=WARPS,
+            launch_pdl=overlap,
+        )  # fmt: skip
+
+
+def _programs(whole: Tensor) -> tuple[int] | None:
+    """How many share this, each a part of one row; None if there is nothing to do."""
+    width = whole.shape[-1]
+    rows = whole.numel() // width
+    return (rows * cdiv(width, BLOCK),) if rows else None
+
+
+@fast_launch
+@triton.jit
+def _gated(
+    x,
+    out,
+    ACTIVATION: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    release_dependents(OVERLAP)
+    row, column = _place(WIDTH, BLOCK)
+    inside = column < WIDTH
+    wait_for_inputs(OVERLAP)
+    gate = tl.load(x + row * (2 * WIDTH) + column, inside, 0.0)
+    up = tl.load(x + row * (2 * WIDTH) + WIDTH + column, inside, 0.0)
+    if ACTIVATION == "silu":
+        gated = gated_silu(gate, up)
+    else:
+        gated = (tanh_gelu(gate.to(tl.float32)).to(gate.dtype).to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+    tl.store(out + row * WIDTH + column, gated, inside)
+
+
+@fast_launch
+@triton.jit
+def _gelu(x, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    release_dependents(OVERLAP)
+    row, column = _place(WIDTH, BLOCK)
+    inside = column < WIDTH
+    wait_for_inputs(OVERLAP)
+    values = tl.load(x + row * WIDTH + column, inside, 0.0)
+    tl.store(out + row * WIDTH + column, tanh_gelu(values.to(tl.float32)).to(values.dtype), inside)
+
+
+@fast_launch
+@triton.jit
+def _soft_cap(x, cap, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    release_dependents(OVERLAP)
+    row, column = _place(WIDTH, BLOCK)
+    inside = column < WIDTH
+    wait_for_inputs(OVERLAP)
+    values = tl.load(x + row * WIDTH + column, inside, 0.0)
+    shares = (values.to(tl.float32) / cap).to(values.dtype)
+    bounded = tanh(shares.to(tl.float32)).to(values.dtype)
+    tl.store(x + row * WIDTH + column, (bounded.to(tl.float32) * cap).to(values.dtype), inside)
+
+
+@triton.jit
+def _place(WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """A program's row, int64, and its columns [BLOCK]: the parts of a row are programs side by side."""
+    PARTS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
+    row, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
+    return row.to(tl.int64), part * BLOCK + tl.arange(0, BLOCK)
+
+
+@triton.jit
+def gated_silu(gate, up):
+    """silu(gate) · up, both rounded to the dtype of these."""
+    wide = gate.to(tl.float32)
+    activated = (wide * tl.sigmoid(wide)).to(gate.dtype).to(tl.float32)
+    return (activated * up.to(tl.float32)).to(gate.dtype)
+
+
+@triton.jit
+def tanh_gelu(x):
+    """Gelu in its tanh form, of fp32: x (1 + tanh z) / 2 is x · sigmoid(2 z)."""
+    z = 0.7978845608028654 * (x + 0.044715 * x * x * x)  # sqrt(2 / pi)
+    return x * tl.sigmoid(2 * z)
+
+
+@triton.jit
+def tanh(x):
+    """Of fp32, to 1e-6 of its value: by exponentials, and near 0, where their difference is inexact, by the fifth
+    convergent of its continued fraction x / (1 + x² / (3 + x² / (5 + …))) (Lambert 1768).
+    """
+    s = x * x
+    near = x * (945 + s * (105 + s)) / (945 + s * (420 + 15 * s))
+    far = 1 - 2 / (tl.exp(2 * tl.abs(x)) + 1)
+    return tl.where(s < 1, near, tl.where(x < 0, -far, far))

@@ -1,0 +1,263 @@
+"""Attention of rows of several tokens over the paged cache, tile by tile of queries (Dao et al. 2022, 2023).
+
+A program takes some query tokens of one row and one KV head with all its query heads: they are the M rows of its
+products, so that a short chunk fills them too. It reads the row's context through the block block_table, in tiles of
+keys, and keeps a running softmax. A tile of m rows over a context of n costs 4 · m · n · d operations, half of that
+where the context is the row's own, and reads 2 · n · d elements, mostly from the second cache. Of the grid, a tile's KV
+heads stand together: the tiles that take longest begin first, and those of padding last.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.compute.kernels.triton.attention.cache_elements import widened
+from quire.compute.kernels.triton.attention.score_scaling import padded_size, scaled_scores, score_factors
+from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.compute.kernels.triton.launching.device_properties import program_memory
+from quire.compute.kernels.triton.launching.launch import fast_launch
+
+_AMPLE = 227 * 1024
+"""Bytes of shared memory that a program of sm_90 may have."""
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """How the work is divided into programs.
+
+    Attributes:
+        rows: Rows of the matrix products.
+        keys: Keys in a tile.
+        warps: Warps of a program.
+        stages: Tiles in work or on their way. The table's loads count too, for half of them.
+        ahead: Stages more where tiles' keys are split (prefill_split_kv.py): then there are few programs, and with one
+            on a multiprocessor, nothing else is done while keys are on their way.
+        at_once: Programs of a multiprocessor that take splits, as far as registers and shared memory go.
+    """
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    ahead: int = 0
+    at_once: int = 1
+
+
+def tile_shape(d: int, item: int, device: torch.device) -> TileShape:
+    """Return the tile shape for heads of width `d` and elements of `item` bytes on this GPU."""
+    return shape_within(program_memory(device), d, item)
+
+
+@functools.cache
+def shape_within(memory: int, d: int, item: int) -> TileShape:
+    """Return the tile shape for GPUs whose programs may have `memory` bytes of shared memory.
+
+    The shapes were measured on Hopper. For GPUs with less shared memory, they are chosen so that programs and their
+    registers fit.
+    """
+    ample = memory >= _AMPLE
+    if item == 4:
+        return TileShape(rows=16, keys=32, warps=8, stages=2, at_once=2 if ample or d <= 128 else 1)
+    if d > 128:
+        rows, ahead = (128, 2) if ample else (64, 0)
+        return TileShape(rows=rows, keys=32, warps=8, stages=3, ahead=ahead, at_once=1)
+    return TileShape(rows=64, keys=64, warps=4, stages=3, ahead=2, at_once=2 if ample or d <= 64 else 1)
+
+
+def queries_of_tile(d: int, item: int, group: int, device: torch.device) -> int:
+    """Return how many query tokens a tile has where `group` query heads share a KV head."""
+    return tile_shape(d, item, device).rows // group
+
+
+def prefill_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    tile_rows: Tensor,
+    tile_offsets: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    first_tokens: Tensor,
+    slots: Tensor,
+    window: int | None,
+    queries: int,
+    out: Tensor,
+    scale: float,
+    cap: float | None = None,
+    scales: Tensor | None = None,
+) -> None:
+    """Arguments as in reference/paged_attention.py; `queries` is that of `queries_of_tile`. All but the block table are
+    contiguous."""
+    _, block_size, kv_heads, d = keys.shape
+    heads = q.shape[1]
+    shape = tile_shape(d, q.element_size(), q.device)
+    assert queries == shape.rows // (heads // kv_heads)
+    assert all(
+        map(Tensor.is_contiguous, (q, keys, values, tile_rows, tile_offsets, starts, counts, first_tokens, slots, out))
+    )
+    before, after = score_factors(scale, cap)
+    overlap = can_overlap(q.device)
+    _prefill_attention[(kv_heads, tile_rows.shape[0])](
+        q, keys, values, block_table, tile_rows, tile_offsets, starts, counts, first_tokens, slots, out,
+        scales, block_table.stride(0), window or 0, before, after,
+        CAPPED=cap is not None, WINDOWED=window is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
+        QUERIES=queries, D=d, D_BLOCK=padded_size(d), BLOCK_SIZE=block_size, M=shape.rows, N=shape.keys,
+        STAGES=shape.stages, OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
+    )  # fmt: skip
+
+
+@fast_launch
+@triton.jit(
+    do_not_specialize=["block_table_stride", "window"],
+    do_not_specialize_on_alignment=["tile_rows", "tile_offsets", "starts", "counts", "first_tokens", "slots"],
+)
+def _prefill_attention(
+    q,
+    keys,
+    values,
+    block_table,
+    tile_rows,
+    tile_offsets,
+    starts,
+    counts,
+    first_tokens,
+    slots,
+    out,
+    scales,
+    block_table_stride,
+    window,
+    before,
+    after,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    D: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Row m of the products is query m // GROUP of the tile, head m % GROUP of the KV head's."""
+    release_dependents(OVERLAP)
+    kv_head, tile = tl.program_id(0), tl.program_id(1)
+    m, column, lane = tl.arange(0, M), tl.arange(0, D_BLOCK), tl.arange(0, N)
+    wait_for_inputs(OVERLAP)
+    row, offset = tl.load(tile_rows + tile), tl.load(tile_offsets + tile).to(tl.int32)
+    start, count = tl.load(starts + row).to(tl.int32), tl.load(counts + row).to(tl.int32)
+    first, slot = tl.load(first_tokens + row), tl.load(slots + row)
+    if offset >= count:
+        return
+    query, head = offset + m // GROUP, kv_head * GROUP + m % GROUP
+    exists = ((m // GROUP < QUERIES) & (query < count))[:, None] & (column < D)[None, :]
+    where = (((first + query) * HEADS + head) * D)[:, None] + column[None, :]
+    x = tl.load(q + where, exists, 0.0)
+    end = start + tl.minimum(offset + QUERIES, count)
+    seen_from = tl.maximum(start + offset + 1 - window, 0) if WINDOWED else 0
+    _, weights, total = attention_over_keys(
+        x, keys, values, scales, block_table + slot * block_table_stride, start + query, kv_head, column, lane,
+        seen_from // N * N, end, seen_from, end, window, before, after, CAPPED, WINDOWED, WINDOWED, KV_HEADS, D,
+        D_BLOCK, BLOCK_SIZE, M, N, STAGES,
+    )  # fmt: skip
+    tl.store(out + where, (total / weights[:, None]).to(out.dtype.element_ty), exists)
+
+
+@triton.jit
+def attention_over_keys(
+    x,
+    keys,
+    values,
+    scales,
+    blocks,
+    position,
+    kv_head,
+    column,
+    lane,
+    begin,
+    stop,
+    seen_from,
+    end,
+    window,
+    before,
+    after,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    MAY_SEE_NOTHING: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Highest scores and sums of weights [M], and sums of values [M, D_BLOCK], of queries x at these positions, over
+    keys from `begin`, a multiple of N, to `stop`. Together they see what is from `seen_from` to `end`.
+    """
+    highest = tl.full((M,), float("-inf"), tl.float32)
+    weights = tl.zeros((M,), tl.float32)
+    total = tl.zeros((M, D_BLOCK), tl.float32)
+    for at in tl.range(begin, stop, N, num_stages=STAGES):
+        other = at + lane
+        read = tl.minimum(other, end - 1)  # for what nobody sees, something that is seen, so that it is a number
+        if WINDOWED:
+            read = tl.maximum(read, seen_from)
+        k, v = _load_kv_tile(keys, values, blocks, read, kv_head, column, KV_HEADS, D, D_BLOCK, BLOCK_SIZE)
+        k, v = widened(k, x.dtype), widened(v, x.dtype)
+        score = scaled_scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
+        seen = other[None, :] <= position[:, None]
+        if WINDOWED:
+            seen &= other[None, :] > position[:, None] - window
+        score = tl.where(seen, score, float("-inf"))
+        highest, weights, total = _online_softmax(score, v, highest, weights, total, MAY_SEE_NOTHING)
+    if scales is not None:
+        total *= tl.load(scales + KV_HEADS + kv_head)
+    return highest, weights, total
+
+
+@triton.jit
+def _load_kv_tile(
+    keys,
+    values,
+    blocks,
+    position,
+    kv_head,
+    column,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Keys and values [positions, D_BLOCK] through the block table."""
+    block = tl.load(blocks + position // BLOCK_SIZE)
+    where = ((block * BLOCK_SIZE + position % BLOCK_SIZE) * (KV_HEADS * D) + kv_head * D)[:, None] + column[None, :]
+    if D < D_BLOCK:
+        read = (column < D)[None, :] & (position >= 0)[:, None]
+        k, v = tl.load(keys + where, read, 0.0), tl.load(values + where, read, 0.0)
+    else:
+        k, v = tl.load(keys + where), tl.load(values + where)
+    return k, v
+
+
+@triton.jit
+def _online_softmax(score, v, highest, weights, total, MAY_SEE_NOTHING: tl.constexpr):
+    """One more tile of scores and values in the running softmax."""
+    new_highest = tl.maximum(highest, tl.max(score, 1))
+    basis = new_highest
+    if MAY_SEE_NOTHING:
+        basis = tl.where(new_highest == float("-inf"), 0.0, new_highest)
+    shrink = tl.exp2(highest - basis)
+    weight = tl.exp2(score - basis[:, None])
+    total = tl.dot(weight.to(v.dtype), v, total * shrink[:, None], input_precision="ieee")
+    return new_highest, weights * shrink + tl.sum(weight, 1), total

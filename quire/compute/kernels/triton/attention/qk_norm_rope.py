@@ -1,0 +1,308 @@
+"""What is done to queries, keys and values between their projection and attention: norm, rotation, storing; one pass.
+
+A program takes one token and a few of its heads, reads them once, and writes each where it belongs: queries to their
+tensor, keys and values to the cache. So a token costs 2 · (heads + 2 · kv_heads) · d elements of traffic; its angles
+and the norm's weight stay in the cache. Of few tokens it also adds the low-rank update of its adapter, whose B it reads
+while the projection ends.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.compute.kernels.reference.lora import RowUpdate, lies_beside
+from quire.compute.kernels.reference.quantized_rows import LARGEST
+from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.compute.kernels.triton.launching.launch import fast_launch
+from quire.compute.kernels.triton.lora import lora_expand
+
+_CONFIGS = ((32, 2, 1), (64, 4, 1))
+"""Tokens up to so many: heads of a program, and its threads by 32. With few tokens several programs share the work of
+one; with many there are enough of them."""
+_CONFIG_OF_MANY = (8, 2)
+_MOST_UPDATED, _CONFIG_OF_UPDATED = 64, (2, 2)
+"""Beyond so many tokens those that share an adapter read it less often in tiles. Heads are few, because a program keeps
+what it reads of B in registers."""
+_BLOCK_R = 16
+
+
+def qk_norm_rope_and_cache(
+    qkv: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    update: RowUpdate | None,
+    keys: Tensor,
+    values: Tensor,
+    slot_mapping: Tensor,
+    q: Tensor,
+    scales: Tensor | None = None,
+) -> None:
+    """Arguments as in reference/rowwise_attention.py; tokens of qkv may lie apart; all else is contiguous."""
+    tokens, heads, d = q.shape
+    kv_heads = keys.shape[2]
+    assert qkv.stride()[1:] == (d, 1)
+    assert keys.is_contiguous() and values.is_contiguous() and slot_mapping.is_contiguous() and q.is_contiguous()
+    assert all(t is None or t.is_contiguous() for t in (norm, cos, sin))
+    if not tokens:
+        return
+    half = 0 if cos is None else cos.shape[-1]
+    overlap = can_overlap(qkv.device)
+    tile, warps = next((config for most, *config in _CONFIGS if tokens <= most), _CONFIG_OF_MANY)
+    if update is not None and tokens > _MOST_UPDATED:
+        lora_expand(*update, qkv.view(len(qkv), -1))
+        update = None
+    low = slot_of_row = b = ranks = factors = summands = scaled = None
+    b_stride = ranks_stride = 0
+    rank = modules = 1
+    if update is not None:
+        tile, warps = _CONFIG_OF_UPDATED
+        low, weights, (_, _, slot_of_row) = update
+        b, ranks, (factors, summands, scaled) = weights.b, weights.ranks, weights.scaling or (None, None, None)
+        assert weights.scaling is None or lies_beside(weights.scaling, weights)
+        b_stride, ranks_stride = b.stride(0), ranks.stride(0)
+        rank, modules = b.shape[2], len(weights.rows)
+        assert slot_of_row is not None and modules in (1, 3)
+    _qk_norm_rope_and_cache[(tokens, -(-(heads + 2 * kv_heads) // tile))](
+        qkv, norm, cos, sin, keys, values, slot_mapping, q, scales,
+        low, slot_of_row, b, ranks, factors, summands, scaled, b_stride, ranks_stride, qkv.stride(0), eps,
+        MOST=LARGEST.get(keys.dtype, 0.0), HEADS=heads, KV_HEADS=kv_heads, D=d, HALF=half,
+        HALF_BLOCK=_block(half), REST_BLOCK=_block(d - 2 * half), RANK=rank, MODULES=modules, BLOCK_R=_BLOCK_R,
+        TILE=tile, OVERLAP=overlap, num_warps=warps, launch_pdl=overlap,
+    )  # fmt: skip
+
+
+def _block(n: int) -> int:
+    """A power of two that n dimensions fit into; there may be none."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+@fast_launch
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "slot_mapping",
+        "slot_of_row",
+        "ranks",
+        "ranks_stride",
+        "factors",
+        "summands",
+        "scaled",
+    ]
+)
+def _qk_norm_rope_and_cache(
+    qkv,
+    norm,
+    cos,
+    sin,
+    keys,
+    values,
+    slot_mapping,
+    q,
+    scales,
+    low,
+    slot_of_row,
+    b,
+    ranks,
+    factors,
+    summands,
+    scaled,
+    b_stride,
+    ranks_stride,
+    qkv_token,
+    eps,
+    MOST: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+    RANK: tl.constexpr,
+    MODULES: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    TILE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """A head is three parts: HALF dimensions, the HALF that turn with them, and the rest, which is normed only."""
+    release_dependents(OVERLAP)
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = head < HEADS + 2 * KV_HEADS
+    changes = head < HEADS + KV_HEADS
+    turning, resting = tl.arange(0, HALF_BLOCK), tl.arange(0, REST_BLOCK)
+    turns = inside[:, None] & (turning < HALF)[None, :]
+    rests = inside[:, None] & (resting < D - 2 * HALF)[None, :]
+    own = (head * D)[:, None]
+    if low is not None:
+        slot = tl.load(slot_of_row + token)
+        used = tl.load(ranks + (slot - 1) * ranks_stride, slot != 0, 0)
+        changed = head < tl.where(used != 0, HEADS + 2 * KV_HEADS, 0)
+        b += (slot - 1) * b_stride + (head * D * RANK)[:, None, None] + tl.arange(0, BLOCK_R)[None, None, :]
+        rescaled = 0
+        if scaled is not None:
+            rescaled = tl.load(scaled + (slot - 1) * ranks_stride, slot != 0, 0)
+            factors += (slot - 1) * b_stride + own
+            summands += (slot - 1) * b_stride + own
+        if HALF > 0:
+            first_b = _of_b(b, turning, changed[:, None] & (turning < HALF)[None, :], RANK)
+            second_b = _of_b(b, turning + HALF, changed[:, None] & (turning < HALF)[None, :], RANK)
+        if D > 2 * HALF:
+            rest_b = _of_b(b, resting + 2 * HALF, changed[:, None] & (resting < D - 2 * HALF)[None, :], RANK)
+    wait_for_inputs(OVERLAP)
+    row = qkv + token * qkv_token + own
+    total = tl.zeros((TILE,), tl.float32)
+    if HALF > 0:
+        first = tl.load(row + turning[None, :], turns, 0.0)
+        second = tl.load(row + HALF + turning[None, :], turns, 0.0)
+    if D > 2 * HALF:
+        rest = tl.load(row + 2 * HALF + resting[None, :], rests, 0.0)
+    cache_slot = tl.load(slot_mapping + token)
+    if HALF > 0:
+        angle = token * HALF + turning[None, :] + tl.zeros((TILE, 1), tl.int32)  # every head's own load: no exchange
+        c = tl.load(cos + angle, turns, 0.0)
+        s = tl.load(sin + angle, turns, 0.0)
+    if low is not None:
+        module = (head >= HEADS).to(tl.int32) + (head >= HEADS + KV_HEADS).to(tl.int32)
+        its_low = low + token * (MODULES * RANK) + (module * (MODULES // 3) * RANK)[:, None]
+        its_low += tl.arange(0, BLOCK_R)[None, :]
+        first_low = tl.load(its_low, (tl.arange(0, BLOCK_R) < tl.where(used != 0, BLOCK_R, 0))[None, :], 0.0)
+        # All is asked for by now; see lora.py.
+        if HALF > 0:
+            first_sums, second_sums = first.to(tl.float32), second.to(tl.float32)
+        if D > 2 * HALF:
+            rest_sums = rest.to(tl.float32)
+        if used != 0:
+            if HALF > 0:
+                first_sums = _updated(
+                    first_sums, first_b, b, first_low, its_low, factors, summands, rescaled, turning, used, turns,
+                    RANK, BLOCK_R,
+                )  # fmt: skip
+                second_sums = _updated(
+                    second_sums, second_b, b, first_low, its_low, factors, summands, rescaled, turning + HALF, used,
+                    turns, RANK, BLOCK_R,
+                )  # fmt: skip
+            if D > 2 * HALF:
+                rest_sums = _updated(
+                    rest_sums, rest_b, b, first_low, its_low, factors, summands, rescaled, resting + 2 * HALF, used,
+                    rests, RANK, BLOCK_R,
+                )  # fmt: skip
+        if HALF > 0:
+            first, second = first_sums.to(first.dtype), second_sums.to(second.dtype)
+        if D > 2 * HALF:
+            rest = rest_sums.to(rest.dtype)
+    if norm is not None:
+        if HALF > 0:
+            total += tl.sum(first.to(tl.float32) * first.to(tl.float32), 1)
+            total += tl.sum(second.to(tl.float32) * second.to(tl.float32), 1)
+        if D > 2 * HALF:
+            total += tl.sum(rest.to(tl.float32) * rest.to(tl.float32), 1)
+        scale = tl.rsqrt(total / D + eps)[:, None]
+        if HALF > 0:
+            first = _normed(first, scale, norm + own + turning[None, :], turns & changes[:, None], changes)
+            second = _normed(second, scale, norm + own + HALF + turning[None, :], turns & changes[:, None], changes)
+        if D > 2 * HALF:
+            rest = _normed(rest, scale, norm + own + 2 * HALF + resting[None, :], rests & changes[:, None], changes)
+    if HALF > 0:
+        c, s = c.to(tl.float32), s.to(tl.float32)
+        x, y = first.to(tl.float32), second.to(tl.float32)
+        first = tl.where(changes[:, None], (x * c - y * s).to(first.dtype), first)
+        second = tl.where(changes[:, None], (y * c + x * s).to(second.dtype), second)
+        _store(first, q, keys, values, scales, token, cache_slot, head, turning, turns, MOST, HEADS, KV_HEADS, D)
+        _store(
+            second, q, keys, values, scales, token, cache_slot, head, turning + HALF, turns, MOST, HEADS, KV_HEADS, D
+        )
+    if D > 2 * HALF:
+        _store(
+            rest, q, keys, values, scales, token, cache_slot, head, resting + 2 * HALF, rests, MOST, HEADS, KV_HEADS, D
+        )
+
+
+@triton.jit
+def _of_b(b, column, mask, RANK: tl.constexpr):
+    """[heads, columns, ranks]; b has pointers to each head's first column."""
+    return tl.load(b + (column * RANK)[None, :, None], mask[:, :, None], 0.0)
+
+
+@triton.jit
+def _updated(
+    sums,
+    first_b,
+    b,
+    first_low,
+    low,
+    factors,
+    summands,
+    rescaled,
+    column,
+    used,
+    mask,
+    RANK: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    """Sums [heads, columns] as an adapter's magnitudes scale them, plus B A x: `first_b` and `first_low` have B's and
+    A x's first ranks, low [heads, ranks] points to A x; factors is None where no adapter has magnitudes."""
+    if factors is not None:  # noqa: SIM102 (decided when it is compiled)
+        if rescaled != 0:
+            factor = tl.load(factors + column[None, :], mask, 0.0).to(tl.float32)
+            sums += sums * factor + tl.load(summands + column[None, :], mask, 0.0).to(tl.float32)
+    update = tl.sum(first_b.to(tl.float32) * first_low.to(tl.float32)[:, None, :], 2)
+    for first in range(BLOCK_R, used, BLOCK_R):
+        more = _of_b(b + first, column, mask, RANK).to(tl.float32)
+        update += tl.sum(more * tl.load(low + first).to(tl.float32)[:, None, :], 2)
+    return sums + update
+
+
+@triton.jit
+def _normed(x, scale, weights, mask, changes):
+    """x · scale · weight, rounded before the weight where that has x's dtype; values stay as they are."""
+    weight = tl.load(weights, mask, 0.0)
+    normed = x.to(tl.float32) * scale
+    if weight.dtype == x.dtype:
+        normed = normed.to(x.dtype).to(tl.float32)
+    return tl.where(changes[:, None], (normed * weight.to(tl.float32)).to(x.dtype), x)
+
+
+@triton.jit
+def _store(
+    x,
+    q,
+    keys,
+    values,
+    scales,
+    token,
+    cache_slot,
+    head,
+    column,
+    mask,
+    MOST: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+):
+    """[heads, columns] to wherever each head belongs."""
+    is_query, is_value = head < HEADS, head >= HEADS + KV_HEADS
+    of_query = ((token * HEADS + head) * D)[:, None] + column[None, :]
+    of_key = ((cache_slot * KV_HEADS + head - HEADS) * D)[:, None] + column[None, :]
+    if scales is None:
+        tl.store(q + of_query, x, mask & is_query[:, None])
+        tl.store(keys + of_key, x, mask & (~is_query & ~is_value)[:, None])
+        tl.store(values + of_key - KV_HEADS * D, x, mask & is_value[:, None])
+    else:
+        number = tl.where(is_query, head // (HEADS // KV_HEADS), head - HEADS)  # keys' scales, then values'
+        scale = tl.load(scales + number, head < HEADS + 2 * KV_HEADS, 1.0)[:, None]
+        tl.store(q + of_query, (x.to(tl.float32) * scale).to(x.dtype), mask & is_query[:, None])
+        stored = _quantized(x.to(tl.float32) / scale, keys.dtype.element_ty, MOST)
+        tl.store(keys + of_key, stored, mask & (~is_query & ~is_value)[:, None])
+        tl.store(values + of_key - KV_HEADS * D, stored, mask & is_value[:, None])
+
+
+@triton.jit
+def _quantized(x, dtype: tl.constexpr, MOST: tl.constexpr):
+    """Fp32 to the nearest of what the cache can hold, of two the even one."""
+    x = tl.minimum(tl.maximum(x, -MOST, propagate_nan=tl.PropagateNan.ALL), MOST, propagate_nan=tl.PropagateNan.ALL)
+    if dtype == tl.int8:
+        x = (x + 12582912.0) - 12582912.0  # 1.5 · 2²³ leaves no digits behind the point
+    return x.to(dtype)

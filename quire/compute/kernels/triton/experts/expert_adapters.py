@@ -1,0 +1,253 @@
+"""What adapters add to the products of experts, before these are computed.
+
+A token's adapter has A and B of each expert, so pairs of token and choice are grouped by adapter and expert, as
+`group_by_expert` groups them by expert, and a program multiplies a tile of one group's pairs: with some ranks of A, or
+with the rows of B of some outputs. Each A and B that a pair needs is read from memory once; second tiles of a group
+find it in the cache. Tiles have places for the most there can be, so launches follow from the number of tokens alone;
+a program whose place is empty ends at once.
+
+Few tokens make few programs, each of which waits for memory: then several share the columns of a tile, as in the
+updates of other products (`triton/lora.py`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.compute.kernels.reference.expert_adapters import ExpertAdapters, StackedLowRank
+from quire.compute.kernels.triton.experts.routing import group_by_adapter
+from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
+from quire.compute.kernels.triton.linear.inner_loops import gemm_loop
+from quire.compute.kernels.triton.lora import WIDEST_RANK, scratch_of_splits, store_split_sum
+
+_TILE, _LARGE_TILE = 16, 64
+"""Pairs of a tile: as few as a tensor core multiplies, and where groups may have many."""
+_FEW = 64
+"""Pairs of an expert on average, up to which tiles are small."""
+_PROGRAMS = 264
+"""As many as keep an H100 busy: two for each multiprocessor."""
+_LEAST_COLUMNS, _MOST_SPLITS = 512, 16
+"""Of programs that share the columns of a tile."""
+_BLOCK_N = 128
+_WARPS = 4
+
+
+class AdaptedTiles(NamedTuple):
+    """Pairs that adapters change, in tiles.
+
+    Attributes:
+        order, tiles: See group_by_adapter.
+        size: Most pairs of a tile.
+    """
+
+    order: Tensor
+    tiles: Tensor
+    size: int
+
+
+class AddedRows:
+    """What adapters add in one layer and step: [pairs, outputs], anything where a token has no adapter.
+
+    Args:
+        numbers, adapters: As of the op `experts`.
+    """
+
+    def __init__(self, numbers: Tensor, adapters: ExpertAdapters) -> None:
+        self.slots = adapters.slots
+        self._adapters = adapters
+        self._chosen = numbers.shape[1]
+        self._pairs = group_adapted_pairs(numbers, adapters.slots, adapters.gate_up)
+
+    def to_gate_up(self, x: Tensor) -> Tensor:
+        """To the first product of these tokens."""
+        return lora_of_pairs(x, self._adapters.gate_up, self._pairs, self._chosen)
+
+    def to_down(self, middle: Tensor) -> Tensor:
+        """To the second product of these pairs."""
+        return lora_of_pairs(middle, self._adapters.down, self._pairs, 1)
+
+
+def group_adapted_pairs(numbers: Tensor, slots: Tensor, weights: StackedLowRank) -> AdaptedTiles:
+    """Arguments as in reference/expert_adapters.py; numbers are int32."""
+    adapters, experts = weights.ranks.shape
+    size = _TILE if next_power_of_2(numbers.numel()) <= _FEW * experts else _LARGE_TILE
+    return AdaptedTiles(*group_by_adapter(numbers, slots, experts, adapters, size), size)
+
+
+def lora_of_pairs(x: Tensor, weights: StackedLowRank, pairs: AdaptedTiles, sharing: int) -> Tensor:
+    """Arguments as in reference/expert_adapters.py; x is contiguous, and the rank a multiple of 16. Rows that are in no
+    tile stay as they were in memory."""
+    assert x.is_contiguous() and weights.a.stride(3) == weights.b.stride(3) == 1
+    (_, experts), (*_, outputs, rank), columns = weights.ranks.shape, weights.b.shape, x.shape[1]
+    number, places, modules, overlap = len(pairs.order), pairs.tiles.shape[1], weights.modules, can_overlap(x.device)
+    added, low = x.new_empty((number, outputs)), x.new_empty((number, modules * rank))
+    if not number:
+        return added
+    block_rank, in_fp32 = min(rank & -rank, WIDEST_RANK), x.dtype == torch.float32
+    block_k = 64 if in_fp32 else 256 if pairs.size == _TILE else 128
+    of_place = modules * (rank // block_rank)
+    splits = _splits(number, pairs.size, weights.ranks.numel(), of_place, columns)
+    blocks = places * of_place
+    partial, arrived = scratch_of_splits(low, blocks, splits, pairs.size * block_rank)
+    _shrink_pairs[(blocks * splits,)](
+        x, weights.a, weights.ranks, pairs.order, pairs.tiles, partial, arrived, low, places,
+        weights.a.stride(0), weights.a.stride(1), weights.ranks.stride(0), weights.ranks.stride(1),
+        EXPERTS=experts, SHARING=sharing, COLUMNS=columns, RANK=rank, MODULES=modules, SPLITS=splits,
+        SPLITS_UP=next_power_of_2(splits), BLOCK_M=pairs.size, BLOCK_R=block_rank, BLOCK_K=block_k, OVERLAP=overlap,
+        num_warps=_WARPS, launch_pdl=overlap,
+    )  # fmt: skip
+    _expand_pairs[(places * modules * cdiv(outputs // modules, _BLOCK_N),)](
+        low, weights.b, weights.ranks, pairs.order, pairs.tiles, added, places,
+        weights.b.stride(0), weights.b.stride(1), weights.ranks.stride(0), weights.ranks.stride(1),
+        EXPERTS=experts, ROWS=outputs // modules, RANK=rank, MODULES=modules, BLOCK_M=pairs.size, BLOCK_R=block_rank,
+        BLOCK_N=_BLOCK_N, OVERLAP=overlap, num_warps=_WARPS, launch_pdl=overlap,
+    )  # fmt: skip
+    return added
+
+
+def _splits(pairs: int, size: int, groups: int, of_place: int, columns: int) -> int:
+    """How many programs share the columns of a tile: as few as keep the GPU busy. The same for all numbers of pairs up
+    to a power of two, so that compile warm-up finds each kernel."""
+    most = next_power_of_2(pairs)
+    blocks = min(most, most // size + groups) * of_place
+    return max(1, min(_PROGRAMS // blocks, columns // _LEAST_COLUMNS, _MOST_SPLITS))
+
+
+@fast_launch
+@triton.jit(do_not_specialize=["places"], do_not_specialize_on_alignment=["ranks", "ranks_of_slot"])
+def _shrink_pairs(
+    x,
+    a,
+    ranks,
+    order,
+    tiles,
+    partial,
+    arrived,
+    low,
+    places,
+    slot_stride,
+    expert_stride,
+    ranks_of_slot,
+    ranks_of_expert,
+    EXPERTS: tl.constexpr,
+    SHARING: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    RANK: tl.constexpr,
+    MODULES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPLITS_UP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """BLOCK_R ranks of one module, of a tile's pairs, over one of SPLITS parts of the columns: low [pairs, MODULES ·
+    RANK].
+
+    Dependents start only when all before this kernel has ended: so the next one may read tiles before it waits.
+    """
+    GROUPS: tl.constexpr = RANK // BLOCK_R
+    STEPS: tl.constexpr = (COLUMNS + BLOCK_K - 1) // BLOCK_K
+    EACH: tl.constexpr = (STEPS + SPLITS - 1) // SPLITS
+    split = tl.program_id(0) % SPLITS
+    group = tl.program_id(0) // SPLITS % GROUPS
+    module = tl.program_id(0) // (SPLITS * GROUPS) % MODULES
+    place = tl.program_id(0) // (SPLITS * GROUPS * MODULES)
+    wait_for_inputs(OVERLAP)
+    release_dependents(OVERLAP)
+    from_pair = tl.load(tiles + places + place)
+    to_pair = tl.load(tiles + 2 * places + place)
+    if from_pair >= to_pair:
+        return
+    own = tl.load(tiles + place)
+    slot, expert = (own // EXPERTS).to(tl.int64), (own % EXPERTS).to(tl.int64)
+    if tl.load(ranks + slot * ranks_of_slot + expert * ranks_of_expert) <= group * BLOCK_R:
+        return
+    m = from_pair + tl.arange(0, BLOCK_M)
+    pair = tl.load(order + m, m < to_pair, 0).to(tl.int64)
+    rank = module * RANK + group * BLOCK_R + tl.arange(0, BLOCK_R)
+    sums = gemm_loop(
+        x,
+        pair // SHARING * COLUMNS,
+        m < to_pair,
+        a + slot * slot_stride + expert * expert_stride,
+        rank.to(tl.int64) * COLUMNS,
+        COLUMNS,
+        split * EACH,
+        tl.minimum(split * EACH + EACH, STEPS),
+        BLOCK_M,
+        BLOCK_R,
+        BLOCK_K,
+        COLUMNS % BLOCK_K == 0,
+        False,
+    )
+    to = low + pair[:, None] * (MODULES * RANK) + rank[None, :]
+    there = (m < to_pair)[:, None]
+    store_split_sum(
+        sums, to, there, partial, arrived, tl.program_id(0) // SPLITS, split, SPLITS, SPLITS_UP, BLOCK_M, BLOCK_R
+    )
+
+
+@fast_launch
+@triton.jit(do_not_specialize=["places"], do_not_specialize_on_alignment=["ranks", "ranks_of_slot"])
+def _expand_pairs(
+    low,
+    b,
+    ranks,
+    order,
+    tiles,
+    added,
+    places,
+    slot_stride,
+    expert_stride,
+    ranks_of_slot,
+    ranks_of_expert,
+    EXPERTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    RANK: tl.constexpr,
+    MODULES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """BLOCK_N outputs of one module, of a tile's pairs; zeros, where their adapter leaves the expert alone. Tiles and
+    the first ranks' weights are read before A x is there: of what may be in a multiprocessor's own cache, in the shared
+    one.
+    """
+    release_dependents(OVERLAP)
+    ACROSS: tl.constexpr = (ROWS + BLOCK_N - 1) // BLOCK_N
+    block = tl.program_id(0) % ACROSS
+    module = tl.program_id(0) // ACROSS % MODULES
+    place = tl.program_id(0) // (ACROSS * MODULES)
+    from_pair = tl.load(tiles + places + place, cache_modifier=".cg")
+    to_pair = tl.load(tiles + 2 * places + place, cache_modifier=".cg")
+    if from_pair >= to_pair:
+        wait_for_inputs(OVERLAP)  # whoever waits for this kernel must see the work of those before it
+        return
+    own = tl.load(tiles + place, cache_modifier=".cg")
+    slot, expert = (own // EXPERTS).to(tl.int64), (own % EXPERTS).to(tl.int64)
+    used = tl.load(ranks + slot * ranks_of_slot + expert * ranks_of_expert)
+    m = from_pair + tl.arange(0, BLOCK_M)
+    there = (m < to_pair)[:, None]
+    pair = tl.load(order + m, m < to_pair, 0, cache_modifier=".cg").to(tl.int64)[:, None]
+    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = n < ROWS
+    rank = tl.arange(0, BLOCK_R)
+    b += slot * slot_stride + expert * expert_stride + (module * ROWS + n)[:, None] * RANK + rank[None, :]
+    low += pair * (MODULES * RANK) + module * RANK + rank[None, :]
+    weight = tl.load(b, inside[:, None], 0.0)
+    wait_for_inputs(OVERLAP)
+    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(0, used, BLOCK_R):
+        if first > 0:
+            weight = tl.load(b + first, inside[:, None], 0.0)
+        sums = tl.dot(tl.load(low + first, there, 0.0), tl.trans(weight), sums, input_precision="ieee")
+    to = added + pair * (MODULES * ROWS) + module * ROWS + n[None, :]
+    tl.store(to, sums.to(added.dtype.element_ty), there & inside[None, :])

@@ -1,0 +1,210 @@
+"""Which tokens go to which experts: each token's choice, and the pairs of token and choice in the order of experts.
+
+Choosing: one warp a token; a logit and its expert's number make one 64-bit key, so that each of the `chosen` rounds is
+one maximum, and equal logits go to the lower number.
+
+Grouping: a product over an expert's tokens is cut into tiles of some rows. How many an expert has is known on the GPU
+only, so tiles have places for the most there can be: expert e's begin at place `pairs before e // tile + e`, which
+leaves each as many places as it can need, or at `pairs before e`, if that is less. One program an expert counts the
+pairs before its own, writes its own in their order, and fills its places; none waits for another. The last one fills
+those of experts that are elsewhere too: nothing is in them.
+
+Pairs with adapters that change experts are grouped once more, by adapter and expert: such a group is then what an
+expert is above. Those of other tokens are in no group.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.compute.kernels.triton.launching.launch import fast_launch
+
+_BLOCKS = ((512, 1), (2048, 4), (4096, 8))
+"""Pairs that a program looks at together, and by how many warps: the first that has room for all, or the last."""
+
+
+def route(
+    logits: Tensor, chosen: int, renormalise: bool, first: int = 0, count: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Arguments as in reference/experts.py; logits are contiguous, and the numbers are int32."""
+    assert logits.is_contiguous()
+    tokens, experts = logits.shape
+    weights = torch.empty((tokens, chosen), dtype=logits.dtype, device=logits.device)
+    numbers = torch.empty((tokens, chosen), dtype=torch.int32, device=logits.device)
+    overlap = can_overlap(logits.device)
+    if tokens:
+        _route_kernel[(tokens,)](
+            logits,
+            weights,
+            numbers,
+            EXPERTS=experts,
+            BLOCK=1 << (experts - 1).bit_length(),
+            CHOSEN=chosen,
+            SLOTS=1 << (chosen - 1).bit_length(),
+            RENORMALISE=renormalise,
+            FIRST=first,
+            COUNT=experts if count is None else count,
+            OVERLAP=overlap,
+            num_warps=1,
+            launch_pdl=overlap,
+        )
+    return weights, numbers
+
+
+def group_by_expert(numbers: Tensor, experts: int, tile: int) -> tuple[Tensor, Tensor]:
+    """Pairs by expert, and the tiles they make.
+
+    Args:
+        numbers: [tokens, chosen] int32, contiguous; pair p is choice p % chosen of token p // chosen. Pairs of the
+            number `experts` are left out.
+        experts: How many there are.
+        tile: Most pairs of a tile.
+
+    Returns:
+        The pairs [pairs] int32, expert by expert, and behind them nothing in particular. And for each place of a tile,
+        [3, places] int32: its expert, and from where to where its pairs stand among all; no more places than pairs.
+    """
+    return _group(numbers, None, experts, experts, tile)
+
+
+def group_by_adapter(numbers: Tensor, slots: Tensor, experts: int, adapters: int, tile: int) -> tuple[Tensor, Tensor]:
+    """Pairs by adapter and expert, and the tiles they make.
+
+    Args:
+        numbers, experts, tile: See group_by_expert.
+        slots: [tokens] int64, contiguous, the adapter of each token, from 1 to `adapters`; 0: its pairs are left out.
+        adapters: How many there are.
+
+    Returns:
+        As group_by_expert; in place of an expert, a tile has `adapter · experts + expert`, adapters counted from 0.
+    """
+    assert slots.is_contiguous()
+    return _group(numbers, slots, experts, adapters * experts, tile)
+
+
+def _group(numbers: Tensor, slots: Tensor | None, experts: int, groups: int, tile: int) -> tuple[Tensor, Tensor]:
+    pairs = numbers.numel()
+    order = torch.empty(pairs, dtype=torch.int32, device=numbers.device)
+    tiles = torch.empty((3, min(pairs, pairs // tile + groups)), dtype=torch.int32, device=numbers.device)
+    block, warps = next((config for config in _BLOCKS if pairs <= config[0]), _BLOCKS[-1])
+    overlap = can_overlap(numbers.device)
+    _group_kernel[(groups,)](
+        numbers, numbers if slots is None else slots, order, tiles, pairs, tiles.shape[1], experts,
+        CHOSEN=numbers.shape[1], ADAPTED=slots is not None, TILE=tile, BLOCK=block, OVERLAP=overlap,
+        num_warps=warps, launch_pdl=overlap,
+    )  # fmt: skip
+    return order, tiles
+
+
+@fast_launch
+@triton.jit
+def _route_kernel(
+    logits,
+    weights,
+    numbers,
+    EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    SLOTS: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    FIRST: tl.constexpr,
+    COUNT: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    release_dependents(OVERLAP)
+    token = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, BLOCK)
+    slot = tl.arange(0, SLOTS)
+    there = expert < EXPERTS
+    wait_for_inputs(OVERLAP)
+    values = tl.load(logits + token * EXPERTS + expert, there, float("-inf")).to(tl.float32)
+    shares = tl.exp(values - tl.max(values, 0))
+    shares = shares / tl.sum(shares, 0)  # NaN for all, if one of the logits is
+    bits = values.to(tl.int32, bitcast=True)
+    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # as an integer it compares like the number, NaN included
+    least = -0x8000000000000000
+    keys = tl.where(there, (ordered.to(tl.int64) << 32) + (BLOCK - expert), least)  # no expert's key is the least one
+    chosen = tl.zeros((SLOTS,), tl.int32)
+    chosen_shares = tl.zeros((SLOTS,), tl.float32)
+    for place in tl.static_range(CHOSEN):
+        best = tl.max(keys, 0)
+        number = BLOCK - (best & 0xFFFFFFFF).to(tl.int32)
+        chosen = tl.where(slot == place, number, chosen)
+        chosen_shares = tl.where(slot == place, tl.sum(tl.where(expert == number, shares, 0.0), 0), chosen_shares)
+        keys = tl.where(keys == best, least, keys)
+    if RENORMALISE:
+        chosen_shares = chosen_shares / tl.sum(chosen_shares, 0)
+    tl.store(weights + token * CHOSEN + slot, chosen_shares.to(weights.dtype.element_ty), slot < CHOSEN)
+    if COUNT < EXPERTS:
+        chosen = tl.where((chosen >= FIRST) & (chosen < FIRST + COUNT), chosen - FIRST, COUNT)
+    tl.store(numbers + token * CHOSEN + slot, chosen, slot < CHOSEN)
+
+
+@fast_launch
+@triton.jit(do_not_specialize=["pairs", "places", "experts"], do_not_specialize_on_alignment=["slots"])
+def _group_kernel(
+    numbers,
+    slots,
+    order,
+    tiles,
+    pairs,
+    places,
+    experts,
+    CHOSEN: tl.constexpr,
+    ADAPTED: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """ADAPTED, a group is one of an adapter and an expert, else an expert."""
+    release_dependents(OVERLAP)
+    group = tl.program_id(0)
+    wait_for_inputs(OVERLAP)
+    whole = pairs // BLOCK * BLOCK  # as far as no load needs a mask, they are of 16 bytes
+    rest = whole + tl.arange(0, BLOCK)
+    last_groups = tl.load(numbers + rest, rest < pairs, 0x7FFFFFFF)
+    if ADAPTED:
+        last_groups = _adapted_groups(last_groups, slots, rest, pairs, experts, CHOSEN)
+    theirs = (last_groups < group).to(tl.int32)
+    for begin in tl.range(0, whole, BLOCK, num_stages=3):
+        pair = begin + tl.arange(0, BLOCK)
+        groups = tl.load(numbers + pair)
+        if ADAPTED:
+            groups = _adapted_groups(groups, slots, pair, pairs, experts, CHOSEN)
+        theirs += (groups < group).to(tl.int32)
+    before = tl.sum(theirs, 0)
+    end = before
+    for begin in tl.range(0, whole, BLOCK, num_stages=3):
+        pair = begin + tl.arange(0, BLOCK)
+        groups = tl.load(numbers + pair)
+        if ADAPTED:
+            groups = _adapted_groups(groups, slots, pair, pairs, experts, CHOSEN)
+        end = _write_pairs(order, end, pair, groups == group)
+    end = _write_pairs(order, end, rest, last_groups == group)
+    first = tl.minimum(before, before // TILE + group)
+    last = tl.where(group + 1 < tl.num_programs(0), tl.minimum(end, end // TILE + group + 1), places)
+    for some in range(first, last, 32):
+        place = some + tl.arange(0, 32)
+        from_pair = tl.minimum(before + (place - first) * TILE, end)
+        tl.store(tiles + place, tl.zeros_like(place) + group, place < last)
+        tl.store(tiles + places + place, from_pair, place < last)
+        tl.store(tiles + 2 * places + place, tl.minimum(from_pair + TILE, end), place < last)
+
+
+@triton.jit
+def _adapted_groups(numbers, slots, pair, pairs, experts, CHOSEN: tl.constexpr):
+    """Which group of an adapter and an expert each pair is in; one of none or of an expert elsewhere, behind all."""
+    slot = tl.load(slots + pair // CHOSEN, pair < pairs, 0).to(tl.int32)
+    return tl.where((slot > 0) & (numbers < experts), (slot - 1) * experts + numbers, 0x7FFFFFFF)
+
+
+@triton.jit
+def _write_pairs(order, end, pair, own):
+    """Write those of the pairs that are one's own to order, from `end` on; where they end."""
+    counts = tl.cumsum(own.to(tl.int32), 0)
+    tl.store(order + end + counts - 1, pair, own)
+    return end + tl.max(counts, 0)

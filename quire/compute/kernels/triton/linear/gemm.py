@@ -1,0 +1,288 @@
+"""y = x Wᵀ for few rows of x, on the tensor cores.
+
+A program multiplies a tile of x with a tile of W over a part of the columns; tiles of x that share one of W run side by
+side, so W is read from memory once: 2 · outputs · columns bytes, while x comes from the cache. Where there are too few
+tiles to keep the whole GPU reading, the columns are cut into splits. Each split leaves its sums in memory, and the
+program that finds itself the last one of a tile adds them in the order of the splits, not of their arrival, so that the
+result is always the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.compute.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
+from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
+from quire.compute.kernels.triton.linear.inner_loops import fetch_ahead, gated, gemm_loop, weight_rows
+
+_MOST_TILES = 65_536
+"""Of a product whose tiles have several programs."""
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """How the work is divided into programs.
+
+    Attributes:
+        block_m, block_n, block_k: Rows of x, rows of W (gates and ups together where the product is gated) and
+            columns of a tile.
+        splits: Parts of the columns.
+        warps: Of 32 threads, by program.
+        stages: Tiles under way at the same time.
+        swapped: W is the tensor core's first operand.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    splits: int
+    warps: int
+    stages: int
+    swapped: bool
+
+
+def gemm(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    y: Tensor,
+    config: GemmConfig,
+    gate: bool,
+    overlap: bool,
+    *,
+    waits_late: bool = False,
+) -> None:
+    """y = x Wᵀ + bias, or silu of its first half times the second where `gate`: x [rows, columns], y [rows, outputs].
+
+    The rows of x may lie apart; y is contiguous. `waits_late`: the kernel that was launched last lets others start when
+    it has waited for x, so this one waits for it only before it writes.
+    """
+    rows, outputs = y.shape
+    columns = w.shape[1]
+    tiles = tiles_of(rows, outputs, config, gate)
+    sums, arrived = scratch_of_tiles(y, tiles, config.splits, config.block_m * config.block_n)
+    _tile_kernel[(tiles, config.splits)](
+        x,
+        w,
+        w if bias is None else bias,
+        y,
+        sums,
+        arrived,
+        rows,
+        outputs,
+        columns,
+        x.stride(0),
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        SPLIT=config.splits > 1,
+        WHOLE=columns % config.block_k == 0,
+        SWAPPED=config.swapped,
+        GATED=gate,
+        BIASED=bias is not None,
+        OVERLAP=overlap,
+        WAITS_LATE=waits_late,
+        num_warps=config.warps,
+        num_stages=config.stages,
+        launch_pdl=overlap,
+    )
+
+
+def tiles_of(rows: int, outputs: int, config: GemmConfig, gate: bool = False) -> int:
+    """How many tiles make y [rows, outputs]."""
+    return cdiv(outputs, config.block_n // 2 if gate else config.block_n) * cdiv(rows, config.block_m)
+
+
+def scratch_of_tiles(y: Tensor, tiles: int, splits: int, size: int) -> tuple[Tensor, Tensor]:
+    """What a product y needs that has so many programs a tile of `size` sums: [tiles, splits, size] fp32 for these, and
+    how many programs of each tile are done. Where a tile has one program, it touches neither."""
+    if splits == 1:
+        return y, y
+    assert tiles <= _MOST_TILES
+    return torch.empty((tiles, splits, size), dtype=torch.float32, device=y.device), _counters(y.device)
+
+
+@functools.cache
+def _counters(device: torch.device) -> Tensor:
+    """[_MOST_TILES] int32. Zeros whenever no product is under way, for the last program of a tile puts them back;
+    products of a device run one after another, on one stream."""
+    return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
+
+
+@fast_launch
+@triton.jit(do_not_specialize=["rows"])
+def _tile_kernel(
+    x,
+    w,
+    bias,
+    y,
+    sums,
+    arrived,
+    rows,
+    outputs,
+    columns,
+    x_stride,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT: tl.constexpr,
+    WHOLE: tl.constexpr,
+    SWAPPED: tl.constexpr,
+    GATED: tl.constexpr,
+    BIASED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    WAITS_LATE: tl.constexpr,
+):
+    release_dependents(OVERLAP)
+    split = 0
+    splits = 1
+    if SPLIT:
+        split = tl.program_id(1)
+        splits = tl.num_programs(1)
+    begin, m, w_rows, first, last = place_of_tile(
+        tl.program_id(0), split, splits, rows, outputs, columns, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT, GATED
+    )
+    if OVERLAP:
+        fetch_ahead(w, w_rows * columns, first * BLOCK_K, columns, BLOCK_N, 2 * BLOCK_K)
+        if not WAITS_LATE:
+            wait_for_inputs(OVERLAP)
+    multiply_tile(
+        tl.program_id(0), split, splits, begin, m, w_rows, first, last, x, w, bias, y, sums, arrived,
+        rows, outputs, columns, x_stride,
+        BLOCK_M, BLOCK_N, BLOCK_K, SPLIT, WHOLE, SWAPPED, GATED, BIASED, OVERLAP, WAITS_LATE,
+    )  # fmt: skip
+
+
+@triton.jit
+def place_of_tile(
+    tile,
+    split,
+    splits,
+    rows,
+    outputs,
+    columns,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    """A tile's first output, its rows of x [BLOCK_M], and its rows of the weight [BLOCK_N]; then a split's first step
+    of BLOCK_K columns, and the one behind its last."""
+    begin, m, w_rows = _tile_at(tile, tl.cdiv(rows, BLOCK_M), outputs, BLOCK_M, BLOCK_N, GATED)
+    steps = tl.cdiv(columns, BLOCK_K)
+    first = 0
+    last = steps
+    if SPLIT:
+        first = split * steps // splits
+        last = (split + 1) * steps // splits
+    return begin, m, w_rows, first, last
+
+
+@triton.jit
+def multiply_tile(
+    tile,
+    split,
+    splits,
+    begin,
+    m,
+    w_rows,
+    first,
+    last,
+    x,
+    w,
+    bias,
+    y,
+    sums,
+    arrived,
+    rows,
+    outputs,
+    columns,
+    x_stride,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT: tl.constexpr,
+    WHOLE: tl.constexpr,
+    SWAPPED: tl.constexpr,
+    GATED: tl.constexpr,
+    BIASED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    WAITS_LATE: tl.constexpr,
+):
+    """A tile of the product at its place, over one of `splits` parts of the columns. The caller has waited for x,
+    unless x is there and WAITS_LATE."""
+    values = gemm_loop(
+        x,
+        m.to(tl.int64) * x_stride,
+        m < rows,
+        w,
+        w_rows * columns,
+        columns,
+        first,
+        last,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+        WHOLE,
+        SWAPPED,
+    )
+    if WAITS_LATE:
+        wait_for_inputs(OVERLAP)
+    if SPLIT:
+        SIZE: tl.constexpr = BLOCK_M * BLOCK_N
+        place = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        own = sums + tile.to(tl.int64) * splits * SIZE
+        tl.store(own + split * SIZE + place, values)
+        tl.debug_barrier()  # every thread's part is written before one of them says so
+        if tl.atomic_add(arrived + tile, 1) == splits - 1:
+            tl.store(arrived + tile, 0)
+            values = tl.load(own + place, cache_modifier=".cg")
+            for other in range(1, splits):
+                values += tl.load(own + other * SIZE + place, cache_modifier=".cg")
+            _write_tile(values, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N, GATED, BIASED)
+    else:
+        _write_tile(values, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N, GATED, BIASED)
+
+
+@triton.jit
+def _tile_at(tile, down, outputs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
+    """A tile's first output, its rows of x [BLOCK_M], and its rows of the weight [BLOCK_N].
+
+    Those with the same rows of the weight, `down` of them, have numbers side by side.
+    """
+    begin = tile // down * (BLOCK_N // 2 if GATED else BLOCK_N)
+    m = tile % down * BLOCK_M + tl.arange(0, BLOCK_M)
+    return begin, m, weight_rows(begin, outputs, BLOCK_N, GATED)
+
+
+@triton.jit
+def _write_tile(
+    sums,
+    bias,
+    y,
+    m,
+    w_rows,
+    begin,
+    rows,
+    outputs,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GATED: tl.constexpr,
+    BIASED: tl.constexpr,
+):
+    """What sums [BLOCK_M, BLOCK_N] make of y [rows, outputs]."""
+    MADE: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
+    if BIASED:
+        sums += tl.load(bias + w_rows).to(tl.float32)[None, :]
+    if GATED:
+        sums = gated(sums, BLOCK_M, MADE)
+    n = begin + tl.arange(0, MADE)
+    inside = (m < rows)[:, None] & (n < outputs)[None, :]
+    tl.store(y + m.to(tl.int64)[:, None] * outputs + n[None, :], sums.to(y.dtype.element_ty), inside)

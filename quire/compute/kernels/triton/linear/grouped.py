@@ -1,0 +1,116 @@
+"""Matrix products with integers of 4 or 8 bits in groups: which kernel serves which weight and how many rows.
+
+4 bits in groups of 128 columns or more lie packed, and are multiplied as they are for up to some thousand rows of x;
+other formats for up to 16, by coded_gemm.py. Beyond, the weight is expanded to a dense one that lives for the
+product.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.compute.kernels.reference import grouped_linear as reference
+from quire.compute.kernels.reference.grouped_linear import GroupedWeight
+from quire.compute.kernels.triton.launching.dependent_launch import can_overlap
+from quire.compute.kernels.triton.launching.device_properties import is_sm_90
+from quire.compute.kernels.triton.linear.coded_gemm import coded_linear, suits
+from quire.compute.kernels.triton.linear.linear import linear_silu_and_mul
+from quire.compute.kernels.triton.linear.nearest_shape import nearest
+from quire.compute.kernels.triton.linear.packed_expand import expand_grouped, expand_packed
+from quire.compute.kernels.triton.linear.packed_gemm import PackedGemmConfig, packed_gemm
+from quire.compute.kernels.triton.linear.packed_gemm_many import packed_gemm_many
+from quire.compute.kernels.triton.linear.packed_gemv import PackedGemvConfig, packed_gemv
+from quire.compute.kernels.triton.linear.packed_layout import COLUMNS, FIRST_INTEGER, PackedWeight, pack_int4
+from quire.compute.kernels.triton.linear.permute_columns import permute_columns
+from quire.compute.kernels.triton.linear.tuned_packed_configs import TABLE, UP_TO, PackedConfig
+
+_ROW_TILE = 128
+"""Of the largest tile of a weight: its rows are divided by it."""
+
+
+def pack_grouped(
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    bits: int,
+    group: int,
+    order: Tensor | None,
+    gated: bool,
+    dtype: torch.dtype = torch.bfloat16,
+) -> PackedWeight | GroupedWeight:
+    """Arguments as in reference/grouped_linear.py."""
+    rows, columns = codes.shape
+    fits = bits == 4 and group % COLUMNS == columns % COLUMNS == rows % _ROW_TILE == 0
+    if fits and dtype in FIRST_INTEGER and is_sm_90(codes.device):
+        parts = group // COLUMNS  # of a group, each with the same scale
+        zeros = None if zeros is None else zeros.repeat_interleave(parts, 1)
+        return pack_int4(codes, scales.repeat_interleave(parts, 1), zeros, gated, order, dtype)
+    return reference.pack_grouped(codes, scales, zeros, bits, group, order, gated)
+
+
+def grouped_linear(x: Tensor, weight: PackedWeight | GroupedWeight, bias: Tensor | None) -> Tensor:
+    """Arguments as in reference/grouped_linear.py."""
+    if weight.order is not None:
+        x = x.index_select(1, weight.order)
+    if isinstance(weight, GroupedWeight) and suits(x, weight):
+        y = x.new_empty((x.shape[0], len(weight.packed)))
+        coded_linear(x, weight, bias, y, gate=False)
+        return y
+    config = None if isinstance(weight, GroupedWeight) or weight.gated else _config_for(x, weight)
+    if config is None:
+        return F.linear(x, _expanded(weight, x.dtype), bias)
+    assert isinstance(weight, PackedWeight)
+    y = x.new_empty((x.shape[0], weight.rows))
+    _multiply(x, weight, y, config)
+    return y if bias is None else y.add_(bias)
+
+
+def grouped_linear_silu_and_mul(
+    x: Tensor, weight: PackedWeight | GroupedWeight, bias: Tensor | None, out: Tensor
+) -> None:
+    """Arguments as in reference/grouped_linear.py; a packed weight without a bias takes a single kernel."""
+    config = None
+    if isinstance(weight, PackedWeight) and weight.gated and bias is None:
+        config = _config_for(x, weight)
+    if weight.order is not None:
+        x = x.index_select(1, weight.order)
+    if isinstance(weight, GroupedWeight) and suits(x, weight):
+        coded_linear(x, weight, bias, out, gate=True)
+        return
+    if config is None:
+        linear_silu_and_mul(x, _expanded(weight, x.dtype), bias, out)
+        return
+    assert isinstance(weight, PackedWeight)
+    _multiply(x, weight, out, config)
+
+
+def _config_for(x: Tensor, weight: PackedWeight) -> PackedConfig | None:
+    """None: the weight is expanded."""
+    if not 0 < x.shape[0] <= UP_TO[-1] or x.dtype != weight.scales.dtype:
+        return None
+    return packed_config(weight.rows, weight.columns, x.shape[0])
+
+
+@functools.cache
+def packed_config(outputs: int, columns: int, rows: int) -> PackedConfig:
+    """The config for `rows` of x and a weight of this shape: that of the nearest shape, by the ratios of its sides."""
+    size = next(number for number, most in enumerate(UP_TO) if rows <= most)
+    return nearest(TABLE, outputs, columns)[size]
+
+
+def _multiply(x: Tensor, weight: PackedWeight, y: Tensor, config: PackedConfig) -> None:
+    overlap = can_overlap(x.device)
+    if isinstance(config, PackedGemvConfig):
+        packed_gemv(x, weight, y, config, overlap)
+    elif isinstance(config, PackedGemmConfig):
+        packed_gemm(permute_columns(x), weight, y, config, overlap)
+    else:
+        packed_gemm_many(permute_columns(x), weight, y, config, overlap)
+
+
+def _expanded(weight: PackedWeight | GroupedWeight, dtype: torch.dtype) -> Tensor:
+    return expand_grouped(weight, dtype) if isinstance(weight, GroupedWeight) else expand_packed(weight, dtype)

@@ -1,0 +1,134 @@
+"""Matrix products on a GPU: own kernels for few rows and for large gated products on sm_90, cuBLAS for all else.
+
+With few rows a product is bound by reading its weight; cuBLAS reads at half to nine tenths of the memory's speed there.
+What serves which shape is a table of measured choices, `tuned_linear_configs`; a shape that was not measured is served
+like the measured one nearest to it. With many rows cuBLAS is as fast as products can be, but knows nothing of gates.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.compute.kernels.triton.activation import silu_and_mul
+from quire.compute.kernels.triton.launching.dependent_launch import can_overlap
+from quire.compute.kernels.triton.launching.device_properties import is_sm_90
+from quire.compute.kernels.triton.linear.gated import gated_gemm, supports_gated_gemm
+from quire.compute.kernels.triton.linear.gemm import GemmConfig, gemm
+from quire.compute.kernels.triton.linear.gemv import GemvConfig, gemv
+from quire.compute.kernels.triton.linear.nearest_shape import nearest
+from quire.compute.kernels.triton.linear.tuned_linear_configs import GATED, OVERLAP, PLAIN, UP_TO
+
+LinearConfig = GemvConfig | GemmConfig | None
+"""Which kernel multiplies, and how its work is divided into programs; None is cuBLAS."""
+MANY_ROWS = 1024
+"""The number of rows from which a gated product of a large weight is one kernel.
+
+This is 5 to 9 % faster than cuBLAS and a kernel for the gate. With fewer rows it is not faster, and launching it, with
+three descriptors for the copy engine, takes the host 70 µs. Measured by tuning/h200/tune_gated.py.
+"""
+LARGE_WEIGHT = (28_672, 4_096)
+"""Outputs and columns of the smallest weight for which the kernel for gated products was measured."""
+
+
+def pack_linear(weight: Tensor) -> Tensor:
+    """Return the weight [outputs, columns] in the layout that `linear` takes, which on a GPU is the weight itself."""
+    return weight
+
+
+def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """Arguments as in reference/linear.py."""
+    return _linear(x, packed, bias, waits_late=False)
+
+
+def linear_behind(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """y = x Wᵀ + bias, computed while the kernel that was launched last still runs.
+
+    That kernel must release its dependents only after it has waited for x, and must write nothing that this product
+    reads. Arguments as in reference/linear.py.
+    """
+    return _linear(x, packed, bias, waits_late=True)
+
+
+def linear_silu_and_mul(x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """out = silu of the first half of x Wᵀ + bias times the second; arguments as in reference/linear.py.
+
+    With few rows, and with many, this is a single kernel that applies the gate to sums in fp32.
+    """
+    overlap = OVERLAP and can_overlap(x.device)
+    if (
+        bias is None
+        and prefers_gated_gemm(x.shape[0], *packed.shape)
+        and is_sm_90(x.device)
+        and supports_gated_gemm(x, packed, out)
+    ):
+        gated_gemm(x, packed, out, overlap)
+    elif (config := config_for(x, packed, gate=True)) is not None:
+        linear_with_config(x, packed, bias, out, config, gate=True, overlap=overlap)
+    else:
+        silu_and_mul(linear(x, packed, bias), out)
+
+
+def prefers_gated_gemm(rows: int, outputs: int, columns: int) -> bool:
+    """Whether the kernel for gated products of many rows is the fastest, for a weight [outputs, columns]."""
+    return rows >= MANY_ROWS and outputs >= LARGE_WEIGHT[0] and columns >= LARGE_WEIGHT[1]
+
+
+def linear_with_config(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    y: Tensor,
+    config: GemvConfig | GemmConfig,
+    *,
+    gate: bool,
+    overlap: bool,
+    waits_late: bool = False,
+) -> None:
+    """y = x Wᵀ + bias, or silu of its first half times the second where `gate`, with this config.
+
+    Args:
+        x: [rows, columns], the columns side by side.
+        w: [outputs, columns]; twice as many outputs where `gate`.
+        bias: [outputs of w].
+        y: [rows, outputs].
+        config: A GemvConfig takes a single row of x.
+        overlap: See dependent_launch.
+        waits_late: See gemm; a single row does not.
+    """
+    if isinstance(config, GemvConfig):
+        gemv(x, w, bias, y, config, gate, overlap)
+    else:
+        gemm(x, w, bias, y, config, gate, overlap, waits_late=waits_late)
+
+
+def config_for(x: Tensor, w: Tensor, gate: bool) -> LinearConfig:
+    """Return the config of the kernel that multiplies x [rows, columns] with w [outputs, columns]; None: cuBLAS."""
+    rows = x.shape[0]
+    if not 0 < rows <= UP_TO[-1] or x.dtype == torch.float32 or x.stride(1) != 1 or not is_sm_90(x.device):
+        return None
+    return tuned_config(*w.shape, rows, gate)
+
+
+@functools.cache
+def tuned_config(outputs: int, columns: int, rows: int, gate: bool) -> LinearConfig:
+    """The config for `rows` of x and a weight of this shape: that of the nearest shape, by the ratios of its sides."""
+    if columns % 16:
+        return None  # rows of the weight do not begin at 16-byte addresses
+    table = GATED if gate else PLAIN
+
+    size = next(number for number, most in enumerate(UP_TO) if rows <= most)
+    return nearest(table, outputs, columns)[size]
+
+
+def _linear(x: Tensor, packed: Tensor, bias: Tensor | None, *, waits_late: bool) -> Tensor:
+    config = config_for(x, packed, gate=False)
+    if config is None:
+        return F.linear(x, packed, bias)
+    y = x.new_empty((x.shape[0], packed.shape[0]))
+    overlap = OVERLAP and can_overlap(x.device)
+    linear_with_config(x, packed, bias, y, config, gate=False, overlap=overlap, waits_late=waits_late)
+    return y

@@ -1,0 +1,150 @@
+"""Matrix products of 8-bit codes with scales: which kernel serves how many rows."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from quire.compute.kernels.reference.quantized_rows import QuantizedRows, Rows
+from quire.compute.kernels.reference.scaled_linear import ScaledWeight
+from quire.compute.kernels.triton.activation import silu_and_mul
+from quire.compute.kernels.triton.launching.dependent_launch import can_overlap
+from quire.compute.kernels.triton.launching.device_properties import is_sm_90, program_memory
+from quire.compute.kernels.triton.launching.launch import cdiv
+from quire.compute.kernels.triton.linear.gated import scaled_gated_gemm, supports_scaled_gated_gemm
+from quire.compute.kernels.triton.linear.gemm import GemmConfig
+from quire.compute.kernels.triton.linear.gemv import GemvConfig
+from quire.compute.kernels.triton.linear.int8_gemv import int8_gemv, supports_int8_gemv
+from quire.compute.kernels.triton.linear.nearest_shape import nearest
+from quire.compute.kernels.triton.linear.quantize_rows import quantize_rows
+from quire.compute.kernels.triton.linear.scaled_gemm import BLOCK_COLUMNS, scaled_gemm
+from quire.compute.kernels.triton.linear.scaled_gemv import scaled_gemv
+from quire.compute.kernels.triton.linear.tuned_scaled_configs import GATED, INT8_GATED_ROW, INT8_ROW, MANY, PLAIN, UP_TO
+
+_BLOCKED_STAGES = 6
+"""Stages of a GEMM whose scales are of blocks: its steps have half as many columns."""
+FEWEST_TILES = 100
+"""The fewest tiles of a gated product that keep most of a GPU at work.
+
+With fewer, the library's product and a kernel for the gate are faster. Llama-3.1-8B's product has 112 with 128 rows.
+"""
+
+
+def scaled_linear(x: Rows, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
+    """Arguments as in reference/scaled_linear.py."""
+    config = _config_for(x, weight, gate=False)
+    if config is None:
+        return _library_product(x, weight, bias)
+    y = x.new_empty((x.shape[0], weight.codes.shape[0]))
+    _multiply(x, weight, bias, y, config, gate=False)
+    return y
+
+
+def scaled_linear_silu_and_mul(x: Rows, weight: ScaledWeight, bias: Tensor | None, out: Tensor) -> None:
+    """Arguments as in reference/scaled_linear.py; mostly all of it is one kernel beside that for x."""
+    config = _config_for(x, weight, gate=True)
+    if config is None and bias is None and _suits_gated_gemm(x, weight, out):
+        scaled_gated_gemm(_codes(x, weight), (weight.codes, weight.scales), out, can_overlap(out.device))
+    elif config is None:
+        silu_and_mul(scaled_linear(x, weight, bias), out)
+    else:
+        _multiply(x, weight, bias, out, config, gate=True)
+
+
+def _config_for(x: Rows, weight: ScaledWeight, gate: bool) -> GemvConfig | GemmConfig | None:
+    """Return the config of the kernel that multiplies x and the weight; None: the library's product."""
+    rows = x.shape[0]
+    if weight.codes.dtype == torch.int8:
+        if rows == 1 and supports_int8_gemv(weight):
+            return INT8_GATED_ROW if gate else nearest(INT8_ROW, *weight.codes.shape)
+        rows = max(rows, 2)  # the tensor cores take integers as they are; for scaled_gemv they would become fp32
+    config = scaled_config(*weight.codes.shape, rows, gate)
+    if config is None:
+        if _suits_library(x, weight):
+            return None
+        config = MANY
+    if isinstance(config, GemvConfig):
+        return config
+    if weight.scales.shape[1] > 1 and config.block_k != BLOCK_COLUMNS:
+        config = replace(config, block_k=BLOCK_COLUMNS, stages=_BLOCKED_STAGES)
+    return fitting(config, program_memory(weight.codes.device))
+
+
+@functools.cache
+def scaled_config(outputs: int, columns: int, rows: int, gate: bool) -> GemvConfig | GemmConfig | None:
+    """The config for `rows` of x and a weight of this shape: that of the nearest shape, by the ratios of its sides."""
+    if rows > UP_TO[-1]:
+        return None
+    size = next(number for number, most in enumerate(UP_TO) if rows <= most)
+    return nearest(GATED if gate else PLAIN, outputs, columns)[size]
+
+
+@functools.cache
+def fitting(config: GemmConfig, memory: int) -> GemmConfig:
+    """Return the config with as many stages as fit into `memory` bytes of a program's shared memory.
+
+    The tables were measured where there are 227 KiB.
+    """
+    stage = (config.block_m + config.block_n) * config.block_k
+    return config if config.stages * stage <= memory else replace(config, stages=memory // stage)
+
+
+def _suits_library(x: Rows, weight: ScaledWeight) -> bool:
+    """Whether torch's product of fp8 rows with scales takes x and the weight."""
+    outputs, columns = weight.codes.shape
+    return (
+        weight.codes.dtype == torch.float8_e4m3fn
+        and _library_writes(x.dtype, weight.codes.device)
+        and weight.scales.shape[1] == 1
+        and outputs % 16 == columns % 16 == 0
+        and weight.codes.is_cuda
+    )
+
+
+@functools.cache
+def _library_writes(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether torch's product writes this dtype: bf16 always, fp16 only from CUDA 12.9 and Hopper on, by cuBLAS."""
+    version = tuple(int(part) for part in (torch.version.cuda or "0.0").split(".")[:2])
+    return dtype == torch.bfloat16 or (dtype == torch.float16 and version >= (12, 9) and is_sm_90(device))
+
+
+def _suits_gated_gemm(x: Rows, weight: ScaledWeight, out: Tensor) -> bool:
+    """Whether there are so many tiles that the kernel for gated products of many rows is the fastest."""
+    codes = x.codes if isinstance(x, QuantizedRows) else weight.codes  # rows are as far apart in both
+    return (
+        cdiv(out.shape[0], 128) * cdiv(out.shape[1], 128) >= FEWEST_TILES
+        and is_sm_90(out.device)
+        and supports_scaled_gated_gemm(codes, weight.codes, out)
+    )
+
+
+def _codes(x: Rows, weight: ScaledWeight) -> tuple[Tensor, Tensor]:
+    """Return the codes and scales of x, as `scaled_gemm` takes them; dense rows are quantized."""
+    if isinstance(x, QuantizedRows):
+        return x.codes, x.scales
+    return quantize_rows(x if x.stride(1) == 1 else x.contiguous(), weight.codes.dtype, weight.block[1])
+
+
+def _library_product(x: Rows, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
+    codes, scales = _codes(x, weight)
+    return torch._scaled_mm(
+        codes, weight.codes.T, scales, weight.scales.T, bias=bias, out_dtype=x.dtype, use_fast_accum=True
+    )
+
+
+def _multiply(
+    x: Rows, weight: ScaledWeight, bias: Tensor | None, y: Tensor, config: GemvConfig | GemmConfig, gate: bool
+) -> None:
+    if not x.shape[0]:
+        return
+    overlap = can_overlap(y.device)
+    if not isinstance(config, GemvConfig):
+        scaled_gemm(_codes(x, weight), weight, bias, y, config, gate, overlap)
+    elif weight.codes.dtype == torch.int8:
+        int8_gemv(_codes(x, weight), weight, bias, y, config, gate, overlap)
+    else:
+        assert isinstance(x, Tensor)
+        scaled_gemv(x if x.stride(1) == 1 else x.contiguous(), weight, bias, y, config, gate, overlap)

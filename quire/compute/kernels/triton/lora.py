@@ -1,0 +1,460 @@
+"""Low-rank updates of rows, tile by tile: a tile's rows share one adapter, and with it each read of its weights.
+
+Both kernels move little and wait for memory, so what counts is how many reads follow from one another, and how much of
+them hides behind other kernels. A x is computed while the product that is updated runs, which has what it needs as soon
+as A x can begin; `lora_linear.py` has both in one launch. Several programs share a row, and the last of them adds up
+what all have, in the order of the columns. B's weights are read while the product ends.
+
+What a program reads once the product is there is all asked for before any of it is used. Triton makes threads exchange
+what they read as soon as it is widened or multiplied, and no later read is asked for before that is done.
+
+Launches are made for the most tiles that a step of this size can have, so that they can stand in a CUDA graph; a
+program whose tile is empty ends at once.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.compute.kernels.reference.lora import LowRankWeights, Tiles, lies_beside
+from quire.compute.kernels.triton.activation import gated_silu
+from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
+from quire.compute.kernels.triton.linear.inner_loops import fetch_ahead
+
+_BLOCK_K, _BLOCK_N, _BLOCK_R = 256, 128, 16
+WIDEST_RANK = 64
+"""The most ranks that one program computes."""
+_FEW, _SOME = 64, 512
+"""The most rows for which columns are split among programs finely, and at all."""
+_MOST_SPLITS = 16
+_WARPS = 4
+_EXPAND_STAGES = 1
+"""A loop over further ranks is no pipeline: its beginning would run, with barriers, also where there are none."""
+_PROGRAMS = 512
+"""How many programs of this size a GPU runs at once: some four on each multiprocessor."""
+_MOST_BLOCKS = 65_536
+"""The most blocks (a tile's rows, some ranks of one module) whose columns several programs may share."""
+
+
+def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
+    """Arguments as in reference/lora.py: x is contiguous, and the rank is a multiple of 16.
+
+    Returns:
+        [n, modules · rank], A x of rows with adapters, and anything in others.
+    """
+    assert x.is_contiguous() and tiles.rows.is_contiguous()
+    (number, size), columns = tiles.rows.shape, x.shape[1]
+    rank, modules, overlap = weights.b.shape[2], len(weights.rows), can_overlap(x.device)
+    block_rank = min(rank & -rank, WIDEST_RANK)
+    blocks, splits = number * modules * (rank // block_rank), _splits(len(x), columns)
+    low = x.new_empty((len(x), modules * rank))
+    if not number:
+        return low
+    partial, arrived = scratch_of_splits(low, blocks, splits, size * block_rank)
+    _shrink[(blocks * splits,)](
+        x, weights.a, weights.ranks, tiles.slots, tiles.rows, partial, arrived, low,
+        weights.a.stride(0), weights.ranks.stride(0),
+        COLUMNS=columns, RANK=rank, MODULES=modules, SPLITS=splits, SPLITS_UP=next_power_of_2(splits),
+        BLOCK_M=size, BLOCK_R=block_rank, BLOCK_K=_BLOCK_K, IEEE=x.dtype == torch.float32, OVERLAP=overlap,
+        num_warps=_WARPS, launch_pdl=overlap,
+    )  # fmt: skip
+    return low
+
+
+def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -> None:
+    """Arguments as in reference/lora.py: y is contiguous, and there are up to three modules. `lora_shrink` was launched
+    before the product that made y, and nothing between them but kernels that wait for their inputs; or one launch made
+    both. So when this kernel starts, all kernels before A x have ended, and it may read what they wrote, like `tiles`,
+    before it waits.
+    """
+    assert y.is_contiguous() and len(weights.rows) <= 3
+    number, size = tiles.rows.shape
+    if not number:
+        return
+    rank, modules, overlap = weights.b.shape[2], len(weights.rows), can_overlap(y.device)
+    rows, blocks = (*weights.rows, 0, 0), sum(cdiv(each, _BLOCK_N) for each in weights.rows)
+    step = _tiles_at_once(len(y), number, blocks)
+    factors, summands, scaled = scaling_of(weights)
+    _expand[(step * blocks,)](
+        low, weights.b, weights.ranks, factors, summands, scaled, tiles.slots, tiles.rows, y, number, step,
+        weights.b.stride(0), weights.ranks.stride(0),
+        ROWS_0=rows[0], ROWS_1=rows[1], ROWS_2=rows[2], RANK=rank, MODULES=modules, BLOCK_M=size, BLOCK_R=_BLOCK_R,
+        BLOCK_N=_BLOCK_N, IEEE=y.dtype == torch.float32, SCALED=weights.scaling is not None, OVERLAP=overlap,
+        num_warps=_WARPS, num_stages=_EXPAND_STAGES, launch_pdl=overlap,
+    )  # fmt: skip
+
+
+def lora_expand_silu_and_mul(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor, out: Tensor) -> None:
+    """Arguments as in reference/lora.py, and as for `lora_expand`; y is left as it is."""
+    assert y.is_contiguous() and out.is_contiguous() and len(weights.rows) <= 2
+    number, size = tiles.rows.shape
+    if not number:
+        return
+    rank, overlap, width = weights.b.shape[2], can_overlap(y.device), out.shape[1]
+    blocks = cdiv(width, _BLOCK_N)
+    step = _tiles_at_once(len(y), number, blocks)
+    factors, summands, scaled = scaling_of(weights)
+    _expand_silu_and_mul[(step * blocks,)](
+        low, weights.b, weights.ranks, factors, summands, scaled, tiles.slots, tiles.rows, y, out, number, step,
+        weights.b.stride(0), weights.ranks.stride(0),
+        WIDTH=width, RANK=rank, MODULES=len(weights.rows), BLOCK_M=size, BLOCK_R=_BLOCK_R,
+        BLOCK_N=_BLOCK_N, IEEE=y.dtype == torch.float32, SCALED=weights.scaling is not None, OVERLAP=overlap,
+        num_warps=_WARPS, num_stages=_EXPAND_STAGES, launch_pdl=overlap,
+    )  # fmt: skip
+
+
+def scaling_of(weights: LowRankWeights) -> tuple[Tensor, Tensor, Tensor]:
+    """Factors, summands, and which adapters have them; if none has, something that is not read."""
+    assert weights.scaling is None or lies_beside(weights.scaling, weights)
+    return weights.scaling or (weights.b, weights.b, weights.ranks)
+
+
+def _tiles_at_once(rows: int, tiles: int, blocks: int) -> int:
+    """How many tiles have programs of their own. A few rows have few tiles in use, out of many for which there is room:
+    then these come after one another in programs that all run at once.
+    """
+    return tiles if rows > _FEW else max(1, min(tiles, _PROGRAMS // blocks))
+
+
+def scratch_of_splits(low: Tensor, blocks: int, splits: int, size: int) -> tuple[Tensor, Tensor]:
+    """What `store_split_sum` needs for so many blocks of so many sums; where programs share none, it touches
+    neither."""
+    if splits == 1:
+        return low, low
+    assert blocks <= _MOST_BLOCKS
+    return torch.empty((blocks, splits, size), dtype=torch.float32, device=low.device), _counters(low.device)
+
+
+@functools.cache
+def _counters(device: torch.device) -> Tensor:
+    """[_MOST_BLOCKS] int32: how many programs of each block are done. Zeros whenever no kernel is under way: the last
+    program of a block puts them back."""
+    return torch.zeros(_MOST_BLOCKS, dtype=torch.int32, device=device)
+
+
+def _splits(rows: int, columns: int) -> int:
+    """How many programs share a row."""
+    each = 512 if rows <= _FEW else 2_048 if rows <= _SOME else columns
+    return max(1, min(_MOST_SPLITS, columns // each))
+
+
+@fast_launch
+@triton.jit(do_not_specialize_on_alignment=["ranks", "ranks_stride", "slots", "rows"])
+def _shrink(
+    x,
+    a,
+    ranks,
+    slots,
+    rows,
+    partial,
+    arrived,
+    low,
+    a_stride,
+    ranks_stride,
+    COLUMNS: tl.constexpr,
+    RANK: tl.constexpr,
+    MODULES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPLITS_UP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    IEEE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """BLOCK_R ranks of one module, of a tile's rows, over one of SPLITS parts of the columns.
+
+    Dependents start only when all before this kernel has ended: so the product behind it may read x at once, and
+    `_expand`, the next but one, what earlier kernels wrote before it waits.
+    """
+    GROUPS: tl.constexpr = RANK // BLOCK_R
+    EACH: tl.constexpr = (COLUMNS + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
+    split = tl.program_id(0) % SPLITS
+    group = tl.program_id(0) // SPLITS % GROUPS
+    module = tl.program_id(0) // (SPLITS * GROUPS) % MODULES
+    tile = tl.program_id(0) // (SPLITS * GROUPS * MODULES)
+    place = tl.arange(0, BLOCK_M)
+    wait_for_inputs(OVERLAP)
+    release_dependents(OVERLAP)
+    slot = tl.load(slots + tile)
+    row = tl.load(rows + tile * BLOCK_M + place)
+    if slot == 0:
+        return
+    if GROUPS > 1 and tl.load(ranks + (slot - 1) * ranks_stride) <= group * BLOCK_R:
+        return
+    used = row >= 0
+    rank = module * RANK + group * BLOCK_R + tl.arange(0, BLOCK_R)
+    a += (slot - 1) * a_stride
+    sums = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
+    for first in range(0, EACH, BLOCK_K):
+        column = split * EACH + first + tl.arange(0, BLOCK_K)
+        inside = column < COLUMNS
+        own = tl.load(x + row[:, None] * COLUMNS + column[None, :], used[:, None] & inside[None, :], 0.0)
+        weight = tl.load(a + rank[:, None] * COLUMNS + column[None, :], inside[None, :], 0.0)
+        if IEEE:
+            sums = tl.dot(own, tl.trans(weight), sums, input_precision="ieee")
+        else:
+            sums = tl.dot(own, tl.trans(weight), sums)
+    to = low + row[:, None] * (MODULES * RANK) + rank[None, :]
+    block = tl.program_id(0) // SPLITS
+    store_split_sum(sums, to, used[:, None], partial, arrived, block, split, SPLITS, SPLITS_UP, BLOCK_M, BLOCK_R)
+
+
+@triton.jit
+def store_split_sum(
+    sums,
+    to,
+    mask,
+    partial,
+    arrived,
+    block,
+    split,
+    splits,
+    SPLITS_UP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    """Store sums [BLOCK_M, BLOCK_R] of all columns, of which each of `splits` programs, SPLITS_UP at most, has a part:
+    the last one adds them up, in the order of the columns."""
+    if splits == 1:
+        tl.store(to, sums.to(to.dtype.element_ty), mask)
+    else:
+        SIZE: tl.constexpr = BLOCK_M * BLOCK_R
+        own_part = tl.arange(0, BLOCK_M)[:, None] * BLOCK_R + tl.arange(0, BLOCK_R)[None, :]
+        tl.store(partial + (block * splits + split) * SIZE + own_part, sums)
+        tl.debug_barrier()  # every thread's part is written before one of them says so
+        if tl.atomic_add(arrived + block, 1) == splits - 1:
+            tl.store(arrived + block, 0)
+            part = tl.arange(0, SPLITS_UP)
+            others = tl.load(
+                partial + (block * splits + part)[:, None, None] * SIZE + own_part[None, :, :],
+                (part < splits)[:, None, None],
+                0.0,
+                cache_modifier=".cg",
+            )
+            tl.store(to, tl.sum(others, 0).to(to.dtype.element_ty), mask)
+
+
+@fast_launch
+@triton.jit(
+    do_not_specialize=["tiles", "step"],
+    do_not_specialize_on_alignment=["ranks", "ranks_stride", "factors", "summands", "scaled", "slots", "rows"],
+)
+def _expand(
+    low,
+    b,
+    ranks,
+    factors,
+    summands,
+    scaled,
+    slots,
+    rows,
+    y,
+    tiles,
+    step,
+    b_stride,
+    ranks_stride,
+    ROWS_0: tl.constexpr,
+    ROWS_1: tl.constexpr,
+    ROWS_2: tl.constexpr,
+    RANK: tl.constexpr,
+    MODULES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    IEEE: tl.constexpr,
+    SCALED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """BLOCK_N outputs of one module, of each `step`th tile's rows. Tiles and the first weights are read before the
+    product has ended."""
+    release_dependents(OVERLAP)
+    BLOCKS_0: tl.constexpr = (ROWS_0 + BLOCK_N - 1) // BLOCK_N
+    BLOCKS_1: tl.constexpr = BLOCKS_0 + (ROWS_1 + BLOCK_N - 1) // BLOCK_N
+    BLOCKS: tl.constexpr = BLOCKS_1 + (ROWS_2 + BLOCK_N - 1) // BLOCK_N
+    OUTPUTS: tl.constexpr = ROWS_0 + ROWS_1 + ROWS_2
+    block = tl.program_id(0) % BLOCKS
+    tile = tl.program_id(0) // BLOCKS
+    module = (block >= BLOCKS_0).to(tl.int32) + (block >= BLOCKS_1).to(tl.int32)
+    outputs = tl.where(module == 0, ROWS_0, tl.where(module == 1, ROWS_1, ROWS_2))
+    before = tl.where(module == 0, 0, tl.where(module == 1, ROWS_0, ROWS_0 + ROWS_1))
+    block -= tl.where(module == 0, 0, tl.where(module == 1, BLOCKS_0, BLOCKS_1))
+    place = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = place < outputs
+    output = before + place
+    slot = tl.load(slots + tile)
+    if slot == 0:
+        _wait_for_all(tile, OVERLAP)
+        return
+    while slot != 0:
+        row = tl.load(rows + tile * BLOCK_M + tl.arange(0, BLOCK_M))
+        used = tl.load(ranks + (slot - 1) * ranks_stride)
+        rescaled = tl.load(scaled + (slot - 1) * ranks_stride) if SCALED else 0
+        weight = _rows_of_b(b, slot, output, inside, b_stride, 0, RANK, BLOCK_R)
+        tile += step
+        slot_behind = tl.load(slots + tile, tile < tiles, 0)
+        to = y + row[:, None] * OUTPUTS + output[None, :]
+        mask = (row >= 0)[:, None] & inside[None, :]
+        wait_for_inputs(OVERLAP)
+        own = _low_of_rows(low, row, module, RANK, MODULES, BLOCK_R)
+        made = tl.load(to, mask, 0.0)
+        if used != 0:
+            whole = made.to(tl.float32)
+            if SCALED:
+                whole = scaled_outputs(whole, factors, summands, rescaled, slot, output, inside, b_stride)
+            whole += _b_low(
+                low, b, own, weight, slot, used, row, module, output, inside, b_stride, RANK, MODULES, BLOCK_R, IEEE
+            )
+            tl.store(to, whole.to(y.dtype.element_ty), mask)
+        slot = slot_behind
+
+
+@fast_launch
+@triton.jit(
+    do_not_specialize=["tiles", "step"],
+    do_not_specialize_on_alignment=["ranks", "ranks_stride", "factors", "summands", "scaled", "slots", "rows"],
+)
+def _expand_silu_and_mul(
+    low,
+    b,
+    ranks,
+    factors,
+    summands,
+    scaled,
+    slots,
+    rows,
+    y,
+    out,
+    tiles,
+    step,
+    b_stride,
+    ranks_stride,
+    WIDTH: tl.constexpr,
+    RANK: tl.constexpr,
+    MODULES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    IEEE: tl.constexpr,
+    SCALED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """BLOCK_N results, of each `step`th tile's rows, with an adapter or without."""
+    release_dependents(OVERLAP)
+    BLOCKS: tl.constexpr = (WIDTH + BLOCK_N - 1) // BLOCK_N
+    FETCHED: tl.constexpr = BLOCK_N * (RANK & -RANK)  # of a tile's weights, a power of two
+    block = tl.program_id(0) % BLOCKS
+    place = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = place < WIDTH
+    gates_and_ups = tl.arange(0, 2) * (WIDTH * RANK)
+    tile = tl.program_id(0) // BLOCKS
+    first = tl.load(rows + tile * BLOCK_M)
+    if first < 0:
+        _wait_for_all(tile, OVERLAP)
+        return
+    slot = tl.load(slots + tile)
+    while first >= 0:
+        row = tl.load(rows + tile * BLOCK_M + tl.arange(0, BLOCK_M))
+        used = tl.load(ranks + (slot - 1) * ranks_stride, slot != 0, 0)
+        rescaled = tl.load(scaled + (slot - 1) * ranks_stride, slot != 0, 0) if SCALED else 0
+        mask = (row >= 0)[:, None] & inside[None, :]
+        changed = place < tl.where(slot != 0, WIDTH, 0)  # whether its rank is 0 is not known yet
+        gate_weight = _rows_of_b(b, slot, place, changed, b_stride, 0, RANK, BLOCK_R)
+        up_weight = _rows_of_b(b, slot, WIDTH + place, changed, b_stride, 0, RANK, BLOCK_R)
+        tile += step
+        first = tl.load(rows + tile * BLOCK_M, tile < tiles, -1)
+        slot_behind = tl.load(slots + tile, tile < tiles, 0)
+        at = y + row[:, None] * (2 * WIDTH) + place[None, :]
+        wait_for_inputs(OVERLAP)
+        gate_low = _low_of_rows(low, row, 0, RANK, MODULES, BLOCK_R)
+        up_low = _low_of_rows(low, row, MODULES - 1, RANK, MODULES, BLOCK_R)
+        gate = tl.load(at, mask, 0.0)
+        up = tl.load(at + WIDTH, mask, 0.0)
+        if OVERLAP and slot_behind != 0:
+            b_behind = b + (slot_behind - 1) * b_stride
+            fetch_ahead(b_behind, gates_and_ups, block * (BLOCK_N * RANK), WIDTH * RANK, 2, FETCHED)
+        gate, up = gate.to(tl.float32), up.to(tl.float32)
+        if used != 0:
+            if SCALED:
+                gate = scaled_outputs(gate, factors, summands, rescaled, slot, place, inside, b_stride)
+                up = scaled_outputs(up, factors, summands, rescaled, slot, WIDTH + place, inside, b_stride)
+            gate += _b_low(
+                low, b, gate_low, gate_weight, slot, used, row, 0, place, inside, b_stride,
+                RANK, MODULES, BLOCK_R, IEEE,
+            )  # fmt: skip
+            up += _b_low(
+                low, b, up_low, up_weight, slot, used, row, MODULES - 1, WIDTH + place, inside, b_stride,
+                RANK, MODULES, BLOCK_R, IEEE,
+            )  # fmt: skip
+        gate = gate.to(y.dtype.element_ty)
+        up = up.to(y.dtype.element_ty)
+        tl.store(out + row[:, None] * WIDTH + place[None, :], gated_silu(gate, up), mask)
+        slot = slot_behind
+
+
+@triton.jit
+def _wait_for_all(tile, OVERLAP: tl.constexpr):
+    """What a program does that has no rows. Whoever waits for this kernel must see the work of those before it, so the
+    programs of the first tile wait for that; others end at once, and the next kernel's programs have their room."""
+    if tile == 0:
+        wait_for_inputs(OVERLAP)
+
+
+@triton.jit
+def _rows_of_b(b, slot, output, inside, b_stride, first, RANK: tl.constexpr, BLOCK_R: tl.constexpr):
+    """[outputs, BLOCK_R], B of an adapter from a rank on."""
+    rank = first + tl.arange(0, BLOCK_R)
+    return tl.load(b + (slot - 1) * b_stride + output[:, None] * RANK + rank[None, :], inside[:, None], 0.0)
+
+
+@triton.jit
+def scaled_outputs(whole, factors, summands, rescaled, slot, output, inside, b_stride):
+    """A product's outputs, [rows, outputs], as an adapter's magnitudes scale them, if it has any."""
+    if rescaled != 0:
+        at_output = (slot - 1) * b_stride + output
+        factor = tl.load(factors + at_output, inside, 0.0).to(tl.float32)
+        summand = tl.load(summands + at_output, inside, 0.0).to(tl.float32)
+        whole += whole * factor[None, :] + summand[None, :]
+    return whole
+
+
+@triton.jit
+def _low_of_rows(low, row, module, RANK: tl.constexpr, MODULES: tl.constexpr, BLOCK_R: tl.constexpr):
+    """[rows, BLOCK_R], the first ranks of A x, or whatever stands there where the adapter changes nothing. It is read
+    together with what the product made, not once that is there."""
+    at = low + row[:, None] * (MODULES * RANK) + module * RANK + tl.arange(0, BLOCK_R)[None, :]
+    return tl.load(at, (row >= 0)[:, None], 0.0)
+
+
+@triton.jit
+def _b_low(
+    low,
+    b,
+    own,
+    weight,
+    slot,
+    used,
+    row,
+    module,
+    output,
+    inside,
+    b_stride,
+    RANK: tl.constexpr,
+    MODULES: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    IEEE: tl.constexpr,
+):
+    """[rows, outputs], B A x of a tile's rows, from A x; `own` and `weight` are the first ranks of that and of B."""
+    precision: tl.constexpr = "ieee" if IEEE else "tf32"
+    sums = tl.dot(own, tl.trans(weight), input_precision=precision)
+    for first in range(BLOCK_R, used, BLOCK_R):
+        more = _rows_of_b(b, slot, output, inside, b_stride, first, RANK, BLOCK_R)
+        part = _low_of_rows(low + first, row, module, RANK, MODULES, BLOCK_R)
+        sums = tl.dot(part, tl.trans(more), sums, input_precision=precision)
+    return sums

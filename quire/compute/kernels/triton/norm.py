@@ -1,0 +1,155 @@
+"""Norms of whole rows: one pass over memory.
+
+A program keeps its rows in registers from the first load to the last store, so a row of w elements costs 2 w elements
+of traffic (x in, out out), or 4 w where something is added first (x and delta in, x and out out). The weight stays in
+the cache. A wide row has a program of its own, with so many threads that each moves 16 to 64 bytes of every tensor, all
+asked for at once: with few rows it is latency that counts. Narrow rows, such as heads, share a program.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
+
+WIDEST = 32_768
+"""A row of 1,024 threads' registers."""
+TILE = 1_024
+"""Elements of a program of narrow rows."""
+PER_THREAD = 8
+"""Elements, 16 bytes of bf16; more in rows too wide for 1,024 threads of so many. See tuning/h200/tune_small.py."""
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor | None = None) -> None:
+    """Arguments as in reference/norm.py; x is [tokens, width] or [tokens, heads, width], and may be a part of something
+    wider, such as the queries and keys of a projection. The others are contiguous.
+
+    Raises:
+        ValueError: A row is wider than WIDEST.
+    """
+    shape, strides = x.shape, x.stride()
+    heads, width = (1, *shape[1:])[-2:]
+    rows, (block, tile, warps) = shape[0] * heads, program_shape(width, TILE, PER_THREAD)
+    assert strides[-1] == 1 and weight.is_contiguous() and out.is_contiguous()
+    assert delta is None or delta.is_contiguous()
+    if not rows:
+        return
+    overlap = can_overlap(x.device)
+    _rms_norm[(cdiv(rows, tile),)](
+        x, delta, weight, out, rows, strides[0], strides[-2], eps,
+        HEADS=heads, EACH=weight.dim() == 2, WIDTH=width, BLOCK=block, TILE=tile, OVERLAP=overlap,
+        num_warps=warps, launch_pdl=overlap,
+    )  # fmt: skip
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, delta: Tensor | None = None) -> None:
+    """Arguments as in reference/norm.py; all are contiguous.
+
+    Raises:
+        ValueError: A row is wider than WIDEST.
+    """
+    rows, width = x.shape
+    block, _, warps = program_shape(width, 1, PER_THREAD)
+    assert x.is_contiguous() and weight.is_contiguous() and bias.is_contiguous() and out.is_contiguous()
+    assert delta is None or delta.is_contiguous()
+    if not rows:
+        return
+    overlap = can_overlap(x.device)
+    _layer_norm[(rows,)](
+        x, delta, weight, bias, out, eps,
+        WIDTH=width, BLOCK=block, OVERLAP=overlap, num_warps=warps, launch_pdl=overlap,
+    )  # fmt: skip
+
+
+@fast_launch
+@triton.jit(do_not_specialize=["rows"])
+def _rms_norm(
+    x,
+    delta,
+    weight,
+    out,
+    rows,
+    x_token,
+    x_head,
+    eps,
+    HEADS: tl.constexpr,
+    EACH: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """TILE rows; row r is head r % HEADS of token r // HEADS. EACH head has a weight of its own, or all share one."""
+    release_dependents(OVERLAP)
+    row = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    mask = (row < rows)[:, None] & inside[None, :]
+    if EACH:
+        w = tl.load(weight + (row % HEADS * WIDTH)[:, None] + column[None, :], mask, 0.0)
+    else:
+        w = tl.load(weight + column, inside, 0.0)[None, :]
+    wait_for_inputs(OVERLAP)
+    row = row.to(tl.int64)
+    own = (row * WIDTH)[:, None] + column[None, :]
+    theirs = (row // HEADS * x_token + row % HEADS * x_head)[:, None] + column[None, :]
+    values = tl.load(x + theirs, mask, 0.0)
+    if delta is not None:
+        values = (values.to(tl.float32) + tl.load(delta + own, mask, 0.0).to(tl.float32)).to(values.dtype)
+        tl.store(x + theirs, values, mask)
+    tl.store(out + own, rms_normed(values, w, eps, WIDTH, out.dtype.element_ty), mask)
+
+
+@triton.jit
+def rms_normed(values, w, eps, WIDTH: tl.constexpr, DTYPE: tl.constexpr):
+    """The norms of rows [rows, columns], of which all behind WIDTH are 0, times w [rows or 1, columns]."""
+    wide = values.to(tl.float32)
+    normed = wide * tl.rsqrt(tl.sum(wide * wide, 1) / WIDTH + eps)[:, None]
+    if w.dtype == DTYPE:
+        normed = normed.to(w.dtype).to(tl.float32)
+    return (normed * w.to(tl.float32)).to(DTYPE)
+
+
+@fast_launch
+@triton.jit
+def _layer_norm(
+    x,
+    delta,
+    weight,
+    bias,
+    out,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    release_dependents(OVERLAP)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    w = tl.load(weight + column, inside, 0.0).to(tl.float32)
+    b = tl.load(bias + column, inside, 0.0).to(tl.float32)
+    wait_for_inputs(OVERLAP)
+    own = tl.program_id(0).to(tl.int64) * WIDTH + column
+    values = tl.load(x + own, inside, 0.0)
+    if delta is not None:
+        values = (values.to(tl.float32) + tl.load(delta + own, inside, 0.0).to(tl.float32)).to(values.dtype)
+        tl.store(x + own, values, inside)
+    wide = values.to(tl.float32)
+    centred = tl.where(inside, wide - tl.sum(wide) / WIDTH, 0.0)
+    normed = centred * tl.rsqrt(tl.sum(centred * centred) / WIDTH + eps)
+    tl.store(out + own, (normed * w + b).to(out.dtype.element_ty), inside)
+
+
+@functools.cache
+def program_shape(width: int, tile: int, per_thread: int) -> tuple[int, int, int]:
+    """Of rows so wide: elements with padding, rows of a program of at least `tile` elements, and its threads by 32."""
+    if width > WIDEST:
+        raise ValueError(f"Norms of rows of {width} elements are not supported on a GPU: at most {WIDEST}.")
+    block = next_power_of_2(width)
+    rows = max(1, tile // block)
+    return block, rows, min(32, max(1, rows * block // (32 * per_thread)))

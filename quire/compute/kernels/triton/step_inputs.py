@@ -1,0 +1,178 @@
+"""The beginning of a step: who owns the slots of the slot table, and where rows and tokens stand by it.
+
+A few integers a token, so what counts is how many launches there are. Where each row has one token, one kernel reads a
+slot's length and moves it on. Otherwise programs that know nothing of each other read the same length, and it is moved
+by a second kernel. A new owner is a few numbers and one line of each block table: programs share out the lines, and
+those of the first part write the numbers.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
+
+_BLOCK = 256
+_WARPS = 4
+_LINE = 1_024
+"""Entries of a block table that a program empties."""
+_COLUMNS = (
+    "slots",
+    "counts",
+    "row_of_token",
+    "offsets",
+    "ids",
+    "length",
+    "last",
+    "starts",
+    "positions",
+    "slot_of_token",
+    "tokens",
+)
+"""Columns may begin anywhere in a buffer: where they do must not ask for another compilation."""
+
+
+def prepare_inputs(
+    slots: Tensor,
+    counts: Tensor,
+    row_of_token: Tensor,
+    offsets: Tensor,
+    ids: Tensor,
+    length: Tensor,
+    last: Tensor,
+    dummy: int,
+    starts: Tensor,
+    positions: Tensor,
+    slot_of_token: Tensor,
+    tokens: Tensor,
+) -> None:
+    """Arguments as in reference/step_inputs.py; rows stand in order, and each has one token if there are as many; all
+    are contiguous."""
+    rows, total = len(slots), len(ids)
+    options = {"BLOCK": _BLOCK, "OVERLAP": can_overlap(slots.device), "num_warps": _WARPS}
+    options["launch_pdl"] = options["OVERLAP"]
+    if rows == total:
+        _prepare_decode_inputs[(cdiv(rows, _BLOCK),)](
+            slots, ids, length, last, rows, dummy, starts, positions, slot_of_token, tokens, **options
+        )
+        return
+    _prepare_tokens[(cdiv(total, _BLOCK),)](
+        slots, row_of_token, offsets, ids, length, last, total, positions, slot_of_token, tokens, **options
+    )
+    _advance_slots[(cdiv(rows, _BLOCK),)](slots, counts, length, rows, dummy, starts, **options)
+
+
+def init_slots(slots: Tensor, ints: Tensor, floats: Tensor, of_ints: Tensor, of_floats: Tensor, tables: Tensor) -> None:
+    """Arguments as in reference/step_inputs.py; all are contiguous."""
+    groups, every, blocks = tables.shape
+    columns = len(of_ints), len(of_floats)
+    _init_slots[(len(slots), cdiv(blocks, _LINE), groups)](
+        slots, ints, floats, of_ints, of_floats, tables, every, blocks, *columns, _LINE, num_warps=_WARPS
+    )
+
+
+@fast_launch
+@triton.jit(do_not_specialize=["rows", "dummy"], do_not_specialize_on_alignment=_COLUMNS)
+def _prepare_decode_inputs(
+    slots,
+    ids,
+    length,
+    last,
+    rows,
+    dummy,
+    starts,
+    positions,
+    slot_of_token,
+    tokens,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Row r has token r. Several rows may be the dummy's, but nobody else's."""
+    release_dependents(OVERLAP)
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < rows
+    wait_for_inputs(OVERLAP)
+    slot = tl.load(slots + row, inside, 0)
+    start = tl.load(length + slot, inside, 0)
+    given = tl.load(ids + row, inside, 0)
+    drawn = tl.load(last + slot, inside & (given < 0), 0)
+    tl.store(starts + row, start, inside)
+    tl.store(positions + row, start, inside)
+    tl.store(slot_of_token + row, slot, inside)
+    tl.store(tokens + row, tl.where(given < 0, drawn, given), inside)
+    tl.store(length + slot, start + 1, inside & (slot != dummy))
+
+
+@fast_launch
+@triton.jit(do_not_specialize=["total"], do_not_specialize_on_alignment=_COLUMNS)
+def _prepare_tokens(
+    slots,
+    row_of_token,
+    offsets,
+    ids,
+    length,
+    last,
+    total,
+    positions,
+    slot_of_token,
+    tokens,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    release_dependents(OVERLAP)
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = token < total
+    wait_for_inputs(OVERLAP)
+    slot = tl.load(slots + tl.load(row_of_token + token, inside, 0), inside, 0)
+    given = tl.load(ids + token, inside, 0)
+    drawn = tl.load(last + slot, inside & (given < 0), 0)
+    start = tl.load(length + slot, inside, 0)
+    tl.store(positions + token, start + tl.load(offsets + token, inside, 0), inside)
+    tl.store(slot_of_token + token, slot, inside)
+    tl.store(tokens + token, tl.where(given < 0, drawn, given), inside)
+
+
+@fast_launch
+@triton.jit(do_not_specialize=["rows", "dummy"], do_not_specialize_on_alignment=_COLUMNS)
+def _advance_slots(slots, counts, length, rows, dummy, starts, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    release_dependents(OVERLAP)
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < rows
+    wait_for_inputs(OVERLAP)
+    slot = tl.load(slots + row, inside, 0)
+    start = tl.load(length + slot, inside, 0)
+    tl.store(starts + row, start, inside)
+    tl.store(length + slot, start + tl.load(counts + row, inside, 0), inside & (slot != dummy))
+
+
+@fast_launch
+@triton.jit(
+    do_not_specialize=["every", "blocks"],
+    do_not_specialize_on_alignment=["slots", "ints", "floats", "of_ints", "of_floats", "tables"],
+)
+def _init_slots(
+    slots,
+    ints,
+    floats,
+    of_ints,
+    of_floats,
+    tables,
+    every,
+    blocks,
+    INTS: tl.constexpr,
+    FLOATS: tl.constexpr,
+    LINE: tl.constexpr,
+):
+    owner, part, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    slot = tl.load(slots + owner)
+    if part + group == 0:
+        for column in tl.static_range(INTS):
+            tl.store(of_ints + column * every + slot, tl.load(ints + owner * INTS + column))
+        for column in tl.static_range(FLOATS):
+            tl.store(of_floats + column * every + slot, tl.load(floats + owner * FLOATS + column).to(tl.float32))
+    index = part * LINE + tl.arange(0, LINE)
+    line = tables + (group * every + slot) * blocks
+    tl.store(line + index, 0, index < blocks)

@@ -1,0 +1,135 @@
+"""`python -m quire.engine.structured_output.checker_process`: translates constraints and tries to compile them.
+
+It may run out of time, stack or memory at each of them; whoever asks kills it and starts another. Single bytes are its
+vocabulary, because it is a grammar's own size that may explode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import resource
+import socket
+import time
+
+import msgspec
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from quire.engine.structured_output.constraint import Constraint
+from quire.engine.structured_output.grammars import grammar_of
+from quire.engine.structured_output.lark_text import SpecialTokens
+from quire.engine.structured_output.limits import CHECK_ADDRESS_SPACE, parser_limits
+from quire.engine.structured_output.verdict import Verdict
+from quire.foundation.processes.helper_process import Channel, run_helper
+
+_WALK_SECONDS = 0.02
+_WALK_TOKENS = 64
+"""How far a grammar is followed before it is let pass. Who waits for a new one waits for that as well."""
+_BYTES_OF_MASK = 64
+"""Of a mask, where nearly all single bytes stand."""
+_LONGEST_MESSAGE = 400
+_MOST_NAMED = 16
+"""Of what is left out."""
+_KEYS = re.compile(r'Unimplemented keys: \["(.*?)"')
+_OF_SCHEMA = re.compile(r"(?s).*failed to compile JSON schema: (.*?)(?:\n *1 \| .*|$)")
+"""In a grammar: only what follows is about what the client sent."""
+
+
+def main(connection: socket.socket) -> None:
+    """Judge constraints, one after the other."""
+    os.nice(5)  # engines come first
+    resource.setrlimit(resource.RLIMIT_AS, (CHECK_ADDRESS_SPACE, CHECK_ADDRESS_SPACE))
+    special = msgspec.json.decode(_arguments().special_tokens, type=dict[str, int])
+    channel: Channel[Verdict, Constraint] = Channel(connection, Constraint)
+    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes(special)))
+    channel.send(Verdict())  # ready
+    while True:
+        constraint = channel.receive(None)
+        assert constraint is not None
+        channel.send(_judge(constraint, tokenizer, special))
+
+
+def _judge(constraint: Constraint, tokenizer: LLTokenizer, special: SpecialTokens) -> Verdict:
+    """The verdict; where the grammar may say less than the schema, one that says less is the second try."""
+    verdict = _tried(constraint, tokenizer, special, plain=False)
+    if verdict.error and not constraint.strict:
+        plain = _tried(constraint, tokenizer, special, plain=True)
+        return verdict if plain.error else plain
+    return verdict
+
+
+def _tried(constraint: Constraint, tokenizer: LLTokenizer, special: SpecialTokens, *, plain: bool) -> Verdict:
+    try:
+        left_out: list[str] = []
+        grammar = grammar_of(constraint, special, left_out, plain=plain)
+        matcher = LLMatcher(tokenizer, grammar, limits=parser_limits(), log_level=0)
+        if not matcher.is_error():
+            _walk(matcher)
+        if matcher.is_error():
+            return Verdict(error=_readable(matcher.get_error()))
+        left_out += [_readable(warning) for warning in matcher.get_grammar_warnings()]
+    except RecursionError:
+        return Verdict(error="it is nested too deeply: make it flatter")
+    except MemoryError:
+        return Verdict(error="it needs too much memory: make it smaller")
+    except (ValueError, KeyError, TypeError) as error:
+        return Verdict(error=_readable(str(error)))
+    return Verdict(grammar, left_out=[" ".join(each.split())[:_LONGEST_MESSAGE] for each in left_out[:_MOST_NAMED]])
+
+
+def _walk(matcher: LLMatcher) -> None:
+    """Follow the grammar for some tokens: it may compile and then need more than it may, and end the matcher."""
+    end = time.thread_time() + _WALK_SECONDS
+    draws = random.Random(0)
+    for _ in range(_WALK_TOKENS):
+        bits = matcher.compute_bitmask()[:_BYTES_OF_MASK]
+        if matcher.is_stopped() or time.thread_time() > end:
+            return
+        allowed = [8 * at + bit for at, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1]
+        if not allowed or not matcher.consume_token(draws.choice(allowed)):
+            return
+
+
+def _readable(message: str) -> str:
+    """A message of the compiler, as part of a sentence about what the client sent, without our own grammar."""
+    if (match := _OF_SCHEMA.fullmatch(message)) is not None:
+        message = match[1]
+    if match := _KEYS.search(message):
+        return f"keyword '{match[1]}' is not supported: leave it out"
+    if "lexer error" in message or "too many" in message:
+        return f"it becomes too complex within a few tokens ({' '.join(message.split())[:120]}): make it smaller"
+    return " ".join(message.removesuffix("<non-verbose/>").split())[:_LONGEST_MESSAGE].rstrip(".")
+
+
+class _Bytes:
+    """A tokenizer of single bytes, beside the model's special tokens under their own ids."""
+
+    bos_token_id = None
+
+    def __init__(self, special: SpecialTokens) -> None:
+        names = {token: name.encode() for name, token in special.items()}
+        single = iter(range(257))  # the last is the end
+        size = max(names, default=-1) + 1 + 257
+        self.tokens = [names.get(token, b"") for token in range(size)]
+        self._of_byte = []
+        for token in range(size):
+            if token not in names and (byte := next(single, None)) is not None:
+                self.tokens[token] = bytes([byte]) if byte < 256 else b"<|quire_end|>"
+                self._of_byte.append(token)
+        self.eos_token_id = self._of_byte[256]
+        self.special_token_ids = sorted({*names, self.eos_token_id})
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return [self._of_byte[byte] for byte in (text.encode() if isinstance(text, str) else text)]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--special-tokens", default="{}")
+    return parser.parse_known_args()[0]
+
+
+if __name__ == "__main__":
+    run_helper(main)

@@ -1,0 +1,95 @@
+"""From a constraint to the grammar that the compiler reads: llguidance's JSON, or Lark in its dialect.
+
+Called in a helper process only, since constraints are untrusted. Does not compile.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from quire.engine.structured_output.constraint import Constraint
+from quire.engine.structured_output.ebnf import is_ebnf, lark_from_ebnf
+from quire.engine.structured_output.json_schema import SchemaRefused, json_schema_of, prepare_schema
+from quire.engine.structured_output.lark_text import SpecialTokens, pattern, quoted
+from quire.engine.structured_output.structural_tag import grammar_from_structural_tag
+from quire.text.output_parsers.reasoning_grammar import FORM
+
+_SCHEMA_RULE = re.compile(r"^(\w+: %json )(\{.*\})$", re.MULTILINE)
+
+
+def grammar_of(
+    constraint: Constraint, special: SpecialTokens, left_out: list[str] | None = None, *, plain: bool = False
+) -> str:
+    """The grammar of a constraint.
+
+    Args:
+        constraint: What is asked.
+        special: The model's special tokens.
+        left_out: Where to name what is not enforced of schemas that are not strict.
+        plain: Leave out of these also what needs to be said otherwise.
+
+    Raises:
+        ValueError: It cannot be honoured; the message says what to do.
+    """
+    left_out = [] if left_out is None else left_out
+    if constraint.kind == "structural_tag":
+        grammar = grammar_from_structural_tag(
+            constraint.text,
+            lambda schema: json_schema_of(constraint, json.dumps(schema), left_out, plain=plain),
+            _lark,
+            special,
+        )
+    elif constraint.kind in ("json", "json_object"):
+        grammar = json.dumps({"grammars": [{"json_schema": json_schema_of(constraint, None, left_out, plain=plain)}]})
+    elif constraint.kind == "grammar":
+        grammar = _SCHEMA_RULE.sub(lambda rule: _prepared_rule(rule, left_out, plain), _lark(constraint.text))
+    else:
+        grammar = _TRANSLATIONS[constraint.kind](constraint)
+    return _behind(constraint.behind, grammar) if constraint.behind else grammar
+
+
+def _behind(front: str, grammar: str) -> str:
+    """The grammar that refers to this one as FORM, and this one."""
+    written = json.loads(grammar) if grammar.lstrip().startswith("{") else {"grammars": [{"lark_grammar": grammar}]}
+    first, *others = written["grammars"]
+    return json.dumps({"grammars": [{"lark_grammar": front}, {**first, "name": FORM}, *others]})
+
+
+def _prepared_rule(rule: re.Match[str], left_out: list[str], plain: bool) -> str:
+    """A rule of a JSON schema, prepared if Quire has written it; see `LarkRules.json`."""
+    try:
+        schema: dict[str, Any] = json.loads(rule[2])
+    except (ValueError, RecursionError):
+        return rule[0]
+    options = schema.pop("x-quire", None)
+    if not isinstance(options, dict):
+        return rule[0]
+    name, strict = str(options.pop("name", "")), options.pop("strict", True)
+    own: list[str] = []
+    try:
+        prepared = prepare_schema(json.dumps(schema), **options, left_out=None if strict else own, plain=plain)
+    except SchemaRefused as error:
+        raise SchemaRefused(f"{name}: {error}" if name else str(error)) from None
+    left_out += [f"{each} of {name}" if name else each for each in own]
+    return rule[1] + json.dumps(prepared, ensure_ascii=False)
+
+
+def _regex(constraint: Constraint) -> str:
+    return f"start: {pattern(constraint.text)}"
+
+
+def _choice(constraint: Constraint) -> str:
+    return "start: CHOICE\nCHOICE: " + " | ".join(quoted(text) for text in json.loads(constraint.text))
+
+
+def _lark(grammar: str) -> str:
+    return lark_from_ebnf(grammar) if is_ebnf(grammar) else grammar
+
+
+_TRANSLATIONS: dict[str, Callable[[Constraint], str]] = {
+    "regex": _regex,
+    "choice": _choice,
+}

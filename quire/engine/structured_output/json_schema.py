@@ -1,0 +1,277 @@
+"""JSON schemas as the grammar compiler takes them.
+
+Owns what becomes of each keyword: what the compiler would refuse or pass over is said otherwise where that can be done
+exactly. Else a strict schema is refused by the keyword's name, and in another one it is left out. The spelling of older
+drafts becomes that of 2020-12. All that a schema refers to is found here and stands in its `$defs` afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from quire.engine.structured_output.constraint import Constraint
+from quire.engine.structured_output.look_ahead import without_look_ahead
+from quire.engine.structured_output.schema_rewrites import REWRITTEN, SchemaRewrites
+from quire.text.output_parsers.schema_references import MAX_DEPTH, SchemaReferences
+
+WHITESPACE = r"(\n[ ]{0,24}|[ ])?"
+"""Between the parts of JSON where nothing else was asked for: enough for any usual indentation. Without a bound, a
+model can go on with spaces for ever."""
+
+REFUSED = frozenset({
+    "$dynamicAnchor",
+    "$dynamicRef",
+    "$recursiveAnchor",
+    "$recursiveRef",
+    "contains",
+    "disallow",
+    "divisibleBy",
+    "extends",
+    "maxContains",
+    "minContains",
+    "unevaluatedItems",
+})  # fmt: skip
+"""Keywords that restrict what is valid and are never enforced."""
+FORMATS = frozenset((
+    "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid",
+))  # fmt: skip
+"""The compiler's. Others are annotations."""
+
+_NEUTRAL: tuple[tuple[str, Any], ...] = (
+    ("uniqueItems", False),
+    ("minContains", 0),
+    ("unevaluatedItems", True),
+    ("unevaluatedProperties", True),
+    ("propertyNames", True),
+    ("propertyNames", {"type": "string"}),
+    ("dependencies", {}),
+    ("dependentRequired", {}),
+    ("dependentSchemas", {}),
+)
+"""Keywords with the value that restricts nothing: generators of schemas write these."""
+_ANY_OBJECT = '{"type": "object"}'
+_DROPPED = frozenset(("$defs", "definitions", "$id", "id", "$anchor", "$schema", "x-guidance", "x-quire"))
+"""What says where a schema stands: references are resolved here."""
+_MOST_SCHEMAS = 50_000
+"""Schemas that one may become."""
+
+
+class SchemaRefused(ValueError):
+    """The schema cannot be honoured in full; the message names the keyword and where it stands."""
+
+
+def json_schema_of(
+    constraint: Constraint, text: str | None = None, left_out: list[str] | None = None, *, plain: bool = False
+) -> dict[str, Any] | None:
+    """The schema that a constraint asks for, for the compiler; None if it does not ask for JSON.
+
+    Args:
+        text: A schema within the constraint, instead of its own.
+        left_out: See `prepare_schema`, as `plain`.
+
+    Raises:
+        SchemaRefused: See there.
+    """
+    if text is None:
+        if constraint.kind not in ("json", "json_object"):
+            return None
+        text = constraint.text if constraint.kind == "json" else _ANY_OBJECT
+    return prepare_schema(
+        text,
+        whitespace=constraint.whitespace,
+        any_whitespace=constraint.any_whitespace,
+        closed=constraint.closed,
+        left_out=None if constraint.strict else [] if left_out is None else left_out,
+        plain=plain,
+    )
+
+
+def prepare_schema(
+    text: str,
+    *,
+    whitespace: str | None = None,
+    any_whitespace: bool = True,
+    closed: bool = False,
+    left_out: list[str] | None = None,
+    plain: bool = False,
+) -> dict[str, Any]:
+    """A schema for the compiler.
+
+    Args:
+        text: JSON; an object or a boolean.
+        whitespace: A regular expression for the whitespace between parts; None for WHITESPACE.
+        any_whitespace: Whether there may be whitespace between parts at all.
+        closed: Objects that do not speak of additional properties have none.
+        left_out: Where to name what cannot be enforced, which is left out; None: it is refused.
+        plain: Leave out what needs to be said otherwise, too.
+
+    Raises:
+        SchemaRefused: It cannot be honoured, or is malformed.
+    """
+    schema = json.loads(text)
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise SchemaRefused("the schema allows nothing")
+    options: dict[str, Any] = {"whitespace_flexible": False}
+    if any_whitespace:
+        options = {"whitespace_pattern": WHITESPACE if whitespace is None else whitespace}
+    if left_out is not None:
+        options["lenient"] = True
+    prepared = _Preparation(schema, closed, left_out, plain).document()
+    return {**prepared, "x-guidance": options}  # takes the place of one that the client may have sent
+
+
+class _Preparation:
+    """Makes one document."""
+
+    def __init__(self, root: dict[str, Any], closed: bool, left_out: list[str] | None, plain: bool) -> None:
+        self._root = root
+        self._closed = closed
+        self._left_out = left_out
+        self._plain = plain
+        self._references = SchemaReferences(root)
+        self._rewrites = SchemaRewrites(self._references)
+        self._names: dict[int, str] = {}  # of definitions, by identity
+        self._waiting: list[tuple[Any, str, str]] = []  # definitions, their names, and where they stand
+        self._num_schemas = 0
+
+    def document(self) -> dict[str, Any]:
+        """The document, with all that it refers to."""
+        found: dict[str, Any] | bool = self._schema(self._root, "", 0)
+        definitions: dict[str, Any] = {}
+        while self._waiting:
+            schema, name, place = self._waiting.pop()
+            definitions[name] = self._schema(schema, place, 0)
+        if isinstance(found, bool):
+            raise SchemaRefused("the schema allows nothing")
+        draft = self._root.get("$schema")
+        named = {"$schema": draft} if isinstance(draft, str) else {}
+        return named | found | ({"$defs": definitions} if definitions else {})
+
+    def _schema(self, schema: Any, place: str, depth: int, made: bool = False) -> Any:
+        """A schema and all in it. `made`: it was not sent as it is, so it is not closed."""
+        if not isinstance(schema, dict):
+            return schema
+        self._num_schemas += 1
+        if self._references.too_deep:
+            raise SchemaRefused(f"schemas are nested more than {MAX_DEPTH} deep")
+        if depth > 2 * MAX_DEPTH or self._num_schemas > _MOST_SCHEMAS:
+            raise SchemaRefused("the schema is too large once it is written out: make it smaller")
+        prepared: dict[str, Any] = {}
+        more: list[Any] = []  # what must hold besides
+        at = _Place(place, depth, made)
+        for keyword, value in _modern(schema).items():
+            if keyword in _DROPPED or (keyword == "format" and isinstance(value, str) and value not in FORMATS):
+                continue
+            if keyword in REFUSED:
+                self._refuse(keyword, place)
+            elif keyword in REWRITTEN:
+                self._rewrite(keyword, value, schema, more, at)
+            elif keyword == "oneOf" and isinstance(value, list):
+                self._one_of(schema, prepared, more, at)
+            elif keyword == "pattern" and isinstance(value, str):
+                self._pattern(value, prepared, more, at)
+            elif keyword == "$ref":
+                self._reference(schema, prepared, more, at)
+            else:
+                prepared[keyword] = self._value(keyword, value, at)
+        if self._closed and not made and "properties" in prepared:
+            prepared.setdefault("additionalProperties", False)
+        if False in more:
+            return False
+        rest = [self._schema(each, place, depth + 1, True) for each in more]
+        return {"allOf": [prepared, *rest]} if rest else prepared
+
+    def _value(self, keyword: str, value: Any, at: _Place) -> Any:
+        """The value of a keyword, with the schemas in it."""
+        place, depth = f"{at.place}/{keyword}", at.depth + 1
+        if keyword in ("properties", "patternProperties") and isinstance(value, dict):
+            return {name: self._schema(each, f"{place}/{name}", depth, at.made) for name, each in value.items()}
+        if isinstance(value, list) and keyword in ("allOf", "anyOf", "prefixItems", "items"):
+            return [
+                self._schema(each, f"{place}/{number}", depth, at.made or not self._references.knows(each))
+                for number, each in enumerate(value)
+            ]
+        if keyword in ("additionalProperties", "items", "additionalItems"):
+            return self._schema(value, place, depth, at.made)
+        return value
+
+    def _refuse(
+        self, keyword: str, place: str, problem: str = "is not supported", advice: str = "leave it out"
+    ) -> None:
+        where = f" (at {place[:120]})" if place else ""
+        if self._left_out is None:
+            raise SchemaRefused(f"keyword '{keyword}' {problem}{where}: {advice}")
+        self._left_out.append(f"'{keyword}'{where}")
+
+    def _rewrite(self, keyword: str, value: Any, schema: dict[str, Any], more: list[Any], at: _Place) -> None:
+        found = None if self._plain else self._rewrites.of(keyword, value, schema)
+        if found is None:
+            self._refuse(keyword, at.place, "is not supported here")
+        else:
+            more += [each for each in found if each is not True]
+
+    def _one_of(self, schema: dict[str, Any], prepared: dict[str, Any], more: list[Any], at: _Place) -> None:
+        parts = None if self._plain else self._rewrites.exclusive_parts(schema)
+        if parts is None:
+            self._refuse("oneOf", at.place, "is supported only where its parts exclude each other", "use 'anyOf'")
+            parts = schema["oneOf"]
+        if "anyOf" in schema:
+            more.append({"anyOf": parts})
+        else:
+            prepared["anyOf"] = self._value("anyOf", parts, at)
+
+    def _pattern(self, pattern: str, prepared: dict[str, Any], more: list[Any], at: _Place) -> None:
+        patterns = without_look_ahead(pattern)
+        if patterns is not None:
+            prepared["pattern"] = patterns[0]
+            more += [{"type": "string", "pattern": each} for each in patterns[1:]]
+        else:
+            self._refuse("pattern", at.place, "looks ahead, which is not supported", "write it without look-around")
+
+    def _reference(self, schema: dict[str, Any], prepared: dict[str, Any], more: list[Any], at: _Place) -> None:
+        try:
+            target = self._references.target(schema)
+        except KeyError:  # never left out: nothing would be left of the schema
+            raise SchemaRefused(
+                f"keyword '$ref' leads to another document, '{str(schema['$ref'])[:120]}': put what it leads to into "
+                "'$defs'"
+            ) from None
+        except LookupError as error:
+            raise SchemaRefused(f"keyword '$ref' leads nowhere: '{str(error)[:120]}'") from None
+        if isinstance(target, dict):
+            prepared["$ref"] = self._defined(target, schema["$ref"])
+        elif isinstance(target, bool):
+            more += [] if target else [False]
+        else:
+            raise SchemaRefused(f"keyword '$ref' leads to no schema: '{schema['$ref'][:120]}'")
+
+    def _defined(self, target: dict[str, Any], place: str) -> str:
+        """The reference to a definition, which is made once."""
+        if target is self._root:
+            return "#"
+        if id(target) not in self._names:
+            self._names[id(target)] = f"d{len(self._names)}"
+            self._waiting.append((target, self._names[id(target)], place.removeprefix("#")))
+        return f"#/$defs/{self._names[id(target)]}"
+
+
+class _Place(NamedTuple):
+    """Where a schema stands: how it is shown, how deep, and whether it is one that was not sent."""
+
+    place: str
+    depth: int
+    made: bool
+
+
+def _modern(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema without keywords that say nothing, and with draft 4's exclusive bounds as numbers."""
+    schema = {keyword: value for keyword, value in schema.items() if (keyword, value) not in _NEUTRAL}
+    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if schema.get(exclusive) is True and bound in schema:
+            schema[exclusive] = schema.pop(bound)
+        elif isinstance(schema.get(exclusive), bool):
+            del schema[exclusive]
+    return schema

@@ -1,0 +1,181 @@
+"""Keywords of JSON Schema that the compiler does not know, said in keywords that it knows.
+
+Owns what each of them becomes: schemas that must hold besides, under which no other values are valid than before. What
+cannot be said so is answered by None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import permutations
+from math import perm
+from typing import Any
+
+from quire.engine.structured_output.look_ahead import without_look_ahead
+from quire.engine.structured_output.schema_logic import KINDS, Schema, SchemaLogic, schema_of_kinds
+from quire.text.output_parsers.schema_references import SchemaReferences
+
+_FEW_PARTS = 64
+"""Parts of a `oneOf`, each of which is compared with all others; more must have a tag."""
+_MOST_ARRAYS = 512
+"""Arrays of unique items that are listed."""
+_APPLICATORS = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas", "dependencies"))
+_OF_NAMES = frozenset(("const", "enum", "maxLength", "minLength", "pattern", "type"))
+_ANNOTATIONS = frozenset(("$comment", "description", "examples", "title"))
+
+_More = list[Schema] | None
+
+
+class SchemaRewrites:
+    """What stands for keywords of the schemas of one document."""
+
+    def __init__(self, references: SchemaReferences) -> None:
+        self._references = references
+        self._logic = SchemaLogic(references)
+        self._tagged: dict[tuple[int, str], dict[str, Any]] = {}
+
+    def of(self, keyword: str, value: Any, schema: Mapping[str, Any]) -> _More:
+        """What one of REWRITTEN becomes.
+
+        Args:
+            keyword: Which.
+            value: Its value.
+            schema: Where it stands.
+        """
+        return _REWRITES[keyword](self, value, schema)
+
+    def exclusive_parts(self, schema: Mapping[str, Any]) -> _More:
+        """Alternatives that may take the place of `oneOf`: what is valid under one is valid under just one part.
+
+        Parts that overlap only as long as a tag is missing must have it, though a part may have a default for it: who
+        reads the value needs the tag to tell the parts apart.
+        """
+        parts = schema["oneOf"]
+        if len(parts) > _FEW_PARTS:
+            key = self._logic.tag(parts)
+            return None if key is None else [self._with_tag(part, key) for part in parts]
+        overlaps = [(i, j) for i, one in enumerate(parts) for j in range(i) if not self._logic.exclusive(one, parts[j])]
+        if not overlaps:
+            return list(parts)
+        key = self._logic.tag(parts)
+        if key is not None:
+            return [self._with_tag(part, key) for part in parts]
+        narrowed: list[list[Schema]] = [[part] for part in parts]
+        beside = self._beside(schema, "oneOf")
+        for i, j in overlaps:
+            for own, other in ((i, j), (j, i)):
+                opposite = self._logic.opposite(parts[other], [beside, parts[own]])
+                if opposite is None:
+                    return None
+                narrowed[own].append(opposite)
+        return [{"allOf": each} if len(each) > 1 else each[0] for each in narrowed]
+
+    def _with_tag(self, part: Schema, key: str) -> Schema:
+        """A part that requires a property."""
+        target = self._references.resolved(part)
+        if not isinstance(target, dict) or "$ref" in target:
+            return {"allOf": [part, {"required": [key]}]}
+        required = target.get("required")
+        required = required if isinstance(required, list) else []
+        if key in required:
+            return part
+        if (id(target), key) not in self._tagged:
+            copy = {**target, "required": [*required, key]}
+            self._tagged[id(target), key] = self._references.add(f"quire:tagged/{len(self._tagged)}", copy, target)
+        return self._tagged[id(target), key]
+
+    def _beside(self, schema: Mapping[str, Any], keyword: str) -> Schema:
+        """A schema without one of its keywords."""
+        return self._references.keep({key: value for key, value in schema.items() if key != keyword}, schema)
+
+    def _not(self, value: Any, schema: Mapping[str, Any]) -> _More:
+        opposite = self._logic.opposite(value, [self._beside(schema, "not")])
+        return None if opposite is None else [opposite]
+
+    def _if(self, value: Any, schema: Mapping[str, Any]) -> _More:
+        then, other = schema.get("then", True), schema.get("else", True)
+        if then is True and other is True:
+            return []
+        opposite = self._logic.opposite(value, [self._beside(schema, "if")])
+        return None if opposite is None else [{"anyOf": [{"allOf": [value, then]}, {"allOf": [opposite, other]}]}]
+
+    def _with_if(self, value: Any, schema: Mapping[str, Any]) -> _More:
+        return []
+
+    def _dependencies(self, value: Any, schema: Mapping[str, Any]) -> _More:
+        if not isinstance(value, Mapping):
+            return None
+        of_objects = {"type": "object"} if self._logic.kinds(schema) == {"object"} else {}
+        more: list[Schema] = []
+        for name, needed in value.items():
+            with_it = {**of_objects, "required": [name, *needed] if isinstance(needed, list) else [name]}
+            if not isinstance(needed, list):
+                with_it = {"allOf": [with_it, needed]}
+            more.append({"anyOf": [{**of_objects, "properties": {name: False}}, with_it]})
+        return more
+
+    def _property_names(self, value: Any, schema: Mapping[str, Any]) -> _More:
+        names = self._references.resolved(value)
+        if names is False:
+            return [{"additionalProperties": False}]
+        if not isinstance(names, Mapping) or "patternProperties" in schema:
+            return None
+        asked = names.keys() - _ANNOTATIONS
+        if not asked - {"type"}:
+            return None if names.get("type", "string") != "string" else []  # names are texts anyway
+        if asked - _OF_NAMES or names.get("type", "string") != "string":
+            return None
+        if asked <= {"type", "enum", "const"}:
+            listed = [each for each in self._logic.values(names) or () if isinstance(each, str)]
+            return [{"properties": dict.fromkeys(listed, True), "additionalProperties": False}]
+        if asked <= {"type", "pattern"}:
+            patterns = without_look_ahead(str(names["pattern"]))
+            pattern = patterns[0] if patterns is not None and len(patterns) == 1 else None
+        elif asked <= {"type", "minLength", "maxLength"}:
+            pattern = f"^[\\s\\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
+        else:
+            pattern = None
+        return None if pattern is None else [{"patternProperties": {pattern: True}, "additionalProperties": False}]
+
+    def _unevaluated_properties(self, value: Any, schema: Mapping[str, Any]) -> _More:
+        if value is not False or schema.keys() & _APPLICATORS:
+            return None
+        if "additionalProperties" in schema:
+            return []
+        lists = {key: schema[key] for key in ("properties", "patternProperties") if key in schema}
+        known = {key: dict.fromkeys(value, True) for key, value in lists.items() if isinstance(value, Mapping)}
+        return [{**known, "additionalProperties": False}]
+
+    def _unique_items(self, value: Any, schema: Mapping[str, Any]) -> _More:
+        """All arrays without a repeated item, where they are few."""
+        most, least = schema.get("maxItems", _MOST_ARRAYS), schema.get("minItems", 0)
+        kinds = self._logic.kinds(schema)
+        if most in (0, 1) or "array" not in kinds:
+            return []
+        if not isinstance(most, int) or not isinstance(least, int) or not isinstance(schema.get("items"), dict):
+            return None
+        values = self._logic.values(schema["items"])
+        if values is None or "prefixItems" in schema:
+            return None
+        lengths = range(least, min(most, len(values)) + 1)
+        if len(values) > _MOST_ARRAYS or sum(perm(len(values), length) for length in lengths) > _MOST_ARRAYS:
+            return None
+        arrays = [list(array) for length in lengths for array in permutations(values, length)]
+        others = schema_of_kinds(kinds - {"array"}, set(KINDS)) or []
+        return [{"anyOf": [*others, {"enum": arrays}]}] if arrays else [*others] or [False]
+
+
+_REWRITES: dict[str, Callable[[SchemaRewrites, Any, Mapping[str, Any]], _More]] = {
+    "dependencies": SchemaRewrites._dependencies,
+    "dependentRequired": SchemaRewrites._dependencies,
+    "dependentSchemas": SchemaRewrites._dependencies,
+    "else": SchemaRewrites._with_if,
+    "if": SchemaRewrites._if,
+    "not": SchemaRewrites._not,
+    "propertyNames": SchemaRewrites._property_names,
+    "then": SchemaRewrites._with_if,
+    "unevaluatedProperties": SchemaRewrites._unevaluated_properties,
+    "uniqueItems": SchemaRewrites._unique_items,
+}
+REWRITTEN = frozenset(_REWRITES)
+"""Keywords that a schema may have nevertheless."""

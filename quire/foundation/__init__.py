@@ -1,0 +1,1 @@
+"""What every part may import: configuration, messages between processes, child processes, clocks."""

@@ -1,0 +1,98 @@
+"""All settings, as frozen plain data: one part a file, put together as Config.
+
+Flags, their help and `LLM`'s arguments come from these fields, so a field's name is unique over all parts. No torch, no
+I/O; `quire.planning.auto_config` makes the automatic choices (`None`, `auto`) and returns a new Config with reasons.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from typing import Any, get_type_hints
+
+from quire.errors import ConfigError, did_you_mean
+from quire.foundation.config.cache import CacheConfig
+from quire.foundation.config.device import DeviceConfig
+from quire.foundation.config.kv_cache_dtype import element_dtype
+from quire.foundation.config.load import LoadConfig
+from quire.foundation.config.lora import LoraConfig
+from quire.foundation.config.model import BUILTIN_MODEL, ModelConfig
+from quire.foundation.config.observability import ObservabilityConfig
+from quire.foundation.config.parallel import ParallelConfig
+from quire.foundation.config.scheduler import SchedulerConfig
+from quire.foundation.config.server import ServerConfig
+from quire.foundation.config.speculation import SpeculationConfig
+from quire.foundation.config.values import read_value
+
+__all__ = [
+    "BUILTIN_MODEL",
+    "CacheConfig",
+    "Config",
+    "DeviceConfig",
+    "LoadConfig",
+    "LoraConfig",
+    "ModelConfig",
+    "ObservabilityConfig",
+    "ParallelConfig",
+    "SchedulerConfig",
+    "ServerConfig",
+    "SpeculationConfig",
+]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every setting of one engine and its server."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    load: LoadConfig = field(default_factory=LoadConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+
+    @property
+    def kv_dtype(self) -> str:
+        """The name of the type of the KV cache's elements; --dtype is resolved."""
+        return element_dtype(self.cache.kv_cache_dtype, self.model.dtype)
+
+    def with_values(self, **values: Any) -> Config:
+        """A copy with fields of any part replaced by their flat names, as `LLM(...)` and flags use them. Values may be
+        texts as the command line has them, and are checked alike.
+
+        Raises:
+            ConfigError: A name that no part has, where the closest known one is suggested, or a value that its field
+                cannot have.
+        """
+        owner = {f.name: part.name for part in fields(self) for f in fields(getattr(self, part.name))}
+        changes: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            if name not in owner:
+                hint = did_you_mean(name, owner)
+                raise ConfigError(f"'{name}' is not an argument that Quire supports.{hint}", param=name)
+            part = getattr(self, owner[name])
+            try:
+                changes.setdefault(owner[name], {})[name] = read_value(_kinds(part.__class__)[name], value)
+            except ValueError as error:
+                raise ConfigError(f"{name}: {error}.", param=name) from None
+        return replace(self, **{part: replace(getattr(self, part), **c) for part, c in changes.items()})
+
+    def changes(self) -> dict[str, Any]:
+        """Values that are not the defaults, by their flat names: what `with_values` makes this of."""
+        parts = [(getattr(self, part.name), getattr(Config(), part.name)) for part in fields(self)]
+        return {
+            f.name: getattr(own, f.name)
+            for own, usual in parts
+            for f in fields(own)
+            if getattr(own, f.name) != getattr(usual, f.name)
+        }
+
+
+@lru_cache
+def _kinds(part: type) -> dict[str, Any]:
+    """The types of its fields."""
+    return get_type_hints(part)

@@ -1,0 +1,62 @@
+"""Which model, and how it is read and shown to clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from quire.foundation.config.values import check_range
+
+ModelDtype = Literal["auto", "bfloat16", "float", "float16", "float32", "half"]
+"""As --dtype says it."""
+BUILTIN_MODEL = "quill"
+"""The model that ships with the package, and the default."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The model, its tokenizer and its limits."""
+
+    model: str = BUILTIN_MODEL
+    """A directory with a Hugging Face checkpoint, a GGUF file, a hub id, or the built-in model `quill`. Of several GGUF
+    models in one place, DIR:Q4_K_M or org/name:Q4_K_M is the one with that in its name."""
+    gguf_file: str | None = None
+    """The name of a GGUF file in --model's directory or hub repository; of a split model its first."""
+    tokenizer: str | None = None
+    """Directory or hub id of the tokenizer, if not the model's own."""
+    skip_tokenizer_init: bool = False
+    """Work on token ids only; no tokenizer is loaded."""
+    dtype: ModelDtype = "auto"
+    """Of weights, activations and KV cache; half is float16, float is float32. auto: the checkpoint's, but bfloat16 for
+    Gemma in float16, which overflows, and float32 where this processor is slow at 16 bits. Processors compute no
+    float16: on them it is bfloat16, or float32, as auto has it."""
+    quantization: str | None = None
+    """How weights are quantized. fp8 and bitsandbytes (4 bits) quantize a dense checkpoint at the start. Else it is the
+    checkpoint's own method, which need not be given: awq, bitsandbytes, compressed-tensors, fp8, gguf, gptq, modelopt,
+    mxfp4 or quark."""
+    max_model_len: int | Literal["auto"] | None = None
+    """Longest sequence, prompt and output together, in tokens. auto (or -1): the longest that fits into the KV cache.
+    Default: the model's own limit."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    hf_token: str | None = None
+    """Token for gated models on the hub."""
+    served_model_name: tuple[str, ...] = ()
+    """Names that clients may use for the model; the first is the one reported. Default: --model as given."""
+    seed: int = 0
+    """Seed of dummy weights and, offline, of the seeds of requests that bring none."""
+    max_logprobs: int = 20
+    """Most likely tokens a request may ask log probabilities of; -1 for no limit."""
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = "raw_logprobs"
+    """What is reported of sampled tokens: `raw` is the model's output, `processed` what tokens are sampled from (after
+    penalties, temperature and top-p); `logits` are not normalized. For prompts it is always raw_logprobs."""
+    logits_processors: tuple[str, ...] = ()
+    """Classes, as package.module:Class, that may change the logits of requests that pass them `vllm_xargs`. Their code
+    runs inside the engine."""
+    generation_config: str = "auto"
+    """Source of default sampling values. auto: the model's generation_config.json; vllm: none; else a directory."""
+    override_generation_config: dict[str, Any] = field(default_factory=dict)
+    """Default sampling values that replace the model's, as JSON."""
+
+    def __post_init__(self) -> None:
+        check_range(self, -1, None, "max_logprobs")

@@ -1,0 +1,141 @@
+"""The HTTP server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from quire.errors import ConfigError
+from quire.foundation.config.values import check_positive, check_range
+
+ContentFormat = Literal["auto", "string", "openai"]
+_LONGEST_SHUTDOWN_S = 86_400.0
+MAX_API_SERVERS = 64
+MAX_PORT = 2**16 - 1
+OF_ENGINES_IN_PROCESS = ("chat_template", "reasoning_parser")
+"""Settings of the server that `LLM` has as well."""
+LOGS_OF_SERVER = {"disable_log_stats": True, "enable_log_requests": False}
+"""What engines without a server are told in vLLM's examples, too; with these values it asks for nothing."""
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The OpenAI-compatible server."""
+
+    host: str | None = None
+    """Address to listen on. Default: all interfaces."""
+    port: int = 8000
+    """Port to listen on; 0 for any free one."""
+    api_server_count: int = 1
+    """Processes that read requests and write answers, behind one address. Each is connected to every engine."""
+    headless: bool = False
+    """Serve nothing here: start this machine's ranks for the server at --master-addr, as --node-rank says."""
+    api_key: tuple[str, ...] = ()
+    """Keys of which a request must carry one, as 'Authorization: Bearer KEY'. Default: the variable QUIRE_API_KEY or
+    VLLM_API_KEY; without either, none is needed."""
+    allowed_origins: tuple[str, ...] = ("*",)
+    """CORS: origins a browser may call from."""
+    allowed_methods: tuple[str, ...] = ("*",)
+    """CORS: methods."""
+    allowed_headers: tuple[str, ...] = ("*",)
+    """CORS: headers."""
+    allow_credentials: bool = False
+    """CORS: whether cookies and authorization travel along."""
+    ssl_keyfile: str | None = None
+    """TLS key file."""
+    ssl_certfile: str | None = None
+    """TLS certificate file."""
+    ssl_ca_certs: str | None = None
+    """File of the certificates that clients' own certificates must come from."""
+    ssl_cert_reqs: Literal[0, 1, 2] = 0
+    """Whether clients need a certificate of --ssl-ca-certs: 0 no, 1 only if they send one, 2 yes."""
+    root_path: str = ""
+    """Path under which a proxy serves this server."""
+    chat_template: str | None = None
+    """A jinja chat template, a file with one, or the name of one of the model's, in place of the model's default."""
+    chat_template_content_format: ContentFormat = "auto"
+    """How the chat template gets messages' content: as text ('string'), as a list of parts ('openai'), or as the
+    template reads it."""
+    default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Variables of the chat template for requests that do not set them, as JSON."""
+    trust_request_chat_template: bool = False
+    """Let requests bring a chat template of their own. It runs in a sandbox."""
+    tool_call_parser: str | None = None
+    """How the model writes tool calls. Default: as its chat template tells."""
+    enable_auto_tool_choice: bool = True
+    """Let the model choose whether to call a tool."""
+    exclude_tools_when_tool_choice_none: bool = False
+    """Do not show tools to the model when the request says tool_choice 'none'."""
+    reasoning_parser: str | None = None
+    """How the model writes its reasoning. Default: as its chat template tells."""
+    response_role: str = "assistant"
+    """Role of chat answers."""
+    enable_tokenizer_info_endpoint: bool = False
+    """GET /tokenizer_info: the tokenizer's settings and the chat template."""
+    enable_request_id_headers: bool = False
+    """Send X-Request-Id with every answer, not only where the request brought one."""
+    disable_fastapi_docs: bool = False
+    """No /docs, /redoc and /openapi.json."""
+    uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = "info"
+    """Log level of the HTTP server."""
+    disable_uvicorn_access_log: bool = False
+    """No access log line for each request. Health and metrics probes are never logged."""
+    enable_log_requests: bool = False
+    """Log each request's parameters when it arrives: stop strings and bad words, never prompts or answers."""
+    disable_log_stats: bool = False
+    """No periodic line with throughput and cache use."""
+    shutdown_delay: float = 0.0
+    """Seconds after SIGTERM in which new requests are still taken, while `/ready` says no already: what a load balancer
+    needs to notice."""
+    shutdown_timeout: float = 30.0
+    """Seconds that open requests get to finish after SIGTERM and --shutdown-delay; then they are ended."""
+    max_request_timeout: float | None = None
+    """Most seconds that a request may take; it may ask for less ('timeout', X-Request-Timeout). Then a request without
+    output gets 504, and any other what there is. Default: no limit."""
+    tenant_header: str | None = None
+    """Header that names whose a request is, besides its API key; set by a proxy that is trusted. Requests that wait
+    are served in turn by these. Default: API keys alone tell."""
+    max_restarts: int = 10
+    """How often within 10 minutes an engine or API process that dies or hangs is started again, after which the server
+    ends. Open requests go on in the next engine. 0: it ends at once."""
+    cache_isolation: bool = False
+    """Share cached prefixes between requests of one API key and tenant header alone: nobody can tell by the time of
+    an answer what another has asked."""
+    max_request_bytes: int = 16 * 2**20
+    """Largest request body that is read; uploads to /v1/files have a limit of their own."""
+    disable_responses_store: bool = False
+    """Keep nothing on disk: no /v1/files, no /v1/batches, and of /v1/responses only what needs no earlier response."""
+    responses_store_path: str | None = None
+    """File for responses, files and batches, which outlive a restart. Servers of this machine may share it. Default:
+    quire/store.sqlite in $XDG_STATE_HOME, or else in ~/.local/state."""
+    responses_store_max_bytes: int = 2**30
+    """What responses, files and batches may take on disk together. Without room the responses that have not been used
+    for the longest time go first; files and batches stay, and new ones are refused."""
+    responses_store_max_age: float = 30 * 86400.0
+    """Seconds after which unused responses, files and finished batches are deleted."""
+    responses_store_max_file_bytes: int = 200 * 2**20
+    """Largest file that /v1/files takes."""
+
+    @property
+    def keeps_model(self) -> str:
+        """Why the served model cannot be swapped while the server runs; empty: it can."""
+        if self.api_server_count == 1:
+            return ""
+        return "models are not swapped with --api-server-count above 1: start the server with the other model"
+
+    def __post_init__(self) -> None:
+        if any(not key.strip() for key in self.api_key):
+            raise ConfigError("--api-key is empty: give a key, or leave the flag out to serve without one.")
+        check_range(self, 0, MAX_PORT, "port")
+        check_positive(self, "max_request_timeout", "max_request_bytes")
+        check_range(self, 0, _LONGEST_SHUTDOWN_S, "shutdown_delay", "shutdown_timeout")
+        check_range(self, 1, MAX_API_SERVERS, "api_server_count")
+        if self.headless and self.api_server_count > 1:
+            raise ConfigError(
+                "--headless serves no requests: give --api-server-count to the head alone.", param="api_server_count"
+            )
+        check_range(self, 0, None, "max_restarts")
+        check_positive(
+            self, "responses_store_max_bytes", "responses_store_max_age", "responses_store_max_file_bytes",
+            advice="; --disable-responses-store keeps nothing",
+        )  # fmt: skip

@@ -1,0 +1,205 @@
+"""From an engine to API processes: what steps have brought, answers to commands, and how the engine is."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from quire.foundation.messages.message import Message
+from quire.foundation.messages.to_engine import Adapter, PauseMode
+from quire.foundation.messages.workers import TokenLogprobs
+
+EXPECTED_OUTPUT = 256
+"""Output tokens that a waiting sequence is expected to bring, as long as none has ended."""
+
+STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Upper bounds of the buckets into which a step's tokens are counted."""
+
+WORK_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""Upper bounds of the buckets into which pieces of work are counted, in seconds of processor time."""
+
+
+class EngineId(NamedTuple):
+    """An engine and which of its lives this is: messages of an earlier life are told from those of the present one.
+
+    Attributes:
+        engine: Its number.
+        epoch: How often it was started again.
+    """
+
+    engine: int = 0
+    epoch: int = 0
+
+
+class _FromEngine(Message, frozen=True, kw_only=True):
+    source: EngineId = EngineId()
+    """The engine that says it."""
+
+
+class Ready(_FromEngine, frozen=True):
+    """The engine takes work. Sent once, with the limits that only the device could tell."""
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    num_blocks: int
+    block_size: int
+    capacity: int
+    """Most tokens (prompt and output) that one sequence can ever hold in the KV cache."""
+    kv_tokens: int = 0
+    """Tokens that the KV cache holds in sequences of full length."""
+    startup: dict[str, float] = {}
+    """Seconds by stage of the engine's start."""
+    paused: Literal["", PauseMode] = ""
+    """How the engine is paused, for a client that was not there when it was."""
+    adapters: list[Adapter] = []
+    """Adapters that are loaded, for a client that was not there when they were."""
+
+
+EndReason = Literal["stop", "length", "abort", "error", "repetition", "timeout", "refused"]
+
+
+class End(Message, frozen=True):
+    """The one last message of a sequence.
+
+    Attributes:
+        id: The sequence.
+        reason: `stop` by a token of `Add.stop_ids`, `length`, `repetition`, `timeout`, `abort`, `error`, or `refused`:
+            an error that the same request would meet again, since what it asks for cannot be done.
+        message: For `error` and `refused`: what failed, safe to show to the client.
+        queued_s, prefill_s, decode_s: Seconds waiting, from first plan to first token, and from there to the end.
+        preemptions: How often it was preempted.
+        cached_tokens: Prompt tokens found in the prefix cache, or shared with the sequence it forked from.
+    """
+
+    id: int
+    reason: EndReason
+    message: str = ""
+    queued_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    preemptions: int = 0
+    cached_tokens: int = 0
+
+
+class Load(Message, frozen=True):
+    """How busy the engine is: from it API processes answer metrics, and turn requests away, without asking."""
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    free_blocks: int = 0
+    num_blocks: int = 0
+    preemptions: int = 0
+    """Preemptions since the engine's start."""
+    prefix_queries: int = 0
+    """Tokens looked up in the prefix cache since the engine's start."""
+    prefix_hits: int = 0
+    """Tokens looked up in the prefix cache and found, since the engine's start."""
+    drafts: int = 0
+    """Rows with draft tokens since the engine's start."""
+    draft_tokens: int = 0
+    """Draft tokens since the engine's start."""
+    accepted_drafts: list[int] = []
+    """Draft tokens that were accepted since the engine's start, by their position in the draft."""
+    free_host_blocks: int = 0
+    """Free blocks among the host blocks that are ready."""
+    num_host_blocks: int = 0
+    """All host blocks, ready or not."""
+    step: int = 0
+    step_ms: float = 0.0
+    deferred: int = 0
+    """Waiting sequences that wait for a token in flight, or for the prompt they share, and not for room."""
+    unwritten_tokens: int = 0
+    """Tokens that still fit into the blocks in use: internal fragmentation."""
+    block_size: int = 0
+    ready_host_blocks: int = 0
+    queued_tokens: int = 0
+    """Tokens to be computed for the waiting: prompts, and outputs as long as they are expected to be."""
+    tokens_per_s: float = 0.0
+    """Tokens that the engine computes, or finds computed, in a second while requests wait; estimated at first. 0: not
+    known."""
+    expected_output: float = EXPECTED_OUTPUT
+    """Tokens that a sequence brings on average."""
+    paused: Literal["", PauseMode] = ""
+    """How the engine is paused; empty: it is not."""
+    running_adapters: list[str] = []
+    """Names of the adapters that requests use."""
+    waiting_adapters: list[str] = []
+    """Names of the adapters that requests wait for, until there is a slot."""
+
+
+class Deltas(_FromEngine, frozen=True):
+    """What one step brought to one API process's requests.
+
+    `counts[i]` tokens of the flat `tokens` belong to `ids[i]`; `logprobs`, when not empty, has one entry a token
+    (None where it was not asked for). A sequence's End comes with or after its last tokens.
+
+    Attributes:
+        prompt_logprobs: (sequence, the next tokens' log probabilities), from the prompt's second token on; all of them
+            come before the output.
+        cached_tokens: (sequence, prompt tokens found in the prefix cache), with its first token.
+        last_add: `Add.last_id` of the last Add that came from this process; later ones are not in `load`.
+    """
+
+    ids: list[int]
+    counts: list[int]
+    tokens: list[int]
+    logprobs: list[TokenLogprobs | None] = []
+    ends: list[End] = []
+    load: Load = Load()
+    prompt_logprobs: list[tuple[int, list[TokenLogprobs]]] = []
+    cached_tokens: list[tuple[int, int]] = []
+    last_add: int = 0
+
+
+class Done(_FromEngine, frozen=True):
+    """The answer to Control `id`: a value, or an error's text."""
+
+    id: int
+    value: dict[str, Any] = {}
+    error: str = ""
+
+
+class Heartbeat(_FromEngine, frozen=True):
+    """The engine is alive.
+
+    Attributes:
+        now: Monotonic seconds.
+        last_progress: When the last step finished, or when the engine was last idle, in monotonic seconds.
+        limit_s: How long the present step may take, in seconds from `last_progress`, before the engine counts as stuck.
+        step_tokens: Histogram of the tokens a step computes: steps per bucket of STEP_TOKEN_BOUNDS, and one more above.
+        step_tokens_sum: Tokens of all steps.
+        turns: Histogram of the loop's turns by the processor time they took: WORK_BOUNDS_S, and one more above.
+        turns_sum_s, longest_turn_s: Processor time of all turns, and of the longest.
+        last_add: See Deltas.
+    """
+
+    now: float
+    last_progress: float
+    load: Load = Load()
+    step_tokens: list[int] = []
+    step_tokens_sum: int = 0
+    turns: list[int] = []
+    turns_sum_s: float = 0.0
+    longest_turn_s: float = 0.0
+    last_add: int = 0
+    limit_s: float = 30.0
+
+
+class Dead(_FromEngine, frozen=True):
+    """The engine is gone; sent by who saw it. None of its messages follows.
+
+    Attributes:
+        cause: Why the engine is gone.
+        successor: The engine that takes its place; None: there is none.
+        in_flight: Sequences that it was working on.
+        turn: Which API process may send the successor something, see SearchTurns; None: all may.
+    """
+
+    cause: str
+    successor: EngineId | None = None
+    in_flight: list[int] = []
+    turn: int | None = None
+
+
+FromEngine = Ready | Deltas | Done | Heartbeat | Dead

@@ -1,0 +1,176 @@
+"""From API processes to an engine: requests, and commands."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from quire.foundation.messages.message import Message
+from quire.sampling_params import SamplingParams
+
+CLIENT_SHIFT = 48
+"""Request ids are unique over API processes: the bits from this one on are the process's number."""
+
+
+def queued_tokens(sampling: SamplingParams, prompt_tokens: int, output_tokens: float) -> int:
+    """What a waiting sequence adds to the queue: tokens of its prompt that are not computed, and those it should bring;
+    one whose log probabilities are wanted counts twice."""
+    per_prompt_token = 1 if sampling.prompt_logprobs is None else 2
+    per_output_token = 1 if sampling.num_reported is None else 2
+    return per_prompt_token * prompt_tokens + per_output_token * max(1, round(output_tokens))
+
+
+class Fork(msgspec.Struct, frozen=True, array_like=True):
+    """Another sequence of an Add's prompt, with parameters of its own for what differs.
+
+    Attributes:
+        id: See Add.
+        seed: See Add.
+        generated: On a replay: its tokens after the prompt.
+    """
+
+    id: int
+    seed: int
+    generated: list[int] = []
+
+
+class Adapter(msgspec.Struct, frozen=True, array_like=True):
+    """A LoRA adapter. What makes it that one is its contents: another under the same name is another.
+
+    Attributes:
+        name: By which requests choose it.
+        path: Directory of its files.
+        digest: Of all that decides what it computes, in hex.
+    """
+
+    name: str
+    path: str
+    digest: str
+
+
+class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
+    """How long a sequence may reason, and how that is seen in its tokens.
+
+    Attributes:
+        tokens: Most tokens of reasoning; then what ends it is sampled.
+        start: What opens reasoning.
+        ends: What ends it, each of one token or more. The first is sampled when the budget is spent.
+        again: Reasoning may begin again after it has ended, on what is left of the budget.
+        opened: Whether the prompt has opened it; None: the prompt's last tokens tell.
+    """
+
+    tokens: int
+    start: list[int]
+    ends: list[list[int]]
+    again: bool = False
+    opened: bool | None = None
+
+
+class Add(Message, frozen=True):
+    """The sequences of one prompt, new or replayed after an engine's death. Each of them gets exactly one End.
+
+    Attributes:
+        id: Of the first sequence. Unique; `id >> CLIENT_SHIFT` is the API process its Deltas go to.
+        tokens: The prompt, followed on a replay by the tokens that the first sequence has generated.
+        prompt_len: How many of `tokens` are the prompt; the rest counts against `max_tokens`.
+        sampling: As the user asked; `max_tokens` is resolved to a number.
+        stop_ids: Tokens that end the sequence: the model's end-of-sequence tokens and `sampling.stop_token_ids`.
+        seed: Of the counter-based random numbers; the client picks one when the user gave none. In [0, 2**64).
+        arrival: Seconds on the machine-wide monotonic clock.
+        priority: Lower goes first, under `--scheduling-policy priority`.
+        cache_salt: Cached prefixes are shared only between requests of the same salt.
+        forks: The other sequences, which share the first one's prompt blocks.
+        bad_words: `sampling.bad_words` as tokens: after all but the last token of one, its last token is not sampled.
+        grammar: What the output must be, as the text that `quire.engine.structured_output` makes of a constraint it has
+            checked; empty for anything.
+        thinking: How long each sequence may reason; None: as long as it likes.
+        fork_of: In what `sequences` returns: the first sequence of the prompt, for all others. Never sent.
+        deadline: When its sequences end if they have not, with what they have; on the clock of `arrival`.
+        tenant: Whose it is: waiting requests of different tenants are served in turn.
+        adapter: What the base model is changed by for its sequences; None: by nothing.
+    """
+
+    id: int
+    tokens: list[int]
+    prompt_len: int
+    sampling: SamplingParams
+    stop_ids: list[int]
+    seed: int
+    arrival: float
+    priority: int = 0
+    cache_salt: str = ""
+    forks: list[Fork] = []
+    bad_words: list[list[int]] = []
+    grammar: str = ""
+    thinking: ThinkingBudget | None = None
+    fork_of: int | None = None
+    deadline: float | None = None
+    tenant: str = ""
+    adapter: Adapter | None = None
+
+    @property
+    def last_id(self) -> int:
+        """The highest of its sequences' ids, which clients count upwards."""
+        return self.forks[-1].id if self.forks else self.id
+
+    def queued_tokens(self, expected_output: float) -> int:
+        """What all its sequences add to a queue, in tokens: see `queued_tokens`."""
+        return self._queued(len(self.tokens), expected_output) + len(self.forks) * self._queued(1, expected_output)
+
+    def _queued(self, prompt_tokens: int, expected_output: float) -> int:
+        output = min(self.sampling.max_tokens or 0, expected_output)
+        return queued_tokens(self.sampling, prompt_tokens, output)
+
+    def sequences(self) -> list[Add]:
+        """One Add for each sequence, the first is this one. Forks share its lists, so nobody may change those."""
+        if not self.forks:
+            return [self]
+        prompt = self.tokens if len(self.tokens) == self.prompt_len else self.tokens[: self.prompt_len]
+        forks = [
+            msgspec.structs.replace(
+                self,
+                id=fork.id,
+                tokens=prompt + fork.generated if fork.generated else prompt,
+                seed=fork.seed,
+                forks=[],
+                fork_of=self.id,
+            )
+            for fork in self.forks
+        ]
+        return [self, *forks]
+
+
+class Abort(Message, frozen=True):
+    """Stop these sequences; unknown ids are ignored."""
+
+    ids: list[int]
+
+
+PauseMode = Literal["abort", "wait", "keep"]
+"""What becomes of admitted requests at a pause: they end, they go on, or they keep their place and wait."""
+
+
+class Control(Message, frozen=True):
+    """A command, answered by exactly one Done. Actions: `drain`, `counts`, `reset_prefix_cache`, `is_paused`, `resume`,
+    `pause:` with a PauseMode, `load_adapter` of `name` and `path`, `unload_adapter` of `name`, and `frame` for one of
+    the live picture, newer than the one whose number was `seen`."""
+
+    id: int
+    action: str
+    value: dict[str, str] = {}
+
+
+class ClientHeartbeat(Message, frozen=True):
+    """API process `client` is alive; without these its requests are aborted."""
+
+    client: int
+
+
+class ClientGone(Message, frozen=True):
+    """API process `client` is dead, and its number is not used again: its requests are aborted. Sent by who saw it."""
+
+    client: int
+
+
+ToEngine = Add | Abort | Control | ClientHeartbeat | ClientGone

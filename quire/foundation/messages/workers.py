@@ -1,0 +1,213 @@
+"""Between an engine and its workers: steps and what they bring, adapters, and what only the device can tell."""
+
+from __future__ import annotations
+
+from quire.foundation.messages.message import Message
+from quire.foundation.messages.to_engine import Adapter
+from quire.sampling_params import SamplingParams
+
+
+class Admitted(Message, frozen=True):
+    """A slot's new owner.
+
+    Attributes:
+        slot: Index into the slot table.
+        length: Tokens whose keys and values are in its blocks already: found in the prefix cache, shared with the
+            request it forks from, or swapped in.
+        seed: Of its random numbers.
+        num_sampled: Tokens sampled before (preemption, replay): where the random counter starts.
+        sampling: As the user asked.
+        stop_ids: Not sampled before the counter reaches `sampling.min_tokens`; empty when that is 0.
+        bad_words: See Add.
+        history: All tokens so far, if sampling or drafting depends on them; else empty.
+        prompt_len: How many of them are the prompt.
+        cache_salt: See Add. Nothing that other salts have said may be told by what is guessed, and how fast.
+        rope_length: In models whose rotary embedding depends on the sequence's length: the least length to go by.
+        adapter_slot: Where its adapter is on the device, from 1; 0: it has none.
+    """
+
+    slot: int
+    length: int
+    seed: int
+    num_sampled: int
+    sampling: SamplingParams
+    stop_ids: list[int] = []
+    bad_words: list[list[int]] = []
+    history: list[int] = []
+    prompt_len: int = 0
+    cache_salt: str = ""
+    rope_length: int = 0
+    adapter_slot: int = 0
+
+
+class PromptLogprobsRow(Message, frozen=True):
+    """A row with positions whose prompt log probabilities are wanted.
+
+    Attributes:
+        row: Index into the plan's rows; one of `token_rows`.
+        skip, count: The row's positions from `skip` on, `count` of them; each one's logits score the next token.
+        next_token: The token after the row's last one.
+    """
+
+    row: int
+    skip: int
+    count: int
+    next_token: int
+
+
+class Plan(Message, frozen=True):
+    """One step, as ordered columns and changes since the step before; what is not named has not changed.
+
+    Order of effect: `admitted` reset their slots; block tables change; blocks are swapped out, copied, swapped in;
+    every row moves its slot forward by `counts[row]` tokens; every sampled row samples a token.
+
+    Counts are upper bounds: the device owns the lengths, and positions and slot mapping follow from them there. A
+    sampled row with d drafts carries d draft tokens of the slot's own after the known ones, or fewer where the worker
+    finds fewer. It gains 0 to 1 + d tokens, and its slot moves forward by its count, less 1 + d, plus what it gained:
+    the last token of the sequence is the next row's input, and its keys are not computed yet. Later plans in flight
+    rely on the upper bounds.
+
+    Attributes:
+        step: Counts from 1.
+        admitted: Slots with a new owner. A free slot is not named until it is admitted again.
+        block_slots, block_groups, block_indices, block_ids: Block table changes: block `id` is entry `index` of the
+            table of (slot, KV group).
+        slots: The slot of each row, in batch order.
+        counts: How many tokens each row moves forward by.
+        token_rows: Rows (ascending) whose input comes with the plan, in `tokens`. Every other row's input is the last
+            token of its slot's sequence, on the device.
+        tokens: Input tokens of `token_rows`, concatenated, without drafts.
+        sampled_rows: Rows (ascending) that sample a token from the logits of their last position.
+        drafts: For each sampled row the number of its draft tokens; empty: none at all.
+        masked: Sampled rows (ascending) that wait for their TokenBitmasks before they sample.
+        swap_out: (device block, host block): contents to keep.
+        copies: (from, to): device blocks, copied before a shared one is written.
+        swap_in: (host block, device block).
+        prompt_logprobs_rows: Rows with positions whose prompt log probabilities are wanted.
+    """
+
+    step: int
+    admitted: list[Admitted]
+    block_slots: list[int]
+    block_groups: list[int]
+    block_indices: list[int]
+    block_ids: list[int]
+    slots: list[int]
+    counts: list[int]
+    token_rows: list[int]
+    tokens: list[int]
+    sampled_rows: list[int]
+    swap_out: list[tuple[int, int]] = []
+    copies: list[tuple[int, int]] = []
+    swap_in: list[tuple[int, int]] = []
+    prompt_logprobs_rows: list[PromptLogprobsRow] = []
+    drafts: list[int] = []
+    masked: list[int] = []
+
+
+Bits = bytes | memoryview
+"""A token bitmask."""
+
+
+class TokenBitmasks(Message, frozen=True):
+    """Which tokens the masked rows of a plan may sample; sent after the plan, when the tokens before are known.
+
+    Attributes:
+        step: The plan's.
+        rows: `Plan.masked`, all of them.
+        bits: A bitmask per row, 1 where a token is allowed: token t is bit t % 8 of byte t // 8. Padded to a multiple
+            of 4 bytes. Of a row with drafts one per position, in order.
+        counts: How many bitmasks each row has, at least 1; empty: one each. A row that has no more than its first n
+            samples no more than n tokens, whatever drafts it has.
+    """
+
+    step: int
+    rows: list[int]
+    bits: list[Bits]
+    counts: list[int] = []
+
+
+class MaskedDrafts(Message, frozen=True):
+    """What the worker proposed for the masked rows of a step that has begun: their bitmasks depend on it.
+
+    Sent for a plan that allows a masked row drafts, before its bitmasks are waited for; none was proposed for a row of
+    no tokens.
+
+    Attributes:
+        step: The plan's.
+        tokens: The drafts of each row of `Plan.masked`.
+    """
+
+    step: int
+    tokens: list[list[int]]
+
+
+class TokenLogprobs(Message, frozen=True):
+    """A token's own log probability and rank (1 = likeliest), and other tokens': the likeliest, best first, or those of
+    `logprob_token_ids`, in their order."""
+
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class Result(Message, frozen=True):
+    """What a Plan brought, in the order of its sampled rows.
+
+    Attributes:
+        step: The plan's.
+        counts: Tokens each sampled row gained: 0 to 1 + its drafts.
+        tokens: Those tokens, concatenated.
+        logprobs: Empty, or one entry a token.
+        errors: (index into the sampled rows, message): that sequence failed (NaN logits, say) and gained nothing.
+        refused: Those indices of `errors` where what the request itself asks for is to blame.
+        device_ms: How long the step took on the device.
+        prompt_logprobs: One list for each of `Plan.prompt_logprobs_rows`, one entry a position.
+        ready_host_blocks: From now on plans may swap to the host blocks 0 to this number - 1; 0: as many as before.
+        drafted: How many draft tokens each sampled row really had, at most as many as planned; empty: none had any.
+        undrafted: Up to this step the worker makes no drafts: plans that allow any would only reserve room for them.
+    """
+
+    step: int
+    counts: list[int]
+    tokens: list[int]
+    logprobs: list[TokenLogprobs | None] = []
+    errors: list[tuple[int, str]] = []
+    device_ms: float = 0.0
+    prompt_logprobs: list[list[TokenLogprobs]] = []
+    ready_host_blocks: int = 0
+    drafted: list[int] = []
+    undrafted: int = 0
+    refused: list[int] = []
+
+
+class AdapterLoaded(Message, frozen=True):
+    """An adapter was brought to the device, or was not.
+
+    Attributes:
+        adapter: Which; its digest is that of the files, if they could be read.
+        slot: Where it is; 0: it was only read.
+        error: Why it is not there; empty: it is.
+    """
+
+    adapter: Adapter
+    slot: int
+    error: str = ""
+
+
+class DeviceLimits(Message, frozen=True):
+    """What only the device can tell; reported once, when the workers have started."""
+
+    num_blocks: int
+    """Usable KV blocks, ids 1 to num_blocks; 0 is the dummy block."""
+    vocab_size: int
+    num_host_blocks: int = 0
+    """Blocks of the host pool that preempted sequences are swapped to; ids from 0. Results say when they are ready."""
+    startup: dict[str, float] = {}
+    """Seconds by stage."""
+    step_sizes: list[tuple[int, int]] = []
+    """(tokens, rows), ascending: with prompt chunks beside up to `rows` decode rows, a step is padded to the next of
+    these numbers of tokens. Empty: no padding, each token costs time."""
+    masked_drafts: bool = False
+    """Whether masked rows may have drafts: the executor says which ones they are, see MaskedDrafts."""

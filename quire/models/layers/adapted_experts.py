@@ -1,0 +1,100 @@
+"""Experts that adapters change: on a GPU all together, on a CPU one by one for tokens of such adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.reference.lora import Tiles
+from quire.models.lora.step_tiles import order_tokens
+from quire.models.lora.updates import ExpertUpdates
+from quire.models.quantization.scheme import AdaptableExperts, SeparateExperts
+
+
+class AdaptedExperts:
+    """Σ weight · down(silu(gate(x)) · up(x)) over each token's experts, where all three may have low-rank updates.
+
+    Args:
+        base: Computes steps without such updates; called like `Experts.__call__`.
+        weights: Computes steps with such updates.
+        updates: The updates of the layer's experts.
+    """
+
+    def __init__(self, base: Callable[..., Tensor], weights: AdaptableExperts, updates: ExpertUpdates) -> None:
+        self._base = base
+        self._weights = weights
+        self._updates = updates
+
+    def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+        """Compute the experts' weighted sum for each token.
+
+        Args:
+            x: [tokens, hidden].
+            numbers: [tokens, chosen] int64, each token's experts.
+            weights: [tokens, chosen], the experts' weights.
+
+        Returns:
+            [tokens, hidden], of x's dtype.
+        """
+        adapters = self._updates.of_step
+        if adapters is None:
+            return self._base(x, numbers, weights)
+        return self._weights.multiply_adapted(x, numbers, weights, adapters)
+
+
+class SeparatelyAdaptedExperts:
+    """Σ weight · down(silu(gate(x)) · up(x)) over each token's experts on a CPU, where all three may have updates.
+
+    Experts are computed one by one, for the tokens whose adapters change experts.
+
+    Args:
+        base: Computes all tokens whose adapters leave experts alone; called like `Experts.__call__`.
+        separate: Each expert's products; numbers from their count on are other ranks' experts, and are left out.
+        updates: The updates of the layer's experts.
+    """
+
+    def __init__(self, base: Callable[..., Tensor], separate: SeparateExperts, updates: ExpertUpdates) -> None:
+        self._base = base
+        self._separate = separate
+        self._updates = updates
+        self._silu_and_mul = kernel("silu_and_mul", "cpu")
+
+    def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+        """Compute the experts' weighted sum for each token.
+
+        Args:
+            x: [tokens, hidden].
+            numbers: [tokens, chosen] int64, each token's experts.
+            weights: [tokens, chosen], the experts' weights.
+
+        Returns:
+            [tokens, hidden], of x's dtype.
+        """
+        adapters = self._updates.of_step
+        if adapters is None:
+            return self._base(x, numbers, weights)
+        slots, out = adapters.slots, torch.zeros_like(x)
+        alone, changed = (slots == 0).nonzero()[:, 0], slots.nonzero()[:, 0]
+        if len(alone):
+            out[alone] = self._base(x[alone], numbers[alone], weights[alone])
+        experts = numbers[changed]
+        for number in sorted(set(experts[experts < len(self._updates.each)].tolist())):
+            row, choice = (experts == number).nonzero(as_tuple=True)
+            tokens = changed[row]
+            y = self._expert(number, x[tokens], slots[tokens])
+            out.index_add_(0, tokens, y.mul_(weights[tokens, choice].unsqueeze(1)))
+        return out
+
+    def _expert(self, number: int, x: Tensor, slots: Tensor) -> Tensor:
+        """Compute one expert's output for its tokens: [tokens, hidden] → [tokens, hidden]."""
+        update, tiles = self._updates.each[number], Tiles(*map(torch.from_numpy, order_tokens(slots.numpy())))
+        gate_up = self._separate.gate_up(number, x)
+        update.gate_up.add(x, gate_up, tiles)
+        hidden = gate_up.new_empty((len(x), gate_up.shape[1] // 2))
+        self._silu_and_mul(gate_up, hidden)
+        y = self._separate.down(number, hidden)
+        update.down.add(hidden, y, tiles)
+        return y

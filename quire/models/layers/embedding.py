@@ -1,0 +1,61 @@
+"""Tokens to vectors, and vectors back to logits where the two share a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from quire.models.layers.divided import VocabularyEmbedding
+from quire.models.quantization.scheme import EmbeddingScheme, EmbeddingShape, EmbeddingWeight
+from quire.models.weights.checkpoint import Checkpoint, WeightSpec
+from quire.models.weights.tensor_options import TensorOptions
+
+
+class Embedding:
+    """A row of the weight for each token, times `scale` in the dtype of the options.
+
+    Attributes:
+        weight: In whatever form its scheme keeps it.
+    """
+
+    def __init__(
+        self, shape: EmbeddingShape, scheme: EmbeddingScheme, options: TensorOptions, scale: float | None = None
+    ) -> None:
+        self._width = shape.width
+        self._options = options
+        self._scale = None if scale is None else float(torch.tensor(scale, dtype=options.dtype))
+        self.weight: EmbeddingWeight = scheme.embedding(shape, options)
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        yield from self.weight.weight_specs()
+
+    def load_weights(self, checkpoint: Checkpoint) -> None:
+        self.weight.load(checkpoint)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Look up the tokens' vectors: [tokens] int64 → [tokens, width], of the options' dtype."""
+        x = torch.empty((len(tokens), self._width), dtype=self._options.dtype, device=self._options.device)
+        self.weight.take(tokens, self._scale, x)
+        return x
+
+    def tie(self) -> None:
+        """Prepare for `multiply`, which a tied head calls. Must be called before the weight is loaded."""
+        self.weight.tie()
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x Wᵀ: [tokens, width] → [tokens, rows of the weight]."""
+        return self.weight.multiply(x)
+
+
+class TiedHead:
+    """Logits from the embedding's own weight, in a form that the look-up takes as well."""
+
+    def __init__(self, embedding: Embedding | VocabularyEmbedding) -> None:
+        embedding.tie()
+        self._embedding = embedding
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[tokens, width] → [tokens, rows of the weight]."""
+        return self._embedding.multiply(x)

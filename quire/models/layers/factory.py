@@ -1,0 +1,313 @@
+"""What builds a model's layers, and remembers those with weights.
+
+The one place where tensor parallelism, quantization and adapters enter a model: a model file names its projections and
+their shapes, and this decides what serves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from quire.compute.attention.backend import AttentionLayer
+from quire.compute.collectives.collectives import Collectives, OneRank
+from quire.compute.collectives.delta import Delta
+from quire.compute.collectives.engine_group import ExpertLayers
+from quire.compute.mesh import Mesh, Span
+from quire.models.layers.adapted_experts import AdaptedExperts, SeparatelyAdaptedExperts
+from quire.models.layers.adapted_linear import AdaptedLinear
+from quire.models.layers.attention import Attention, Heads
+from quire.models.layers.divided import ExpertsOfEngines, GatheredLogits, SummedOverRanks, VocabularyEmbedding
+from quire.models.layers.embedding import Embedding, TiedHead
+from quire.models.layers.layer import Layer
+from quire.models.layers.linear import Linear, Projection
+from quire.models.layers.mlp import GATED, MLP, PLAIN
+from quire.models.layers.moe import Experts, MixtureOfExperts, Routing
+from quire.models.layers.norm import RMS, LayerNorm, RMSNorm
+from quire.models.lora.updates import LowRankUpdates
+from quire.models.quantization.description import Quantization
+from quire.models.quantization.registry import embedding_scheme_of, scheme_of
+from quire.models.quantization.scheme import (
+    EmbeddingShape,
+    ExpertNames,
+    ExpertsShape,
+    LinearPart,
+    LinearShape,
+    RowForm,
+    WeightScheme,
+)
+from quire.models.weights.shards import Cut
+from quire.models.weights.tensor_options import TensorOptions
+
+L = TypeVar("L", bound=Layer)
+
+
+class Outputs(NamedTuple):
+    """Outputs of a projection that are divided over ranks as `units`, each `width` wide: heads, or single ones."""
+
+    units: int
+    width: int = 1
+
+
+class LayerFactory:
+    """Builds layers whose weights have these options; `layers` lists all that have any, in the order they were built.
+
+    Args:
+        options: The device and dtype of weights.
+        quantization: Says which modules' weights are not dense.
+        mesh: This rank's place among those that divide each layer.
+        collectives: Operations over these ranks.
+        updates: Collects the products that adapters change; None: there are no adapters.
+        stand_in: Returns what a model uses in place of a layer: something with the same methods.
+        engines: The engines that divide experts among all their ranks, if the mesh has several.
+
+    Sizes are those of the undivided layers. A `transposed` projection is stored as [in, out].
+    """
+
+    def __init__(
+        self,
+        options: TensorOptions,
+        quantization: Quantization | None = None,
+        mesh: Mesh | None = None,
+        collectives: Collectives | None = None,
+        updates: LowRankUpdates | None = None,
+        stand_in: Callable[[Layer], Any] | None = None,
+        engines: ExpertLayers | None = None,
+    ) -> None:
+        self.options = options
+        self._quantization = quantization
+        self._mesh = mesh or Mesh()
+        self._collectives = collectives or OneRank()
+        self._updates = updates
+        self._stand_in = stand_in
+        self._engines = engines
+        self.layers: list[Layer] = []
+
+    def own_layers(self, layers: int) -> range:
+        """Return the numbers of the layers that this rank computes, of a model with so many layers."""
+        return self._mesh.own_layers(layers)
+
+    def at(self, *, first: bool = False, last: bool = False) -> LayerFactory:
+        """Return this factory if this rank computes the model's first or last layer, as asked.
+
+        On other ranks, return a factory whose layers are only descriptions, which nobody loads or calls.
+        """
+        if (first and self._mesh.is_first) or (last and self._mesh.is_last):
+            return self
+        return LayerFactory(self.options, self._quantization, self._mesh, self._collectives)
+
+    def qkv(
+        self, names: tuple[str, ...], heads: Heads, columns: int, bias: bool, transposed: bool = False
+    ) -> Projection:
+        """Queries, keys and values, merged: stored one by one, or as one projection. KV heads that are fewer than ranks
+        are several ranks' at once.
+        """
+        parts = (Outputs(heads.query, heads.width), Outputs(heads.kv, heads.width), Outputs(heads.kv, heads.width))
+        return self._column_parallel(names, _by_module(names, parts), columns, bias, transposed=transposed)
+
+    def column_parallel(
+        self, names: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool, transposed: bool = False
+    ) -> Projection:
+        """Projections out of the stream, merged: the outputs of each are divided over ranks."""
+        parts = tuple((Outputs(count),) for count in rows)
+        return self._column_parallel(names, parts, columns, bias, transposed=transposed)
+
+    def gate_up(self, names: tuple[str, ...], width: int, columns: int, bias: bool, activation: str) -> Projection:
+        """The projections of a gated MLP `width` wide, merged: stored one by one, or as one projection."""
+        parts = _by_module(names, (Outputs(width), Outputs(width)))
+        return self._column_parallel(names, parts, columns, bias, gated=GATED[activation] == "silu_and_mul")
+
+    def row_parallel(
+        self, name: str, rows: int, columns: Outputs | int, bias: bool, transposed: bool = False
+    ) -> Callable[[Tensor], Delta]:
+        """A projection back into the stream: its inputs are divided, and its outputs are sums."""
+        units, width = columns if isinstance(columns, Outputs) else Outputs(columns)
+        whole = LinearShape((name,), (rows,), units * width, transposed)
+        if self._mesh.tp == 1:
+            return self._adapted(whole, bias).pending
+        span = _times(self._mesh.part(units), width)
+        own = LinearShape((name,), (rows,), span.count, transposed)
+        cuts = {name: Cut(whole.columns, (span,))}
+        return self._summed(self._adapted(own, bias, LinearPart(whole, cuts, adds_bias=self._mesh.tp_rank == 0)))
+
+    def norm(self, name: str, width: int, kind: RMS, form: RowForm | None = None) -> RMSNorm:
+        """A root mean square norm of the stream, for a layer that takes this form of rows as well as dense ones."""
+        return self.remember(RMSNorm(((name, 0),), width, kind, self.options, form))
+
+    def head_norm(self, name: str, heads: Heads, kind: RMS) -> RMSNorm:
+        """Root mean square norms of queries and keys, head by head."""
+        own = self._own_heads(heads)
+        names = ((f"{name}.q_norm", own.query), (f"{name}.k_norm", own.kv))
+        return self.remember(RMSNorm(names, heads.width, kind, self.options))
+
+    def layer_norm(self, name: str, width: int, eps: float) -> LayerNorm:
+        """A layer norm with a bias."""
+        return self.remember(LayerNorm(name, width, eps, self.options))
+
+    def embedding(
+        self, name: str, count: int, width: int, scale: float | None = None
+    ) -> Embedding | VocabularyEmbedding:
+        """Embeddings of tokens, divided over ranks."""
+        if self._mesh.tp == 1:
+            return self._embedding(EmbeddingShape(name, count, width), scale)
+        part = self._mesh.padded_part(count)
+        return self.remember(VocabularyEmbedding(name, count, width, part, self.options, self._collectives, scale))
+
+    def positions(self, name: str, count: int, width: int) -> Embedding:
+        """Embeddings of positions: small, so every rank has all of them."""
+        return self._embedding(EmbeddingShape(name, count, width))
+
+    def head(
+        self, name: str, embedding: Embedding | VocabularyEmbedding | None, vocab_size: int, width: int
+    ) -> Callable[[Tensor], Tensor]:
+        """The projection to logits; from `embedding`'s weight where one is given."""
+        if self._mesh.tp == 1:
+            return self._head(embedding, LinearShape((name,), (vocab_size,), width))
+        span = self._mesh.padded_part(vocab_size)
+        part = LinearPart(LinearShape((name,), (vocab_size,), width), {name: Cut(vocab_size, (span,))})
+        own = self._head(embedding, LinearShape((name,), (span.count,), width), part)
+        return GatheredLogits(own, vocab_size, self._collectives)
+
+    def attention(
+        self,
+        layer: AttentionLayer,
+        heads: Heads,
+        qkv: Projection,
+        out: Callable[[Tensor], Delta],
+        norm: RMSNorm | None = None,
+    ) -> Attention:
+        """A layer's attention between its projections: queries, keys and values side by side, and back."""
+        return Attention(layer, self._own_heads(heads), qkv, out, norm)
+
+    def gated_mlp(self, gate_up: Projection, down: Callable[[Tensor], Delta], width: int, activation: str) -> MLP:
+        """An MLP whose first projection gives the gate and, beside it, what it gates."""
+        return MLP(gate_up, down, self._mesh.part(width).count, GATED[activation], self.options)
+
+    def plain_mlp(self, up: Projection, down: Callable[[Tensor], Delta], width: int, activation: str) -> MLP:
+        """An MLP without a gate."""
+        return MLP(up, down, self._mesh.part(width).count, PLAIN[activation], self.options)
+
+    def experts(self, name: str, names: ExpertNames, routing: Routing, hidden: int, width: int) -> MixtureOfExperts:
+        """Experts and their router; experts are silu-gated MLPs `width` wide. A rank has some, or a part of each."""
+        routed = LinearShape((f"{name}.gate",), (routing.count,), hidden)
+        router = self._adapted(routed, bias=False)  # small, so every rank has all of it
+        whole = ExpertsShape(f"{name}.experts", names, routing.count, hidden, width)
+        scheme = self._scheme(*whole.modules)
+        if self._engines is not None:
+            own = self._mesh.own_experts(whole.count)
+            part = self._own_experts(whole, own, scheme)
+            divided = ExpertsOfEngines(part, own, whole, routing.chosen, self.options, self._engines)
+            return MixtureOfExperts(router, divided, routing, self.options)
+        if self._mesh.tp == 1:
+            return MixtureOfExperts(router, self._adapted_experts(whole, scheme), routing, self.options)
+        if self._mesh.ep == 1:
+            return MixtureOfExperts(router, self._summed(self._part_of_experts(whole, scheme)), routing, self.options)
+        own = self._mesh.own_experts(whole.count)
+        summed = self._summed(self._own_experts(whole, own, scheme))
+        return MixtureOfExperts(router, summed, routing, self.options, own)
+
+    def remember(self, layer: L) -> L:
+        """A layer that something else has built, as the model is to use it."""
+        self.layers.append(layer)
+        used: L = layer if self._stand_in is None else self._stand_in(layer)
+        return used
+
+    def _adapted_experts(
+        self, shape: ExpertsShape, scheme: WeightScheme, whole: ExpertsShape | None = None, cut: Cut | None = None
+    ) -> Callable[..., Tensor]:
+        """Experts that adapters may change, if their weights are in a form that takes it on this device."""
+        base = Experts(shape, scheme, self.options, whole, cut)
+        used = self.remember(base)
+        if self._updates is None:
+            return used
+        if self._updates.device == "cpu":
+            if base.separate is None:
+                return used
+            return SeparatelyAdaptedExperts(used, base.separate, self._updates.updates_of_experts(shape, whole, cut))
+        if base.adaptable is None:
+            return used
+        return AdaptedExperts(used, base.adaptable, self._updates.updates_of_experts(shape, whole, cut))
+
+    def _own_experts(self, whole: ExpertsShape, own: Span, scheme: WeightScheme) -> Callable[..., Tensor]:
+        shape = replace(whole, first=own.start, count=own.count, others=whole.count - own.count)
+        return self._adapted_experts(shape, scheme, whole)
+
+    def _part_of_experts(self, whole: ExpertsShape, scheme: WeightScheme) -> Callable[..., Tensor]:
+        span = self._mesh.part(whole.width)
+        own = replace(whole, width=span.count)
+        return self._adapted_experts(own, scheme, whole, Cut(whole.width, (span,)))
+
+    def _own_heads(self, heads: Heads) -> Heads:
+        """Return this rank's part of the heads."""
+        return Heads(self._mesh.part(heads.query).count, self._mesh.part(heads.kv).count, heads.width)
+
+    def _column_parallel(
+        self,
+        names: tuple[str, ...],
+        parts: tuple[tuple[Outputs, ...], ...],
+        columns: int,
+        bias: bool,
+        *,
+        transposed: bool = False,
+        gated: bool = False,
+    ) -> Projection:
+        """Merged projections, of each of which all parts are divided alike."""
+        rows = tuple(sum(units * width for units, width in module) for module in parts)
+        gated = gated and self._updates is None
+        whole = LinearShape(names, rows, columns, transposed, gated)
+        if self._mesh.tp == 1:
+            return self._adapted(whole, bias)
+        cuts = {name: self._cut(module) for name, module in zip(names, parts, strict=True)}
+        own = LinearShape(names, tuple(_size(cuts[name]) for name in names), columns, transposed, gated)
+        return self._adapted(own, bias, LinearPart(whole, cuts))
+
+    def _cut(self, parts: tuple[Outputs, ...]) -> Cut:
+        """This rank's outputs of a module that has these side by side."""
+        spans, begin = [], 0
+        for units, width in parts:
+            span = _times(self._mesh.part(units), width)
+            spans.append(Span(begin + span.start, span.count))
+            begin += units * width
+        return Cut(begin, tuple(spans))
+
+    def _head(
+        self, embedding: Embedding | VocabularyEmbedding | None, shape: LinearShape, part: LinearPart | None = None
+    ) -> Callable[[Tensor], Tensor]:
+        return self._linear(shape, False, part) if embedding is None else TiedHead(embedding)
+
+    def _embedding(self, shape: EmbeddingShape, scale: float | None = None) -> Embedding:
+        scheme = embedding_scheme_of(self._quantization.format_of(shape.name) if self._quantization else None)
+        return self.remember(Embedding(shape, scheme, self.options, scale))
+
+    def _linear(self, shape: LinearShape, bias: bool, part: LinearPart | None = None) -> Linear:
+        return self.remember(Linear(shape, bias, self._scheme(*shape.names), self.options, part))
+
+    def _adapted(self, shape: LinearShape, bias: bool, part: LinearPart | None = None) -> Projection:
+        """A product that adapters may change."""
+        base = self._linear(shape, bias, part)
+        if self._updates is None:
+            return base
+        return AdaptedLinear(base, self._updates.update_of(shape, part))
+
+    def _summed(self, layer: Callable[..., Tensor]) -> SummedOverRanks:
+        return SummedOverRanks(layer, self._collectives)
+
+    def _scheme(self, *names: str) -> WeightScheme:
+        """What serves the weights of these modules."""
+        return scheme_of(self._quantization.format_of_all(names) if self._quantization else None)
+
+
+def _by_module(names: tuple[str, ...], parts: tuple[Outputs, ...]) -> tuple[tuple[Outputs, ...], ...]:
+    """The parts of each module: one each, or all of a single one's."""
+    return (parts,) if len(names) == 1 else tuple((part,) for part in parts)
+
+
+def _times(span: Span, width: int) -> Span:
+    return Span(span.start * width, span.count * width)
+
+
+def _size(cut: Cut) -> int:
+    return sum(span.count for span in cut.spans)

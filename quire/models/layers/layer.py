@@ -1,0 +1,54 @@
+"""What every layer with weights can do, and loading them all: first check every WeightSpec, then allocate and read.
+
+Layers load their weights by name; no model has loading code of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import torch
+
+from quire.models.weights.checkpoint import Checkpoint, WeightSpec
+from quire.models.weights.progress import CountedReads, ReadingProgress
+
+
+class Layer(Protocol):
+    """Something with weights."""
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        """The tensors it reads; asked before anything is allocated."""
+        ...
+
+    def load_weights(self, checkpoint: Checkpoint) -> None:
+        """Allocate and read them. Called once, in any thread."""
+        ...
+
+
+def weight_specs_of(layers: Sequence[Layer]) -> list[WeightSpec]:
+    """Everything that these layers read, in order."""
+    return [spec for layer in layers for spec in layer.weight_specs()]
+
+
+def load_all_weights(layers: Sequence[Layer], checkpoint: Checkpoint, threads: int, progress: ReadingProgress) -> None:
+    """Let every layer load its weights, `threads` at a time; when this returns, all have arrived on their device.
+
+    Args:
+        layers: Those of a model.
+        checkpoint: Has what they read; that must have been checked before.
+        threads: How many layers load at a time.
+        progress: Advances by the bytes that weights take where they live.
+    """
+    counted = CountedReads(checkpoint, progress)
+
+    def load(layer: Layer) -> None:
+        with torch.inference_mode():
+            layer.load_weights(counted)
+
+    with ThreadPoolExecutor(threads, "weights") as pool, progress:
+        for _ in pool.map(load, layers):
+            pass
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()

@@ -1,0 +1,99 @@
+"""Where adapters come from: directories of this machine, S3 (`s3://bucket/key`), and the hub (`org/name`).
+
+What is not here is fetched each time it is read, the hub's by its own cache. Only an adapter's two files are: never
+code, never pickled weights.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from quire.errors import CheckpointError
+from quire.models.lora.files import WEIGHTS
+from quire.models.lora.settings import CONFIG
+from quire.models.weights.hub import HubAccess, download
+
+_S3 = "s3://"
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_CONNECT_S, _READ_S, _TRIES = 10, 60, 3
+_MISSING = ("404", "NoSuchKey", "NotFound")
+
+
+class AdapterSources:
+    """Finds adapters by path.
+
+    Args:
+        hub: How hub ids are fetched.
+    """
+
+    def __init__(self, hub: HubAccess) -> None:
+        self._hub = hub
+
+    @contextmanager
+    def directory(self, path: str) -> Iterator[Path]:
+        """A directory with the adapter's files, while they are read.
+
+        Args:
+            path: A directory, which wins over a hub id of the same name; `s3://bucket/key`, where objects below the key
+                are called as the files are; or a hub id.
+
+        Raises:
+            ModelNotFoundError: The hub has no such adapter, or cannot be reached.
+            CheckpointError: S3 does not give it, or there is no such path.
+        """
+        if not path or "\0" in path:
+            raise CheckpointError(f"{path!r} is no path of an adapter.")
+        if path.startswith(_S3):
+            with tempfile.TemporaryDirectory(prefix="quire-adapter-") as directory:
+                _fetch_from_s3(path, Path(directory))
+                yield Path(directory)
+        elif _HUB_ID.fullmatch(path) and not Path(path).exists():
+            yield download(path, self._hub, (CONFIG, WEIGHTS), asked="the adapter's path")
+        else:
+            yield Path(path)
+
+
+def _fetch_from_s3(path: str, directory: Path) -> None:
+    """Credentials, region and endpoint are boto3's to find: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, a role …"""
+    url = urlsplit(path)
+    bucket, key = url.netloc, url.path.strip("/")
+    if not bucket or not key or url.query or url.fragment:
+        raise CheckpointError(f"{path}: write s3://bucket/key, the key being what a directory would be.")
+    try:
+        import boto3
+        from boto3.exceptions import Boto3Error
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError as error:
+        raise CheckpointError(f"{path} needs boto3 ({error}): pip install 'quire[s3]'.") from None
+    settings = Config(connect_timeout=_CONNECT_S, read_timeout=_READ_S, retries={"total_max_attempts": _TRIES})
+    try:
+        client = boto3.Session().client("s3", config=settings)  # its own: credentials may have changed
+        try:
+            for name in (CONFIG, WEIGHTS):
+                _fetch(client, bucket, f"{key}/{name}", directory / name)
+        finally:
+            client.close()
+    except ClientError as error:
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        why = f"it has no {name}" if code in _MISSING else f"S3 refuses {name} ({code})"
+        raise CheckpointError(f"{path}: {why}: check the path and the server's credentials.") from None
+    except (BotoCoreError, Boto3Error, ValueError) as error:
+        raise CheckpointError(f"{path} could not be fetched ({_first_line(error)}): try again.") from None
+
+
+def _fetch(client: Any, bucket: str, key: str, file: Path) -> None:
+    """In one thread, so that serving goes on beside it."""
+    from boto3.s3.transfer import TransferConfig
+
+    client.download_file(bucket, key, str(file), Config=TransferConfig(use_threads=False))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

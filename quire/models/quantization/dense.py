@@ -1,0 +1,199 @@
+"""Weights as they are: of the model's dtype, in the layout that a device's kernels want."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.reference.expert_adapters import ExpertAdapters
+from quire.compute.kernels.reference.lora import LowRankWeights, Tiles
+from quire.compute.kernels.reference.quantized_rows import Rows
+from quire.models.quantization.scheme import EmbeddingShape, ExpertsShape, LinearShape, RowForm
+from quire.models.weights.checkpoint import Checkpoint, WeightSpec
+from quire.models.weights.tensor_options import TensorOptions
+
+
+class Dense:
+    """The scheme of checkpoints that say nothing of quantization."""
+
+    def linear(self, shape: LinearShape, options: TensorOptions) -> DenseWeight:
+        return DenseWeight(shape, options)
+
+    def embedding(self, shape: EmbeddingShape, options: TensorOptions) -> DenseEmbedding:
+        return DenseEmbedding(shape, options)
+
+    def experts(self, shape: ExpertsShape, options: TensorOptions) -> DenseExperts:
+        return DenseExperts(shape, options)
+
+
+class DenseWeight:
+    """A LinearWeight in the model's dtype."""
+
+    library_product: str | None = "linear"
+    row_form: RowForm | None = None
+
+    def __init__(self, shape: LinearShape, options: TensorOptions) -> None:
+        self._shape = shape
+        self._options = options
+        self._pack = kernel("pack_linear", options.device.type)
+        self._linear = kernel("linear", options.device.type)
+        self._linear_silu_and_mul = kernel("linear_silu_and_mul", options.device.type)
+        self._linear_and_shrink = kernel("linear_and_shrink", options.device.type)
+        self._packed: Any
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        yield from dense_specs(self._shape)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        shape = self._shape
+        name = f"linear {shape.names} {shape.rows} × {shape.columns}"
+        self._packed = self._options.packed_weights.get(
+            name, lambda: self._pack(read_dense(shape, checkpoint, self._options))
+        )
+
+    def multiply(self, x: Rows, bias: Tensor | None) -> Tensor:
+        assert isinstance(x, Tensor)
+        y: Tensor = self._linear(x, self._packed, bias)
+        return y
+
+    def multiply_silu_and_mul(self, x: Rows, bias: Tensor | None) -> Tensor:
+        assert isinstance(x, Tensor)
+        out = x.new_empty((x.shape[0], self._shape.outputs // 2))
+        self._linear_silu_and_mul(x, self._packed, bias, out)
+        return out
+
+    def multiply_and_shrink(
+        self, x: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles
+    ) -> tuple[Tensor, Tensor]:
+        both: tuple[Tensor, Tensor] = self._linear_and_shrink(x, self._packed, bias, weights, tiles)
+        return both
+
+
+def dense_specs(shape: LinearShape) -> Iterator[WeightSpec]:
+    """Yield the specs of the dense weights of a shape's modules."""
+    for name, rows in zip(shape.names, shape.rows, strict=True):
+        yield WeightSpec(f"{name}.weight", (shape.columns, rows) if shape.transposed else (rows, shape.columns))
+
+
+def read_dense(shape: LinearShape, checkpoint: Checkpoint, options: TensorOptions) -> Tensor:
+    """Read the modules' weights, one below the other: [outputs, columns] of the options' dtype."""
+    whole = torch.empty((shape.outputs, shape.columns), dtype=options.dtype, device=options.device)
+    for name, part in zip(shape.names, torch.split(whole, list(shape.rows)), strict=True):
+        if shape.transposed:
+            stored = torch.empty(part.shape[::-1], dtype=part.dtype, device=part.device)
+            checkpoint.read(f"{name}.weight", stored)
+            part.copy_(stored.T)
+        else:
+            checkpoint.read(f"{name}.weight", part)
+    return whole
+
+
+class DenseEmbedding:
+    """An EmbeddingWeight in the model's dtype.
+
+    Attributes:
+        data: The loaded weight in the layout that the kernel `embed` takes.
+    """
+
+    def __init__(self, shape: EmbeddingShape, options: TensorOptions) -> None:
+        self._spec = WeightSpec(f"{shape.name}.weight", (shape.count, shape.width))
+        self._options = options
+        self._embed = kernel("embed", options.device.type)
+        self._linear = kernel("linear", options.device.type)
+        self._pack: Callable[[Tensor], Any] | None = None
+        self.data: Any
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        yield self._spec
+
+    def tie(self) -> None:
+        self._pack = kernel("pack_tied", self._options.device.type)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        kind = "embedding" if self._pack is None else "tied embedding"
+        name = f"{kind} {self._spec.name} {self._spec.shape}"
+        self.data = self._options.packed_weights.get(name, lambda: self._read(checkpoint))
+
+    def take(self, tokens: Tensor, scale: float | None, out: Tensor) -> None:
+        self._embed(tokens, self.data, scale, out)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        logits: Tensor = self._linear(x, self.data, None)
+        return logits
+
+    def _read(self, checkpoint: Checkpoint) -> Any:
+        weight = torch.empty(self._spec.shape, dtype=self._options.dtype, device=self._options.device)
+        checkpoint.read(self._spec.name, weight)
+        return weight if self._pack is None else self._pack(weight)
+
+
+class DenseExperts:
+    """ExpertWeights in the model's dtype, also for adapters of experts."""
+
+    def __init__(self, shape: ExpertsShape, options: TensorOptions) -> None:
+        self._shape = shape
+        self._options = options
+        self._experts = kernel("experts", options.device.type)
+        self._pack = kernel("pack_experts", options.device.type)
+        self._gate_up: Sequence[Tensor] | Tensor
+        self._down: Sequence[Tensor] | Tensor
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        shape = self._shape
+        for number in shape.numbers:
+            for projection in (shape.names.gate, shape.names.up):
+                yield WeightSpec(f"{shape.name}.{number}.{projection}.weight", (shape.width, shape.hidden))
+            yield WeightSpec(f"{shape.name}.{number}.{shape.names.down}.weight", (shape.hidden, shape.width))
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        shape = self._shape
+        self._gate_up = self._load(checkpoint, (shape.names.gate, shape.names.up), shape.width, shape.hidden)
+        self._down = self._load(checkpoint, (shape.names.down,), shape.hidden, shape.width)
+
+    def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        self._experts(x, self._gate_up, self._down, numbers, weights, out, self._shape.others)
+        return out
+
+    def multiply_adapted(self, x: Tensor, numbers: Tensor, weights: Tensor, adapters: ExpertAdapters) -> Tensor:
+        out = torch.empty_like(x)
+        self._adapted_experts(x, self._gate_up, self._down, numbers, weights, out, self._shape.others, adapters)
+        return out
+
+    def gate_up(self, number: int, x: Tensor) -> Tensor:
+        return self._multiply_one(x, self._gate_up, number)
+
+    def down(self, number: int, x: Tensor) -> Tensor:
+        return self._multiply_one(x, self._down, number)
+
+    @cached_property
+    def _adapted_experts(self) -> Callable[..., None]:
+        return kernel("adapted_experts", self._options.device.type)
+
+    def _multiply_one(self, x: Tensor, weights: Sequence[Tensor] | Tensor, number: int) -> Tensor:
+        y: Tensor = kernel("expert_linear", self._options.device.type)(x, weights, number)
+        return y
+
+    def _load(
+        self, checkpoint: Checkpoint, projections: tuple[str, ...], rows: int, columns: int
+    ) -> Sequence[Tensor] | Tensor:
+        """Read and pack these projections of all experts, in each expert [rows, columns] one below the other."""
+        name, options = self._shape.name, self._options
+
+        def read() -> Sequence[Tensor] | Tensor:
+            shape = (self._shape.count, len(projections), rows, columns)
+            stacked = torch.empty(shape, dtype=options.dtype, device=options.device)
+            for number, expert in zip(self._shape.numbers, stacked, strict=True):
+                for projection, part in zip(projections, expert, strict=True):
+                    checkpoint.read(f"{name}.{number}.{projection}.weight", part)
+            packed: Sequence[Tensor] | Tensor = self._pack(stacked.flatten(1, 2))
+            return packed
+
+        return options.packed_weights.get(
+            f"experts {name} {self._shape.numbers} {projections} {rows} × {columns}", read
+        )

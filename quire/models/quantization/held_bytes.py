@@ -1,0 +1,127 @@
+"""How many bytes quantized weights take where they live: from the headers of a checkpoint's files, or, where there are
+none, from how many weights there are. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.models.quantization.description import Quantization
+from quire.models.quantization.formats import MICROSCALED, CodebookFormat, Format, Fp8Format, GgufFormat, GroupFormat
+from quire.models.weights.headers import headers_of
+from quire.models.weights.text_names import text_name
+
+_SCALE_BYTES = 4
+_BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16}
+"""By safetensors' words; all others have 8."""
+_CONVERTED = ("F64", "F32", "F16", "BF16")
+_SCALES = ("scales", "weight_scale", "weight_scale_inv", "absmax", "SCB")
+_SCALES_AS_STORED = ("F8_E4M3", "F8_E8M0", "U8")
+"""Dtypes of scales that are kept as they are, but for bitsandbytes', which are quantized themselves."""
+_FACTORS = ("weight_global_scale", "weight_scale_2")
+_ZERO_POINTS = ("qzeros", "weight_zero_point")
+_ZERO_POINT_BYTES = 1
+"""A processor's layout has one for each group, also where they are all the same."""
+_NOT_KEPT = (
+    *("input_scale", "g_idx", "weight_g_idx", "weight_shape", "k_scale", "v_scale", "input_global_scale"),
+    *("quant_map", "nested_absmax", "nested_quant_map", "bitsandbytes__nf4", "bitsandbytes__fp4", "weight_format"),
+    *_FACTORS,  # counted with the codes: one for each output
+    *_ZERO_POINTS,  # counted with the scales
+)
+_LOOKED_UP = ("embed_tokens", "wte", "wpe")
+
+
+@dataclass(frozen=True)
+class HeldWeights:
+    """What a model's weights take.
+
+    Attributes:
+        dense: Weights of the model's dtype.
+        fixed: Bytes of all others, and of scales.
+    """
+
+    dense: int
+    fixed: int
+
+
+def held_in(directory: Path, quantization: Quantization, tied: bool) -> HeldWeights | None:
+    """Of the checkpoint in this directory; None where it has no files, or `held_weights` has none.
+
+    A GGUF model's description has it; it is of a processor, which keeps types as they are.
+    """
+    form = quantization.rules[0].format
+    if isinstance(form, GgufFormat):
+        return HeldWeights(form.dense, form.packed)
+    files = sorted(directory.glob("*.safetensors"))
+    return held_weights(files, quantization, tied) if files else None
+
+
+def held_weights(files: Sequence[Path], quantization: Quantization, tied: bool) -> HeldWeights | None:
+    """Of a checkpoint's safetensors files; None where they cannot be read, which reading weights will say.
+
+    Args:
+        tied: A head of its own is not kept.
+    """
+    dense = fixed = 0
+    try:
+        for stored, dtype, shape in headers_of(files):
+            if (name := text_name(stored)) is None:
+                continue
+            module, _, kind = name.rpartition(".")
+            if kind in _NOT_KEPT or (tied and module == "lm_head"):
+                continue
+            size = math.prod(shape)
+            if kind in _SCALES:
+                fixed += size * (1 if dtype in _SCALES_AS_STORED and kind != "absmax" else _SCALE_BYTES)
+                fixed += size * _ZERO_POINT_BYTES * isinstance(quantization.format_of(module), GroupFormat)
+            elif dtype not in _CONVERTED:
+                fixed += size * _BITS.get(dtype, 8) // 8 + _factor_bytes(module, shape, quantization)
+            elif (form := _format_at_load(module, kind, quantization)) is not None:
+                fixed += _bytes_of(size, shape[-1], form)
+            else:
+                dense += size
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return HeldWeights(dense, fixed)
+
+
+def expected_weights(weights: int, linear: int, columns: int, form: Format | None) -> HeldWeights:
+    """Of a checkpoint that is not there.
+
+    Args:
+        weights: All of a model's.
+        linear: Those among them that this format has.
+        columns: Of a usual linear layer.
+    """
+    return HeldWeights(weights, 0) if form is None else HeldWeights(weights - linear, _bytes_of(linear, columns, form))
+
+
+def _bytes_of(weights: int, columns: int, form: Format) -> int:
+    """Of so many weights in this format."""
+    if isinstance(form, GroupFormat):
+        groups = weights // (form.group or columns)
+        return weights * form.bits // 8 + groups * (_SCALE_BYTES + _ZERO_POINT_BYTES)
+    if isinstance(form, CodebookFormat):
+        scale = _SCALE_BYTES if form.group > MICROSCALED else 1
+        return weights // 2 + weights // form.group * scale + _factors_of(form) * weights // columns
+    return weights + weights // columns * _SCALE_BYTES
+
+
+def _factors_of(form: Format | None) -> int:
+    """Bytes of what each output has on top of its scales."""
+    return _SCALE_BYTES if isinstance(form, CodebookFormat) and form.group < MICROSCALED else 0
+
+
+def _factor_bytes(module: str, shape: Sequence[int], quantization: Quantization) -> int:
+    return shape[0] * _factors_of(quantization.format_of(module)) if len(shape) > 1 else 0
+
+
+def _format_at_load(module: str, kind: str, quantization: Quantization) -> Format | None:
+    """Of a dense weight that is quantized as it is loaded; None: it stays dense."""
+    form = quantization.format_of(module)
+    is_linear = kind == "weight" and module.rpartition(".")[2] not in _LOOKED_UP and not module.endswith("norm")
+    at_load = isinstance(form, (Fp8Format, CodebookFormat)) and form.at_load
+    return form if at_load and is_linear else None

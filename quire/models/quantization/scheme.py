@@ -1,0 +1,258 @@
+"""The seam between layers and the form of their weights: a layer is a shape, a `WeightScheme` all the rest of it.
+
+The scheme says which tensors a checkpoint must have, loads them into the form that its kernels take, and multiplies.
+Biases, norms and embeddings are the layers' own. Knows nothing about models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from quire.compute.kernels.reference.expert_adapters import ExpertAdapters
+from quire.compute.kernels.reference.lora import LowRankWeights, Tiles
+from quire.compute.kernels.reference.quantized_rows import Rows
+from quire.models.weights.checkpoint import Checkpoint, WeightSpec
+from quire.models.weights.shards import Cut
+from quire.models.weights.tensor_options import TensorOptions
+
+
+@dataclass(frozen=True)
+class LinearShape:
+    """A weight [sum of rows, columns] that stacks those of several modules.
+
+    Attributes:
+        names: The names of the checkpoint's modules (`….q_proj`), in the order of the output.
+        rows: The output features of each module.
+        columns: The input features.
+        transposed: Whether the checkpoint stores each weight as [columns, rows].
+        gated: Whether the outputs are gates, then as many ups, and only `multiply_silu_and_mul` is called.
+    """
+
+    names: tuple[str, ...]
+    rows: tuple[int, ...]
+    columns: int
+    transposed: bool = False
+    gated: bool = False
+
+    @property
+    def outputs(self) -> int:
+        """The output features of all modules together."""
+        return sum(self.rows)
+
+
+@dataclass(frozen=True)
+class LinearPart:
+    """Which part of a divided product is this rank's.
+
+    Attributes:
+        whole: Shape of the undivided weight.
+        cuts: By module, which of its outputs, or of its inputs.
+        adds_bias: Whether the bias is this rank's to add: of a sum over ranks, it is one's.
+    """
+
+    whole: LinearShape
+    cuts: Mapping[str, Cut]
+    adds_bias: bool = True
+
+
+@dataclass(frozen=True)
+class EmbeddingShape:
+    """A row for each token or position.
+
+    Attributes:
+        name: The name of the checkpoint's module.
+        count: How many rows there are.
+        width: The elements of a row.
+    """
+
+    name: str
+    count: int
+    width: int
+
+
+@dataclass(frozen=True)
+class ExpertNames:
+    """What a checkpoint calls an expert's projections: `{layer}.experts.{number}.{gate}.weight`."""
+
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over gate, up and down, in the order of their use."""
+        return iter((self.gate, self.up, self.down))
+
+
+@dataclass(frozen=True)
+class ExpertsShape:
+    """The gated MLPs of one layer's experts.
+
+    Attributes:
+        name: The name of the checkpoint's module that has the experts, by number.
+        names: The names of an expert's projections.
+        count: How many experts there are.
+        hidden, width: The width of the residual stream, and of one expert.
+        first: The number of the first expert: a rank may have some of a layer's experts.
+        others: How many more experts the layer has.
+    """
+
+    name: str
+    names: ExpertNames
+    count: int
+    hidden: int
+    width: int
+    first: int = 0
+    others: int = 0
+
+    @property
+    def numbers(self) -> range:
+        """The experts' numbers in the checkpoint."""
+        return range(self.first, self.first + self.count)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The names of the first expert's projections in the checkpoint; those of all others are alike."""
+        return tuple(f"{self.name}.{self.first}.{each}" for each in (self.names.gate, self.names.up, self.names.down))
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """Rows that are quantized where they are made: what a product may be given in place of dense ones.
+
+    Attributes:
+        dtype: The dtype of the codes.
+        dense_up_to: The most rows that must be dense; more are quantized.
+    """
+
+    dtype: torch.dtype
+    dense_up_to: int
+
+
+class LinearWeight(Protocol):
+    """The weight of one matrix product.
+
+    Attributes:
+        library_product: Which library's product serves it beside our own kernels: `linear` is torch's, `fp8_linear`
+            torch's of rows with scales; None: no library's. A GPU's worker runs these at the start; see gemm_warmup.
+        row_form: The form of quantized rows that the product takes besides dense ones; None: it takes dense rows only.
+    """
+
+    library_product: str | None
+    row_form: RowForm | None
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        """Yield the tensors that `load` reads. Called before anything is allocated."""
+        ...
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Allocate, read and pack. Called once, in any thread."""
+        ...
+
+    def multiply(self, x: Rows, bias: Tensor | None) -> Tensor:
+        """x Wᵀ + bias: [tokens, columns] → [tokens, outputs], in x's dtype."""
+        ...
+
+    def multiply_silu_and_mul(self, x: Rows, bias: Tensor | None) -> Tensor:
+        """silu of the first half of x Wᵀ + bias times the second half: [tokens, columns] → [tokens, outputs / 2]."""
+        ...
+
+
+@runtime_checkable
+class UpdatedWeight(Protocol):
+    """A LinearWeight whose product is computed together with A x of its rows' low-rank updates."""
+
+    def multiply_and_shrink(
+        self, x: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles
+    ) -> tuple[Tensor, Tensor]:
+        """Return the result of `multiply`, and A x of the update; see the op `linear_and_shrink`."""
+        ...
+
+
+class ExpertWeights(Protocol):
+    """The weights of one layer's experts."""
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        """Yield the tensors that `load` reads. Called before anything is allocated."""
+        ...
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Allocate, read and pack. Called once, in any thread."""
+        ...
+
+    def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+        """Σ weight · down(silu(gate(x)) · up(x)) over each token's experts; see the op `experts`.
+
+        x [tokens, hidden], each token's experts and their weights [tokens, chosen] → [tokens, hidden].
+        """
+        ...
+
+
+@runtime_checkable
+class AdaptableExperts(Protocol):
+    """Weights of experts to whose products a GPU may add what adapters change."""
+
+    def multiply_adapted(self, x: Tensor, numbers: Tensor, weights: Tensor, adapters: ExpertAdapters) -> Tensor:
+        """Compute `multiply` with the adapters' low-rank updates; see the op `adapted_experts`."""
+        ...
+
+
+@runtime_checkable
+class SeparateExperts(Protocol):
+    """Weights of experts whose products can be had one by one, as adapters of experts need them on a CPU."""
+
+    def gate_up(self, number: int, x: Tensor) -> Tensor:
+        """Return one expert's gate and up projections of x, side by side: [tokens, hidden] → [tokens, 2 · width]."""
+        ...
+
+    def down(self, number: int, x: Tensor) -> Tensor:
+        """Return one expert's down projection of x: [tokens, width] → [tokens, hidden]."""
+        ...
+
+
+class EmbeddingWeight(Protocol):
+    """The weight of an embedding, which a head may multiply with too."""
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        """Yield the tensors that `load` reads. Called before anything is allocated."""
+        ...
+
+    def tie(self) -> None:
+        """Prepare for `multiply`, which a tied head calls. Must be called before `load`."""
+        ...
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Allocate, read and pack. Called once, in any thread."""
+        ...
+
+    def take(self, tokens: Tensor, scale: float | None, out: Tensor) -> None:
+        """Rows of the weight, times `scale` in out's dtype: tokens [n] int64 → out [n, width]."""
+        ...
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x Wᵀ: [tokens, width] → [tokens, count]."""
+        ...
+
+
+class EmbeddingScheme(Protocol):
+    """A form of embeddings."""
+
+    def embedding(self, shape: EmbeddingShape, options: TensorOptions) -> EmbeddingWeight:
+        """The weight of an embedding, not loaded yet."""
+        ...
+
+
+class WeightScheme(Protocol):
+    """A form of weights."""
+
+    def linear(self, shape: LinearShape, options: TensorOptions) -> LinearWeight:
+        """The weight of a matrix product, not loaded yet."""
+        ...
+
+    def experts(self, shape: ExpertsShape, options: TensorOptions) -> ExpertWeights:
+        """The weights of experts, not loaded yet."""
+        ...

@@ -1,0 +1,160 @@
+"""From what --model says to a directory: a path, the built-in model's name, or a hub id that is downloaded; of a GGUF
+model the one with its settings and links to its files.
+
+Imports no torch. Only files that serving needs are fetched: never code, never pickled weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.errors import ModelNotFoundError, reason
+from quire.foundation.config import BUILTIN_MODEL
+from quire.models.weights.gguf_models import GgufChoice, find_gguf_model
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json")
+PATTERNS = (
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "*.txt",
+    *(name for name in TOKENIZER_FILES if name.endswith(".model")),
+)
+WITHOUT_WEIGHTS = tuple(p for p in PATTERNS if p != "*.safetensors")
+_LONGEST_SHOWN = 80
+
+
+@dataclass(frozen=True)
+class HubAccess:
+    """How files are fetched.
+
+    Attributes:
+        token: For what is gated or private.
+        download_dir: Where downloads are kept; None: huggingface_hub's own cache.
+        revision: Branch, tag or commit.
+    """
+
+    token: str | None = None
+    download_dir: str | None = None
+    revision: str | None = None
+
+
+def resolve(
+    model: str,
+    revision: str | None = None,
+    token: str | None = None,
+    download_dir: str | None = None,
+    *,
+    weights: bool = True,
+    gguf: GgufChoice | None = None,
+    asked: str = "--model",
+) -> Path:
+    """The directory that holds `model`.
+
+    Args:
+        model: A directory, a GGUF file, `quill`, or a hub id such as `org/name`.
+        revision: Branch, tag or commit; hub ids only.
+        token: For gated models.
+        download_dir: Where downloads are kept; default: huggingface_hub's own cache.
+        weights: Whether weight files are wanted too (a tokenizer alone needs none).
+        gguf: Which GGUF model, if it is one of several.
+        asked: What named the model, for messages.
+
+    Raises:
+        ModelNotFoundError: Neither here nor on the hub, or the hub does not let us; the message says which and what
+            to do.
+        CheckpointError: A GGUF file is broken or not served.
+    """
+    path = _reachable(Path(model).expanduser(), model, asked)
+    access = HubAccess(token, download_dir, revision)
+
+    def fetch(name: str, patterns: tuple[str, ...]) -> Path:
+        return download(name, access, patterns, asked)
+
+    if not weights and any((path / name).is_file() for name in TOKENIZER_FILES):
+        return path
+    gguf = gguf or GgufChoice()
+    if (model != BUILTIN_MODEL or gguf.file) and (found := find_gguf_model(model, gguf, fetch)):
+        return found
+    if path.is_dir():
+        return path
+    if model == BUILTIN_MODEL:
+        from quire import builtin
+
+        return builtin.path(model)
+    if path.exists():
+        raise ModelNotFoundError(f"{model} is a file: give {asked} the directory of the checkpoint, or a GGUF file.")
+    return fetch(model, PATTERNS if weights else WITHOUT_WEIGHTS)
+
+
+def _reachable(path: Path, model: str, asked: str) -> Path:
+    """The path, there or not, if that can be found out."""
+    try:
+        path.exists()
+    except OSError as error:
+        shown = model if len(model) <= _LONGEST_SHOWN else f"{model[:_LONGEST_SHOWN]}…"
+        raise ModelNotFoundError(f"{asked} {shown} cannot be looked for: {reason(error)}.") from None
+    return path
+
+
+def download(model: str, access: HubAccess, patterns: tuple[str, ...], asked: str = "--model") -> Path:
+    """The directory with a hub id's files of these patterns.
+
+    Args:
+        model: The id.
+        access: See HubAccess.
+        patterns: Of file names.
+        asked: What gave the id, for messages.
+
+    Raises:
+        ModelNotFoundError: See resolve.
+    """
+    # huggingface_hub takes 0.3 s to import: only those who download pay it.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        return Path(
+            snapshot_download(
+                model,
+                revision=access.revision,
+                token=access.token,
+                cache_dir=access.download_dir,
+                allow_patterns=list(patterns),
+            )
+        )
+    except HFValidationError:
+        cause = f"is neither a directory nor a hub id (org/name): check {asked}"
+    except GatedRepoError:
+        cause = "is gated on the hub: accept its conditions on its page, then give --hf-token or set HF_TOKEN"
+    except RepositoryNotFoundError:
+        cause = "is neither a directory here nor a model on the hub (if it is private, give --hf-token): check its name"
+    except RevisionNotFoundError:
+        cause = f"has no revision '{access.revision}' on the hub: check --revision"
+    except LocalEntryNotFoundError:
+        cause = f"is not in the local cache and {_why_offline()}, or give a directory as {asked}"
+    except HfHubHTTPError as error:
+        cause = f"could not be fetched from the hub ({_first_line(error)}): try again"
+    except OSError as error:
+        cause = f"could not be fetched from the hub ({_first_line(error)}): check the network and the disk"
+    raise ModelNotFoundError(f"'{model}' {cause}.")
+
+
+def _why_offline() -> str:
+    from huggingface_hub.constants import is_offline_mode
+
+    if is_offline_mode():
+        return "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set, so the hub is not asked: unset it"
+    return "the hub cannot be reached: connect"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,90 @@
+"""How far reading the weights is: a bar on the terminal once it takes long, and figures for the log."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from quire.foundation.clock import Clock
+from quire.models.weights.checkpoint import Checkpoint, StoredTensor
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+    from torch import Tensor
+
+PATIENCE_S = 0.5
+"""No bar before this many seconds."""
+_GB = 1e9
+
+
+class ReadingProgress:
+    """Counts bytes from several threads.
+
+    Args:
+        total: Bytes.
+        clock: Says when the bar is due.
+        visible: Ask for the bar; it shows on a terminal only.
+    """
+
+    def __init__(self, total: int, clock: Clock, visible: bool) -> None:
+        self._total = total
+        self._clock = clock
+        self._visible = visible and sys.stderr.isatty()
+        self._lock = threading.Lock()
+        self._done = 0
+        self._bar: Progress | None = None
+        self._task: TaskID
+
+    def __enter__(self) -> ReadingProgress:
+        self._began = self._clock.now()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.seconds = self._clock.now() - self._began
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, amount: int) -> None:
+        """`amount` more bytes are read."""
+        with self._lock:
+            self._done += amount
+            seconds = self._clock.now() - self._began
+            if self._bar is None and self._visible and seconds > PATIENCE_S:
+                self._show()
+            if self._bar is not None:
+                rate = f"{self._done / _GB:.2f}/{self._total / _GB:.2f} GB, {self._done / _GB / seconds:.2f} GB/s"
+                self._bar.update(self._task, completed=self._done, rate=rate)
+
+    def _show(self) -> None:
+        # rich takes a tenth of a second to import: only a bar that is shown pays it.
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = TextColumn("Reading weights"), BarColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._task = self._bar.add_task("", total=self._total, rate="")
+        self._bar.start()
+
+
+class CountedReads:
+    """A checkpoint whose reads advance a progress."""
+
+    def __init__(self, inner: Checkpoint, progress: ReadingProgress) -> None:
+        self._inner = inner
+        self._progress = progress
+
+    def contents(self) -> dict[str, StoredTensor]:
+        """Of the inner checkpoint."""
+        return self._inner.contents()
+
+    def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
+        """Read from the inner checkpoint, and count what was read as it is held."""
+        self._inner.read(name, out, start)
+        self._progress.advance(out.nbytes)
+
+    def close(self) -> None:
+        """Close the inner checkpoint."""
+        self._inner.close()

@@ -1,0 +1,142 @@
+"""A rank's part of a checkpoint: the tensors of a layer, cut to what the rank computes with.
+
+A layer is divided along its outputs or along its inputs. It is built in the rank's size, and reads through a
+`ShardedCheckpoint`, which finds where in the whole tensors its own values lie; so the forms of weights know nothing of
+ranks. Every tensor counts outputs and inputs in units of its own (eight to a word, 128 to a scale, or not at all):
+comparing what the whole layer and the rank's part of it need tells which dimension is cut, and in what unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from quire.compute.mesh import Span
+from quire.errors import CheckpointError
+from quire.models.weights.checkpoint import Checkpoint, StoredTensor, WeightSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Cut(NamedTuple):
+    """A rank's outputs, or inputs, of one of the checkpoint's modules: `spans` of `whole`, side by side."""
+
+    whole: int
+    spans: tuple[Span, ...]
+
+
+class TensorShard(NamedTuple):
+    """A rank's part of one tensor.
+
+    Attributes:
+        dimension: The one that is cut.
+        spans: Its entries along that, side by side.
+        place: How many dimensions with more than one entry come before it: tensors may be stored without the others.
+    """
+
+    dimension: int
+    spans: tuple[Span, ...]
+    place: int
+
+    def of(self, dimensions: int, expected: int) -> int:
+        """The dimension that is cut, in a tensor that is stored with so many dimensions in place of the expected."""
+        return self.dimension if dimensions == expected else self.place
+
+
+class Shards:
+    """What a layer needs of a checkpoint, and which part of it is this rank's.
+
+    Args:
+        whole: What the undivided layer needs.
+        own: What a layer of the rank's size needs: the same tensors, smaller ones.
+        cut_of: By the name of a tensor's module, how that is divided.
+
+    Attributes:
+        specs: `whole`.
+
+    Raises:
+        CheckpointError: A border between ranks lies where the weights' form cannot be divided.
+    """
+
+    def __init__(
+        self,
+        whole: Iterable[WeightSpec],
+        own: Iterable[WeightSpec] | None = None,
+        cut_of: Callable[[str], Cut] | None = None,
+    ) -> None:
+        self.specs = tuple(whole)
+        self._shards: dict[str, tuple[WeightSpec, TensorShard]] = {}
+        if own is None or cut_of is None:
+            return
+        for spec, part in zip(self.specs, own, strict=True):
+            assert spec.name == part.name
+            if (shard := _shard(spec, part, cut_of(spec.name.rpartition(".")[0]))) is not None:
+                self._shards[spec.name] = spec, shard
+
+    def of(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The rank's part of the checkpoint."""
+        return ShardedCheckpoint(checkpoint, self._shards) if self._shards else checkpoint
+
+
+class ShardedCheckpoint:
+    """A checkpoint some of whose tensors are cut to a rank's part.
+
+    Args:
+        inner: The whole checkpoint.
+        shards: By name: the whole tensor, and the part.
+    """
+
+    def __init__(self, inner: Checkpoint, shards: dict[str, tuple[WeightSpec, TensorShard]]) -> None:
+        self._inner = inner
+        self._shards = shards
+
+    def contents(self) -> dict[str, StoredTensor]:
+        """The inner contents, where a part is the rank's in its size."""
+        contents = self._inner.contents()
+        for name, (spec, shard) in self._shards.items():
+            if (stored := contents.get(name)) is not None:
+                dimension = shard.of(len(stored.shape), len(spec.shape))
+                shape = list(stored.shape)
+                shape[dimension] = sum(span.count for span in shard.spans)
+                contents[name] = StoredTensor(tuple(shape), stored.dtype)
+        return contents
+
+    def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
+        """Read the rank's part from the inner checkpoint."""
+        if name not in self._shards:
+            self._inner.read(name, out, start)
+            return
+        assert start is None, "a part of a part"
+        spec, shard = self._shards[name]
+        dimension, at = shard.of(out.dim(), len(spec.shape)), 0
+        for span in shard.spans:
+            window = [0] * out.dim()
+            window[dimension] = span.start
+            self._inner.read(name, out.narrow(dimension, at, span.count), window)
+            at += span.count
+        assert at == out.shape[dimension]
+
+    def close(self) -> None:
+        """Close the inner checkpoint."""
+        self._inner.close()
+
+
+def _shard(spec: WeightSpec, own: WeightSpec, cut: Cut) -> TensorShard | None:
+    """The rank's part of a tensor; None: all of it."""
+    different = [number for number, sizes in enumerate(zip(spec.shape, own.shape, strict=True)) if len(set(sizes)) > 1]
+    if not different:
+        return None
+    assert len(different) == 1, f"{spec.name} is cut in several dimensions: {spec.shape} to {own.shape}"
+    (dimension,) = different
+    unit, rest = divmod(cut.whole, spec.shape[dimension])
+    aligned = not rest and all(span.start % unit == 0 and span.count % unit == 0 for span in cut.spans)
+    if not aligned or not spec.divisible or sum(span.count for span in cut.spans) // unit != own.shape[dimension]:
+        raise CheckpointError(
+            f"{spec.name} {list(spec.shape)} cannot be divided where --tensor-parallel-size divides its layer: groups "
+            "and blocks of a quantized weight must end there, and columns must not be reordered (desc_act). Lower it, "
+            "or use the model's bf16 checkpoint.",
+            param="tensor_parallel_size",
+        )
+    spans = tuple(Span(span.start // unit, span.count // unit) for span in cut.spans)
+    return TensorShard(dimension, spans, sum(size != 1 for size in spec.shape[:dimension]))

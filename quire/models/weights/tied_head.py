@@ -1,0 +1,41 @@
+"""Whether a checkpoint that ties its head to the embedding has another head nevertheless. Imports no torch.
+
+Fine-tunes are published with `tie_word_embeddings` of their base model and a head of their own. As in transformers 5,
+two tensors of different values are not one, whatever config.json says.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from quire.compute.gguf.file_bytes import FileBytes, are_equal
+from quire.errors import CheckpointError
+from quire.models.weights.headers import LocatedTensor, located_tensors
+from quire.models.weights.safetensors_files import find_files
+from quire.models.weights.text_names import text_name
+
+HEAD = "lm_head.weight"
+EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight", "transformer.wte.weight", "wte.weight")
+_MODULE = "lm_head."
+
+
+def has_own_head(directory: Path) -> bool:
+    """Whether the files have a head of other values, shape or form than the embedding. Files that cannot be read have
+    none, which reading the weights will say.
+    """
+    try:
+        located = {text_name(name) or name: tensor for name, tensor in located_tensors(find_files(directory))}
+    except (CheckpointError, OSError, ValueError, TypeError, KeyError, AttributeError, json.JSONDecodeError):
+        return False
+    embedding = next((located[name] for name in EMBEDDINGS if name in located), None)
+    heads = [name for name in located if name.startswith(_MODULE)]
+    if embedding is None or not heads:
+        return False
+    return heads != [HEAD] or not _are_equal(embedding, located[HEAD])
+
+
+def _are_equal(one: LocatedTensor, other: LocatedTensor) -> bool:
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return are_equal(FileBytes(one.path, one.offset, one.size), FileBytes(other.path, other.offset, other.size))

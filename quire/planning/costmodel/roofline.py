@@ -1,0 +1,110 @@
+"""Roofline times of one model on one device, corrected by what steps really take.
+
+A step reads the weights that its tokens need once, or computes 2 FLOPs a weight and token, whichever is longer;
+attention reads the keys and values of the context, as far back as a layer looks (Williams, Waterman, Patterson 2009,
+"Roofline").
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from quire.models.spec import ModelSpec
+from quire.planning.costmodel.hardware import Hardware
+from quire.planning.costmodel.used_weights import UsedWeights
+
+_MIN_LEARNING_RATE = 0.05
+_USUAL_CONTEXT = 1_024
+_USUAL_PROMPT = 4
+"""Prompt tokens for each output token, in a guess about requests that have not come yet."""
+_MAX_RATIO = 20.0
+"""A measured time that differs from the prediction by more than this factor is ignored: the machine stalled."""
+_ALL_EXPERTS_TOKENS = 1_000
+"""Tokens in a step that are certain to use every expert of a mixture."""
+
+
+class Correction:
+    """A factor on predictions, learned from what was measured: fast at first, then slowly."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._seen = 0
+
+    def learn(self, predicted: float, measured: float) -> None:
+        """What was predicted with this factor took `measured`."""
+        ratio = measured / predicted
+        if 1 / _MAX_RATIO < ratio < _MAX_RATIO:
+            self._seen += 1
+            self.factor *= 1 + max(_MIN_LEARNING_RATE, 1 / (1 + self._seen)) * (ratio - 1)
+
+
+class Roofline:
+    """Predicts the cost of steps (StepCost) and of preemptions (PreemptionCost) for the scheduler.
+
+    Args:
+        spec: The model.
+        dtype: Of dense weights.
+        hardware: The device.
+        block_size: Tokens per KV block.
+        kv_dtype: Of the KV cache; None: as weights.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, dtype: str, hardware: Hardware, block_size: int, kv_dtype: str | None = None
+    ) -> None:
+        kv_dtype = kv_dtype or dtype
+        self._hardware = hardware
+        self._used = UsedWeights(spec)
+        self._weight_ms = 1e3 * self._used.mean_bytes(dtype) / hardware.bandwidth
+        self._product_ms = 1e3 * 2 * self._used.per_token / hardware.flops
+        self._windows = Counter(spec.window if local else None for local in spec.local)  # layers by window
+        self._kv_read_ms = 1e3 * spec.kv_bytes_per_token(kv_dtype) / spec.layers / hardware.bandwidth
+        self._score_ms = 1e3 * 4 * spec.heads * spec.head_dim / hardware.flops
+        least_ms = (
+            hardware.overhead_ms + self._used.read(_ALL_EXPERTS_TOKENS) * self._weight_ms
+        )  # of a step with a chunk in it
+        self._free_tokens = int(least_ms / self._product_ms)
+        self._min_learned_ms = max(least_ms, spec.layers * hardware.launch_ms)
+        self._swap_ms = 2 * 1e3 * spec.kv_block_bytes(kv_dtype, block_size) / hardware.host_bandwidth
+        self._step = Correction()  # kept apart: small models are bound by the overhead of a step, not by tokens
+        self._chunk = Correction()
+
+    def step_ms(self, tokens: int, context: int) -> float:
+        products = max(self._used.read(tokens) * self._weight_ms, tokens * self._product_ms)
+        reads = self._attended(tokens, context) * self._kv_read_ms
+        return self._step.factor * (self._hardware.overhead_ms + products + reads)
+
+    def token_ms(self, context: int) -> float:
+        return self._chunk.factor * (self._product_ms + self._attended(1, context) * self._score_ms)
+
+    @property
+    def free_tokens(self) -> int:
+        """A chunk reads all weights, also of experts that few decoding rows would not use."""
+        return self._free_tokens
+
+    def _attended(self, tokens: int, context: int) -> int:
+        """Positions that these tokens attend to, summed over all layers, if their contexts are equally long."""
+        return sum(
+            layers * (context if window is None else min(context, tokens * window))
+            for window, layers in self._windows.items()
+        )
+
+    def learn(self, step_ms: float, chunk_ms: float, measured_ms: float) -> None:
+        """Short chunks are ignored: whether they take little or long depends on the weights that are read anyway and on
+        launches, not on their tokens."""
+        if not chunk_ms:
+            self._step.learn(step_ms, measured_ms)
+        elif measured_ms > step_ms and chunk_ms > self._chunk.factor * self._min_learned_ms:
+            self._chunk.learn(chunk_ms, measured_ms - step_ms)
+
+    def tokens_per_s(self, rows: int) -> float:
+        """A guess: tokens of prompts and outputs that a full engine of so many rows computes in a second."""
+        decode_ms = self.step_ms(rows, rows * _USUAL_CONTEXT) / rows
+        prompt_ms = _USUAL_PROMPT * self.token_ms(_USUAL_CONTEXT // 2)
+        return 1e3 * (_USUAL_PROMPT + 1) / (prompt_ms + decode_ms)
+
+    def recompute_ms(self, tokens: int) -> float:
+        return tokens * self.token_ms(tokens // 2)
+
+    def swap_ms(self, blocks: int) -> float:
+        return blocks * self._swap_ms

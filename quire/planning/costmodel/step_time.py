@@ -1,0 +1,171 @@
+"""How long a whole step takes, row by row: the roofline's terms, each with the share of it that real steps reach.
+
+The scheduler's `Roofline` wants two numbers, the time of decoding rows and that of one more token, and learns the rest
+from the steps it sees. A planner sees no steps. So the same terms are put together here with shares that were fitted
+to measured steps, once for a kind of device. What is left out of the scheduler's own model stays out of it: it would
+change how prompts are cut on devices whose shares nobody has measured, and learning corrects it anyway.
+
+Reading weights and multiplying with them overlap, but not wholly: their sum in the p-norm is between the larger one
+(perfect overlap, the roofline) and both together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.models.spec import ModelSpec
+from quire.planning.costmodel.hardware import Hardware
+from quire.planning.costmodel.used_weights import UsedWeights
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Which shares of a `Hardware`'s figures real steps reach, and how long steps take besides.
+
+    Attributes:
+        products: The share of operations a second, in products with weights.
+        expert_products: The share of operations a second, in products of experts, whose tiles are seldom full.
+        scores: The share of operations a second, in attention of chunks.
+        weights: The share of bandwidth when reading weights for more than one token; one token reaches all of it.
+        kv_cache: The share of bandwidth when reading keys and values for decoding rows.
+        overlap: The exponent p: 1 is no overlap, infinity is perfect.
+        layer_ms: What a layer takes, however little it does.
+        experts_ms: What a layer's experts take on top, however little they do.
+        row_ms: What each sampled row takes.
+        request_ms: What the host takes from a request's arrival to its first step and back, in one process.
+        server_ms: What the HTTP API takes for a request on top.
+    """
+
+    products: float
+    expert_products: float
+    scores: float
+    weights: float
+    kv_cache: float
+    overlap: float
+    layer_ms: float
+    experts_ms: float
+    row_ms: float
+    request_ms: float
+    server_ms: float
+
+
+class StepTime:
+    """Predicts steps of one model on one device.
+
+    Args:
+        spec: The model, or a rank's share of it.
+        dtype: The dtype of dense weights.
+        hardware: The device.
+        kv_dtype: The dtype of the KV cache.
+        shares: Which shares of the device's figures steps reach.
+        faster_products: How many times as fast products of quantized weights are.
+        extra_ms: What ranks take to exchange tensors in any step: a constant, and a time for each token.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        dtype: str,
+        hardware: Hardware,
+        kv_dtype: str,
+        shares: Shares,
+        faster_products: float = 1.0,
+        extra_ms: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        used = UsedWeights(spec)
+        self._used, self._shares, self._extra_ms = used, shares, extra_ms
+        self._byte_ms = 1e3 / hardware.bandwidth
+        self._weight_bytes = used.mean_bytes(dtype)
+        flop_ms = 1e3 / hardware.flops
+        self._head_ms = 2 * used.head * flop_ms / shares.products
+        self._dense_ms = 2 * used.dense_per_token * flop_ms / shares.products / faster_products
+        self._expert_ms = 2 * used.experts_per_token * flop_ms / shares.expert_products / faster_products
+        self._score_ms = 4 * spec.heads * spec.head_dim * flop_ms / shares.scores
+        self._kv_ms = spec.kv_bytes_per_token(kv_dtype) / spec.layers * self._byte_ms / shares.kv_cache
+        self._windows = Counter(spec.window if local else None for local in spec.local)
+        experts = len(spec.experts.layers) if spec.experts else 0
+        self._fixed_ms = hardware.overhead_ms + spec.layers * shares.layer_ms + experts * shares.experts_ms
+
+    def __call__(self, counts: IntArray, before: IntArray, sampled: int) -> float:
+        """Return the milliseconds that a step takes.
+
+        Args:
+            counts: [rows] int64, the tokens of each row.
+            before: [rows] int64, the tokens of each row's context before these.
+            sampled: How many rows sample a token.
+        """
+        tokens = int(counts.sum())
+        return self._fixed(tokens, sampled) + self.products_ms(tokens, sampled) + self._attention_ms(counts, before)
+
+    def decode(self, rows: int, context: float) -> float:
+        """Return the milliseconds of a step in which so many rows decode, with `context` tokens each."""
+        return self.mixed(rows, context, 0, 0)
+
+    def mixed(self, rows: int, context: float, chunk: int, before: int) -> float:
+        """Return the milliseconds of a step in which rows decode and a chunk of a prompt is computed.
+
+        Args:
+            rows: How many rows decode.
+            context: The tokens that each of these rows has.
+            chunk: The tokens of the chunk.
+            before: The tokens of the prompt before the chunk.
+        """
+        fixed, attention = self._fixed(rows + chunk, rows), 0.0
+        for window, layers in self._windows.items():
+            most = float("inf") if window is None else window
+            attention += layers * rows * min(context + 1, most) * self._kv_ms
+            attention += layers * chunk * min(before + chunk / 2, most) * self._score_ms
+        return fixed + self.products_ms(rows + chunk, rows) + attention
+
+    def verification(self, rows: int, context: float, drafts: int) -> float:
+        """Return the milliseconds of a step in which rows with `context` tokens each verify `drafts` drafts.
+
+        All tokens are sampled, and a row's tokens together read its context once.
+        """
+        each, attention = 1 + drafts, 0.0
+        for window, layers in self._windows.items():
+            seen = min(context + each, float("inf") if window is None else window)
+            attention += layers * rows * max(seen * self._kv_ms, each * seen * self._score_ms)
+        tokens = rows * each
+        return self._fixed(tokens, tokens) + self.products_ms(tokens, tokens) + attention
+
+    def prompt(self, tokens: int, before: int = 0) -> float:
+        """Return the milliseconds of a step that computes a prompt and samples the first token of its answer.
+
+        Args:
+            tokens: The tokens of the prompt that are computed.
+            before: The tokens before these, which are cached.
+        """
+        return self(np.array([tokens], np.int64), np.array([before], np.int64), 1)
+
+    def products_ms(self, tokens: int, sampled: int) -> float:
+        """Return the milliseconds of reading weights and multiplying with them."""
+        share = 1.0 if tokens == 1 else self._shares.weights
+        read = self._used.read(tokens) * self._weight_bytes * self._byte_ms / share
+        product = tokens * (self._dense_ms + self._expert_ms) + sampled * self._head_ms
+        p = self._shares.overlap
+        return float((read**p + product**p) ** (1 / p))
+
+    def _fixed(self, tokens: int, sampled: int) -> float:
+        """Return the milliseconds that are neither products nor attention."""
+        constant, each = self._extra_ms
+        return self._fixed_ms + sampled * self._shares.row_ms + constant + tokens * each
+
+    def _attention_ms(self, counts: IntArray, before: IntArray) -> float:
+        """Rows of one token read their context, as far back as a layer looks; chunks compute scores with it."""
+        decoding = counts == 1
+        contexts, chunks, cached = before[decoding] + 1, counts[~decoding], before[~decoding]
+        total = 0.0
+        for window, layers in self._windows.items():
+            seen = contexts if window is None else np.minimum(contexts, window)
+            total += layers * float(seen.sum()) * self._kv_ms
+            mean = cached + chunks / 2
+            pairs = chunks * (mean if window is None else np.minimum(mean, window))
+            total += layers * float(pairs.sum()) * self._score_ms
+        return total

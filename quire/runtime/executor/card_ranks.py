@@ -1,0 +1,59 @@
+"""How a rank with a card of its own reaches the others of its engine."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from quire.compute.collectives.card_links import CardLinks, StreamSize
+from quire.compute.collectives.cards import Cards, Exchange
+from quire.compute.collectives.collectives import Collectives, OneRank
+from quire.compute.collectives.stream import NO_LINKS, StageLinks
+from quire.compute.mesh import Mesh
+from quire.foundation.config import Config
+from quire.models.spec import read_spec
+from quire.planning.step_limits import StepLimits
+from quire.runtime.worker.graph_shapes import MOST_ROWS
+from quire.runtime.worker.kv_tensors import DENSE
+from quire.runtime.worker.pipeline_depth import most_in_flight
+from quire.runtime.worker.stage_steps import WHOLE_MODEL, LinkedSteps, StageSteps
+
+
+class CardRanks(NamedTuple):
+    """How a rank reaches the other ranks of its engine: arguments of Worker, by their names."""
+
+    collectives: Collectives
+    rehearsed: Collectives
+    links: StageLinks
+    stages: StageSteps
+
+
+def reach_ranks(config: Config, mesh: Mesh, device: torch.device, exchange: Exchange) -> CardRanks:
+    """How a rank reaches those that divide its layers, and those that have other layers.
+
+    Args:
+        config: Resolved settings.
+        mesh: Its place.
+        device: Its card.
+        exchange: See Exchange; called as often as `exchanges_of` says.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    collectives: Collectives = OneRank()
+    rehearsed: Collectives = OneRank()
+    if mesh.tp > 1:
+        cards = Cards(mesh, device, exchange)
+        collectives, rehearsed = cards, cards.rehearsed()
+    if mesh.pp == 1:
+        return CardRanks(collectives, rehearsed, NO_LINKS, WHOLE_MODEL)
+    links = CardLinks(mesh, device, exchange, stream_size(config, mesh))
+    return CardRanks(collectives, rehearsed, links.ends, LinkedSteps(links, mesh))
+
+
+def stream_size(config: Config, mesh: Mesh) -> StreamSize:
+    """What streams of these settings take at most; graphs may pad a step to more rows than the engine has."""
+    limits, hidden = StepLimits.of(config), read_spec(config.model.model, config.model.quantization).hidden
+    tokens = max(limits.tokens, limits.rows, MOST_ROWS)
+    return StreamSize(tokens, hidden, DENSE[config.model.dtype], limits.rows + 1, most_in_flight(mesh.pp))

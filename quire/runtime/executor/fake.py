@@ -1,0 +1,300 @@
+"""An executor without a model, for tests of everything above it; stricter than a device.
+
+It keeps slots and KV blocks as a worker does, but stores the tokens themselves in the blocks. A sampled token is a
+function of the whole history *as read back through the block table*, so a stale block, a wrong position, a write to a
+shared block or a read before its write changes the output or fails an assertion. Rejected draft tokens are written too
+and stay in the blocks until they are overwritten.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+import msgspec
+
+from quire.foundation.messages.workers import Admitted, Bits, DeviceLimits, Plan, Result, TokenBitmasks, TokenLogprobs
+from quire.runtime.executor.executor import FaultHook, no_faults
+from quire.runtime.executor.fake_adapters import FakeAdapters
+from quire.scheduling.kvcache.group_windows import FULL_ATTENTION, GroupWindow
+
+
+def allowed(token: int, bits: Bits, vocab_size: int) -> int:
+    """The first token from `token` on, around the vocabulary, that a row of TokenBitmasks allows."""
+    order = chain(range(token, vocab_size), range(token))
+    return next(each for each in order if bits[each // 8] >> each % 8 & 1)
+
+
+def hash_token(history: Sequence[int], num_sampled: int, vocab_size: int) -> int:
+    """The fake model: the next token is a checksum of all tokens before it and of how many of them were sampled."""
+    return zlib.crc32(array("q", [num_sampled, *history]).tobytes()) % vocab_size
+
+
+def seeded_counter(seed: int, num_sampled: int) -> int:
+    """What a seeded fake model is given in place of how many tokens were sampled."""
+    return (seed + num_sampled) % 2**63
+
+
+def adapted_counter(num_sampled: int, digest: str) -> int:
+    """What a fake model is given, for a sequence with an adapter, in place of how many tokens were sampled."""
+    return (num_sampled + zlib.crc32(digest.encode())) % 2**63
+
+
+@dataclass
+class _Slot:
+    owner: Admitted
+    num_sampled: int
+    length: int
+    last_token: int | None = None  # of the sequence, once one was sampled
+    tables: dict[tuple[int, int], int] = field(default_factory=dict)  # (group, index) → block
+
+
+class FakeExecutor:
+    """Runs plans on the host when they are collected.
+
+    Args:
+        num_blocks, block_size, vocab_size: Reported as DeviceLimits; plans are checked against them.
+        groups: How far back each KV group looks; only blocks inside the window are checked.
+        num_host_blocks: Of the host pool.
+        sample: The model: (history, how many of it were sampled, vocab_size) → next token.
+        accept: Tokens that a sampled row gains, given the most it may gain; default: all.
+        max_in_flight: See Executor.
+        step_s: Seconds that every step takes.
+        fault: See Executor.
+        ready_host_blocks: Says after each step how many blocks of the host pool are ready; default: all.
+        seeded: Whether tokens depend on the request's seed as well: its counter starts there.
+        adapters: What stands for adapters; None: none are served. Tokens then depend on the sequence's adapter, and
+            keys and values are found only by those who computed with the same.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        block_size: int = 16,
+        vocab_size: int = 512,
+        groups: Sequence[GroupWindow] = FULL_ATTENTION,
+        num_host_blocks: int = 0,
+        sample: Callable[[Sequence[int], int, int], int] = hash_token,
+        accept: Callable[[int], int] | None = None,
+        max_in_flight: int = 2,
+        step_s: float = 0.0,
+        fault: FaultHook = no_faults,
+        ready_host_blocks: Callable[[], int] | None = None,
+        seeded: bool = False,
+        adapters: FakeAdapters | None = None,
+    ) -> None:
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._groups = groups
+        self._num_host_blocks = num_host_blocks
+        self._ready_host_blocks = ready_host_blocks or (lambda: num_host_blocks)
+        self._reported_host_blocks = 0
+        self._sample_token = sample
+        self._accept = accept
+        self._max_in_flight = max_in_flight
+        self._step_s = step_s
+        self._fault = fault
+        self._seeded = seeded
+        self.adapters = adapters
+        if adapters is not None:
+            adapters.in_flight = self._reads_adapter
+        self._written_by: dict[int, str] = {}  # by block: the adapter of what it holds
+        self._host_written_by: dict[int, str] = {}
+        self._slots: dict[int, _Slot] = {}
+        self._blocks: dict[int, list[int | None]] = {}  # by block: its tokens
+        self._host: dict[int, list[int | None]] = {}
+        self._plans: deque[Plan] = deque()
+        self._masks: dict[int, TokenBitmasks] = {}  # by step
+
+    @property
+    def max_in_flight(self) -> int:
+        return self._max_in_flight
+
+    def start(self) -> DeviceLimits:
+        return DeviceLimits(self._num_blocks, self._vocab_size, self._num_host_blocks)
+
+    def submit(self, plan: Plan) -> None:
+        self._fault("submit", plan.step)
+        assert len(self._plans) < self._max_in_flight, "more plans in flight than allowed"
+        self._plans.append(plan)
+
+    def submit_bitmasks(self, masks: TokenBitmasks) -> None:
+        (plan,) = [plan for plan in self._plans if plan.step == masks.step]
+        assert masks.step not in self._masks, "masks come twice"
+        assert masks.rows == plan.masked, "masks of other rows than those that wait"
+        size = 4 * -(-self._vocab_size // 32)
+        assert [len(bits) for bits in masks.bits] == [size] * len(masks.rows), "masks of another vocabulary"
+        self._masks[masks.step] = masks
+
+    def collect(self, timeout: float | None) -> Result | None:
+        plan = self._plans.popleft()
+        self._fault("execute", plan.step)
+        if self._step_s:
+            time.sleep(self._step_s)
+        self._apply_changes(plan)
+        self._move_rows(plan)
+        prompt_logprobs = self._score_prompts(plan)
+        self._reported_host_blocks = ready = self._ready_host_blocks()
+        result = msgspec.structs.replace(self._sample(plan), prompt_logprobs=prompt_logprobs, ready_host_blocks=ready)
+        self._fault("collect", plan.step)
+        return result
+
+    def check(self) -> None:
+        """Do nothing: there is no device that could be lost."""
+
+    def close(self) -> None:
+        self._plans.clear()
+
+    def _apply_changes(self, plan: Plan) -> None:
+        for admitted in plan.admitted:
+            known = len(admitted.history)
+            assert known in (0, admitted.prompt_len + admitted.num_sampled), "a history that is not all of the tokens"
+            assert known or not admitted.sampling.penalizes, "a history is missing"
+            self._slots[admitted.slot] = _Slot(admitted, admitted.num_sampled, admitted.length)
+        changes = zip(plan.block_slots, plan.block_groups, plan.block_indices, plan.block_ids, strict=True)
+        for slot, group, index, block in changes:
+            assert 0 <= group < len(self._groups) and 1 <= block <= self._num_blocks, (group, block)
+            self._slots[slot].tables[group, index] = block
+        for device, host in plan.swap_out:
+            assert 0 <= host < self._reported_host_blocks, "swapped to a host block that is not ready"
+            unwritten: list[int | None] = [None] * self._block_size  # taken for draft tokens that were rejected
+            self._host[host] = list(self._blocks.get(device, unwritten))
+            self._host_written_by[host] = self._written_by.get(device, "")
+        sources = {source for source, _ in plan.copies}
+        assert sources.isdisjoint(target for _, target in plan.copies), "a copy's target is another one's source"
+        for source, target in plan.copies:
+            self._blocks[target] = list(self._blocks[source])
+            self._written_by[target] = self._written_by[source]
+        for host, device in plan.swap_in:
+            self._blocks[device] = self._host.pop(host)
+            self._written_by[device] = self._host_written_by.pop(host)
+
+    def _move_rows(self, plan: Plan) -> None:
+        """Write each row's known tokens and move its slot past them."""
+        assert len(set(plan.slots)) == len(plan.slots), "a slot is in two rows"
+        drafts = dict(zip(plan.sampled_rows, plan.drafts, strict=True)) if plan.drafts else {}
+        with_tokens, position = set(plan.token_rows), 0
+        for row, (number, count) in enumerate(zip(plan.slots, plan.counts, strict=True)):
+            slot, count = self._slots[number], count - drafts.get(row, 0)
+            if row in with_tokens:
+                tokens = plan.tokens[position : position + count]
+                position += count
+                slot.last_token = tokens[-1]
+            else:
+                assert count == 1 and slot.last_token is not None, "the device does not know this row's tokens"
+                tokens = [slot.last_token]
+            for token in tokens:
+                assert 0 <= token < self._vocab_size, token
+                self._write(slot, slot.length, token)
+                slot.length += 1
+        assert position == len(plan.tokens), "more tokens than the rows take"
+
+    def _write(self, slot: _Slot, position: int, token: int) -> None:
+        index, offset = divmod(position, self._block_size)
+        for group in range(len(self._groups)):
+            block = slot.tables[group, index]
+            if offset == 0:
+                self._blocks[block] = [None] * self._block_size
+                self._written_by[block] = self._adapter(slot)
+            self._blocks[block][offset] = token
+
+    def _history(self, slot: _Slot) -> list[int]:
+        """The tokens that the layers see: those of the group that looks back farthest; the others must agree."""
+        views = []
+        for group, reach in enumerate(self._groups):
+            start = reach.first_visible(slot.length - 1)
+            places = [divmod(position, self._block_size) for position in range(start, slot.length)]
+            by = {self._written_by[slot.tables[group, index]] for index, _ in places}
+            assert by <= {self._adapter(slot)}, "keys and values of another adapter"
+            views.append([self._blocks[slot.tables[group, index]][offset] for index, offset in places])
+        longest = max(views, key=len)
+        for view in views:
+            assert view == longest[len(longest) - len(view) :], "KV groups hold different histories"
+        assert None not in longest, "a position was read before it was written"
+        return [token for token in longest if token is not None]
+
+    def _adapter(self, slot: _Slot) -> str:
+        """The digest of what is in its adapter's place now; empty: it has none."""
+        if not slot.owner.adapter_slot:
+            return ""
+        assert self.adapters is not None
+        return self.adapters.slots[slot.owner.adapter_slot]
+
+    def _reads_adapter(self, slot: int) -> bool:
+        """Whether plans that are not computed yet read this slot of adapters."""
+        owners = {number: each.owner.adapter_slot for number, each in self._slots.items()}
+        for plan in self._plans:
+            owners |= {owner.slot: owner.adapter_slot for owner in plan.admitted}
+            if slot and slot in {owners[number] for number in plan.slots}:
+                return True
+        return False
+
+    def _score_prompts(self, plan: Plan) -> list[list[TokenLogprobs]]:
+        """A token's log probability is its position, negated; the likeliest tokens are the ids after it."""
+        found = []
+        for scored in plan.prompt_logprobs_rows:
+            slot, count = self._slots[plan.slots[scored.row]], plan.counts[scored.row]
+            first = slot.length - count + scored.skip
+            written = [self._blocks[slot.tables[0, at // self._block_size]][at % self._block_size]
+                       for at in range(first + 1, slot.length)]  # fmt: skip
+            row = [token for token in (*written, scored.next_token)[: scored.count] if token is not None]
+            k = slot.owner.sampling.prompt_logprobs or 0
+            tops = [[(token + 1 + i) % self._vocab_size for i in range(k)] for token in row]
+            found.append([
+                TokenLogprobs(-float(first + 1 + i), k + 1, top, [-0.5 - j for j in range(k)])
+                for i, top in enumerate(tops)
+            ])  # fmt: skip
+            assert len(row) == scored.count
+        return found
+
+    def _sample(self, plan: Plan) -> Result:
+        counts, tokens, logprobs = [], [], []
+        masks = self._masks.pop(plan.step, TokenBitmasks(plan.step, [], []))
+        assert masks.rows == plan.masked, "a row samples before its mask came"
+        bits = dict(zip(masks.rows, masks.bits, strict=True))
+        drafts = plan.drafts or [0] * len(plan.sampled_rows)
+        for row, num_drafts in zip(plan.sampled_rows, drafts, strict=True):
+            slot = self._slots[plan.slots[row]]
+            gained = self._sample_with_drafts(slot, 1 + num_drafts, bits.get(row))
+            counts.append(len(gained))
+            tokens += gained
+            logprobs += [self._report(slot, token) for token in gained]
+        asked = any(entry is not None for entry in logprobs)
+        return Result(
+            plan.step, counts, tokens, logprobs if asked else [], device_ms=self._step_s * 1e3, drafted=plan.drafts
+        )
+
+    def _sample_with_drafts(self, slot: _Slot, most: int, bits: Bits | None) -> list[int]:
+        """The tokens a row gains: accepted drafts and one more. Rejected drafts are written too, with wrong ids."""
+        count, end = most if self._accept is None else self._accept(most), slot.length + most - 1
+        gained: list[int] = []
+        for number in range(count):
+            if number:
+                self._write(slot, slot.length, gained[-1])
+                slot.length += 1
+            counter = seeded_counter(slot.owner.seed, slot.num_sampled) if self._seeded else slot.num_sampled
+            if adapter := self._adapter(slot):
+                counter = adapted_counter(counter, adapter)
+            token = self._sample_token(self._history(slot), counter, self._vocab_size)
+            gained.append(token if bits is None else allowed(token, bits, self._vocab_size))
+            slot.num_sampled += 1
+        for position in range(slot.length, end):
+            self._write(slot, position, (slot.owner.slot + position) % self._vocab_size)
+        if gained:
+            slot.last_token = gained[-1]
+        else:
+            slot.length -= 1  # its last token is the next row's input once more
+        return gained
+
+    def _report(self, slot: _Slot, token: int) -> TokenLogprobs | None:
+        wanted = slot.owner.sampling.num_reported
+        if wanted is None:
+            return None
+        top = slot.owner.sampling.logprob_token_ids or [(token + i) % self._vocab_size for i in range(wanted)]
+        return TokenLogprobs(-0.5, 1, top, [-0.5 - i for i in range(len(top))])

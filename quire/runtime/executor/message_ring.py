@@ -1,0 +1,119 @@
+"""Messages from one process to several through memory that they share: written once, read by each.
+
+A ring of bytes. The writer counts what it has written, each reader what it has read, and a message longer than the ring
+goes through it piece by piece. Who waits for whom is not decided here: `wait` is called as long as there is nothing to
+do. Counters are aligned words of 8 bytes; the processors that Quire's kernels are for (x86) show stores in order.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+from quire.foundation.processes.shared_memory import SharedMemory
+
+RING_BYTES = 1 << 22
+_LINE = 64
+_LENGTH = struct.Struct("<Q")
+
+
+def ring_bytes(readers: int, size: int = RING_BYTES) -> int:
+    """Bytes of shared memory that a ring of `size` bytes takes."""
+    return _LINE * (1 + readers) + size
+
+
+class _Ring:
+    """The memory: a line with the writer's counter, one for each reader's, then the bytes."""
+
+    def __init__(self, memory: SharedMemory, readers: int) -> None:
+        self.readers = readers
+        self._counters = memoryview(memory.view)[: _LINE * (1 + readers)].cast("Q")
+        self.bytes = memoryview(memory.view)[_LINE * (1 + readers) :]
+
+    @property
+    def written(self) -> int:
+        return self._counters[0]
+
+    @written.setter
+    def written(self, value: int) -> None:
+        self._counters[0] = value
+
+    def read_by(self, reader: int) -> int:
+        return self._counters[(1 + reader) * _LINE // 8]
+
+    def set_read(self, reader: int, value: int) -> None:
+        self._counters[(1 + reader) * _LINE // 8] = value
+
+
+class RingWriter:
+    """Writes messages to a ring.
+
+    Args:
+        memory: Of `ring_bytes`.
+        readers: How many read.
+        published: Called when there is more to read.
+        wait: Called while there is no room.
+    """
+
+    def __init__(
+        self, memory: SharedMemory, readers: int, published: Callable[[], None], wait: Callable[[], None]
+    ) -> None:
+        self._ring = _Ring(memory, readers)
+        self._published = published
+        self._wait = wait
+
+    def write(self, message: bytes) -> None:
+        """Hand a message to all readers; returns when all of it is in the ring."""
+        ring, left = self._ring, memoryview(_LENGTH.pack(len(message)) + message)
+        size = len(ring.bytes)
+        while left:
+            slowest = min(ring.read_by(reader) for reader in range(ring.readers))
+            at = ring.written % size
+            count = min(len(left), size - (ring.written - slowest), size - at)
+            if not count:
+                self._wait()
+                continue
+            ring.bytes[at : at + count] = left[:count]
+            ring.written += count
+            left = left[count:]
+            if not left or ring.written - slowest == size:
+                self._published()
+
+
+class RingReader:
+    """Reads messages from a ring: one of its readers.
+
+    Args:
+        memory, readers: As of the writer.
+        reader: Its number.
+        wait: Called while there is nothing to read.
+    """
+
+    def __init__(self, memory: SharedMemory, readers: int, reader: int, wait: Callable[[], None]) -> None:
+        self._ring = _Ring(memory, readers)
+        self._reader = reader
+        self._wait = wait
+
+    def read(self) -> bytes:
+        """Wait for the next message and return it."""
+        (length,) = _LENGTH.unpack(self._take(_LENGTH.size))
+        return self._take(length)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is a message, or the beginning of one."""
+        return self._ring.written > self._ring.read_by(self._reader)
+
+    def _take(self, length: int) -> bytes:
+        ring, taken = self._ring, bytearray()
+        size = len(ring.bytes)
+        while len(taken) < length:
+            begin = ring.read_by(self._reader)
+            at = begin % size
+            count = min(length - len(taken), ring.written - begin, size - at)
+            if not count:
+                self._wait()
+                continue
+            taken += ring.bytes[at : at + count]
+            ring.set_read(self._reader, begin + count)
+        return bytes(taken)

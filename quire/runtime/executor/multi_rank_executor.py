@@ -1,0 +1,279 @@
+"""An executor of ranks that divide one model, each in a process of its own.
+
+Plans go to all ranks at once through shared memory; the first rank answers, the others say what they have sampled. This
+process loads no torch. Knows nothing about requests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import msgspec
+
+from quire.compute.mesh import Mesh, mesh_of
+from quire.errors import EngineDeadError
+from quire.foundation.clock import Clock
+from quire.foundation.config import Config
+from quire.foundation.messages.workers import AdapterLoaded, DeviceLimits, Plan, Result, TokenBitmasks
+from quire.foundation.processes.launch import GroupEnds
+from quire.runtime.executor.executor import FaultHook, no_faults
+from quire.runtime.executor.nodes.head_ranks import Ranks, start_ranks
+from quire.runtime.executor.rank_adapters import RankAdapters
+from quire.runtime.executor.rank_messages import (
+    BeginProfile,
+    Bitmasks,
+    Blocks,
+    EndProfile,
+    FromRank,
+    Offer,
+    Offers,
+    Profiled,
+    StepDone,
+    Stop,
+    ToRanks,
+    fingerprint,
+)
+from quire.runtime.executor.stage_progress import StageProgress
+from quire.runtime.worker.pipeline_depth import most_in_flight
+
+T = TypeVar("T")
+_LOOK_S = 0.5
+FIRST_PATIENCE_S = 3600.0
+"""How long a start may take until the first rank comes so far."""
+START_PATIENCE_S = 300.0
+"""How long that rank waits for the last one."""
+
+
+def exchanges_of(mesh: Mesh) -> int:
+    """Rounds in which ranks on GPUs say how they reach one another's memory: two for those that divide layers, and two
+    for stages. See compute/collectives/cards.py and card_links.py."""
+    return 2 * (mesh.tp > 1) + 2 * (mesh.pp > 1)
+
+
+class MultiRankExecutor:
+    """Workers in several processes.
+
+    A rank that dies or hangs, or a step that raises in one, is the end: `collect` raises it then and ever after.
+
+    Args:
+        config: Resolved settings; see Worker.
+        clock: For the seconds of the start-up, and who is late.
+        fault: See FaultHook; a rank's `execute` is out of its reach.
+        group: What its ranks share with those of other engines; None: nothing.
+
+    Attributes:
+        adapters: See Executor.
+    """
+
+    def __init__(
+        self, config: Config, clock: Clock, fault: FaultHook = no_faults, group: GroupEnds | None = None
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._fault = fault
+        self._group = group
+        self._ranks: Ranks | None = None
+        self._failure: BaseException | None = None
+        self._results: deque[Result] = deque()
+        self._profiles: dict[int, dict[str, tuple[float, int]]] = {}  # by rank
+        self._sampled: dict[int, int] = {}  # by step, the fingerprint of what was sampled
+        self._mesh = mesh_of(config.parallel)
+        self._on_gpus = config.device.device == "cuda"
+        self._ready_host_blocks = [0] * self._mesh.size
+        self._reported_host_blocks = 0
+        self._stages = StageProgress(self._mesh, config.parallel.distributed_timeout_seconds, clock)
+        self.adapters = (
+            RankAdapters(self._mesh.size, self._broadcast, self.check, self._name) if config.lora.enable_lora else None
+        )
+
+    @property
+    def max_in_flight(self) -> int:
+        """A step in each stage, and one that waits."""
+        return most_in_flight(self._mesh.pp)
+
+    def start(self) -> DeviceLimits:
+        """Start all ranks; they take the smallest number of blocks that any of them has room for.
+
+        Raises:
+            SetupError: The model cannot be served.
+            EngineDeadError: A rank died, or came too late; the message says which.
+        """
+        try:
+            self._ranks = start_ranks(self._config, self._clock, self._group)
+            for _ in range(exchanges_of(self._mesh) if self._on_gpus else 0):
+                self._ranks.broadcast(Offers([offer.data for offer in self._from_all(Offer, "reach its GPU")]))
+            blocks = self._from_all(Blocks, "read its weights")
+            of_all = Blocks(min(each.device for each in blocks), min(each.host for each in blocks))
+            self._ranks.broadcast(of_all)
+            limits = self._from_all(DeviceLimits, "become ready")[0]
+            return msgspec.structs.replace(limits, masked_drafts=False)  # nobody passes on what ranks propose
+        except BaseException as error:
+            self._failure = error
+            self.close()
+            raise
+
+    def submit(self, plan: Plan) -> None:
+        self._fault("submit", plan.step)
+        self._stages.submitted(plan)
+        self._broadcast(plan)
+
+    def submit_bitmasks(self, masks: TokenBitmasks) -> None:
+        self._stages.unmasked(masks.step)
+        self._broadcast(Bitmasks(masks.step, masks.rows, [bytes(each) for each in masks.bits]))
+
+    def collect(self, timeout: float | None) -> Result | None:
+        deadline = None if timeout is None else self._clock.now() + timeout
+        while not self._results:
+            if self._failure is not None:
+                raise self._failure
+            left = None if deadline is None else max(0.0, deadline - self._clock.now())
+            try:
+                assert self._ranks is not None, "not started, or closed"
+                self._take(self._ranks.receive(self._wait(left)))
+                self._raise_if_stuck()
+            except Exception as error:
+                self._failure = error
+                raise
+            if not self._results and left is not None and left <= 0.0:
+                return None
+        result = self._results.popleft()
+        self._fault("collect", result.step)
+        return result
+
+    def check(self) -> None:
+        """Raise if a rank is gone while nobody waits for it."""
+        if self._failure is not None:
+            raise self._failure
+        assert self._ranks is not None, "not started, or closed"
+        try:
+            self._take(self._ranks.receive(0.0))
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def profile_kernels(self, run: Callable[[], object]) -> list[dict[str, tuple[float, int]]]:
+        """On GPUs: what kernels take while steps are run, by rank; see KernelTimes in runtime/worker/kernel_profile.py.
+
+        Args:
+            run: Submits plans and collects all their results, in this thread.
+        """
+        assert self._on_gpus and self._ranks is not None, "ranks on GPUs are profiled, once they have started"
+        self._profiles.clear()
+        self._broadcast(BeginProfile())
+        run()
+        self._broadcast(EndProfile())
+        while len(self._profiles) < self._ranks.number:
+            self._take(self._ranks.receive(_LOOK_S))
+        return [self._profiles[rank] for rank in range(self._ranks.number)]
+
+    def close(self) -> None:
+        """Wait for what is running; after a failure, for nothing."""
+        ranks, self._ranks = self._ranks, None
+        if ranks is None:
+            return
+        if self._failure is None:
+            try:
+                ranks.broadcast(Stop())
+            except EngineDeadError as error:
+                self._failure = error
+        ranks.close(at_once=self._failure is not None)
+
+    def _wait(self, left: float | None) -> float | None:
+        """How long to wait for messages at once: with several stages this process also looks for one that is stuck."""
+        if self._mesh.pp == 1:
+            return left
+        return _LOOK_S if left is None else min(_LOOK_S, left)
+
+    def _name(self, rank: int) -> str:
+        assert self._ranks is not None, "not started, or closed"
+        return self._ranks.name(rank)
+
+    def _broadcast(self, message: ToRanks) -> None:
+        if self._failure is not None:
+            return  # `collect` raises it
+        assert self._ranks is not None, "not started, or closed"
+        try:
+            self._ranks.broadcast(message)
+        except EngineDeadError as error:
+            self._failure = error
+
+    def _take(self, received: Iterable[tuple[int, FromRank]]) -> None:
+        """Results, what other ranks have sampled in the same steps, adapters, and profiles.
+
+        Raises:
+            EngineDeadError: Ranks have sampled different tokens.
+        """
+        assert self._ranks is not None
+        for rank, message in received:
+            if isinstance(message, AdapterLoaded):
+                assert self.adapters is not None, "nobody has asked for adapters"
+                self.adapters.take(rank, message)
+                continue
+            if isinstance(message, Profiled):
+                self._profiles[rank] = message.kernels
+                continue
+            if isinstance(message, Result):
+                self._results.append(self._with_blocks_of_all(rank, message))
+                message = StepDone(message.step, fingerprint(message), message.ready_host_blocks)
+            assert isinstance(message, StepDone), message
+            if message.ready_host_blocks:
+                self._ready_host_blocks[rank] = message.ready_host_blocks
+            self._stages.done(rank, message.step)
+            if rank < self._mesh.size - self._mesh.tp:
+                continue  # it samples nothing
+            if self._sampled.setdefault(message.step, message.tokens) != message.tokens:
+                raise EngineDeadError(
+                    f"{self._ranks.name(rank)} sampled other tokens than another rank in step {message.step}. Logits "
+                    "processors must compute the same in every rank."
+                )
+            self._sampled.pop(message.step - 2 * self.max_in_flight, None)
+
+    def _with_blocks_of_all(self, rank: int, result: Result) -> Result:
+        """The result of the rank that answers, with the host blocks that are ready in all ranks: on GPUs each makes its
+        own ready as it comes to it."""
+        if not self._on_gpus:
+            return result
+        self._ready_host_blocks[rank] = result.ready_host_blocks or self._ready_host_blocks[rank]
+        ready = min(self._ready_host_blocks)
+        said = ready if ready != self._reported_host_blocks else 0
+        self._reported_host_blocks = ready
+        return msgspec.structs.replace(result, ready_host_blocks=said)
+
+    def _raise_if_stuck(self) -> None:
+        """
+        Raises:
+            EngineDeadError: A stage keeps the others waiting.
+        """
+        assert self._ranks is not None
+        if (stuck := self._stages.stuck()) is not None:
+            raise EngineDeadError(
+                f"{self._ranks.name(stuck.rank)} was stuck: in step {stuck.step} the other stages waited "
+                f"{stuck.seconds:g} s for it."
+            )
+
+    def _from_all(self, kind: type[T], what: str) -> list[T]:
+        """The next message of every rank, which says that it has come so far in its start."""
+        assert self._ranks is not None
+        asked = self._config.parallel.distributed_timeout_seconds
+        patience = asked or FIRST_PATIENCE_S
+        deadline = self._clock.now() + patience
+        found: dict[int, T] = {}
+        while len(found) < self._ranks.number:
+            received = self._ranks.receive(_LOOK_S)
+            now = self._clock.now()
+            if received and not found and asked is None:
+                patience = START_PATIENCE_S
+                deadline = now + patience
+            for rank, message in received:
+                assert isinstance(message, kind), message
+                found[rank] = message
+            missing = [rank for rank in range(self._ranks.number) if rank not in found]
+            if missing and now > deadline:
+                names = ", ".join(map(self._ranks.name, missing))
+                raise EngineDeadError(
+                    f"{names} did not {what} within {patience:g} s: see what keeps it (its disk, its processor, a "
+                    "signal), or give it more time by --distributed-timeout-seconds."
+                )
+        return [found[rank] for rank in range(self._ranks.number)]

@@ -1,0 +1,137 @@
+"""Connects the links between ranks of different machines: the node of the rank that writes connects, the other's gate
+lets it in. Used by all nodes at the same time, while an engine starts.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+
+import msgspec
+
+from quire.compute.mesh import Mesh
+from quire.errors import EngineDeadError
+from quire.runtime.executor.nodes.connection import ConnectionLostError, send_message, set_up
+from quire.runtime.executor.nodes.crossings import Link, crossing_links, node_of
+from quire.runtime.executor.nodes.gate import Gate
+from quire.runtime.executor.nodes.handshake import PATIENCE_S, WrongKeyError, introduce
+from quire.runtime.executor.nodes.node_messages import LinkJoin, Refused
+
+LINKS_PATIENCE_S = 60.0
+"""How long all links of a node may take, once all nodes are there."""
+_LOOK_S = 0.2
+
+
+def connect(address: tuple[str, int], key: bytes) -> socket.socket:
+    """A connection to a node that has the key.
+
+    Raises:
+        OSError: Nobody listens there.
+        ConnectionLostError, WrongKeyError: See `introduce`.
+    """
+    connection = socket.create_connection(address, timeout=PATIENCE_S)
+    try:
+        set_up(connection)
+        introduce(connection, key)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+class LinkSetup:
+    """What a node needs for its links.
+
+    Args:
+        mesh: Its sizes count.
+        node, nodes: The node's number, and how many there are.
+        session: Of the engine.
+        addresses: Of all nodes.
+        key: That all have.
+    """
+
+    def __init__(
+        self, mesh: Mesh, node: int, nodes: int, session: str, addresses: Sequence[tuple[str, int]], key: bytes
+    ) -> None:
+        self._mesh = mesh
+        self._node = node
+        self._nodes = nodes
+        self._session = session
+        self._addresses = addresses
+        self._key = key
+
+    def open(self, gate: Gate, check: Callable[[], None]) -> dict[Link, socket.socket]:
+        """Connect all links of this node, and return them.
+
+        Args:
+            gate: Of this node.
+            check: Called while nothing comes; raises if there is no use in waiting.
+
+        Raises:
+            EngineDeadError: One could not be made; the message names the node.
+        """
+        deadline = time.monotonic() + LINKS_PATIENCE_S
+        links = crossing_links(self._mesh, self._nodes)
+        with ExitStack() as opened:
+            found: dict[Link, socket.socket] = {}
+            for link in links:
+                if self._of(link.sender) == self._node:
+                    found[link] = opened.enter_context(self._connected(link))
+            missing = {link for link in links if self._of(link.receiver) == self._node}
+            while missing:
+                check()
+                if time.monotonic() > deadline:
+                    late = min(missing)
+                    raise EngineDeadError(
+                        f"Node {self._of(late.sender)} of {self._nodes} did not connect to node {self._node} within "
+                        f"{LINKS_PATIENCE_S:g} s: see whether a firewall lets nodes reach one another at any port."
+                    )
+                if (arrived := self._arrived(gate, missing)) is not None:
+                    link, connection = arrived
+                    found[link] = opened.enter_context(connection)
+                    missing.discard(link)
+            opened.pop_all()
+            return found
+
+    def _of(self, rank: int) -> int:
+        return node_of(rank, self._mesh, self._nodes)
+
+    def _connected(self, link: Link) -> socket.socket:
+        receiver = self._of(link.receiver)
+        host, port = self._addresses[receiver]
+        try:
+            connection = connect((host, port), self._key)
+            send_message(connection, msgspec.msgpack.encode(LinkJoin(self._session, *link)))
+        except (OSError, ConnectionLostError, WrongKeyError) as error:
+            cause = getattr(error, "message", error)
+            raise EngineDeadError(
+                f"Node {self._node} cannot reach node {receiver} at {host}:{port} ({cause}): see whether a firewall "
+                "lets nodes reach one another at any port."
+            ) from error
+        return connection
+
+    def _arrived(self, gate: Gate, missing: set[Link]) -> tuple[Link, socket.socket] | None:
+        try:
+            arrival = gate.arrivals.get(timeout=_LOOK_S)
+        except queue.Empty:
+            return None
+        message = arrival.message
+        if isinstance(message, LinkJoin):
+            for link in missing:
+                if message == LinkJoin(self._session, *link):
+                    return link, arrival.connection
+        else:
+            refuse(arrival.connection, "an engine has just started; wait for the next one", is_final=False)
+        arrival.connection.close()
+        return None
+
+
+def refuse(connection: socket.socket, message: str, *, is_final: bool) -> None:
+    """Tell a node why it is not taken, and end the connection."""
+    with connection:
+        connection.settimeout(PATIENCE_S)
+        with suppress(ConnectionLostError):
+            send_message(connection, msgspec.msgpack.encode(Refused(message, is_final)))

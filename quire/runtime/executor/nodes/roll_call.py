@@ -1,0 +1,146 @@
+"""The head waits for the other nodes of an engine, and refuses those that do not fit."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import queue
+from pathlib import Path
+
+from quire.compute.mesh import mesh_of
+from quire.errors import EngineDeadError
+from quire.foundation.clock import Clock
+from quire.foundation.config import Config
+from quire.foundation.config.parallel import ParallelConfig
+from quire.runtime.executor.nodes.connection import Connection, ConnectionLostError
+from quire.runtime.executor.nodes.crossings import ranks_of
+from quire.runtime.executor.nodes.gate import Arrival, Gate
+from quire.runtime.executor.nodes.link_setup import refuse
+from quire.runtime.executor.nodes.node_messages import Join
+from quire.runtime.executor.nodes.remote_node import RemoteNode
+from quire.version import __version__
+
+NODES_PATIENCE_S = 300.0
+"""How long the head waits for the last node."""
+SAY_AFTER_S = 5.0
+"""How long the head waits for other nodes before it says that it waits."""
+_LOOK_S = 0.5
+_HASHED = ("config.json",)
+_SIZED = (".safetensors", ".gguf")
+_log = logging.getLogger(__name__)
+
+
+def shape_of(parallel: ParallelConfig) -> str:
+    """What has to be the same on all nodes, as flags."""
+    experts = " --enable-expert-parallel" if parallel.enable_expert_parallel else ""
+    return (
+        f"--nnodes {parallel.nodes} --tensor-parallel-size {parallel.tensor_parallel_size} "
+        f"--pipeline-parallel-size {parallel.pipeline_parallel_size}{experts}"
+    )
+
+
+def model_fingerprint(model: str) -> str:
+    """A digest of a model's config and of its weight files' names and sizes: two machines have the same one if they
+    have the same model, wherever it lies."""
+    path = Path(model)
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    digest = hashlib.sha256()
+    for file in files:
+        if file.name in _HASHED:
+            digest.update(file.read_bytes())
+        elif file.suffix in _SIZED:
+            digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+    return digest.hexdigest()
+
+
+class RollCall:
+    """Waits until nodes 1, 2, … have joined.
+
+    Args:
+        config: Resolved settings.
+        clock: For how long it waits.
+    """
+
+    def __init__(self, config: Config, clock: Clock) -> None:
+        self._parallel = config.parallel
+        self._mesh = mesh_of(config.parallel)
+        self._model = model_fingerprint(config.model.model)
+        self._clock = clock
+        self._patience_s = float(config.parallel.distributed_timeout_seconds or NODES_PATIENCE_S)
+        self._joined: dict[int, RemoteNode] = {}
+        self._last_refusal = ""
+
+    def wait(self, gate: Gate) -> list[RemoteNode]:
+        """Wait for the other nodes; returns them in their order.
+
+        Raises:
+            EngineDeadError: One did not come in time; the message names it.
+        """
+        began, said = self._clock.now(), False
+        try:
+            while missing := [node for node in range(1, self._parallel.nodes) if node not in self._joined]:
+                waited = self._clock.now() - began
+                if waited > self._patience_s:
+                    raise EngineDeadError(self._too_late(missing, gate))
+                if waited > SAY_AFTER_S and not said:
+                    said = True
+                    _log.warning("waiting for node(s) %s at port %d", ", ".join(map(str, missing)), gate.port)
+                try:
+                    self._take(gate.arrivals.get(timeout=_LOOK_S))
+                except queue.Empty:
+                    self._forget_lost()
+        except BaseException:
+            for node in self._joined.values():
+                node.close()
+            raise
+        return [self._joined[node] for node in sorted(self._joined)]
+
+    def _take(self, arrival: Arrival) -> None:
+        join = arrival.message
+        if not isinstance(join, Join):  # a link of an engine before
+            arrival.connection.close()
+            return
+        self._forget_lost()
+        if (why := self._final_refusal(join)) or join.node in self._joined:
+            message = why or f"another machine has joined as node {join.node}: give each a --node-rank of its own"
+            self._last_refusal = f"{join.host} ({arrival.host}) was refused: {message}"
+            _log.warning("%s", self._last_refusal)
+            refuse(arrival.connection, message, is_final=bool(why))
+            return
+        ranks = ranks_of(join.node, self._mesh, self._parallel.nodes)
+        self._joined[join.node] = RemoteNode(
+            Connection(arrival.connection), join.node, join.host, (arrival.host, join.port), ranks, self._mesh.size
+        )
+
+    def _final_refusal(self, join: Join) -> str:
+        """Why a node can never be taken; empty: it can."""
+        if join.version != __version__:
+            return f"it runs Quire {join.version}, the head {__version__}: install the same version on all nodes"
+        if join.shape != (own := shape_of(self._parallel)):
+            return f"it was started with {join.shape}, the head with {own}: give the same on all nodes"
+        if not 1 <= join.node < self._parallel.nodes:
+            return f"there is no node {join.node}: --node-rank is 1 to {self._parallel.nodes - 1}"
+        if join.model != self._model:
+            return "its model's files are not the head's: give all nodes the same model, of the same revision"
+        return ""
+
+    def _forget_lost(self) -> None:
+        """Forget nodes that have joined and were lost before the others came."""
+        for number, node in list(self._joined.items()):
+            try:
+                node.check()
+            except ConnectionLostError:
+                node.close()
+                del self._joined[number]
+
+    def _too_late(self, missing: list[int], gate: Gate) -> str:
+        names = ", ".join(f"Node {node} of {self._parallel.nodes}" for node in missing)
+        refused = self._last_refusal or gate.last_refusal
+        last = f" The last one that tried: {refused}." if refused else ""
+        advice = f"Start quire serve there with --node-rank {missing[0]} --headless"
+        if self._parallel.distributed_executor_backend == "ray":
+            advice = "See above, and 'ray status', why Ray has not started it"
+        return (
+            f"{names} did not join within {self._patience_s:g} s at {self._parallel.master_addr}:{gate.port}. "
+            f"{advice}, or give it more time by --distributed-timeout-seconds.{last}"
+        )

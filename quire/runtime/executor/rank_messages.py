@@ -1,0 +1,89 @@
+"""What engine and ranks say to one another: the engine to all of them at once, and each rank to the engine."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import msgspec
+
+from quire.foundation.messages.to_engine import Adapter
+from quire.foundation.messages.workers import AdapterLoaded, DeviceLimits, Plan, Result
+
+FRAME = struct.Struct("<Q")
+"""The length that stands before each message of a rank to the engine."""
+
+
+class Blocks(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """KV blocks on the device and on the host: those that a rank has room for, or in return those of all ranks."""
+
+    device: int
+    host: int
+
+
+class Offer(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What a rank tells all others at the start, where they share memory of their cards."""
+
+    data: bytes
+
+
+class Offers(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What all ranks have offered, by rank."""
+
+    data: list[bytes]
+
+
+class Bitmasks(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """TokenBitmasks as they are read back: their bits may be views, which a decoder cannot tell from bytes."""
+
+    step: int
+    rows: list[int]
+    bits: list[bytes]
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Tells ranks to load an adapter to a slot. Each answers with AdapterLoaded, in the order in which it was told."""
+
+    adapter: Adapter
+    slot: int
+
+
+class BeginProfile(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Tells ranks to count and time kernels from now on."""
+
+
+class EndProfile(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Tells ranks to stop counting and timing kernels."""
+
+
+class Profiled(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What a rank's kernels took: see runtime/worker/kernel_profile.py."""
+
+    kernels: dict[str, tuple[float, int]]
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Tells ranks that there is no more to do."""
+
+
+class StepDone(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What a rank says of a step whose result another one has sent.
+
+    Attributes:
+        step: Its number.
+        tokens: `fingerprint` of its result; 0 where nothing is sampled.
+        ready_host_blocks: See Result, of this rank.
+    """
+
+    step: int
+    tokens: int = 0
+    ready_host_blocks: int = 0
+
+
+ToRanks = Plan | BeginProfile | Bitmasks | Blocks | EndProfile | LoadAdapter | Offers | Stop
+FromRank = AdapterLoaded | Blocks | DeviceLimits | Offer | Profiled | Result | StepDone
+
+
+def fingerprint(result: Result) -> int:
+    """A checksum of what a rank has sampled in a step: it differs if ranks have sampled different tokens."""
+    return zlib.crc32(msgspec.msgpack.encode((result.counts, result.tokens, len(result.errors))))

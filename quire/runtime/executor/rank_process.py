@@ -1,0 +1,195 @@
+"""The process of a rank: `python -m quire.runtime.executor.rank_process`, started by the engine.
+
+Runs the engine's plans on its part of the model. All ranks get the same plans and sample the same tokens; the first one
+sends results, the others only say what they have sampled. Knows nothing about requests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+
+import msgspec
+
+from quire.compute.collectives.layout import LINE, memory_bytes
+from quire.compute.mesh import Mesh, mesh_of
+from quire.errors import EngineDeadError
+from quire.foundation.clock import SystemClock
+from quire.foundation.config import Config, environment
+from quire.foundation.messages.workers import Plan, TokenBitmasks
+from quire.foundation.processes.child_main import run_child
+from quire.foundation.processes.launch import LaunchConfig, RankLaunch, SendReport
+from quire.foundation.processes.readable import wait_readable
+from quire.foundation.processes.shared_memory import SharedMemory
+from quire.models.spec import read_spec
+from quire.planning.kv_cache_plan import NumBlocks
+from quire.runtime.executor.message_ring import RingReader, ring_bytes
+from quire.runtime.executor.rank_messages import (
+    FRAME,
+    Bitmasks,
+    Blocks,
+    FromRank,
+    LoadAdapter,
+    Offer,
+    Offers,
+    Stop,
+    ToRanks,
+)
+from quire.runtime.executor.rank_steps import RankSteps
+from quire.runtime.executor.torch_library import begin_loading
+
+_MANY = 4096
+_PR_SET_PDEATHSIG = 1
+
+
+class EngineChannel:
+    """A rank's way to the engine, and back.
+
+    Args:
+        launch: Of the rank.
+    """
+
+    def __init__(self, launch: RankLaunch) -> None:
+        self._socket = socket.socket(fileno=launch.socket_fd)
+        self._sending = threading.Lock()
+        memory = SharedMemory(ring_bytes(launch.here), launch.ring_fd)
+        self._ring = RingReader(memory, launch.here, launch.rank - launch.first, self._wait)
+        self._decoder: msgspec.msgpack.Decoder[ToRanks] = msgspec.msgpack.Decoder(ToRanks)
+        self._waiting: deque[ToRanks] = deque()  # plans that came before the bitmasks of an earlier one
+
+    def send(self, message: FromRank) -> None:
+        """Tell the engine; in any thread."""
+        encoded = msgspec.msgpack.encode(message)
+        with self._sending:
+            self._socket.sendall(FRAME.pack(len(encoded)) + encoded)
+
+    def receive(self) -> ToRanks:
+        """Wait for the next message and return it."""
+        return self._waiting.popleft() if self._waiting else self._read()
+
+    def poll(self) -> ToRanks | None:
+        """The next message, if there is one."""
+        return self.receive() if self._waiting or self._ring.has_more else None
+
+    def wait_beside(self, bell: int) -> None:
+        """Wait until there may be a message, or this descriptor is readable."""
+        if self._socket.fileno() in wait_readable(self._socket.fileno(), bell):
+            self._wait()
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        """Offer data to all ranks; returns what all of them offer, by rank."""
+        self.send(Offer(data))
+        offers = self.receive()
+        assert isinstance(offers, Offers)
+        return offers.data
+
+    def agree(self, blocks: NumBlocks) -> NumBlocks:
+        """Say how many KV blocks this rank has room for; returns how many all ranks get."""
+        self.send(Blocks(*blocks))
+        of_all = self.receive()
+        assert isinstance(of_all, Blocks)
+        return NumBlocks(of_all.device, of_all.host)
+
+    def bitmasks(self) -> TokenBitmasks:
+        """Wait for the bitmasks of the step that is running. They come in the order of plans, each once."""
+        while not isinstance(message := self._read(), Bitmasks):
+            if isinstance(message, Stop):
+                raise EngineDeadError("The engine was closed before a step's bitmasks came.")
+            self._waiting.append(message)
+        return TokenBitmasks(message.step, message.rows, list(message.bits))
+
+    def _read(self) -> ToRanks:
+        return self._decoder.decode(self._ring.read())
+
+    def _wait(self) -> None:
+        """Wait until there is more in the ring."""
+        if not self._socket.recv(_MANY):
+            raise EngineDeadError("The engine has closed its connection.")
+
+
+def main(launch: LaunchConfig, report: SendReport) -> None:
+    """Load a part of the model, then run plans until Stop."""
+    own = launch.rank
+    assert own is not None, "a rank's process"
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the engine says when it is time to end
+    if own.ends_with_parent and sys.platform == "linux":  # also when it is stopped, and cannot see the end by itself
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    config, engine = launch.config, 0 if own.group is None else own.group.engine
+    mesh = mesh_of(config.parallel, own.rank, engine)
+    on_gpu = config.device.device == "cuda"
+    if on_gpu:
+        environment.show_gpu_of_rank_first(own.rank, mesh.size)
+        environment.prepare_nccl()
+    begin_loading()
+    channel = EngineChannel(own)
+    (_run_on_gpu if on_gpu else _run_on_cpu)(config, mesh, own, channel)
+
+
+def _run_on_gpu(config: Config, mesh: Mesh, own: RankLaunch, channel: EngineChannel) -> None:
+    """Serve with a GPU of its own."""
+    from quire.runtime.executor.gpu_rank import GpuRank
+
+    GpuRank(config, mesh, channel, SharedMemory(LINE * (mesh.tp + 1), own.memory_fd)).run()
+
+
+def _run_on_cpu(config: Config, mesh: Mesh, own: RankLaunch, channel: EngineChannel) -> None:
+    """Serve with a part of the processor."""
+    clock = SystemClock()
+    began = clock.now()
+    environment.limit_openmp_spinning()
+    from quire.compute.collectives.shared_memory import shared_memory_collectives  # torch
+    from quire.runtime.executor.group_steps import GroupSteps, engine_group
+    from quire.runtime.executor.message_streams import stage_links
+    from quire.runtime.worker.kv_tensors import DENSE
+    from quire.runtime.worker.worker import Worker
+
+    imported = clock.now() - began
+    spec = read_spec(config.model.model, config.model.quantization)
+    memory = SharedMemory(memory_bytes(mesh, spec.vocab_size), own.memory_fd)
+    began = clock.now()
+    ranks = shared_memory_collectives(memory, mesh, spec.vocab_size, spins=own.spins, patience_s=own.patience_s)
+    compiled = clock.now() - began  # it has the kernels loaded
+    links = stage_links(own.stage, spec.hidden, DENSE[config.model.dtype])
+    group = None if own.group is None else engine_group(own.group, mesh, own.spins, own.patience_s)
+    worker = Worker(config, clock, None, mesh, ranks, links, engines=group)
+    limits = worker.load(channel.agree)
+    inbox: EngineChannel | GroupSteps = channel
+    if group is not None:
+        group.wait_until_all_serve()
+        inbox = GroupSteps(channel, ranks, mesh.tp, group)
+    steps = RankSteps(worker, mesh, own.stage)
+    if (adapters := worker.adapters) is not None:
+        adapters.report_to(channel.send)
+    startup = {"import": imported, **limits.startup}
+    startup["kernels"] += compiled
+    channel.send(msgspec.structs.replace(limits, startup=startup))
+    while not isinstance(message := inbox.receive(), Stop):
+        if isinstance(message, Bitmasks):
+            continue  # those who sample have asked for it
+        if isinstance(message, LoadAdapter):
+            assert adapters is not None, "--enable-lora was not given"
+            adapters.load(message.adapter, message.slot)
+            continue
+        assert isinstance(message, Plan)
+        said = steps.execute(message, channel.bitmasks)
+        if (missing := ranks.missing) is not None:
+            raise EngineDeadError(late(mesh.stage * mesh.tp + missing, mesh.size, message.step, own.patience_s))
+        if group is not None:
+            group.check()
+        channel.send(said)
+    if isinstance(inbox, GroupSteps):
+        inbox.leave()
+    worker.close()
+
+
+def late(rank: int, ranks: int, step: int, seconds: float) -> str:
+    """The message that says that others have waited for a rank in vain."""
+    return f"Rank {rank} of {ranks} was stuck: in step {step} the others waited {seconds:g} s for it"
+
+
+if __name__ == "__main__":
+    run_child(main, "rank")

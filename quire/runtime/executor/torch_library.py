@@ -1,0 +1,45 @@
+"""Loads torch's largest library while the interpreter is busy with other imports.
+
+Linking libtorch_cpu.so takes a sixth of the time that importing torch does, and needs no interpreter: a thread does it
+beside Python's own imports. Only for a torch that was built for the CPU: another one loads CUDA's libraries first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import sys
+import threading
+from pathlib import Path
+
+import numpy  # noqa: F401 (see begin_loading)
+
+from quire.foundation.config import environment
+
+
+def begin_loading() -> None:
+    """Begin to load torch's largest library, and return at once. Where there is none, importing torch will say so.
+
+    The linker's lock is held all the time, so modules with libraries of their own wait. numpy has most of them, and is
+    imported before.
+    """
+    if "torch" in sys.modules or (library := _library()) is None:
+        return
+    environment.limit_openmp_spinning()
+    threading.Thread(target=_load, args=(library,), name="torch-library", daemon=True).start()
+
+
+def _library() -> Path | None:
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    libraries = Path(found.origin).parent / "lib"
+    library = libraries / "libtorch_cpu.so"
+    return library if library.exists() and not (libraries / "libtorch_cuda.so").exists() else None
+
+
+def _load(library: Path) -> None:
+    """Load a library by a foreign function: these run without the interpreter's lock, which `ctypes.CDLL` would
+    hold."""
+    ctypes.CDLL(None).dlopen(str(library).encode(), os.RTLD_NOW)

@@ -1,0 +1,93 @@
+"""Which tokens of a step have which adapter: from the slots of its rows to tiles on the device.
+
+Knows nothing about what adapters hold.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from quire.compute.attention.metadata import IntArray
+from quire.compute.kernels.reference.lora import Tiles
+from quire.models.lora.step_tiles import GPU_TILE, Adapted, StepTiles, most_tiles, order_tokens, tile_tokens
+from quire.models.lora.updates import LowRankUpdates
+from quire.runtime.worker.graph_shapes import GraphShape
+from quire.runtime.worker.host_batch import HostBatch
+from quire.runtime.worker.staging_buffer import StagingBuffer
+
+
+class AdapterRows:
+    """Stages which tokens of a step use which adapter, as tiles.
+
+    Args:
+        updates: Of the model.
+        on_gpu: Whether a GPU computes. A CPU has a tile for each token, so that one recording serves all steps.
+    """
+
+    def __init__(self, updates: LowRankUpdates, *, on_gpu: bool) -> None:
+        self._step: StepTiles = updates.step
+        self._updates = updates
+        self._slots = updates.slots
+        self._on_gpu = on_gpu
+
+    @property
+    def recorded(self) -> tuple[Adapted, ...]:
+        """The kinds of steps that are captured or recorded. On a CPU, steps whose adapters change experts are not."""
+        with_experts = (Adapted.EXPERTS,) if self._on_gpu and self._updates.has_experts else ()
+        return (Adapted.NOTHING, Adapted.PROJECTIONS, *with_experts)
+
+    def kind_of(self, adapters: IntArray) -> Adapted:
+        """What of the model these adapters change. `adapters` [rows] are the slots of the rows' adapters; 0: none."""
+        if not adapters.any():
+            return Adapted.NOTHING
+        return Adapted.EXPERTS if self._updates.changes_experts[adapters].any() else Adapted.PROJECTIONS
+
+    def begin(self, tiles: Tiles | None, expert_slots: Tensor | None) -> None:
+        """Set the tiles and expert slots that layers read in the step that is launched next."""
+        self._step.tiles = tiles
+        self._step.expert_slots = expert_slots
+
+    def stage_expert_slots(self, host: HostBatch, adapters: IntArray, staging: StagingBuffer) -> Tensor:
+        """Stage [tokens] the adapter slot of each token whose adapter changes experts, and 0 for all other tokens. The
+        arguments are those of `stage`."""
+        of_tokens = adapters[host.row_of_token]
+        return staging.copied(np.where(self._updates.changes_experts[of_tokens], of_tokens, 0))
+
+    def stage(
+        self, host: HostBatch, adapters: IntArray, staging: StagingBuffer, shape: GraphShape | None = None
+    ) -> Tiles:
+        """Stage the tiles of a step; returns them as columns that are copied to the device.
+
+        Args:
+            host: Its rows, with those that fill a graph.
+            adapters: [rows], the slot of each one's adapter.
+            staging: Takes the columns.
+            shape: Of the captured graph, if there is one: then there are as many entries and tiles in each step.
+        """
+        of_tokens = adapters[host.row_of_token]
+        if not self._on_gpu:
+            return _staged(*order_tokens(of_tokens), staging)
+        if shape is None:
+            return _staged(*tile_tokens(of_tokens, GPU_TILE), staging, of_tokens)
+        return self._staged_padded(of_tokens, shape.rows, staging)
+
+    def stage_dummies(self, host: HostBatch, staging: StagingBuffer) -> Tiles:
+        """Stage the tiles of a step in which no token has an adapter: as many as a step of this size can have."""
+        none = np.zeros(len(host.token_ids), dtype=np.int64)
+        if not self._on_gpu:
+            return _staged(*order_tokens(none), staging)
+        return self._staged_padded(none, len(host.slots), staging)
+
+    def _staged_padded(self, of_tokens: IntArray, num_rows: int, staging: StagingBuffer) -> Tiles:
+        """Stage the tiles of these tokens, with empty ones behind them up to the most that such a step can have."""
+        most = most_tiles(len(of_tokens), num_rows, self._slots, GPU_TILE)
+        slots, rows = tile_tokens(of_tokens, GPU_TILE)
+        all_slots, all_rows = np.zeros(most, dtype=np.int64), np.full((most, GPU_TILE), -1, dtype=np.int64)
+        all_slots[: len(slots)], all_rows[: len(rows)] = slots, rows
+        return _staged(all_slots, all_rows, staging, of_tokens)
+
+
+def _staged(slots: IntArray, rows: IntArray, staging: StagingBuffer, of_tokens: IntArray | None = None) -> Tiles:
+    slot_of_row = None if of_tokens is None else staging.copied(of_tokens)
+    return Tiles(staging.copied(slots), staging.copied(rows.reshape(-1)).view(rows.shape), slot_of_row)

@@ -1,0 +1,130 @@
+"""A step's input on the device: positions and tokens of its rows, by the slot table.
+
+Its buffers live as long as the worker. Knows nothing about models or sampling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.compute.attention.backend import Rows
+from quire.compute.kernels.dispatch import kernel
+from quire.models.layers.positions import Positions
+from quire.runtime.worker.graph_shapes import MOST_SHORT_TOKENS
+from quire.runtime.worker.host_batch import HostBatch
+from quire.runtime.worker.slot_table import SlotTable
+from quire.runtime.worker.speculation.device_drafts import DeviceTokens
+from quire.runtime.worker.step_inputs import StepInputs
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's input on the device.
+
+    Attributes:
+        rows: What attention needs.
+        positions: What layers need.
+        tokens: [tokens] int64 token ids.
+    """
+
+    rows: Rows
+    positions: Positions
+    tokens: Tensor
+
+
+class BatchBuffers:
+    """Makes a step's batch in persistent buffers, and moves the slots' lengths on.
+
+    Args:
+        slots: The slot table.
+        max_rows, max_tokens: Limits of a step.
+        by_length: Whether the model's rope depends on a sequence's length.
+        device_tokens: What stands for tokens that only the device knows, beside those that slots sampled last; None:
+            there are no others.
+    """
+
+    def __init__(
+        self,
+        slots: SlotTable,
+        max_rows: int,
+        max_tokens: int,
+        by_length: bool = False,
+        device_tokens: DeviceTokens | None = None,
+    ) -> None:
+        self._table = slots
+        self._device_tokens = device_tokens
+        self._by_length = by_length
+        self._prepare_inputs = kernel("prepare_inputs", slots.device.type)
+        self._sequence_lengths = kernel("sequence_lengths", slots.device.type)
+        tokens = max(max_rows, max_tokens)
+        self._tokens, self._positions, self._slot_of_token = torch.zeros(
+            (3, tokens), dtype=torch.int64, device=slots.device
+        ).unbind()
+        self._starts = torch.zeros(max_rows, dtype=torch.int64, device=slots.device)
+        self._ones = torch.ones(MOST_SHORT_TOKENS, dtype=torch.int64, device=slots.device)
+
+    def prepare(self, host: HostBatch, inputs: StepInputs) -> Batch:
+        """The batch of a step whose slot updates are applied.
+
+        Args:
+            host: The step's rows on the host.
+            inputs: The same on the device.
+        """
+        table, rows, total = self._table, len(host.slots), len(host.token_ids)
+        starts, positions = self._starts[:rows], self._positions[:total]
+        slot_of_token, tokens = self._slot_of_token[:total], self._tokens[:total]
+        device_tokens = None if host.is_decode else self._device_tokens  # a row of one token goes on with its last one
+        if device_tokens is not None:
+            device_tokens.begin(inputs)
+        self._prepare_inputs(
+            inputs.slots,
+            inputs.counts,
+            inputs.row_of_token,
+            inputs.offsets,
+            inputs.token_ids,
+            table.length,
+            table.last_token,
+            table.dummy,
+            starts,
+            positions,
+            slot_of_token,
+            tokens,
+        )
+        if device_tokens is not None:
+            device_tokens.look_up(inputs.token_ids, slot_of_token, tokens)
+        lengths = None
+        if self._by_length:
+            lengths = torch.empty_like(positions)
+            self._sequence_lengths(table.rope_length, slot_of_token, positions, lengths)
+        rows_on_device = Rows(
+            counts=host.counts,
+            row_of_token=host.row_of_token,
+            bounds=host.max_lengths,
+            slot_of_token=slot_of_token,
+            starts=starts,
+            positions=positions,
+            slots=inputs.slots,
+            tables=table.tables,
+            metadata=inputs.attention,
+            device_counts=inputs.counts,
+        )
+        if host.is_short:
+            rows_on_device = self._by_token(rows_on_device)
+        return Batch(rows_on_device, Positions(positions, lengths), tokens)
+
+    def _by_token(self, rows: Rows) -> Rows:
+        """Each token as a row of its own, which reads the keys of those before it: they are written first."""
+        places = np.arange(len(rows.row_of_token))
+        return replace(
+            rows,
+            counts=np.ones_like(places),
+            row_of_token=places,
+            bounds=np.zeros_like(places),
+            starts=rows.positions,
+            slots=rows.slot_of_token,
+            device_counts=self._ones[: len(places)],
+        )

@@ -1,0 +1,152 @@
+"""A plan's rows as the host knows them: numpy columns. Knows nothing about the device, models or sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.compute.attention.metadata import IntArray
+from quire.foundation.messages.workers import Plan
+from quire.runtime.worker.graph_shapes import GraphShape, StepKind
+from quire.runtime.worker.speculation.step_drafts import StepDrafts
+
+LAST_SAMPLED = -1
+"""In place of a token id: the token that the row's slot sampled last, which only the device knows."""
+_NONE = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class HostBatch:
+    """One step's rows; all int64. Padding belongs to the dummy slot.
+
+    Attributes:
+        slots: [rows], each row's slot.
+        counts: [rows], by how many tokens each row moves.
+        max_lengths: [rows], most tokens that each row's slot has before the step.
+        row_of_token: [tokens].
+        offsets: [tokens], each token's place in its row.
+        token_ids: [tokens], or LAST_SAMPLED.
+        first_tokens: [rows], where each row begins among the tokens.
+        logits_indices: [sampled], where each sampled position is among the tokens: the last of its row, and with drafts
+            also those before each of them.
+        sampled_slots: [sampled], the slots of these positions.
+        masked: [masked], which of the sampled positions wait for their bitmasks.
+        is_short: See StepKind.SHORT.
+    """
+
+    slots: IntArray
+    counts: IntArray
+    max_lengths: IntArray
+    row_of_token: IntArray
+    offsets: IntArray
+    token_ids: IntArray
+    first_tokens: IntArray
+    logits_indices: IntArray
+    sampled_slots: IntArray
+    masked: IntArray
+    is_short: bool = False
+
+    @classmethod
+    def of(cls, plan: Plan, max_lengths: IntArray, drafts: StepDrafts | None = None) -> HostBatch:
+        """The plan's rows, with the drafts that were found for it. `max_lengths` [slots], the most tokens that each
+        slot has, moves on with them."""
+        slots, counts = np.array(plan.slots, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
+        sampled = np.array(plan.sampled_rows, dtype=np.int64)
+        if drafts is not None:
+            counts[sampled] += drafts.counts - np.array(plan.drafts, dtype=np.int64)
+        ends = counts.cumsum()
+        total, rows = int(ends[-1]), np.arange(len(slots))
+        first_tokens = ends - counts
+        single = total == len(slots)  # a token a row
+        row_of_token = rows if single else np.repeat(rows, counts)
+        offsets = np.zeros_like(rows) if single else np.arange(total) - first_tokens[row_of_token]
+        before = max_lengths[slots]
+        max_lengths[slots] = before + counts
+        logits_indices, masked = ends[sampled] - 1, np.searchsorted(sampled, plan.masked) if plan.masked else _NONE
+        drafted = None
+        if drafts:
+            logits_indices = (logits_indices - drafts.counts)[drafts.row_of_position] + drafts.offsets
+            drafted = logits_indices[drafts.offsets > 0]  # a draft is read where the position behind it is sampled
+            sampled, masked = sampled[drafts.row_of_position], drafts.first_positions[masked]
+        token_ids = _token_ids(plan, row_of_token, drafted)
+        if drafts:
+            token_ids[drafted] = drafts.tokens
+        return cls(
+            slots=slots,
+            counts=counts,
+            max_lengths=before,
+            row_of_token=row_of_token,
+            offsets=offsets,
+            token_ids=token_ids,
+            first_tokens=first_tokens,
+            logits_indices=logits_indices,
+            sampled_slots=slots[sampled],
+            masked=masked,
+        )
+
+    @classmethod
+    def of_dummy(cls, dummy: int, counts: Sequence[int], sampled: int | None = None) -> HostBatch:
+        """Rows of the dummy slot that move by `counts` tokens; `sampled` of them are sampled, or all."""
+        rows = len(counts)
+        sampled_rows = list(range(rows if sampled is None else sampled))
+        plan = Plan(0, [], [], [], [], [], [dummy] * rows, list(counts), [], [], sampled_rows)
+        return cls.of(plan, np.zeros(dummy + 1, dtype=np.int64))
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every row has one token and is sampled."""
+        return not self.is_short and len(self.token_ids) == len(self.slots) == len(self.sampled_slots)
+
+    @property
+    def decode_rows(self) -> int:
+        """Number of rows of one token."""
+        return int(np.count_nonzero(self.counts == 1))
+
+    def padded_to(self, shape: GraphShape, dummy: int) -> HostBatch:
+        """This batch, padded to the shape with rows, tokens and sampled positions of the dummy slot. The batch must fit
+        the shape.
+
+        In a decode step, each token of padding is a row. Otherwise one row has them all, and the rows behind it none.
+        """
+        rows, tokens, sampled = len(self.slots), len(self.token_ids), len(self.sampled_slots)
+        more_rows, more_tokens, more_sampled = shape.rows - rows, shape.tokens - tokens, shape.sampled - sampled
+        if not (more_rows or more_tokens or more_sampled):
+            return self
+        of_rows, of_tokens, of_sampled = (
+            np.zeros(number, dtype=np.int64) for number in (more_rows, more_tokens, more_sampled)
+        )
+        more_counts, offsets = of_rows + 1, of_tokens
+        if not shape.is_decode:
+            more_counts, offsets = of_rows.copy(), np.arange(more_tokens)
+            more_counts[:1] = more_tokens
+        counts = np.concatenate((self.counts, more_counts))
+        return HostBatch(
+            slots=np.concatenate((self.slots, of_rows + dummy)),
+            counts=counts,
+            max_lengths=np.concatenate((self.max_lengths, of_rows)),
+            row_of_token=np.concatenate((self.row_of_token, np.repeat(np.arange(rows, shape.rows), more_counts))),
+            offsets=np.concatenate((self.offsets, offsets)),
+            token_ids=np.concatenate((self.token_ids, of_tokens)),
+            first_tokens=counts.cumsum() - counts,
+            logits_indices=np.concatenate((self.logits_indices, of_sampled)),
+            sampled_slots=np.concatenate((self.sampled_slots, of_sampled + dummy)),
+            masked=self.masked,
+            is_short=shape.kind is StepKind.SHORT,
+        )
+
+
+def _token_ids(plan: Plan, row_of_token: IntArray, drafted: IntArray | None) -> IntArray:
+    """[tokens] of rows whose tokens the plan names, and LAST_SAMPLED for all other rows, and where drafts will be."""
+    if len(plan.tokens) == len(row_of_token):
+        return np.array(plan.tokens, dtype=np.int64)
+    token_ids = np.full(len(row_of_token), LAST_SAMPLED, dtype=np.int64)
+    if plan.token_rows:
+        is_named = np.zeros(len(plan.slots), dtype=np.bool_)
+        is_named[plan.token_rows] = True
+        named = is_named[row_of_token]
+        if drafted is not None:
+            named[drafted] = False
+        token_ids[named] = plan.tokens
+    return token_ids

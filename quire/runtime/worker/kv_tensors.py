@@ -1,0 +1,100 @@
+"""The KV cache's tensors, on the device and on the host."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from quire.compute.attention.backend import KVView
+from quire.errors import MemoryBudgetError
+from quire.models.spec import ModelSpec
+from quire.runtime.worker.kv_transfer import BlockTransfer, CpuBlockTransfer, GpuBlockTransfer
+from quire.runtime.worker.startup.host_memory import lazy_zeros
+
+_GIB = 2**30
+DENSE = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+"""What a model may be computed in, by name."""
+ELEMENTS = DENSE | {
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "int8": torch.int8,
+}
+"""What a KV cache may be stored in, by name; see `foundation/config/kv_cache_dtype.py`."""
+
+
+def allocate_kv_cache(
+    spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Zeroed keys and values: [layers of a group, 2, num_blocks + 1, block_size, kv_heads, head_dim].
+
+    Block 0 is the dummy. All KV groups share the tensor: the i-th layer of each group uses its i-th part, in blocks of
+    its own.
+
+    Raises:
+        MemoryBudgetError: There is not that much memory.
+    """
+    layers = max(len(group.layers) for group in spec.kv_groups())
+    return _allocate(
+        (layers, 2, num_blocks + 1, block_size, spec.kv_heads, spec.head_dim),
+        dtype,
+        device,
+        f"The KV cache of {num_blocks} blocks" if num_blocks else "Even one block of KV cache",
+        "lower --gpu-memory-utilization, --kv-cache-memory-bytes or --num-gpu-blocks-override"
+        if num_blocks
+        else "free memory, or give a smaller model",
+    )
+
+
+def kv_view(kv_cache: torch.Tensor, spec: ModelSpec, scales: torch.Tensor | None = None) -> KVView:
+    """The KV cache by layer, as attention reads it.
+
+    Args:
+        scales: [layers, 2, kv_heads] fp32 of a quantized cache.
+    """
+    groups = spec.kv_groups()
+    keys, values = list(kv_cache[:, 0]), list(kv_cache[:, 1])
+    by_layer = {layer: (number, i) for number, group in enumerate(groups) for i, layer in enumerate(group.layers)}
+    positions = [by_layer[layer] for layer in range(spec.layers)]
+    return KVView(
+        keys=tuple(keys[i] for _, i in positions),
+        values=tuple(values[i] for _, i in positions),
+        groups=tuple(number for number, _ in positions),
+        windows=tuple(group.window for group in groups),
+        block_size=kv_cache.shape[3],
+        scales=None if scales is None else scales.unbind(),
+    )
+
+
+def block_transfer(kv_cache: torch.Tensor, num_host_blocks: int) -> BlockTransfer:
+    """A transfer that copies whole blocks within the KV cache, and to and from a host pool of `num_host_blocks`.
+
+    Raises:
+        MemoryBudgetError: There is not that much host memory.
+    """
+    return transfer_of(kv_cache.flatten(0, 1), num_host_blocks)  # [2 · layers of a group, blocks, …]
+
+
+def transfer_of(flat: torch.Tensor, num_host_blocks: int) -> BlockTransfer:
+    """A transfer that copies whole blocks within a tensor [storages, blocks, …], and to and from a host pool of
+    `num_host_blocks`.
+
+    Raises:
+        MemoryBudgetError: There is not that much host memory.
+    """
+    if flat.element_size() == 1:
+        flat = flat.view(torch.uint8)  # not all that torch does with bytes it does with floats of 8 bits
+    if flat.device.type != "cpu":
+        return GpuBlockTransfer(flat, num_host_blocks)
+    shape = (len(flat), num_host_blocks, *flat.shape[2:])
+    what = f"A swap space of {num_host_blocks} blocks"
+    host = _allocate(shape, flat.dtype, flat.device, what, "lower --swap-space")
+    return CpuBlockTransfer(flat, host)
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, what: str, advice: str) -> torch.Tensor:
+    try:
+        return lazy_zeros(shape, dtype, device)
+    except (RuntimeError, MemoryError, ValueError):
+        size = math.prod(shape) * dtype.itemsize / _GIB
+        raise MemoryBudgetError(f"{what} needs {size:.1f} GiB, which this machine cannot give: {advice}.") from None

@@ -1,0 +1,231 @@
+"""KV transfer: copies whole blocks on the device, and swaps them with a pool of host memory.
+
+Knows nothing about whose blocks they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.compute.kernels.dispatch import kernel
+from quire.foundation.messages.workers import Plan
+from quire.runtime.worker.pinned_host_pool import PinnedHostPool
+from quire.runtime.worker.pinned_memory import pin_host_memory, unpin_host_memory
+from quire.runtime.worker.staging_buffer import StagingBuffer, to_device_memory
+
+STAGING_BYTES = 32 * 2**20
+"""Size of each of the two buffers on the device through which blocks are swapped."""
+
+
+@dataclass(frozen=True)
+class BlockMoves:
+    """The device's blocks that a plan moves, on the device: [n] int64 each, or None.
+
+    Attributes:
+        swap_out: Blocks that go to the host.
+        copy_sources, copy_targets: Blocks that are copied, and where to.
+        swap_in: Blocks that come from the host.
+    """
+
+    swap_out: Tensor | None = None
+    copy_sources: Tensor | None = None
+    copy_targets: Tensor | None = None
+    swap_in: Tensor | None = None
+
+
+NO_MOVES = BlockMoves()
+
+
+class BlockTransfer(Protocol):
+    """Makes a plan's swaps and copies: swaps out, then copies, then swaps in. No target is also a source."""
+
+    @property
+    def ready_host_blocks(self) -> int:
+        """Plans may swap to the host blocks 0 to this number - 1. It only grows."""
+        ...
+
+    def stage(self, plan: Plan, staging: StagingBuffer) -> BlockMoves:
+        """Stage what `apply` needs on the device."""
+        ...
+
+    def apply(self, plan: Plan, moves: BlockMoves) -> None:
+        """Move blocks, in stream order; `moves` is what was staged."""
+        ...
+
+    def prepare_host_pool(self) -> None:
+        """Make the host pool's memory ready in the background, once the start is over."""
+        ...
+
+    def close(self) -> None:
+        """Give the host pool's memory back; no step is in flight."""
+        ...
+
+
+class CpuBlockTransfer:
+    """A BlockTransfer on a CPU, where both pools are main memory.
+
+    Args:
+        blocks: [storages, blocks, …].
+        host: [storages, host blocks, …].
+    """
+
+    def __init__(self, blocks: Tensor, host: Tensor) -> None:
+        self._blocks = blocks
+        self._host = host
+
+    @property
+    def ready_host_blocks(self) -> int:
+        return self._host.shape[1]
+
+    def stage(self, plan: Plan, staging: StagingBuffer) -> BlockMoves:
+        return NO_MOVES
+
+    def apply(self, plan: Plan, moves: BlockMoves) -> None:
+        if plan.swap_out:
+            _move(self._blocks, self._host, plan.swap_out)
+        if plan.copies:
+            _move(self._blocks, self._blocks, plan.copies)
+        if plan.swap_in:
+            _move(self._host, self._blocks, plan.swap_in)
+
+    def prepare_host_pool(self) -> None:
+        """Do nothing: the operating system takes pages as they are written."""
+
+    def close(self) -> None:
+        """Do nothing: no memory is pinned."""
+
+
+class JoinedTransfer:
+    """Several transfers as one: what lies in blocks of the same ids is moved together."""
+
+    def __init__(self, first: BlockTransfer, *others: BlockTransfer) -> None:
+        self._first = first
+        self._all = (first, *others)
+
+    @property
+    def ready_host_blocks(self) -> int:
+        return min(each.ready_host_blocks for each in self._all)
+
+    def stage(self, plan: Plan, staging: StagingBuffer) -> BlockMoves:
+        return self._first.stage(plan, staging)  # block ids: the same for all
+
+    def apply(self, plan: Plan, moves: BlockMoves) -> None:
+        for each in self._all:
+            each.apply(plan, moves)
+
+    def prepare_host_pool(self) -> None:
+        for each in self._all:
+            each.prepare_host_pool()
+
+    def close(self) -> None:
+        for each in self._all:
+            each.close()
+
+
+def _move(sources: Tensor, targets: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+    """Copy blocks, (from, to)."""
+    origin, goal = torch.tensor(pairs).unbind(1)
+    for source, target in zip(sources, targets, strict=True):
+        target.index_copy_(0, goal, source.index_select(0, origin))
+
+
+class GpuBlockTransfer:
+    """A BlockTransfer on a GPU: swaps go through pinned memory on a stream of their own, beside the steps' stream.
+
+    Blocks that are swapped out are gathered into a staging buffer on the steps' stream, so that they may be written
+    again at once; from there they are copied to the host while the step computes. Blocks that are swapped in are copied
+    to another staging buffer, and the step waits for them. A staging buffer takes one copy for each run of consecutive
+    host blocks, and the engine's host pool hands out runs that are as long as can be.
+
+    Args:
+        blocks: [storages, blocks, …] on the device.
+        host_blocks: Number of blocks of the host pool.
+    """
+
+    def __init__(self, blocks: Tensor, host_blocks: int) -> None:
+        self._blocks = blocks.flatten(2).transpose(0, 1)  # [blocks, storages, elements]
+        shape = self._blocks.shape[1:]
+        block_bytes = shape.numel() * blocks.element_size()
+        staged = max(1, min(STAGING_BYTES // block_bytes, host_blocks)) if host_blocks else 0
+        self._outgoing, self._incoming = (
+            torch.empty((staged, *shape), dtype=blocks.dtype, device=blocks.device) for _ in range(2)
+        )
+        self._move_blocks = kernel("move_blocks", blocks.device.type)
+        self._pool = PinnedHostPool(host_blocks, shape, blocks.dtype, pin_host_memory, unpin_host_memory)
+        self._stream = torch.cuda.Stream(blocks.device)  # type: ignore[no-untyped-call]
+        self._left = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Move the dummy in every way, so that no kernel is compiled while requests are served."""
+        dummy = torch.zeros(1, dtype=torch.int64, device=self._blocks.device)
+        self._move_blocks(self._blocks, dummy, self._blocks, dummy)
+        if len(self._outgoing):
+            self._move_blocks(self._blocks, dummy, self._outgoing, None)
+            self._move_blocks(self._outgoing, None, self._blocks, dummy)
+
+    @property
+    def ready_host_blocks(self) -> int:
+        return self._pool.num_ready
+
+    def prepare_host_pool(self) -> None:
+        self._pool.start()
+
+    def close(self) -> None:
+        with suppress(RuntimeError):  # a device that failed has said so already
+            self._stream.synchronize()
+        self._pool.close()
+
+    def stage(self, plan: Plan, staging: StagingBuffer) -> BlockMoves:
+        if not plan.swap_out and not plan.copies and not plan.swap_in:
+            return NO_MOVES
+
+        def staged(blocks: list[int]) -> Tensor | None:
+            return staging.zero_copy(np.array(blocks, dtype=np.int64)) if blocks else None
+
+        return BlockMoves(
+            swap_out=staged([device for device, _ in plan.swap_out]),
+            copy_sources=staged([source for source, _ in plan.copies]),
+            copy_targets=staged([target for _, target in plan.copies]),
+            swap_in=staged([device for _, device in plan.swap_in]),
+        )
+
+    def apply(self, plan: Plan, moves: BlockMoves) -> None:
+        """Many programs read each block's number, so it is copied to the device first."""
+        if moves.swap_out is not None:
+            self._swap_out(to_device_memory(moves.swap_out), [host for _, host in plan.swap_out])
+        if moves.copy_sources is not None and moves.copy_targets is not None:
+            sources, targets = to_device_memory(moves.copy_sources), to_device_memory(moves.copy_targets)
+            self._move_blocks(self._blocks, sources, self._blocks, targets)
+        if moves.swap_in is not None:
+            self._swap_in(to_device_memory(moves.swap_in), [host for host, _ in plan.swap_in])
+
+    def _swap_out(self, blocks: Tensor, hosts: Sequence[int]) -> None:
+        compute, size = torch.cuda.current_stream(), len(self._outgoing)
+        for first in range(0, len(hosts), size):
+            compute.wait_event(self._left)  # what was staged before has left
+            self._move_blocks(self._blocks, blocks[first : first + size], self._outgoing, None)
+            self._stream.wait_stream(compute)
+            with torch.cuda.stream(self._stream):
+                for place, run in self._pool.runs(hosts[first : first + size]):
+                    run.copy_(self._outgoing[place : place + len(run)], non_blocking=True)
+                self._left.record(self._stream)
+
+    def _swap_in(self, blocks: Tensor, hosts: Sequence[int]) -> None:
+        compute, size = torch.cuda.current_stream(), len(self._incoming)
+        for first in range(0, len(hosts), size):
+            self._stream.wait_stream(compute)  # what arrived before is in its place
+            with torch.cuda.stream(self._stream):
+                for place, run in self._pool.runs(hosts[first : first + size]):
+                    self._incoming[place : place + len(run)].copy_(run, non_blocking=True)
+                self._arrived.record(self._stream)
+            compute.wait_event(self._arrived)
+            self._move_blocks(self._incoming, None, self._blocks, blocks[first : first + size])

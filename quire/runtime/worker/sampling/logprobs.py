@@ -1,0 +1,156 @@
+"""Log probabilities of tokens, and of others beside them: the likeliest ones, or those that a request names.
+
+Launched on the device and collected on the host later, so that no step waits for them. Knows nothing about how a token
+was sampled, nor whether its logits are the model's own or what sampling made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.compute.attention.metadata import IntArray
+from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.reference.logprobs import TokenScores
+from quire.foundation.messages.workers import TokenLogprobs
+from quire.runtime.worker.pinned_memory import upload
+
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+NO_LOGPROBS = -1
+UNSORTED_MOST = 64
+"""Up to so many of the likeliest tokens are found without sorting a row of logits."""
+SORTED_LOGITS = 2**24
+"""Logits that are sorted at a time, at most, but one row at least. Sorting takes some 50 bytes for each."""
+
+
+def rows_at_once(vocab_size: int) -> int:
+    """Rows of logits that are sorted at a time."""
+    return max(1, SORTED_LOGITS // vocab_size)
+
+
+class Scores(NamedTuple):
+    """Scores and ranks of n tokens, and at each one's position the k likeliest tokens.
+
+    Attributes:
+        own: [n] fp32.
+        ranks: [n] int64.
+        ids: [n, k] int64, the likeliest, best first.
+        values: [n, k] fp32.
+    """
+
+    own: Tensor
+    ranks: Tensor
+    ids: Tensor
+    values: Tensor
+
+    def to_host(self) -> Scores:
+        """Start a copy to the host, and return it; it is complete once the device's stream has come so far."""
+        return Scores(*(column.to("cpu", non_blocking=True) for column in self))
+
+
+class LaunchedLogprobs(NamedTuple):
+    """The log probabilities that a step reports, on the host; they are complete once the device's stream has come so
+    far.
+
+    Attributes:
+        scores: Of the positions that want them, in order, some in each entry.
+        named: [n] fp32, log probabilities of the named tokens of all positions, one behind another.
+    """
+
+    scores: list[Scores]
+    named: Tensor
+
+
+class LogprobsRequest:
+    """Which log probabilities a step reports of its sampled tokens.
+
+    Args:
+        wanted: [sampled] number of likeliest tokens to report for each position, or NO_LOGPROBS.
+        named: Tokens to report in place of these, by position.
+        mode: `processed` is what tokens were sampled from, `raw` the model's own; `logits` are reported as they are.
+    """
+
+    def __init__(self, wanted: IntArray, named: Mapping[int, list[int]], mode: LogprobsMode) -> None:
+        self._positions = (wanted != NO_LOGPROBS).nonzero()[0]
+        self._wanted: list[int] = wanted[self._positions].tolist()
+        self._number = len(wanted)
+        self._mode = mode
+        places = {position: place for place, position in enumerate(self._positions.tolist())}
+        self._named = {places[position]: ids for position, ids in sorted(named.items())}  # by place in _positions
+
+    def __bool__(self) -> bool:
+        return bool(len(self._positions))
+
+    @property
+    def processed(self) -> bool:
+        """Whether scores are reported that tokens were sampled from, and not the model's own."""
+        return self._mode.startswith("processed")
+
+    def launch(self, logits: Tensor, tokens: Tensor) -> LaunchedLogprobs:
+        """Compute what is reported, and start to copy it to the host.
+
+        Args:
+            logits: [sampled, vocab], or the scores that tokens were sampled from; may change afterwards.
+            tokens: [sampled] int64, the sampled ones.
+        """
+        rows = upload(self._positions, logits.device)
+        own, vocab = tokens.index_select(0, rows), logits.shape[-1]
+        wanted = [most for place, most in enumerate(self._wanted) if place not in self._named]
+        most = min(max(wanted, default=0), vocab)
+        each = len(rows) if most <= UNSORTED_MOST else rows_at_once(vocab)
+        scores, bests, sums = [], [], []
+        for some, theirs in zip(torch.split(rows, each), torch.split(own, each), strict=True):
+            found = score(logits, some, theirs, most, normalise=self._mode.endswith("logprobs"))
+            scores.append(Scores(*found[:4]).to_host())
+            bests.append(found.best)
+            sums.append(found.log_sum)
+        if not self._named:
+            return LaunchedLogprobs(scores, torch.empty(0))
+        named = self._of_named(logits, rows, torch.cat(bests), torch.cat(sums))
+        return LaunchedLogprobs(scores, named.to("cpu", non_blocking=True))
+
+    def collect(self, launched: LaunchedLogprobs) -> list[TokenLogprobs | None]:
+        """What was launched, once its copy is complete: one entry for each sampled position, None where none is
+        wanted."""
+        entries: list[TokenLogprobs | None] = [None] * self._number
+        values, end, place = launched.named.tolist(), 0, 0
+        for scores in launched.scores:
+            for entry in entries_of(scores, self._wanted[place : place + len(scores.own)]):
+                if place in self._named:
+                    ids = self._named[place]
+                    end += len(ids)
+                    entry = TokenLogprobs(entry.logprob, entry.rank, ids, values[end - len(ids) : end])
+                entries[int(self._positions[place])] = entry
+                place += 1
+        return entries
+
+    def _of_named(self, logits: Tensor, rows: Tensor, best: Tensor, log_sum: Tensor) -> Tensor:
+        """[n] scores of the named tokens of all positions, one behind another."""
+        counts = [len(ids) for ids in self._named.values()]
+        places = upload(np.repeat(np.array(list(self._named), dtype=np.int64), counts), logits.device)
+        tokens = upload([token for ids in self._named.values() for token in ids], logits.device)
+        x = logits[rows.index_select(0, places), tokens].float()
+        return (x - best.index_select(0, places)) - log_sum.index_select(0, places)
+
+
+def score(logits: Tensor, rows: Tensor, tokens: Tensor, most: int, *, normalise: bool) -> TokenScores:
+    """The op `token_logprobs` of the logits' device."""
+    scores: TokenScores = kernel("token_logprobs", logits.device.type)(logits, rows, tokens, most, normalise=normalise)
+    return scores
+
+
+def entries_of(scores: Scores, wanted: list[int]) -> list[TokenLogprobs]:
+    """Entries of n tokens; `wanted` [n] is how many of the likeliest to report for each."""
+    own, ranks, ids, values = (column.tolist() for column in scores)
+    return [TokenLogprobs(own[i], ranks[i], ids[i][:count], values[i][:count]) for i, count in enumerate(wanted)]
+
+
+def scores_of(logits: Tensor, tokens: Tensor, most: int) -> Scores:
+    """Log probabilities of a token for each row of logits [n, vocab], with `most` others beside it."""
+    every = torch.arange(len(tokens), device=tokens.device)
+    found = score(logits, every, tokens, min(most, logits.shape[-1]), normalise=True)
+    return Scores(*found[:4])

@@ -1,0 +1,222 @@
+"""The states that a draft head reads of its model: one vector a token, made of some of the model's residual streams.
+
+They are kept as the KV cache is, in blocks of the same ids. A step of the model writes the states of its tokens, and
+when a block is shared, copied, swapped or found by its prefix, its states go with it. So the head can read a token
+whenever drafts are asked for, as long as the model's keys of the token are there.
+
+Behind the blocks each slot has a row of its own. There the head puts its own state of a row's last token, which stands
+for the model's when it goes on behind a draft (Li et al. 2025, arXiv:2503.01840, section 3.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from quire.compute.collectives.stream import Stream
+from quire.compute.kernels.dispatch import kernel
+from quire.foundation.config import Config
+from quire.models.layers.factory import LayerFactory
+from quire.models.layers.linear import Projection
+from quire.models.layers.positions import Positions
+from quire.models.lent import Lent
+from quire.models.spec import ModelSpec, read_spec
+from quire.models.weights.head_names import FUSION
+from quire.models.weights.tensor_options import TensorOptions
+from quire.runtime.worker.batch import Batch
+from quire.runtime.worker.speculation.whole_group import whole_group
+from quire.runtime.worker.startup.host_memory import lazy_zeros
+from quire.runtime.worker.step_inputs import StepInputs
+from quire.runtime.worker.weight_loading import load_fusion
+
+Embed = Callable[[Tensor, Positions], Stream]
+"""The model's embedding: from tokens and their positions to the stream that begins with the tokens' embeddings."""
+
+
+class StepStates(Protocol):
+    """Is told of each step before its model runs."""
+
+    def begin(self, batch: Batch, inputs: StepInputs) -> None:
+        """Take the batch of the step that runs next, and the inputs that it was made of."""
+        ...
+
+
+class StateRows:
+    """The tensor that holds states: a row for each token of the KV blocks, and one for each slot.
+
+    Args:
+        blocks: KV blocks, the dummy not counted.
+        block_size: Tokens of a block.
+        slots: The dummy's included.
+        width: Of a state.
+        options: The device and dtype of states.
+
+    Attributes:
+        rows: [(blocks + 1) · block_size + slots, width]: those of blocks, then those of slots.
+        first_slot: The row of slot 0.
+    """
+
+    def __init__(self, blocks: int, block_size: int, slots: int, width: int, options: TensorOptions) -> None:
+        self.block_size = block_size
+        self.first_slot = (blocks + 1) * block_size
+        self.rows = lazy_zeros((self.first_slot + slots, width), options.dtype, options.device)
+
+    @property
+    def blocks(self) -> Tensor:
+        """The rows of blocks as [1, blocks + 1, block_size, width], as KV blocks are transferred."""
+        return self.rows[: self.first_slot].view(1, -1, self.block_size, self.rows.shape[1])
+
+    @property
+    def slots(self) -> Tensor:
+        """The rows of slots, [slots, width]."""
+        return self.rows[self.first_slot :]
+
+
+class ModelStates:
+    """A StreamReader of the model: fuses the streams of a step's tokens, and writes the states to their blocks.
+
+    Args:
+        sources: Which streams, by the layer that each enters.
+        width: Of a stream.
+        hidden: Width of a state.
+        fuse: [tokens, sources · width] → [tokens, hidden].
+        group: The KV group whose blocks states are kept in; it looks back to the beginning.
+        options: The device and dtype of all.
+        embed: The model's embedding, which the head may be lent.
+
+    Attributes:
+        states: Where they are written, once there is a place.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[int],
+        width: int,
+        hidden: int,
+        fuse: Projection,
+        group: int,
+        options: TensorOptions,
+        embed: Embed,
+    ) -> None:
+        self._embed = embed
+        self._hidden = hidden
+        self._columns = {
+            source: [slice(at * width, (at + 1) * width) for at, own in enumerate(sources) if own == source]
+            for source in sources
+        }
+        self._width = len(sources) * width
+        self._fuse = fuse
+        self._group = group
+        self._options = options
+        self._compute_slot_mapping = kernel("compute_slot_mapping", options.device.type)
+        self._copy_stream = kernel("copy_stream", options.device.type)
+        self._put_rows = kernel("put_rows", options.device.type)
+        self._streams: Tensor
+        self._places: Tensor
+        self.states: StateRows
+
+    def allocate(self, blocks: int, block_size: int, slots: int) -> None:
+        """Allocate the rows that states are written to. The arguments are those of StateRows."""
+        self.states = StateRows(blocks, block_size, slots, self._hidden, self._options)
+
+    def begin(self, batch: Batch, inputs: StepInputs) -> None:
+        """Find the rows that the states of the step's tokens are written to, and make room for the streams to fuse."""
+        rows, options = batch.rows, self._options
+        self._places = torch.empty_like(rows.positions)
+        table = rows.tables[self._group]
+        self._compute_slot_mapping(table, rows.slot_of_token, rows.positions, self.states.block_size, self._places)
+        self._streams = torch.empty((len(self._places), self._width), dtype=options.dtype, device=options.device)
+
+    def loan(self) -> Loan:
+        """What the head's worker is lent."""
+        return Loan(self._embed, HeadStates(self.states))
+
+    def read(self, number: int, stream: Stream) -> None:
+        for columns in self._columns.get(number, ()):
+            self._copy_stream(*stream.tensors(), self._streams[:, columns])
+
+    def finish(self) -> None:
+        self._put_rows(self._fuse(self._streams), self._places, self.states.rows)
+        del self._streams
+
+
+def model_states(config: Config, spec: ModelSpec, options: TensorOptions, embed: Embed) -> ModelStates | None:
+    """The ModelStates for the draft head that the settings name, with the weights of the fusion; None: they name none.
+
+    Args:
+        config: Resolved settings of the model.
+        spec: Of the model.
+        options: The device and dtype of all.
+        embed: The model's.
+
+    Raises:
+        CheckpointError: The head's files do not serve.
+    """
+    speculation = config.speculation.speculation
+    if speculation is None or speculation.method != "eagle3":
+        return None
+    head = read_spec(speculation.model)
+    assert head.head is not None, "a head was asked for"
+    sources, width = head.head.sources_of(spec.layers), head.head.target_hidden
+    factory = LayerFactory(options, head.quantization)
+    fuse = factory.column_parallel((FUSION,), (head.hidden,), len(sources) * width, bias=False)
+    load_fusion(config.with_values(model=speculation.model), head, factory)
+    return ModelStates(sources, width, head.hidden, fuse, whole_group(spec), options, embed)
+
+
+class HeadStates:
+    """LentStates of a head's worker: finds the state that each token of a step is read with.
+
+    Args:
+        states: The states of the model, whose worker has the same slots.
+    """
+
+    def __init__(self, states: StateRows) -> None:
+        device = states.rows.device.type
+        self._states = states
+        self._compute_slot_mapping = kernel("compute_slot_mapping", device)
+        self._state_rows = kernel("state_rows", device)
+        self._take_rows = kernel("take_rows", device)
+        self._put_rows = kernel("put_rows", device)
+        self._rows: Tensor
+        self._sampled_slots: Tensor
+        self._sampled: Tensor | None = None
+
+    def begin(self, batch: Batch, inputs: StepInputs) -> None:
+        """Find the rows of the states that the step's tokens are read with. A token that the plan does not name is a
+        draft that its slot has sampled, so it is read with the slot's row."""
+        rows, states = batch.rows, self._states
+        places, self._rows = torch.empty_like(rows.positions), torch.empty_like(rows.positions)
+        self._compute_slot_mapping(rows.tables[0], rows.slot_of_token, rows.positions, states.block_size, places)
+        self._state_rows(inputs.token_ids, places, rows.slot_of_token, states.first_slot, self._rows)
+        self._sampled, self._sampled_slots = inputs.logits_indices, inputs.sampled_slots
+
+    def take(self) -> Tensor:
+        """The states [tokens, hidden] that the step's tokens are read with; the caller may change them."""
+        taken = self._states.rows.new_empty((len(self._rows), self._states.rows.shape[1]))
+        self._take_rows(self._states.rows, self._rows, taken)
+        return taken
+
+    def keep(self, states: Tensor) -> None:
+        """Keep the head's own states [tokens, hidden] of this step: that of each sampled position in the row of its
+        slot."""
+        if self._sampled is not None:
+            chosen = states.new_empty((len(self._sampled), states.shape[1]))
+            self._take_rows(states, self._sampled, chosen)
+            states = chosen
+        self._put_rows(states, self._sampled_slots, self._states.slots)
+
+
+class Loan(NamedTuple):
+    """What the worker of a draft head is lent by the worker of its model."""
+
+    embed: Embed
+    states: HeadStates
+
+    @property
+    def to_model(self) -> Lent:
+        """The loan as the head's model takes it."""
+        return Lent(self.embed, self.states)

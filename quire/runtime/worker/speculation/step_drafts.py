@@ -1,0 +1,137 @@
+"""The draft tokens of one step, and who proposes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Protocol
+
+import numpy as np
+
+from quire.compute.attention.metadata import IntArray
+from quire.compute.kernels.reference.drafts import FIRST_NAMED
+from quire.foundation.messages.workers import Plan, Result
+
+NO_DRAFT = -1
+"""In place of a draft token: behind the last one of a row there is none."""
+UNLIMITED = 2**30
+"""Tokens that may be read."""
+
+
+@dataclass(frozen=True)
+class StepDrafts:
+    """What was proposed for a plan whose rows may have drafts.
+
+    Attributes:
+        counts: [sampled rows] int64, how many drafts each really has: at most as many as planned.
+        tokens: [sum of counts] int64, one row's behind another's; or, where only the device knows them, what names
+            them: see `look_up_tokens`.
+        on_device: Whether only the device knows them.
+    """
+
+    counts: IntArray
+    tokens: IntArray
+    on_device: bool = False
+
+    @classmethod
+    def of(cls, proposed: Sequence[Sequence[int]]) -> StepDrafts:
+        """The drafts of a step whose sampled rows were proposed these tokens."""
+        counts = np.fromiter(map(len, proposed), dtype=np.int64, count=len(proposed))
+        return cls(counts, np.array([token for row in proposed for token in row], dtype=np.int64))
+
+    def __bool__(self) -> bool:
+        return bool(len(self.tokens))
+
+    def of_masked(self, plan: Plan) -> list[list[int]] | None:
+        """The drafts of each of the plan's masked rows; None if none of these may have any."""
+        if not plan.masked:
+            return None
+        places = np.searchsorted(plan.sampled_rows, plan.masked).tolist()
+        if not any(plan.drafts[place] for place in places):
+            return None
+        ends = self.counts.cumsum()
+        return [self.tokens[ends[place] - self.counts[place] : ends[place]].tolist() for place in places]
+
+    def up_to(self, rows: IntArray, counts: IntArray) -> StepDrafts:
+        """A copy of which only the first `counts` drafts of these sampled rows can stay. All positions are as they
+        were."""
+        kept = self.counts.copy()
+        kept[rows] = counts
+        stays = _places(self.counts) < kept.repeat(self.counts)
+        return replace(self, tokens=np.where(stays, self.tokens, NO_DRAFT))
+
+    @cached_property
+    def first_positions(self) -> IntArray:
+        """[sampled rows] where among the step's sampled positions each row's begin: a row has one more than drafts."""
+        places: IntArray = self.counts.cumsum() - self.counts + np.arange(len(self.counts))
+        return places
+
+    @cached_property
+    def row_of_position(self) -> IntArray:
+        """[positions] which of the sampled rows each is of."""
+        return np.repeat(np.arange(len(self.counts)), self.counts + 1)
+
+    @cached_property
+    def offsets(self) -> IntArray:
+        """[positions] each one's place in its row."""
+        places: IntArray = np.arange(len(self.row_of_position)) - self.first_positions[self.row_of_position]
+        return places
+
+    @cached_property
+    def next_drafts(self) -> IntArray:
+        """[positions] the draft that stands behind each, or NO_DRAFT."""
+        drafts = np.full(len(self.tokens) + len(self.counts), NO_DRAFT, dtype=np.int64)
+        has_next = np.ones(len(drafts), dtype=np.bool_)
+        has_next[self.first_positions + self.counts] = False
+        drafts[has_next] = self.tokens
+        return drafts
+
+
+@lru_cache(256)
+def named_drafts(counts: tuple[int, ...]) -> StepDrafts:
+    """Drafts that only the device knows: this many for each sampled row."""
+    numbers = np.array(counts, dtype=np.int64)
+    return StepDrafts(numbers, FIRST_NAMED - _places(numbers), on_device=True)
+
+
+def _places(counts: IntArray) -> IntArray:
+    """[sum of counts] each draft's place among those of its row."""
+    places: IntArray = np.arange(int(counts.sum())) - (counts.cumsum() - counts).repeat(counts)
+    return places
+
+
+class Drafter(Protocol):
+    """Proposes draft tokens for slots. It hears of every step."""
+
+    @property
+    def on_device(self) -> bool:
+        """Whether drafting is only launched, so that its time is the step's."""
+        ...
+
+    @property
+    def read(self) -> int:
+        """How many known tokens it had to read for what it proposed last."""
+        ...
+
+    def begin(self, plan: Plan) -> None:
+        """Take in a plan's new owners of slots, with all their tokens, and its changes of block tables."""
+        ...
+
+    def follows(self, plan: Plan) -> bool:
+        """Whether it can propose drafts for this plan, the next one, while the step before still runs."""
+        ...
+
+    def propose(self, plan: Plan, most_read: int) -> StepDrafts:
+        """Propose drafts for a plan that has begun: up to as many as it says for each sampled row. A sequence of which
+        more than `most_read` tokens would have to be read first gets none, if reading takes long."""
+        ...
+
+    def record(self, plan: Plan, result: Result) -> None:
+        """Take in what the plan's rows gained."""
+        ...
+
+    def first_guess(self, slot: int) -> list[int] | None:
+        """The token that it would propose first for a slot, in a list that is empty if it would propose none; None:
+        finding it would take too long."""
+        ...

@@ -1,0 +1,101 @@
+"""Compile warm-up: a GPU's worker launches every kernel before it reads weights, and they are compiled meanwhile.
+
+Which kernels a step launches depends on its tokens, its sampled positions and its rows of one token, each up to a power
+of two, and on whether it has rows of one token, of several, or both. The steps here cover all of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from quire.compute.collectives.collectives import Collectives
+from quire.compute.collectives.stream import NO_LINKS, StageLinks
+from quire.compute.mesh import Mesh
+from quire.models.layers.factory import LayerFactory
+from quire.models.lora.updates import LowRankUpdates
+from quire.models.model import Model, build_model
+from quire.models.spec import ModelSpec
+from quire.models.weights.checkpoint import StoredTensor
+from quire.models.weights.tensor_options import TensorOptions
+from quire.planning.step_limits import StepLimits
+from quire.runtime.worker.graph_shapes import MOST_SHORT_TOKENS
+from quire.runtime.worker.model_runner import ModelRunner
+from quire.runtime.worker.sampling.sampler import Deferred
+
+
+def launch_all_kernels(runner: ModelRunner, limits: StepLimits, deferred: Deferred = nullcontext) -> None:
+    """Launch whatever any step may launch, on rows of the dummy, with the precompiler in place of the device. What only
+    some requests need is launched within `deferred`.
+    """
+    for number, counts in enumerate(warmup_steps(limits)):
+        runner.run_dummies(counts, deferred, sample=number == 0)  # sampling is the same in every step
+
+
+def warmup_steps(limits: StepLimits) -> Iterator[list[int]]:
+    """Tokens of each row, step by step; first those whose kernels take longest to compile."""
+    for tokens in reversed(_powers_up_to(limits.tokens)):
+        yield limits.fewest_rows(tokens)
+    for rows in _powers_up_to(max(limits.rows, MOST_SHORT_TOKENS) if limits.drafts else limits.rows):
+        yield [1] * rows
+    for rows in _powers_up_to(min(limits.rows, limits.tokens - 1) - 1):
+        yield [1] * rows + [2]
+
+
+def reduced_model(
+    spec: ModelSpec,
+    options: TensorOptions,
+    updates: LowRankUpdates | None = None,
+    mesh: Mesh | None = None,
+    collectives: Collectives | None = None,
+    links: StageLinks = NO_LINKS,
+) -> Model:
+    """A model that launches the same kernels with fewer layers, whose weights are uninitialised memory.
+
+    Args:
+        spec: Of the whole model.
+        options: See LayerFactory.
+        updates: Gets what adapters may change.
+        mesh: The place of the rank whose part of each layer is built.
+        collectives: That wait for no other rank.
+        links: Of a stage, which has all of these layers.
+    """
+    layers = layers_of_every_kind(spec)
+    factory = LayerFactory(options, spec.quantization, mesh, collectives, updates)
+    reduced = replace(spec, layers=layers, local=spec.local[:layers], scales=spec.scales[:layers])
+    model = build_model(reduced, factory, *links)
+    with torch.inference_mode():
+        for layer in factory.layers:
+            layer.load_weights(_Uninitialised())
+    return model
+
+
+def layers_of_every_kind(spec: ModelSpec) -> int:
+    """How many of the first layers include every kind of layer."""
+    with_experts = spec.experts.layers if spec.experts else frozenset()
+    kinds = [(local, layer in with_experts) for layer, local in enumerate(spec.local)]
+    second = 2  # the first layer differs from it: nothing is added to its residual stream before
+    return min(spec.layers, max(second, *(kinds.index(kind) + 1 for kind in kinds)))
+
+
+class _Uninitialised:
+    """A checkpoint that writes nothing."""
+
+    def contents(self) -> dict[str, StoredTensor]:
+        """Always empty: nothing is read by it."""
+        return {}
+
+    def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
+        """Leave `out` as it is."""
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
+
+
+def _powers_up_to(most: int) -> list[int]:
+    """1, 2, 4 and so on, and `most`."""
+    return sorted({1 << power for power in range(max(0, most).bit_length())} | {most}) if most > 0 else []

@@ -1,0 +1,133 @@
+"""Scales of a quantized KV cache: the checkpoint's, or what a built-in text brings at the start.
+
+A scale is one number for the keys and one for the values of each KV head of each layer. The text is run through the
+model once, with attention in the model's own dtype, and the largest of what each head stores is noted.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quire.compute.attention.backend import AttentionLayer, QKNormRope, Rows
+from quire.compute.attention.metadata import AttentionMetadata, IntArray
+from quire.compute.attention.padded_limits import PaddedLimits
+from quire.compute.kernels.reference.paged_attention import prefill_attention
+from quire.compute.kernels.reference.quantized_rows import LARGEST
+from quire.compute.kernels.reference.rowwise_attention import qk_norm_rope_and_cache
+from quire.errors import CheckpointError
+from quire.foundation.config import Config
+from quire.foundation.config.kv_cache_dtype import QUANTIZED
+from quire.models.layers.positions import Positions
+from quire.models.model import Model
+from quire.models.spec import ModelSpec
+from quire.models.weights.safetensors import SafetensorsCheckpoint
+from quire.runtime.worker.kv_tensors import ELEMENTS
+from quire.runtime.worker.startup.calibration_text import TEXT
+
+_TOKENS = 512
+"""Tokens of the text that are read, at most."""
+_ROOM = {"fp8_e4m3": 2.0, "fp8_e5m2": 2.0, "int8": 1.1}
+"""Times as much as the text brings can be stored: what is larger is cut off. Floats lose nothing by it."""
+_STORED = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\..*?(?:^|[._])(k|v|kv)_scale$")
+_log = logging.getLogger(__name__)
+
+
+def new_kv_scales(spec: ModelSpec, kv_dtype: str, device: torch.device) -> Tensor | None:
+    """New scales [layers, 2, kv_heads] fp32, all 1; None for a cache that is not quantized."""
+    if kv_dtype not in QUANTIZED:
+        return None
+    return torch.ones((spec.layers, 2, spec.kv_heads), device=device)
+
+
+def choose_kv_scales(config: Config, spec: ModelSpec, model: Model, scales: Tensor) -> None:
+    """Fill `scales`, see `new_kv_scales`, for a model with its weights.
+
+    Raises:
+        CheckpointError: The checkpoint's scales are broken.
+    """
+    directory, kv_dtype = Path(config.model.model), config.kv_dtype
+    if kv_dtype.startswith("fp8") and config.load.load_format != "dummy" and list(directory.glob("*.safetensors")):
+        stored = _stored_scales(directory, spec)
+        if stored is not None:
+            scales.copy_(stored[:, :, None].expand(scales.shape))
+            _log.info("kv cache    %s, scales from the checkpoint", kv_dtype)
+            return
+    tokens, source = _calibration_tokens(config, spec)
+    with torch.inference_mode():
+        most = _largest_of(model, spec, torch.tensor(tokens, device=scales.device))
+    needed = most * (_ROOM[kv_dtype] / LARGEST[ELEMENTS[kv_dtype]])
+    if kv_dtype != "int8":  # a power of two changes no digit of a float
+        needed = torch.exp2(needed.log2().ceil())
+    scales.copy_(torch.where((most > 0) & most.isfinite(), needed, 1.0))
+    _log.info("kv cache    %s, scales from %d tokens of %s", kv_dtype, len(tokens), source)
+
+
+def _stored_scales(directory: Path, spec: ModelSpec) -> Tensor | None:
+    """The scales [layers, 2] of a checkpoint that has them for all layers; None of one that has not."""
+    checkpoint = SafetensorsCheckpoint(directory)
+    try:
+        found = torch.full((spec.layers, 2), math.nan)
+        for name in checkpoint.contents():
+            if (match := _STORED.search(name)) and int(match[1]) < spec.layers:
+                value = torch.empty(checkpoint.contents()[name].shape)
+                checkpoint.read(name, value)
+                if value.numel() != 1 or not 0 < float(value) < math.inf:
+                    raise CheckpointError(f"{name} must be one number above 0: it is a scale of the KV cache.")
+                found[int(match[1]), {"k": [0], "v": [1], "kv": [0, 1]}[match[2]]] = float(value)
+    finally:
+        checkpoint.close()
+    return None if found.isnan().any() else found
+
+
+def _calibration_tokens(config: Config, spec: ModelSpec) -> tuple[list[int], str]:
+    """Tokens, and what they are of. Where no tokenizer can be loaded they are spread over the vocabulary."""
+    longest = min(_TOKENS, spec.max_model_len)
+    file = Path(config.model.tokenizer or config.model.model) / "tokenizer.json"
+    if file.is_file() and not config.model.skip_tokenizer_init:
+        from tokenizers import Tokenizer  # only a calibration reads text: other starts do not pay for it
+
+        ids = [id for id in Tokenizer.from_file(str(file)).encode(TEXT).ids if id < spec.vocab_size]
+        if ids:
+            return ids[:longest], "a built-in text"
+    return [(number * 2_654_435_761) % spec.vocab_size for number in range(longest)], "the vocabulary"
+
+
+def _largest_of(model: Model, spec: ModelSpec, tokens: Tensor) -> Tensor:
+    """The largest amount of any key and value, [layers, 2, kv_heads]."""
+    ranges, positions = _KVRanges(spec, tokens.device), torch.arange(len(tokens), device=tokens.device)
+    lengths = positions.clamp(min=len(tokens)) if spec.rope_length_mode else None
+    model.hidden(tokens, Positions(positions, lengths), ranges)
+    return ranges.most
+
+
+class _KVRanges:
+    """An AttentionBackend for one row without a past, computed by the references."""
+
+    def __init__(self, spec: ModelSpec, device: torch.device) -> None:
+        self._spec = spec
+        self.most = torch.zeros((spec.layers, 2, spec.kv_heads), device=device)
+
+    def build_metadata(
+        self, counts: IntArray, bounds: IntArray, limits: PaddedLimits | None = None
+    ) -> AttentionMetadata[IntArray]:
+        return AttentionMetadata()
+
+    def prepare(self, rows: Rows) -> None:
+        """Do nothing: the row is all there is."""
+
+    def run(self, layer: AttentionLayer, qkv: Tensor, norm_rope: QKNormRope, out: Tensor) -> None:
+        n, device, spec = len(qkv), qkv.device, self._spec
+        kv = qkv.new_empty((2, 1, n, spec.kv_heads, spec.head_dim))
+        q, place = torch.empty_like(out), torch.arange(n, device=device)
+        qk_norm_rope_and_cache(qkv, *norm_rope, kv[0], kv[1], place, q)
+        self.most[layer.number] = kv[:, 0].abs().amax(dim=(1, 3)).float()
+        zero, count = place[:1], torch.tensor([n], device=device)
+        window = spec.window if spec.local[layer.number] else None
+        rows = (zero, zero, zero, count, zero, zero)
+        prefill_attention(q, kv[0], kv[1], zero[None], *rows, window, n, out, layer.scale, layer.cap)

@@ -1,0 +1,179 @@
+"""A launched step: its result once the device is done, and the time it took.
+
+Knows nothing about plans.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from quire.foundation.messages.workers import Result, TokenBitmasks
+from quire.runtime.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
+
+
+class StepHandle(Protocol):
+    """A step in flight."""
+
+    def done(self) -> bool:
+        """Whether `result` would not wait."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until the device is done."""
+        ...
+
+    def result(self) -> Result:
+        """Wait for the device and return the step's result. Called once."""
+        ...
+
+
+class FinishedStep:
+    """A step that was over when it was launched, as on a CPU."""
+
+    def __init__(self, result: Result) -> None:
+        self._result = result
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        return
+
+    def result(self) -> Result:
+        return self._result
+
+
+class StreamStepHandle:
+    """A step on a GPU's stream.
+
+    Args:
+        began, ended: Events around it.
+        finish: Makes the result of what came back to the host; is told how many milliseconds the step took.
+    """
+
+    def __init__(self, began: torch.cuda.Event, ended: torch.cuda.Event, finish: Callable[[float], Result]) -> None:
+        self._began = began
+        self._ended = ended
+        self._finish = finish
+
+    def done(self) -> bool:
+        return bool(self._ended.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        self._ended.synchronize()
+
+    def result(self) -> Result:
+        self.wait()
+        return self._finish(self._began.elapsed_time(self._ended))
+
+
+class MaskedStepHandle:
+    """A launched step whose masked rows are sampled once their bitmasks are there.
+
+    Args:
+        sample: Launches the rest of the step.
+        wait: Waits for what is launched before that.
+    """
+
+    def __init__(self, sample: Callable[[TokenBitmasks], StepHandle], wait: Callable[[], None]) -> None:
+        self._sample = sample
+        self._wait = wait
+        self._whole: StepHandle | None = None
+
+    def submit_bitmasks(self, masks: TokenBitmasks) -> None:
+        """Hand over the step's bitmasks, which launches the rest of it. Called once."""
+        assert self._whole is None, "bitmasks come twice"
+        self._whole = self._sample(masks)
+
+    def done(self) -> bool:
+        return self._whole is not None and self._whole.done()
+
+    def wait(self) -> None:
+        """Wait until the device is done with what is launched. Without its bitmasks, the step never ends."""
+        if self._whole is None:
+            self._wait()
+        else:
+            self._whole.wait()
+
+    def result(self) -> Result:
+        assert self._whole is not None, "the result of a step whose bitmasks are missing"
+        return self._whole.result()
+
+
+class HostTimer:
+    """Times a step that is computed as it is launched."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+
+    def stop(self, finish: Callable[[float], Result]) -> StepHandle:
+        """End the step; `finish` is told how many milliseconds it took."""
+        return FinishedStep(finish((time.perf_counter() - self._began) * 1e3))
+
+    def wait(self) -> None:
+        """Do nothing: no work is left to wait for."""
+
+
+class StreamTimer:
+    """Times a step that is launched on a GPU's stream.
+
+    Args:
+        stream: The stream.
+        began, ended: Events before and behind the step.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream, began: torch.cuda.Event, ended: torch.cuda.Event) -> None:
+        self._stream = stream
+        self._began = began
+        self._ended = ended
+
+    def stop(self, finish: Callable[[float], Result]) -> StepHandle:
+        """Note on the stream where the step ends; `finish` makes its result later."""
+        self._ended.record(self._stream)
+        return StreamStepHandle(self._began, self._ended, finish)
+
+    def wait(self) -> None:
+        """Wait until what is launched has run."""
+        self._stream.synchronize()
+
+
+StepTimer = HostTimer | StreamTimer
+"""Times a step."""
+
+
+class StepTimers:
+    """Makes a timer for each step, on the current stream of a GPU or on a CPU. Events are used in turn.
+
+    Args:
+        device: Where steps run.
+        in_flight: See MAX_STEPS_IN_FLIGHT. The end of a step may be the beginning of the next, so its events are free
+            one step later than the step.
+    """
+
+    def __init__(self, device: torch.device, in_flight: int = MAX_STEPS_IN_FLIGHT) -> None:
+        self._device = device
+        number = in_flight + 1 if device.type != "cpu" else 0
+        self._events = itertools.cycle([(_timed_event(), _timed_event()) for _ in range(number)])
+        self._last: torch.cuda.Event | None = None
+
+    def start(self) -> StepTimer:
+        """Begin a step: now, or at the end of the step before if that still runs; an event records that end already."""
+        if self._device.type == "cpu":
+            return HostTimer()
+        stream = torch.cuda.current_stream(self._device)
+        began, ended = next(self._events)
+        if self._last is None or self._last.query():  # type: ignore[no-untyped-call]
+            began.record(stream)
+        else:
+            began = self._last
+        self._last = ended
+        return StreamTimer(stream, began, ended)
+
+
+def _timed_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

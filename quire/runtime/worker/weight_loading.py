@@ -1,0 +1,138 @@
+"""Reads a model's weights from its checkpoint into its layers, and says how fast that was."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+
+from quire.errors import ConfigError, MemoryBudgetError
+from quire.foundation.clock import Clock, SystemClock
+from quire.foundation.config import Config
+from quire.models.layers.factory import LayerFactory
+from quire.models.layers.layer import Layer, load_all_weights, weight_specs_of
+from quire.models.lora.updates import LowRankUpdates
+from quire.models.model import build_model
+from quire.models.spec import ModelSpec
+from quire.models.weights.checkpoint import Checkpoint, WeightSpec, check_weights
+from quire.models.weights.dummy import DummyCheckpoint
+from quire.models.weights.float16_range import refusing_overflow
+from quire.models.weights.gguf import GgufCheckpoint, find_gguf_files
+from quire.models.weights.head_names import HeadNames
+from quire.models.weights.progress import ReadingProgress
+from quire.models.weights.safetensors import SafetensorsCheckpoint
+from quire.models.weights.standard_names import with_standard_names
+from quire.models.weights.tensor_options import TensorOptions
+from quire.models.weights.text_names import text_name
+from quire.runtime.worker.left_out_tensors import left_out
+
+_GB = 1e9
+_log = logging.getLogger(__name__)
+
+
+def load_weights(config: Config, spec: ModelSpec, whole: ModelSpec, factory: LayerFactory, clock: Clock) -> None:
+    """Read the weights of all layers that the factory built.
+
+    Args:
+        config: Says where they are.
+        spec: Of what the layers are of.
+        whole: Of the model that they are a part of: files are checked for all of it.
+        factory: With the layers.
+        clock: For the rate.
+
+    Raises:
+        CheckpointError: The checkpoint does not fit the model.
+        MemoryBudgetError: There is not that much memory.
+    """
+    dtype, specs = config.model.dtype, weight_specs_of(factory.layers)
+    if spec.layers < whole.layers:
+        specs = weight_specs_of(undivided_layers(whole, factory.options))
+    size = spec.weight_bytes(dtype)
+    checkpoint = open_checkpoint(config, spec, specs)
+    for line in left_out(checkpoint, spec):
+        _log.warning("weights     %s", line)
+    progress = ReadingProgress(size, clock, config.load.use_tqdm_on_load)
+    try:
+        with factory.options.packed_weights, refusing_overflow(checkpoint, factory.options.dtype) as checked:
+            load_all_weights(factory.layers, checked, torch.get_num_threads(), progress)
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):
+            raise
+        raise MemoryBudgetError(
+            f"The weights need {size / _GB:.1f} GB as {dtype}, which this machine cannot give: "
+            "use --dtype bfloat16 or a smaller model."
+        ) from None
+    finally:
+        checkpoint.close()
+    gigabytes = size / _GB
+    rate = gigabytes / (progress.seconds or 1)
+    _log.debug("weights     %.2f GB in %.1f s, %.2f GB/s", gigabytes, progress.seconds, rate)
+
+
+def open_checkpoint(config: Config, spec: ModelSpec, specs: list[WeightSpec]) -> Checkpoint:
+    """The model's files, which have all that its layers read; the caller closes them.
+
+    Raises:
+        CheckpointError: The checkpoint does not fit the model.
+    """
+    checkpoint = _open(config, spec, specs)
+    check_weights(checkpoint, specs, spec.architecture)
+    return checkpoint
+
+
+def undivided_layers(spec: ModelSpec, options: TensorOptions, updates: LowRankUpdates | None = None) -> list[Layer]:
+    """The layers of all ranks together, as a description: nobody loads them.
+
+    Args:
+        spec: Of the whole model.
+        options: See LayerFactory.
+        updates: Gets what adapters may change of them.
+    """
+    factory = LayerFactory(options, spec.quantization, updates=updates)
+    build_model(spec, factory)
+    return factory.layers
+
+
+def load_fusion(config: Config, head: ModelSpec, factory: LayerFactory) -> None:
+    """Read the weights of the product that makes a draft head's states, which is all that the factory built.
+
+    Args:
+        config: Of the head's worker.
+        head: The head.
+        factory: See above.
+
+    Raises:
+        CheckpointError: The head's checkpoint does not fit.
+    """
+    specs = weight_specs_of(factory.layers)
+    checkpoint = _open(config, head, specs, fusion=True)
+    try:
+        check_weights(checkpoint, specs, head.architecture)
+        load_all_weights(factory.layers, checkpoint, 1, ReadingProgress(0, SystemClock(), False))
+    finally:
+        checkpoint.close()
+
+
+def _open(config: Config, spec: ModelSpec, specs: list[WeightSpec], *, fusion: bool = False) -> Checkpoint:
+    directory = Path(config.model.model)
+    is_gguf, is_dummy = bool(find_gguf_files(directory)), config.load.load_format == "dummy"
+    if is_gguf and is_dummy:
+        raise ConfigError("--load-format dummy has no blocks of GGUF's types: leave it out.", param="load_format")
+    if is_dummy:
+        return DummyCheckpoint(specs, config.model.seed)
+    if is_gguf:
+        return GgufCheckpoint(directory)
+    if spec.head is not None:
+        return HeadNames(SafetensorsCheckpoint(directory), fusion)
+    files = SafetensorsCheckpoint(directory)
+    _log_other_parts(files)
+    return with_standard_names(files, tied=spec.tie_embeddings)
+
+
+def _log_other_parts(files: Checkpoint) -> None:
+    """Say what is left out of a model that reads more than text."""
+    names = [name.removeprefix("model.") for name in files.contents() if text_name(name) is None]
+    if names:
+        parts = ", ".join(sorted({name.partition(".")[0] for name in names}))
+        _log.info("weights     the text model alone is served: %s (%d tensors) left out", parts, len(names))

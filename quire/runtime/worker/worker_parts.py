@@ -1,0 +1,212 @@
+"""What a worker is built of: the model as it is loaded, and what holds the tensors of its steps.
+
+Knows the settings and the device. Knows nothing about the order in which a worker starts.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from quire.compute.attention.backend import AttentionBackend, KVView
+from quire.compute.mesh import Mesh
+from quire.errors import ConfigError
+from quire.foundation.config import Config
+from quire.logits_processors import load_processors
+from quire.models.layers.factory import LayerFactory
+from quire.models.layers.layer import weight_specs_of
+from quire.models.lora.files import read_adapter
+from quire.models.lora.loader import AdapterLoader
+from quire.models.lora.sources import AdapterSources
+from quire.models.lora.updates import AdapterMemory, HostAdapter, LowRankUpdates
+from quire.models.model import Model
+from quire.models.spec import ModelSpec
+from quire.models.weights.hub import HubAccess
+from quire.models.weights.tensor_options import TensorOptions
+from quire.planning.step_limits import StepLimits
+from quire.runtime.worker.graph_shapes import MOST_SHORT_TOKENS, GraphShapes
+from quire.runtime.worker.kv_tensors import DENSE, ELEMENTS, allocate_kv_cache, kv_view
+from quire.runtime.worker.kv_transfer import BlockTransfer
+from quire.runtime.worker.model_runner import ModelRunner
+from quire.runtime.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
+from quire.runtime.worker.slot_table import SlotTable
+from quire.runtime.worker.speculation.device_drafts import FollowedTokens
+from quire.runtime.worker.speculation.draft_steps import steps_in_flight
+from quire.runtime.worker.speculation.hidden_states import HeadStates, ModelStates, StateRows
+from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
+from quire.runtime.worker.stage_steps import StageSteps
+from quire.runtime.worker.startup import gpu_memory
+from quire.runtime.worker.weight_loading import open_checkpoint, undivided_layers
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with its weights, and what the start knows of its kernels.
+
+    Attributes:
+        spec: Of this rank's share of the model.
+        model: With weights.
+        slots: The slot table.
+        kernels_known: Whether all kernels of its steps are compiled, or will be, by the precompiler.
+        gemm_warmup: Whether the libraries' products have been used once; None on a CPU.
+        updates: What adapters change of it; None: there are none.
+        states: What a draft head reads of it; of a head, how it reads them. None: there is no head.
+    """
+
+    spec: ModelSpec
+    model: Model
+    slots: SlotTable
+    kernels_known: bool
+    gemm_warmup: Future[bool] | None
+    updates: LowRankUpdates | None = None
+    states: ModelStates | HeadStates | None = None
+
+
+class WorkerParts:
+    """Builds the parts of one worker.
+
+    Args:
+        config: Resolved settings.
+        device: Where tensors lie.
+        mesh: Its place among the workers that compute one model together.
+    """
+
+    def __init__(self, config: Config, device: torch.device, mesh: Mesh) -> None:
+        self._config = config
+        self._device = device
+        self._mesh = mesh
+
+    @property
+    def limits(self) -> StepLimits:
+        """The limits of every step."""
+        return StepLimits.of(self._config)
+
+    @property
+    def options(self) -> TensorOptions:
+        """The device and dtype of the model's tensors."""
+        return TensorOptions(self._device, _dtype(self._config))
+
+    def graph_shapes(self) -> GraphShapes:
+        """The shapes of the steps that are captured."""
+        limits, most = self.limits, self._config.device.max_cudagraph_capture_size or 0
+        short = 1 if limits.drafts else 0
+        return GraphShapes(most, limits.rows, limits.tokens, limits.length, limits.sampled, short)
+
+    def kv_cache(self, spec: ModelSpec, num_blocks: int) -> Tensor:
+        """Allocate a KV cache of `num_blocks` blocks and the dummy, as the settings say."""
+        dtype = ELEMENTS[self._config.kv_dtype]
+        return allocate_kv_cache(spec, num_blocks, self._config.cache.block_size, dtype, self._device)
+
+    def allocate_states(self, loaded: LoadedModel, num_blocks: int) -> StateRows | None:
+        """The place of what a draft head reads, if there is a head."""
+        if not isinstance(loaded.states, ModelStates):
+            return None
+        loaded.states.allocate(num_blocks, self._config.cache.block_size, self.limits.rows + 1)
+        return loaded.states.states
+
+    def slot_table(self, spec: ModelSpec) -> SlotTable:
+        """A slot for each sequence that may run."""
+        limits, size = self.limits, self._config.cache.block_size
+        processors = load_processors(self._config.model.logits_processors)
+        blocks, groups = -(-limits.length // size), len(spec.kv_groups())
+        return SlotTable(limits.rows, blocks, groups, spec.vocab_size, self._device, processors, limits.drafts)
+
+    def updates(self) -> LowRankUpdates | None:
+        """What adapters may change of a model that is about to be built."""
+        lora = self._config.lora
+        return LowRankUpdates(lora.max_loras, lora.max_lora_rank, self._device.type) if lora.enable_lora else None
+
+    def adapter_loader(self, updates: LowRankUpdates, spec: ModelSpec, factory: LayerFactory) -> AdapterLoader:
+        """Reads adapters of this model from wherever they are; makes their slots.
+
+        Args:
+            updates: What they may change of this rank's part.
+            spec: Of the whole model.
+            factory: With this rank's layers.
+        """
+        with gpu_memory.room_for(
+            "the slots of adapters", "lower --max-loras or --max-lora-rank, or give a smaller model"
+        ):
+            memory = AdapterMemory(updates, self.options.dtype, self._device)
+        layers, everything = factory.layers, self.updates()
+        if everything is not None and (self._mesh.pp > 1 or self._mesh.ep > 1):  # some modules are other ranks' alone
+            layers = undivided_layers(spec, self.options, everything)
+            updates.note_others(everything)
+        config = self._config
+        open_base = partial(open_checkpoint, config, spec, weight_specs_of(layers))
+        sources = AdapterSources(HubAccess(config.model.hf_token, config.load.download_dir))
+
+        def read(path: str) -> HostAdapter:
+            with sources.directory(path) as directory:
+                return read_adapter(directory, updates, self.options.dtype, open_base)
+
+        return AdapterLoader(read, memory, config.lora.host_adapters)
+
+    def runner(
+        self,
+        loaded: LoadedModel,
+        kv_cache: Tensor,
+        kv_scales: Tensor | None,
+        transfer: BlockTransfer,
+        followed: SlotTable | None,
+        stages: StageSteps,
+    ) -> ModelRunner:
+        """A runner of this model.
+
+        Args:
+            loaded: The model.
+            kv_cache: Where its keys and values are kept.
+            kv_scales: Of a quantized KV cache; see kv_view.
+            transfer: To the host pool.
+            followed: See Worker.
+            stages: See Worker.
+        """
+        limits, spec, tokens, depth = self.limits, loaded.spec, None, MAX_STEPS_IN_FLIGHT
+        if followed is not None:
+            tokens = FollowedTokens(loaded.slots, followed, is_head=spec.head is not None)
+            depth = steps_in_flight(followed.drafts.shape[1])
+        return ModelRunner(
+            loaded.model,
+            _attention(kv_view(kv_cache, spec, kv_scales), spec, limits, self.options.dtype),
+            transfer,
+            loaded.slots,
+            limits,
+            spec.rope_length_mode is not None,
+            self._config.model.logprobs_mode,
+            self._config.model.max_logprobs,
+            loaded.updates,
+            loaded.states,
+            stages,
+            self._synthetic_acceptance(spec),
+            tokens,
+            depth,
+        )
+
+    def _synthetic_acceptance(self, spec: ModelSpec) -> SyntheticAcceptance | None:
+        """What decides in the model's place which drafts stay, in a benchmark."""
+        speculation = self._config.speculation.speculation
+        if speculation is None or not speculation.synthetic_rates:
+            return None
+        return SyntheticAcceptance(speculation.synthetic_rates, spec.vocab_size, self._device)
+
+
+def _attention(kv: KVView, spec: ModelSpec, limits: StepLimits, dtype: torch.dtype) -> AttentionBackend:
+    """The backend that serves the device on which the cache lies."""
+    if kv.keys[0].device.type == "cpu":
+        from quire.compute.attention.cpu import CpuAttention
+
+        return CpuAttention(kv)
+    from quire.compute.attention.triton import TritonAttention  # Triton is there only with a GPU's torch
+
+    rows = max(limits.rows, MOST_SHORT_TOKENS)  # a short step's tokens are rows to it
+    return TritonAttention(kv, spec.heads, rows, limits.tokens, limits.length, dtype)
+
+
+def _dtype(config: Config) -> torch.dtype:
+    if config.model.dtype not in DENSE:
+        raise ConfigError(f"--dtype {config.model.dtype} has not been resolved to one of {', '.join(DENSE)}.")
+    return DENSE[config.model.dtype]

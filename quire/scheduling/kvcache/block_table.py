@@ -1,0 +1,309 @@
+"""The block table of one sequence: for each KV group, the blocks its tokens are in.
+
+Owns its blocks: `free` gives every one back. A shared block is copied before it is written. Knows nothing about
+requests or plans.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from quire.scheduling.kvcache.block_pool import DUMMY_BLOCK, BlockKey, BlockPool
+from quire.scheduling.kvcache.group_windows import GroupWindow
+
+
+class TableEntries(NamedTuple):
+    """Columns: block `blocks[i]` is entry `indices[i]` of the table of group `groups[i]`."""
+
+    groups: list[int]
+    indices: list[int]
+    blocks: list[int]
+
+    def add(self, group: int, first: int, blocks: Sequence[int]) -> None:
+        """Consecutive entries of one group, from entry `first` on."""
+        number = len(blocks)
+        self.groups.extend([group] * number)
+        self.indices.extend(range(first, first + number))
+        self.blocks.extend(blocks)
+
+
+class Reservation(NamedTuple):
+    """What has to happen before new tokens are written: table entries that are new, and blocks to copy, (from, to)."""
+
+    entries: TableEntries
+    copies: list[tuple[int, int]]
+
+
+class PrefixMatch(NamedTuple):
+    """A sequence's longest prefix in the prefix cache.
+
+    Attributes:
+        num_tokens: Its length, a multiple of the block size.
+        blocks: By group, its blocks; the dummy where a window does not reach.
+        missing: A longer prefix can match only after a block with one of these keys was cached.
+    """
+
+    num_tokens: int
+    blocks: list[list[int]]
+    missing: list[BlockKey]
+
+    @property
+    def held_blocks(self) -> list[int]:
+        """Its blocks but for dummies, over all groups."""
+        return [block for blocks in self.blocks for block in blocks if block != DUMMY_BLOCK]
+
+
+class BlockTable:
+    """Blocks of one sequence in every KV group. Entries outside of a group's window are the dummy block.
+
+    Args:
+        pool: Where blocks come from and go back to.
+        groups: The window of each KV group.
+    """
+
+    def __init__(self, pool: BlockPool, groups: Sequence[GroupWindow]) -> None:
+        self._pool = pool
+        self._groups = groups
+        self._blocks: list[list[int]] = [[] for _ in groups]  # by group
+        self._num_cached = 0  # entries whose blocks are in the prefix cache
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks held, over all groups."""
+        return sum(map(_num_held, self._blocks))
+
+    @property
+    def allocated_tokens(self) -> int:
+        """Tokens that its blocks can hold."""
+        return len(self._blocks[0]) * self._pool.block_size
+
+    def held_blocks(self, start: int, count: int) -> list[int]:
+        """Up to `count` of the blocks held, over all groups, from the one at `start` on."""
+        found: list[int] = []
+        for blocks in self._blocks:
+            dummies = 0  # they come first
+            if blocks and blocks[0] == DUMMY_BLOCK:
+                dummies = bisect_left(blocks, True, key=lambda block: block != DUMMY_BLOCK)
+            found += blocks[dummies + start : dummies + start + count - len(found)]
+            start = max(0, start - (len(blocks) - dummies))
+        return found
+
+    def num_blocks_to_allocate(self, length: int, chunk: int) -> int:
+        """Blocks that `length` tokens need beyond those held, if at most `chunk` tokens are computed per step."""
+        size = self._pool.block_size
+        needed = sum(group.max_blocks(length, chunk, size) for group in self._groups)
+        return max(0, needed - self.num_blocks)
+
+    def reserve(self, start: int, end: int) -> Reservation | None:
+        """Blocks of its own for tokens `start` to `end`; None (and nothing allocated) when there are too few."""
+        size = self._pool.block_size
+        first, stop, written = len(self._blocks[0]), -(-end // size), start // size
+        shared = self._shared_entries(written, min(first, stop)) if written < first else []
+        each = max(0, stop - first)
+        allocated = self._pool.allocate(each * len(self._blocks) + len(shared))
+        if allocated is None:
+            return None
+        if len(allocated) == 1 and not shared:  # by far the most frequent: a decoding sequence needs its next block
+            self._blocks[0].append(allocated[0])
+            return Reservation(TableEntries([0], [first], allocated), [])
+        new, copies = TableEntries([], [], []), []
+        for group, entry in shared:
+            block, old = allocated.pop(), self._blocks[group][entry]
+            copies.append((old, block))
+            new.add(group, entry, [block])
+            self._blocks[group][entry] = block
+            self._pool.free([old])
+        for group, blocks in enumerate(self._blocks):
+            own = allocated[group * each : (group + 1) * each]
+            blocks += own
+            new.add(group, first, own)
+        return Reservation(new, copies)
+
+    def free_out_of_window(self, position: int) -> None:
+        """Free the blocks that tokens from `position` on no longer see."""
+        for group, blocks in zip(self._groups, self._blocks, strict=True):
+            if group.window is None:
+                continue
+            for entry in reversed(range(min(len(blocks), group.first_visible(position) // self._pool.block_size))):
+                if blocks[entry] == DUMMY_BLOCK:
+                    break  # everything before it was freed earlier
+                self._pool.free([blocks[entry]])
+                blocks[entry] = DUMMY_BLOCK
+
+    def trim(self, length: int) -> None:
+        """Free the blocks behind the first `length` tokens."""
+        keep = self._pool.blocks_for(length)
+        for blocks in self._blocks:
+            self._pool.free(block for block in reversed(blocks[keep:]) if block > DUMMY_BLOCK)
+            del blocks[keep:]
+        self._num_cached = min(self._num_cached, keep)
+
+    def free(self) -> None:
+        """Free every block, the last ones first, so that the beginnings stay in the prefix cache for longest."""
+        for blocks in self._blocks:
+            self._pool.free(block for block in reversed(blocks) if block > DUMMY_BLOCK)
+            blocks.clear()
+        self._num_cached = 0
+
+    def entries(self) -> TableEntries:
+        """The whole table but for what lies before a window, for a slot that has nothing of it."""
+        all_entries = TableEntries([], [], [])
+        for group, blocks in enumerate(self._blocks):
+            first = next((entry for entry, block in enumerate(blocks) if block != DUMMY_BLOCK), len(blocks))
+            all_entries.add(group, first, blocks[first:])
+        return all_entries
+
+    # --- sharing ----------------------------------------------------------------------------------------------------
+
+    def covers(self, position: int) -> bool:
+        """Whether it still holds all that a token at `position` sees."""
+        size = self._pool.block_size
+        visible = (
+            blocks[group.first_visible(position) // size : self._pool.blocks_for(position + 1)]
+            for group, blocks in zip(self._groups, self._blocks, strict=True)
+        )
+        return all(block > DUMMY_BLOCK for blocks in visible for block in blocks)
+
+    def num_blocks_within(self, length: int) -> int:
+        """Blocks held for the first `length` tokens, over all groups."""
+        count = self._pool.blocks_for(length)
+        return sum(_num_held(blocks[:count]) for blocks in self._blocks)
+
+    def fork(self, parent: BlockTable, length: int) -> None:
+        """Share the parent's blocks of its first `length` tokens; this table must be empty."""
+        assert not self._blocks[0], "only an empty table can fork"
+        count = self._pool.blocks_for(length)
+        for own, parents in zip(self._blocks, parent._blocks, strict=True):
+            own += parents[:count]
+            self._pool.share(block for block in own if block != DUMMY_BLOCK)
+        self._num_cached = min(parent._num_cached, length // self._pool.block_size)
+
+    def match_prefix(self, hashes: Iterable[bytes], length: int) -> PrefixMatch:
+        """The longest prefix that is cached in all groups. Nothing is held yet, and the LRU order stays.
+
+        A group with a window needs only the blocks that the next token sees.
+
+        Args:
+            hashes: The chain of the sequence, by block; read no further than there may be a hit.
+            length: Most tokens that may be matched.
+        """
+        pool, size = self._pool, self._pool.block_size
+        full = next((number for number, group in enumerate(self._groups) if group.window is None), None)
+        of_full = list[int]()
+        if full is None:
+            read = list(islice(hashes, length // size))
+        else:  # no hit goes beyond the first block that is missing in a group without a window
+            read, of_full = pool.get_cached_prefix(full, islice(hashes, length // size))
+        candidates = read if full is None else read[: len(of_full)]
+        found: list[Sequence[int | None]] = [
+            of_full if group == full else [pool.get_cached_block((group, block_hash)) for block_hash in candidates]
+            for group in range(len(self._groups))
+        ]
+        count = len(candidates) if len(found) == 1 and full is not None else self._longest_hit(found)
+        matched = []
+        for group, blocks in zip(self._groups, found, strict=True):
+            first = min(count, group.first_visible(count * size) // size)
+            hit = [block for block in blocks[first:count] if block is not None]
+            assert len(hit) == count - first
+            matched.append([DUMMY_BLOCK] * first + hit)
+        missing = [] if full is None else [(full, block_hash) for block_hash in read[len(of_full) :]]
+        for number, blocks in enumerate(found):
+            missing += [(number, candidates[entry]) for entry, block in enumerate(blocks) if block is None]
+        return PrefixMatch(count * size, matched, missing)
+
+    def share_prefix(self, match: PrefixMatch) -> None:
+        """Hold the blocks of a match, which was made since blocks were last allocated; the table must be empty."""
+        assert not self._blocks[0], "only an empty table can share a prefix"
+        for own, blocks in zip(self._blocks, match.blocks, strict=True):
+            own += blocks
+            self._pool.share(block for block in own if block != DUMMY_BLOCK)
+        self._num_cached = match.num_tokens // self._pool.block_size
+
+    def cache_blocks(self, hashes: Sequence[bytes], length: int) -> None:
+        """The full blocks among the first `length` tokens enter the prefix cache under their hashes."""
+        count = length // self._pool.block_size
+        for entry in range(self._num_cached, count):
+            for group, blocks in enumerate(self._blocks):
+                if blocks[entry] != DUMMY_BLOCK:
+                    self._pool.cache_block(blocks[entry], (group, hashes[entry]))
+        self._num_cached = max(self._num_cached, count)
+
+    def invalidate(self, hashes: Iterable[bytes]) -> None:
+        """The contents of these blocks are broken: take them out of the prefix cache, whoever holds them now."""
+        for block_hash in hashes:
+            for group in range(len(self._groups)):
+                block = self._pool.get_cached_block((group, block_hash))
+                if block is not None:
+                    self._pool.evict(block)
+
+    # --- swapping ---------------------------------------------------------------------------------------------------
+
+    def swap_out(self, host_blocks: list[int]) -> list[tuple[int, int]]:
+        """Free every device block, whose contents go to a host block: (device, host) pairs.
+
+        Args:
+            host_blocks: `num_blocks` of them; the table's entries name them until `swap_in`.
+        """
+        pairs: list[tuple[int, int]] = []
+        for blocks in self._blocks:
+            for entry, block in enumerate(blocks):
+                if block != DUMMY_BLOCK:
+                    pairs.append((block, host_blocks[len(pairs)]))
+                    blocks[entry] = ~pairs[-1][1]  # a negative number marks a host block
+        self._pool.free(device for device, _ in reversed(pairs))
+        self._num_cached = 0
+        return pairs
+
+    def swap_in(self) -> list[tuple[int, int]] | None:
+        """Allocate device blocks for what is on the host: (host, device) pairs; None when there are too few."""
+        swapped = [(blocks, entry) for blocks in self._blocks for entry, block in enumerate(blocks) if block < 0]
+        allocated = self._pool.allocate(len(swapped))
+        if allocated is None:
+            return None
+        pairs: list[tuple[int, int]] = []
+        for (blocks, entry), block in zip(swapped, allocated, strict=True):
+            pairs.append((~blocks[entry], block))
+            blocks[entry] = block
+        return pairs
+
+    def free_swapped(self) -> list[int]:
+        """Empty a swapped table; the host blocks it named."""
+        hosts = [~block for blocks in self._blocks for block in blocks if block < 0]
+        for blocks in self._blocks:
+            blocks.clear()
+        return hosts
+
+    # --- below ------------------------------------------------------------------------------------------------------
+
+    def _shared_entries(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """(group, entry) of the entries from `start` to `stop` whose blocks have several holders."""
+        return [
+            (group, entry)
+            for group, blocks in enumerate(self._blocks)
+            for entry in range(start, stop)
+            if blocks[entry] != DUMMY_BLOCK and self._pool.is_shared(blocks[entry])
+        ]
+
+    def _longest_hit(self, found: Sequence[Sequence[int | None]]) -> int:
+        """The largest number of blocks such that every group has all of them that the next token sees."""
+        size = self._pool.block_size
+        runs = []  # by group: how many consecutive blocks end at each entry
+        for blocks in found:
+            run, ends = 0, []
+            for block in blocks:
+                run = run + 1 if block is not None else 0
+                ends.append(run)
+            runs.append(ends)
+        for count in range(len(found[0]), 0, -1):
+            visible = (count - group.first_visible(count * size) // size for group in self._groups)
+            if all(ends[count - 1] >= needed for ends, needed in zip(runs, visible, strict=True)):
+                return count
+        return 0
+
+
+def _num_held(blocks: Sequence[int]) -> int:
+    """Blocks held in one group. Dummies come before all others, and a table is swapped as a whole or not at all."""
+    return len(blocks) if blocks and blocks[0] > DUMMY_BLOCK else sum(block > DUMMY_BLOCK for block in blocks)

@@ -1,0 +1,205 @@
+"""Which waiting requests get a slot in a step, and which of their tokens are computed already.
+
+Decides; the scheduler assigns slots and moves requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.foundation.config.scheduler import Policy
+from quire.scheduling.kvcache.block_pool import BlockKey, BlockPool
+from quire.scheduling.scheduler.lengths import Lengths
+from quire.scheduling.scheduler.preemption import Preemption
+from quire.scheduling.scheduler.prefix_caching import PrefixCacher
+from quire.scheduling.scheduler.request import Request
+from quire.scheduling.scheduler.request_table import RequestTable
+from quire.scheduling.scheduler.rope_lengths import RopeLengths
+from quire.scheduling.scheduler.step import Step
+from quire.scheduling.scheduler.token_budget import TokenBudget
+
+
+@dataclass(frozen=True)
+class _FailedAdmission:
+    """Why a request was not admitted.
+
+    Attributes:
+        request: Which.
+        parent: Its parent then.
+        blocks: Free blocks that it needed.
+        uncomputed: Tokens that it had to compute.
+    """
+
+    request: Request
+    parent: Request | None
+    blocks: int
+    uncomputed: int
+
+
+class Admission:
+    """Decides about one request at a time.
+
+    Args:
+        pool, num_groups: The KV blocks, and how many groups of layers hold some.
+        lengths, request_table: Of all requests.
+        budget, preemption, policy: See Scheduler.
+        prefix_cacher, rope_lengths: Of all requests.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        num_groups: int,
+        lengths: Lengths,
+        request_table: RequestTable,
+        budget: TokenBudget,
+        preemption: Preemption,
+        policy: Policy,
+        prefix_cacher: PrefixCacher,
+        rope_lengths: RopeLengths,
+    ) -> None:
+        self._pool = pool
+        self._num_groups = num_groups
+        self._lengths = lengths
+        self._request_table = request_table
+        self._budget = budget
+        self._preemption = preemption
+        self._policy = policy
+        self._prefix_cacher = prefix_cacher
+        self._rope_lengths = rope_lengths
+        self._last_failed: _FailedAdmission | None = None
+
+    def priority_victim(self, step: Step) -> Request | None:
+        """Under `priority`, the running request to preempt for the first in the queue: the last one, if it has a higher
+        priority number and the first lacks a slot or blocks. Asked again after each preemption."""
+        waiting, running = self._request_table.waiting, self._request_table.running
+        if self._policy != "priority" or not waiting or not running:
+            return None
+        urgent, last = waiting.first, running[-1]
+        if urgent is None:  # all await something
+            return None
+        if last.add.priority <= urgent.add.priority or last.queue_key <= urgent.queue_key:
+            return None
+        if not self.is_ready(urgent, step):
+            return None
+        has_room = self._request_table.num_free_slots and self.num_blocks_to_allocate(urgent) <= self._pool.num_free
+        return None if has_room else last
+
+    def num_blocks_to_allocate(self, request: Request) -> int:
+        """Blocks that it still needs for the tokens it has."""
+        return request.table.num_blocks_to_allocate(len(request.tokens), self._budget.max_tokens)
+
+    def num_reserved_blocks(self) -> int:
+        """Blocks that running requests still need for the tokens they have."""
+        lengths, running = self._lengths, self._request_table.running
+        if not running:
+            return 0
+        behind = (lengths.planned[running.indices] < lengths.known[running.indices]).nonzero()[0].tolist()
+        return sum(self.num_blocks_to_allocate(running[place]) for place in behind)
+
+    def is_ready(self, request: Request, step: Step) -> bool:
+        """Whether it waits for room only: not for a token in flight (it was preempted meanwhile), nor for the prompt of
+        the request it forks from."""
+        parent = request.parent
+        if parent is not None and (parent.ended is not None or parent.preemptions):
+            request.parent = parent = None  # it computes its own prompt, or finds it in the prefix cache
+            self._request_table.waiting.refresh(request)
+        can_fork = parent is None or 0 < parent.prompt_step < step.number
+        return not request.in_flight_tokens and can_fork
+
+    def is_ready_next(self, request: Request, step: Step) -> bool:
+        """Whether a request that is not ready waits for a prompt that this step completes: a slot is held for it, as a
+        prompt's choices begin together."""
+        return request.parent is not None and request.parent.prompt_step == step.number
+
+    def try_admit(self, request: Request, reserved: int, step: Step, *, passing: bool = False) -> bool:
+        """Swap a waiting request in or let it share computed blocks, if there are blocks and time for its other tokens.
+
+        Args:
+            reserved: Blocks that others need for the tokens they have.
+            passing: It is small and passes one that found no room, of which is remembered why.
+        """
+        if not self._budget.has_time(self._min_uncomputed(request)):
+            return False
+        if request.swapped:
+            room = self.num_blocks_to_allocate(request) + reserved <= self._pool.num_free
+            return room and self._preemption.swap_in(request, step)
+        if self._would_fail_again(request, reserved):
+            return False
+        self._rope_lengths.assign(request)
+        if request.parent is not None and request.parent.table.covers(request.add.prompt_len - 1):
+            return self._try_fork(request, request.parent, reserved, remember=not passing)
+        return self._try_share_prefix(request, reserved, remember=not passing)
+
+    def _min_uncomputed(self, request: Request) -> int:
+        """Tokens that it has to compute at least: the prefix cache holds whole blocks only."""
+        if request.swapped:
+            return request.num_uncomputed
+        return 1 if request.parent is not None else (len(request.tokens) - 1) % self._pool.block_size + 1
+
+    def _try_fork(self, request: Request, parent: Request, reserved: int, *, remember: bool = True) -> bool:
+        """Share the parent's prompt: all but its last token, which is computed again to sample from."""
+        prompt_len = request.add.prompt_len
+        shared = parent.table.num_blocks_within(prompt_len)
+        to_copy = self._num_groups  # the last block of each group, before the request writes to it
+        blocks = max(0, self.num_blocks_to_allocate(request) - shared) + to_copy
+        uncomputed = len(request.tokens) - prompt_len + 1
+        if not self._fits(request, blocks, uncomputed, reserved, remember=remember):
+            return False
+        request.table.fork(parent.table, prompt_len)
+        request.block_hashes = parent.block_hashes.branch(prompt_len)
+        self._lengths.allocated[parent.index] = 0  # its last block is shared now, so it must reserve before writing
+        request.set_computed(prompt_len - 1)
+        return True
+
+    def _try_share_prefix(self, request: Request, reserved: int, *, remember: bool = True) -> bool:
+        """Share what the prefix cache holds: at most all but the last token, which is computed to sample from."""
+        most = len(request.tokens) - 1 if self._prefix_cacher.enabled and request.reads_cache else 0
+        self._prefix_cacher.cache_pending()
+        match = request.table.match_prefix(request.block_hashes.iter_hashes(request.tokens, most), most)
+        shared = match.held_blocks
+        # Shared blocks that are free now are not allocated, but not free any more either.
+        blocks = max(0, self.num_blocks_to_allocate(request) - len(shared)) + self._pool.num_free_of(shared)
+        uncomputed = len(request.tokens) - match.num_tokens
+        if not self._fits(request, blocks, uncomputed, reserved, match.missing, remember=remember):
+            return False
+        request.table.share_prefix(match)
+        request.set_computed(match.num_tokens)
+        return True
+
+    def _fits(
+        self,
+        request: Request,
+        blocks: int,
+        uncomputed: int,
+        reserved: int,
+        missing: Sequence[BlockKey] = (),
+        *,
+        remember: bool = True,
+    ) -> bool:
+        """Whether there are blocks and time for a request. If not, what it lacks can be remembered."""
+        if blocks + reserved <= self._pool.num_free and self._budget.has_time(uncomputed):
+            self._last_failed = None
+            return True
+        if remember:
+            self._last_failed = _FailedAdmission(request, request.parent, blocks, uncomputed)
+            self._pool.watch(missing)
+        return False
+
+    def _would_fail_again(self, request: Request, reserved: int) -> bool:
+        """Whether a request that did not fit cannot fit now either, so that no lookup in the prefix cache is needed.
+
+        As long as no more of it is cached, it needs at least as many free blocks and as much time as before. It may
+        need more: blocks of its prefix are evicted, or freed by their last holder (which adds them to `num_free`). The
+        next lookup will find that. It does not need less, as no other request that shares its prefix was admitted: that
+        would have replaced what is remembered here. Only with windows it may, where a shorter prefix is held by others
+        and the longer one was evicted: then it waits until as many blocks are free as it needed before.
+        """
+        failed = self._last_failed
+        if failed is None or failed.request is not request or failed.parent is not request.parent:
+            return False
+        self._prefix_cacher.cache_pending()
+        if self._pool.has_cached_watched:
+            return False
+        return failed.blocks + reserved > self._pool.num_free or not self._budget.has_time(failed.uncomputed)

@@ -1,0 +1,209 @@
+"""What a step's result means: new tokens of each request, and which requests are over.
+
+Owns reading a Result against the step it belongs to. Frees nothing; knows nothing about slots or blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice, repeat
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.foundation.messages.from_engine import EndReason
+from quire.foundation.messages.workers import Result, TokenLogprobs
+from quire.scheduling.scheduler.lengths import IntArray, Lengths
+from quire.scheduling.scheduler.request import Request
+from quire.scheduling.scheduler.request_table import RequestTable
+from quire.scheduling.scheduler.step import ScheduledStep
+
+
+@dataclass
+class StepOutputs:
+    """What a processed step brought: tokens for each of `ids`, and requests that are over now."""
+
+    ids: list[int]
+    counts: list[int]
+    """How many of `tokens` belong to each id."""
+    tokens: list[int]
+    logprobs: list[TokenLogprobs | None]
+    """Empty when nobody asked."""
+    ended: list[Request]
+    prompt_logprobs: list[tuple[int, list[TokenLogprobs]]]
+    """By id."""
+    cached_tokens: list[tuple[int, int]]
+    """(id, prompt tokens found in the prefix cache), with the first token of a request."""
+
+
+@dataclass
+class LengthUpdate:
+    """What a step did to the lengths.
+
+    Attributes:
+        alive: By row, whether its request is not over.
+        num_sampled: By sampled row, new tokens of its request; 0 when that is over.
+        shrunk: Indices into Lengths where `planned` fell, since the step brought fewer tokens than it might have.
+    """
+
+    alive: npt.NDArray[np.bool_]
+    num_sampled: IntArray
+    shrunk: IntArray
+
+
+@dataclass
+class NewTokens:
+    """Requests with new tokens.
+
+    Attributes:
+        requests: Each with at least one token, in batch order.
+        index: Their indices into Lengths.
+        counts: How many each.
+        tokens: Flat.
+        logprobs: Empty, or one entry a token.
+    """
+
+    requests: list[Request]
+    index: IntArray
+    counts: list[int]
+    tokens: list[int]
+    logprobs: list[TokenLogprobs | None]
+
+    @property
+    def one_each(self) -> bool:
+        """Whether each request has exactly one."""
+        return len(self.tokens) == len(self.requests)
+
+
+def update_lengths(step: ScheduledStep, lengths: Lengths, result: Result) -> LengthUpdate:
+    """Move what a step computed and sampled into the lengths of requests that are not over.
+
+    Example (B of `Step.move`): its row computed 4 tokens, 3 of them drafts, so it could bring 4. Before: computed 12,
+    planned 16, known 13, in_flight_tokens 4. It brings 2: one draft is accepted, two are not (`unused`):
+
+        planned 16 → 14, computed 12 → 12 + 4 - 2 = 14, known 13 → 15, in_flight_tokens 4 → 0.
+
+    The 15th token is known, but its keys are not computed yet: it is the input of the next row. A request that was
+    reset since (another epoch) keeps its new tokens, but `planned` and `computed` began again at 0 and stay.
+    """
+    index, most, counts = step.index, step.max_new_tokens, step.counts
+    alive = lengths.serial[index] == step.serials
+    current = alive & (lengths.epoch[index] == step.epochs)
+    sampled = most > 0
+    num_sampled, shrunk = most[sampled], index[:0]
+    if len(result.tokens) < step.total_max_new_tokens:
+        brought = np.array(result.counts, dtype=np.int64)
+        assert ((brought >= 0) & (brought <= num_sampled)).all(), "a row brought more tokens than it could"
+        unused = most.copy()
+        unused[sampled] -= brought
+        num_sampled, counts = brought, counts - unused
+        lengths.planned[index[current]] -= unused[current]
+        shrunk = index[current & (unused > 0)]
+    lengths.computed[index[current]] += counts[current]
+    lengths.in_flight_tokens[index[alive]] -= most[alive]
+    if not alive[sampled].all():
+        num_sampled = num_sampled * alive[sampled]
+    lengths.known[index[sampled]] += num_sampled
+    return LengthUpdate(alive, num_sampled, shrunk)
+
+
+def append_tokens(step: ScheduledStep, result: Result, num_sampled: IntArray) -> NewTokens:
+    """Append new tokens to their requests; which they are, with their log probabilities."""
+    kept = num_sampled.nonzero()[0]
+    if len(kept) == len(step.index):
+        new = NewTokens(step.requests, step.index, result.counts, result.tokens, result.logprobs)
+    else:
+        rows = step.max_new_tokens.nonzero()[0][kept]
+        requests = [step.requests[row] for row in rows.tolist()]
+        new = NewTokens(requests, step.index[rows], num_sampled[kept].tolist(), result.tokens, result.logprobs)
+        if len(result.tokens) > num_sampled.sum():
+            # The result has tokens of rows whose requests are over by now: leave them out.
+            starts = (np.cumsum(result.counts) - result.counts)[kept].tolist()
+            spans = list(zip(starts, new.counts, strict=True))
+            new.tokens = [token for start, count in spans for token in result.tokens[start : start + count]]
+            new.logprobs = [entry for start, count in spans for entry in result.logprobs[start : start + count]]
+    if new.one_each:
+        for request, token in zip(new.requests, new.tokens, strict=True):
+            request.tokens.append(token)
+    else:
+        tokens = iter(new.tokens)
+        for request, count in zip(new.requests, new.counts, strict=True):
+            request.tokens += islice(tokens, count)
+    return new
+
+
+def check_stops(new: NewTokens, lengths: Lengths, request_table: RequestTable) -> list[Request]:
+    """End requests at the first new token that stops them, and remove the tokens behind it."""
+    ended, kept = [], {}
+    for place in sorted(_may_have_stopped(new, lengths, request_table)):
+        request, count = new.requests[place], new.counts[place]
+        left = _end_at_first_stop(request, count)
+        if request.ended is not None:
+            ended.append(request)
+        if left < count:
+            kept[place] = left
+    if kept:
+        _remove_tokens(new, kept)
+    return ended
+
+
+def fail_rows(step: ScheduledStep, alive: npt.NDArray[np.bool_], result: Result) -> list[Request]:
+    """End requests whose row failed, and take their blocks out of the prefix cache: those too of requests that were
+    preempted, or have ended, since the step was planned."""
+    failed = []
+    rows = step.max_new_tokens.nonzero()[0]
+    for place, message in result.errors:
+        request = step.requests[int(rows[place])]
+        request.invalidate()
+        if alive[rows[place]]:
+            request.end("refused" if place in result.refused else "error", message)
+            failed.append(request)
+    return failed
+
+
+def _may_have_stopped(new: NewTokens, lengths: Lengths, request_table: RequestTable) -> set[int]:
+    """Places in `new` of requests that may be over, found without looking at each request."""
+    places = set((lengths.known[new.index] >= lengths.limit[new.index]).nonzero()[0].tolist())
+    if request_table.any_stop_token(new.tokens):
+        owners: Iterator[int] = iter(range(len(new.requests)))
+        if not new.one_each:
+            owners = chain.from_iterable(repeat(place, count) for place, count in enumerate(new.counts))
+        requests = new.requests
+        places |= {i for i, token in zip(owners, new.tokens, strict=True) if token in requests[i].stop_ids}
+    if request_table.detects_repetition:
+        places |= {i for i, r in enumerate(new.requests) if r.repetition is not None}
+    return places
+
+
+def _end_at_first_stop(request: Request, count: int) -> int:
+    """How many of its last `count` tokens remain: those up to the first that stops it."""
+    before = len(request.tokens) - count
+    for number in range(1, count + 1):
+        reason = _stop_reason(request, before + number)
+        if reason is not None:
+            del request.tokens[before + number :]
+            request.end(reason)
+            return number
+    return count
+
+
+def _stop_reason(request: Request, length: int) -> EndReason | None:
+    """Why it is over with so many tokens, if it is."""
+    prompt_len, sampling = request.add.prompt_len, request.add.sampling
+    if request.tokens[length - 1] in request.stop_ids and length - prompt_len >= sampling.min_tokens:
+        return "stop"
+    if request.repetition is not None and request.repetition.append(request.tokens[length - 1]):
+        return "repetition"
+    return "length" if length >= request.limit else None
+
+
+def _remove_tokens(new: NewTokens, kept: dict[int, int]) -> None:
+    """At each place named, keep only so many tokens. The result's own lists stay as they are."""
+    ends = np.cumsum(new.counts).tolist()
+    new.counts, new.tokens, new.logprobs = list(new.counts), list(new.tokens), list(new.logprobs)
+    for place in sorted(kept, reverse=True):
+        start = ends[place] - new.counts[place]
+        del new.tokens[start + kept[place] : ends[place]]
+        del new.logprobs[start + kept[place] : ends[place]]
+        new.counts[place] = kept[place]

@@ -1,0 +1,211 @@
+"""One sequence inside the engine: its tokens and three lengths, from which the rest is derived.
+
+Knows nothing about other requests (but the one it forks from), blocks being scarce, or how a plan is encoded.
+"""
+
+from __future__ import annotations
+
+from quire.foundation.messages.from_engine import End, EndReason
+from quire.foundation.messages.to_engine import Add
+from quire.scheduling.kvcache.block_hashes import BlockHashes
+from quire.scheduling.kvcache.block_table import BlockTable
+from quire.scheduling.scheduler.lengths import Lengths
+from quire.scheduling.scheduler.repetition import RepetitionDetector
+
+
+class Request:
+    """A sequence that is waiting, running or finished.
+
+    It has three lengths in tokens: `computed` ≤ `planned` ≤ `len(tokens) + in_flight_tokens`. A request moves forward
+    whenever the second is less than the third; prompts, chunks and single tokens are only different values of the
+    difference. Tokens that plans in flight will sample are counted by their upper bound; when a step brings fewer,
+    `planned` and `in_flight_tokens` fall together. The lengths are entries of `Lengths`, where `Step` moves all
+    requests of a step at once.
+
+    Attributes:
+        tokens: Prompt and output, as far as the host knows them.
+        block_hashes: Hashes of its full blocks.
+        awaits: What it needs and is not there yet, such as a compiled grammar; it is not admitted before.
+        parent: The request it forks from: it waits to share all of the parent's prompt but the last token.
+        queue_key: Its place in the order of service; the lowest goes first. See FairOrder for those that run.
+        index: Its index into Lengths.
+        slot: Its slot in the device's slot table while running.
+        prompt_step: The step that reached its prompt's end; 0 before.
+        swapped: Whether its blocks are on the host.
+        num_cached_tokens: Prompt tokens that were in the prefix cache when it was first admitted.
+        prompt_logprobs_planned: How many of the prompt's log probabilities are in plans so far. All of them, its length
+            less 1, if they are not wanted.
+        repetition: Watches its output for repetition, if that is wanted.
+        rope_length: The length that its keys are rotated for, at least; 0 for models without RopeLengthMode.
+        adapter_slot: Where its adapter is on the device, from 1, once it is there; 0: it has none.
+        preemptions: How often it was preempted, in either way.
+        ended: Why it is over, or None.
+    """
+
+    __slots__ = (
+        "_former_hashes", "_lengths", "adapter_slot", "add", "admitted_at", "awaits", "block_hashes", "ended",
+        "error", "first_token_at", "id", "index", "num_cached_tokens", "parent", "preemptions",
+        "prompt_logprobs_planned", "prompt_step", "queue_key", "repetition", "rope_length", "slot", "stop_ids",
+        "swapped", "table", "tokens",
+    )  # fmt: skip
+
+    def __init__(
+        self, add: Add, table: BlockTable, block_hashes: BlockHashes, queue_key: tuple[float, int], lengths: Lengths
+    ) -> None:
+        """
+        Args:
+            add: What was asked.
+            table, block_hashes: Its blocks, and the hashes by which they are found.
+            queue_key: Its place among all requests; the lowest goes first.
+            lengths: Where its lengths are kept.
+        """
+        self.add = add
+        self.id = add.id
+        self.tokens = add.tokens  # shared with its forks until it is admitted
+        self.stop_ids = frozenset(add.stop_ids)
+        detection = add.sampling.repetition_detection
+        self.repetition = RepetitionDetector(detection, add.tokens[add.prompt_len :]) if detection else None
+        self.table = table
+        self.block_hashes = block_hashes
+        self._former_hashes: list[BlockHashes] = []
+        self.queue_key = queue_key
+        self._lengths = lengths
+        self.index = lengths.allocate(len(add.tokens), add.prompt_len, add.prompt_len + (add.sampling.max_tokens or 0))
+        self.slot: int | None = None
+        self.awaits: set[str] = set()
+        self.parent: Request | None = None
+        self.prompt_step = 0
+        self.swapped = False
+        self.num_cached_tokens: int | None = None
+        self.rope_length = 0
+        self.adapter_slot = 0
+        wanted = add.sampling.prompt_logprobs is not None and add.fork_of is None  # once for all that share the prompt
+        self.prompt_logprobs_planned = 0 if wanted else add.prompt_len - 1
+        self.preemptions = 0
+        self.ended: EndReason | None = None
+        self.error = ""
+        self.admitted_at: float | None = None
+        self.first_token_at: float | None = None
+
+    @property
+    def planned(self) -> int:
+        """Tokens computed by all plans, processed or in flight, at most."""
+        return int(self._lengths.planned[self.index])
+
+    @property
+    def computed(self) -> int:
+        """Tokens computed by plans whose results are processed."""
+        return int(self._lengths.computed[self.index])
+
+    @property
+    def in_flight_tokens(self) -> int:
+        """Tokens that plans in flight will sample, at most."""
+        return int(self._lengths.in_flight_tokens[self.index])
+
+    @property
+    def limit(self) -> int:
+        """The length at which the request ends."""
+        return int(self._lengths.limit[self.index])
+
+    @property
+    def output_len(self) -> int:
+        """Output tokens that the host knows."""
+        return len(self.tokens) - self.add.prompt_len
+
+    @property
+    def host_bound(self) -> bool:
+        """Whether the request is planned only when the host knows all its tokens."""
+        return bool(self._lengths.host_bound[self.index])
+
+    @host_bound.setter
+    def host_bound(self, value: bool) -> None:
+        self._lengths.host_bound[self.index] = value
+
+    @property
+    def max_drafts(self) -> int:
+        """Most draft tokens in one row of the request."""
+        return int(self._lengths.max_drafts[self.index])
+
+    @max_drafts.setter
+    def max_drafts(self, value: int) -> None:
+        self._lengths.max_drafts[self.index] = value
+
+    @property
+    def masked(self) -> bool:
+        """Whether the request is sampled under masks."""
+        return bool(self._lengths.masked[self.index])
+
+    @masked.setter
+    def masked(self, value: bool) -> None:
+        self._lengths.masked[self.index] = value
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether sampling or drafting needs the request's earlier tokens besides its logits."""
+        return self.add.sampling.penalizes or bool(self.add.bad_words) or self.host_bound or self.max_drafts > 0
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether the request may use the prefix cache. While its prompt's log probabilities are wanted, it may not:
+        cached tokens have no logits."""
+        return (
+            not self.add.sampling.skip_reading_prefix_cache and self.prompt_logprobs_planned >= self.add.prompt_len - 1
+        )
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens that the next plan could compute; 0 when its end by count is already planned."""
+        length = len(self.tokens) + self.in_flight_tokens
+        return length - self.planned if length < self._lengths.limit[self.index] else 0
+
+    def set_computed(self, length: int) -> None:
+        """Set how many tokens are in the request's blocks already, when it is admitted."""
+        if self.tokens is self.add.tokens:
+            self.tokens = list(self.tokens)
+        self._lengths.computed[self.index] = self._lengths.planned[self.index] = length
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = min(length, self.add.prompt_len)
+
+    def reset_computed(self) -> None:
+        """Forget what was computed: all known tokens will be computed again."""
+        lengths, index = self._lengths, self.index
+        lengths.computed[index] = lengths.planned[index] = lengths.allocated[index] = 0
+        lengths.epoch[index] += 1
+        self.prompt_step = 0
+
+    def rehash(self, salt: str) -> None:
+        """Give the request's blocks other hashes from now on, under another salt."""
+        self._former_hashes.append(self.block_hashes)
+        self.block_hashes = self.block_hashes.salted(salt)
+
+    def invalidate(self) -> None:
+        """Take all of the request's blocks out of the prefix cache, because what was computed is broken."""
+        for hashes in (self.block_hashes, *self._former_hashes):
+            self.table.invalidate(hashes.hashed)
+
+    def end(self, reason: EndReason, error: str = "") -> None:
+        """End the request. The caller frees its slot, blocks and index."""
+        assert self.ended is None, f"request {self.id} ended twice"
+        self.ended, self.error = reason, error
+
+    def last_message(self, now: float) -> End:
+        """The request's one End, with how long it waited, computed its prompt and decoded."""
+        assert self.ended is not None
+        admitted = now if self.admitted_at is None else self.admitted_at
+        first = now if self.first_token_at is None else self.first_token_at
+        return End(
+            id=self.id,
+            reason=self.ended,
+            message=self.error,
+            queued_s=max(0.0, admitted - self.add.arrival),
+            prefill_s=max(0.0, first - admitted),
+            decode_s=max(0.0, now - first),
+            preemptions=self.preemptions,
+            cached_tokens=self.num_cached_tokens or 0,
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.id}, slot={self.slot}, computed={self.computed}, planned={self.planned}, "
+            f"known={len(self.tokens)}, in_flight={self.in_flight_tokens}, swapped={self.swapped}, ended={self.ended})"
+        )

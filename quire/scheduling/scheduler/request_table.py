@@ -1,0 +1,108 @@
+"""All requests that are not over: which wait, which have a slot, and which tokens could end any of them.
+
+Owns moving a request between waiting and running, and the free slots. Decides nothing; knows nothing about blocks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+from quire.foundation.config.scheduler import Policy
+from quire.foundation.messages.from_engine import EndReason
+from quire.scheduling.scheduler.expected_output import ExpectedOutput
+from quire.scheduling.scheduler.request import Request
+from quire.scheduling.scheduler.running_queue import RunningQueue
+from quire.scheduling.scheduler.waiting_queue import WaitingQueue
+
+_BY_ITSELF: tuple[EndReason, ...] = ("stop", "length", "repetition")
+
+
+class RequestTable:
+    """Requests by id, in two queues.
+
+    Args:
+        num_slots: Most requests that run at once.
+        policy: See Scheduler.
+
+    Attributes:
+        waiting: Without a slot.
+        running: With one.
+        expected_output: How long outputs are expected to be.
+    """
+
+    def __init__(self, num_slots: int, policy: Policy = "fcfs") -> None:
+        self.num_slots = num_slots
+        self.expected_output = ExpectedOutput()
+        self.waiting = WaitingQueue(policy, self.expected_output)
+        self.running = RunningQueue()
+        self._by_id: dict[int, Request] = {}
+        self._free_slots = list(range(num_slots))  # a heap: low slots first keeps the device's reads dense
+        self._stop_counts: dict[int, int] = {}  # by token: how many requests it stops
+        self._num_detecting = 0
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._by_id.values())
+
+    def get(self, request_id: int) -> Request | None:
+        """A request that is not over."""
+        return self._by_id.get(request_id)
+
+    @property
+    def num_free_slots(self) -> int:
+        """Slots that no request has."""
+        return len(self._free_slots)
+
+    @property
+    def detects_repetition(self) -> bool:
+        """Whether any request ends when it repeats itself."""
+        return self._num_detecting > 0
+
+    def any_stop_token(self, tokens: Sequence[int]) -> bool:
+        """Whether one of the tokens stops some request; if not, no request has to be checked by itself."""
+        return not self._stop_counts.keys().isdisjoint(tokens)
+
+    def add(self, request: Request) -> None:
+        """A new request waits."""
+        self._by_id[request.id] = request
+        self._count(request, 1)
+        self.waiting.add(request)
+
+    def assign_slot(self, request: Request) -> None:
+        """A waiting request runs."""
+        self.waiting.admit(request)
+        request.slot = heapq.heappop(self._free_slots)
+        self.running.add(request)
+
+    def free_slot(self, request: Request) -> None:
+        """A running request waits again."""
+        self._free(request)
+        self.waiting.add(request)
+
+    def remove(self, request: Request) -> None:
+        """A request is over."""
+        del self._by_id[request.id]
+        self._count(request, -1)
+        if request.ended in _BY_ITSELF:
+            self.expected_output.learn(request.output_len)
+        if request.slot is None:
+            self.waiting.remove(request)
+        else:
+            self._free(request)
+
+    def _free(self, request: Request) -> None:
+        assert request.slot is not None
+        self.running.remove(request)
+        heapq.heappush(self._free_slots, request.slot)
+        request.slot = None
+
+    def _count(self, request: Request, by: int) -> None:
+        """Count what could end the request before its token limit."""
+        self._num_detecting += by * (request.repetition is not None)
+        for token in request.stop_ids:
+            self._stop_counts[token] = self._stop_counts.get(token, 0) + by
+            if not self._stop_counts[token]:
+                del self._stop_counts[token]

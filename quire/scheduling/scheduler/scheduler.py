@@ -1,0 +1,530 @@
+"""The scheduler: plan() says who computes how many tokens, process_result() what the result means for each request.
+
+There are no phases: a prompt, a chunk of one and a single token are only values of n. Plans may be made before the
+results of earlier ones are known (the tokens are in the device's slot table); a stop that a result brings costs the
+one row already planned. Knows nothing about processes, clients or tensors.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quire.foundation.clock import Clock
+from quire.foundation.config.scheduler import Policy
+from quire.foundation.messages.from_engine import EndReason
+from quire.foundation.messages.to_engine import Add
+from quire.foundation.messages.workers import Plan, Result
+from quire.sampling_params import SamplingParams
+from quire.scheduling.kvcache.block_hashes import BlockHashes
+from quire.scheduling.kvcache.block_pool import BlockPool
+from quire.scheduling.kvcache.block_table import BlockTable
+from quire.scheduling.kvcache.group_windows import FULL_ATTENTION, GroupWindow
+from quire.scheduling.kvcache.rope_length_mode import RopeLengthMode
+from quire.scheduling.scheduler.admission import Admission
+from quire.scheduling.scheduler.deadlines import Deadlines
+from quire.scheduling.scheduler.draft_counts import DraftCounts
+from quire.scheduling.scheduler.lengths import IntArray, Lengths
+from quire.scheduling.scheduler.micro_batches import MicroBatches
+from quire.scheduling.scheduler.output_processing import (
+    NewTokens,
+    StepOutputs,
+    append_tokens,
+    check_stops,
+    fail_rows,
+    update_lengths,
+)
+from quire.scheduling.scheduler.preemption import Preemption
+from quire.scheduling.scheduler.prefix_caching import PrefixCacher
+from quire.scheduling.scheduler.request import Request
+from quire.scheduling.scheduler.request_table import RequestTable
+from quire.scheduling.scheduler.rope_lengths import RopeLengths
+from quire.scheduling.scheduler.running_queue import RunningQueue, queue_key_of
+from quire.scheduling.scheduler.step import ScheduledStep, Step
+from quire.scheduling.scheduler.token_budget import TokenBudget
+
+ADMITTED_TOKENS = 2**20
+"""Once the requests that a step has admitted, or ended because of their deadlines, have this many known tokens
+together, it takes no more: each token that a request shares costs the host some 12 ns, so 128 forks of a prompt of
+131,072 tokens would take 0.2 s of one turn."""
+_ADMISSION_TOKENS = 2**13
+"""Tokens that each admission counts as besides, for what it costs: so no step admits more than 128 requests."""
+
+
+@dataclass
+class SchedulerStats:
+    """Counts since the start."""
+
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    speculation: DraftCounts = field(default_factory=DraftCounts)
+
+
+class Scheduler:
+    """Continuous batching over a pool of KV blocks.
+
+    Args:
+        pool: The KV blocks.
+        max_num_seqs: Slots, so also the most rows of a step.
+        budget: What one step may hold.
+        preemption: How running requests are preempted.
+        clock: For the times in a request's last message.
+        groups: The model's KV groups.
+        policy: The order in which requests are served.
+        prefix_caching: Whether requests share what others have computed.
+        rope_length_mode: How the rotation of keys depends on the sequence's length, if it does.
+        host_bound: Which requests are planned only when the host knows all their tokens; None for none.
+        max_drafts: Most draft tokens in one row of a request; None: there are no drafts.
+        masked: Which requests are sampled under masks; None for none.
+        masked_drafts: Whether these may have drafts.
+        stages: How many steps the stages of a pipeline compute at the same time.
+
+    Attributes:
+        pool, host: KV blocks of the device and of the host; the host's become ready as results say.
+        num_slots: Most requests that run at once.
+        stats: Counts since the start.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        max_num_seqs: int,
+        budget: TokenBudget,
+        preemption: Preemption,
+        clock: Clock,
+        *,
+        groups: Sequence[GroupWindow] = FULL_ATTENTION,
+        policy: Policy = "fcfs",
+        prefix_caching: bool = True,
+        rope_length_mode: RopeLengthMode | None = None,
+        host_bound: Callable[[SamplingParams], bool] | None = None,
+        max_drafts: Callable[[SamplingParams], int] | None = None,
+        masked: Callable[[Add], bool] | None = None,
+        masked_drafts: bool = False,
+        stages: int = 1,
+    ) -> None:
+        self.pool = pool
+        self.host = preemption.host
+        self.num_slots = max_num_seqs
+        self._budget = budget
+        self._preemption = preemption
+        self._clock = clock
+        self._groups = groups
+        self._windowed = any(group.window is not None for group in groups)
+        self._policy: Policy = policy
+        self._host_bound = host_bound
+        self._max_drafts = max_drafts
+        self._masked = masked
+        self._micro_batches = MicroBatches(stages)
+        self._lengths = Lengths()
+        self._request_table = RequestTable(max_num_seqs, policy)
+        self._waiting, self._running = self._request_table.waiting, self._request_table.running
+        self._deadlines = Deadlines(self._request_table)
+        self._prefix_cacher = PrefixCacher(prefix_caching)
+        self._rope_lengths = RopeLengths(rope_length_mode, self._lengths, max_drafts, masked_drafts=masked_drafts)
+        self._admission = Admission(
+            pool, len(groups), self._lengths, self._request_table, budget, preemption, policy, self._prefix_cacher,
+            self._rope_lengths,
+        )  # fmt: skip
+        self._steps_in_flight: deque[ScheduledStep] = deque()
+        self._next_step = 1
+        self._undrafted = 0  # up to this step the worker makes no drafts
+        self.stats = SchedulerStats()
+
+    # --- state, for the engine's loop, metrics and leak tests -------------------------------------------------------
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Plans whose results are not processed yet."""
+        return len(self._steps_in_flight)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is not over, or any plan in flight."""
+        return bool(self._request_table) or bool(self._steps_in_flight)
+
+    @property
+    def num_running(self) -> int:
+        """Requests with a slot."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a slot."""
+        return len(self._waiting)
+
+    @property
+    def num_free_slots(self) -> int:
+        """Slots that no request has."""
+        return self._request_table.num_free_slots
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of waiting requests that are to be computed before their next output."""
+        return self._waiting.num_tokens
+
+    @property
+    def queued_tokens(self) -> int:
+        """What the waiting requests add to the queue, see `messages.to_engine.queued_tokens`."""
+        return self._waiting.queued_tokens
+
+    @property
+    def expected_output(self) -> float:
+        """How many tokens a request is expected to bring."""
+        return self._request_table.expected_output.tokens
+
+    @property
+    def is_saturated(self) -> bool:
+        """Whether requests wait for room."""
+        return self.num_waiting > self.deferred
+
+    @property
+    def deferred(self) -> int:
+        """Waiting requests that wait for a token in flight or the prompt they fork from, not for room."""
+        return self._waiting.num_deferred
+
+    @property
+    def unwritten_tokens(self) -> int:
+        """Tokens that would still fit into the blocks that running requests hold: what paging wastes."""
+        lengths, index = self._lengths, self._running.indices
+        return int(np.maximum(lengths.allocated[index] - lengths.computed[index], 0).sum()) * len(self._groups)
+
+    def bitmasks_due(self) -> ScheduledStep | None:
+        """The oldest plan in flight, if rows of it wait for masks: all their tokens are known, but some of their
+        requests may be over."""
+        return self._steps_in_flight[0] if self._steps_in_flight and self._steps_in_flight[0].masked else None
+
+    def newest_requests(self) -> list[int]:
+        """The requests of the last plan, by id."""
+        return [request.id for request in self._steps_in_flight[-1].requests]
+
+    @property
+    def running(self) -> RunningQueue:
+        """Requests with a slot."""
+        return self._running
+
+    @property
+    def waiting(self) -> Iterable[Request]:
+        """Requests without a slot, in the order in which they came to wait."""
+        return self._waiting
+
+    def lengths_of(self, requests: Sequence[Request]) -> dict[str, list[int]]:
+        """Columns of some requests' lengths, by their names in `Lengths`."""
+        index = [request.index for request in requests]
+        return {name: getattr(self._lengths, name)[index].tolist() for name in ("prompt", "known", "computed", "limit")}
+
+    def requests(self) -> Iterable[Request]:
+        """All requests that are not over."""
+        return self._request_table
+
+    # --- requests come and go ---------------------------------------------------------------------------------------
+
+    @property
+    def only_awaiting(self) -> bool:
+        """Whether every request awaits something that is not there yet."""
+        return self._waiting.num_awaiting == len(self._request_table)
+
+    def add(self, message: Add, ids: bytes = b"", awaits: Iterable[str] = ()) -> None:
+        """Add a new request, which waits for a slot.
+
+        Args:
+            message: What is asked.
+            ids: Its tokens as int64 bytes, if the caller has them.
+            awaits: See Request.
+        """
+        parent = None if message.fork_of is None else self._request_table.get(message.fork_of)
+        table = BlockTable(self.pool, self._groups)
+        if parent is None:
+            adapter = message.adapter.digest if message.adapter else ""
+            head = ids if self._prefix_cacher.enabled else b""
+            hashes = BlockHashes(self.pool.block_size, message.cache_salt, head, adapter)
+        else:
+            hashes = parent.block_hashes.branch(message.prompt_len)
+        request = Request(message, table, hashes, queue_key_of(message, self._policy), self._lengths)
+        request.parent = parent
+        if self._host_bound is not None:
+            request.host_bound = self._host_bound(message.sampling)
+        request.masked = self._masked is not None and self._masked(message)
+        request.awaits.update(awaits)
+        self._rope_lengths.limit_drafts(request)
+        self._request_table.add(request)
+        self._deadlines.add(request)
+
+    def hold_new(self, what: str) -> list[int]:
+        """Let all requests that were never admitted await `what` as well, but for forks of one that was. Returns their
+        ids."""
+        waiting = self._waiting
+        held = [each for each in waiting if each.admitted_at is None and (
+            each.parent is None or each.parent.admitted_at is None
+        )]  # fmt: skip
+        waiting.hold(held, what)
+        return [request.id for request in held]
+
+    def arrived(self, request_id: int, what: str) -> None:
+        """Record that something a request awaits is there. Once all of it is, the request is admitted as any other. A
+        request that is over is ignored."""
+        request = self._request_table.get(request_id)
+        if request is not None and what in request.awaits:
+            request.awaits.remove(what)
+            if not request.awaits:
+                self._waiting.release(request)
+
+    def adapter_arrived(self, request_id: int, what: str, slot: int) -> None:
+        """Record that a request's adapter is in this slot of the device, where it stays until the request is over.
+        Otherwise this is `arrived`."""
+        request = self._request_table.get(request_id)
+        if request is not None:
+            request.adapter_slot = slot
+            self.arrived(request_id, what)
+
+    @property
+    def last_step(self) -> int:
+        """The number of the newest plan."""
+        return self._next_step - 1
+
+    @property
+    def finished_step(self) -> int:
+        """The number of the newest plan that is known to be computed, as all before it are; 0 if none is."""
+        return self._steps_in_flight[0].number - 1 if self._steps_in_flight else self.last_step
+
+    def abort(self, request_id: int) -> Request | None:
+        """End a request now: it is in no later plan, and its slot and blocks are free. None if it is already over."""
+        return self._end(request_id, "abort")
+
+    def stop(self, request_id: int) -> Request | None:
+        """End a request now because it is complete. None if it is already over."""
+        return self._end(request_id, "stop")
+
+    def fail(self, request_id: int, message: str, *, refused: bool = False) -> Request | None:
+        """End a request now because of an error. None if it is already over.
+
+        Args:
+            message: For the client.
+            refused: What the request asks for is to blame.
+        """
+        return self._end(request_id, "refused" if refused else "error", message)
+
+    def expire(self) -> list[Request]:
+        """End the requests whose deadline has passed, and return them. Very many are ended over several calls."""
+        ended, tokens = list[Request](), 0
+        for request in self._deadlines.due(self._clock.now()):
+            self._end(request.id, "timeout")
+            ended.append(request)
+            tokens += len(request.tokens)
+            if tokens > ADMITTED_TOKENS:
+                break
+        return ended
+
+    def _end(self, request_id: int, reason: EndReason, message: str = "") -> Request | None:
+        request = self._request_table.get(request_id)
+        if request is not None:
+            request.end(reason, message)
+            self._free(request)
+        return request
+
+    # --- plan -------------------------------------------------------------------------------------------------------
+
+    def plan(self) -> Plan | None:
+        """The next step, or None when no request can move."""
+        step = Step(self._next_step, self._lengths, masks=self._masked is not None)
+        for request in self._rope_lengths.at_rope_switch(self._running):
+            self._preempt(request, step, recompute=True)
+        while (victim := self._admission.priority_victim(step)) is not None:
+            self._preempt(victim, step)
+        if self._running:
+            self._move_running(step)
+        else:
+            self._budget.start_idle_step()
+        if not step.out_of_blocks:
+            self._admit_waiting(step)
+        if not step.requests and not step.swap_out:
+            return None
+        self._next_step += 1
+        plan, scheduled = step.finish(self._budget.predicted_ms)
+        self._steps_in_flight.append(scheduled)
+        return plan
+
+    def _move_running(self, step: Step) -> None:
+        """Move every running request as far as the budget goes, in queue order."""
+        lengths, index, requests = self._lengths, self._running.indices, list(self._running)
+        planned, length = lengths.planned[index], lengths.known[index] + lengths.in_flight_tokens[index]
+        uncomputed = np.where(length < lengths.limit[index], length - planned, 0)
+        if self._host_bound is not None:
+            uncomputed[(lengths.host_bound[index] > 0) & (lengths.in_flight_tokens[index] > 0)] = 0
+        self._micro_batches.take_turns(uncomputed, index, lengths, step.number)
+        counts = self._budget.start_step(planned, uncomputed, requests, self._waiting.num_uncomputed)
+        for place in ((counts > 0) & (planned + counts > lengths.allocated[index])).nonzero()[0].tolist():
+            request = requests[place]
+            if request.slot is None or not self._reserve(request, int(counts[place]), step):
+                break  # it was preempted, by an earlier request or for want of blocks, and so were all behind it
+        if step.out_of_blocks:
+            counts *= np.fromiter((r.slot is not None for r in requests), dtype=np.int64, count=len(requests))
+        moving = counts.nonzero()[0]
+        if len(moving) < len(requests):
+            requests, index, counts = [requests[i] for i in moving.tolist()], index[moving], counts[moving]
+        if requests:
+            drafts = None
+            if self._max_drafts is not None and step.number > self._undrafted:
+                drafts = self._grant_drafts(requests, index, counts, step)
+            self._move(requests, index, counts, step, drafts)
+
+    def _grant_drafts(
+        self, requests: Sequence[Request], index: IntArray, counts: IntArray, step: Step
+    ) -> IntArray | None:
+        """Draft tokens for the requests that decode, as far as tokens and blocks are left. None while a request waits
+        for room, which drafts would make it wait longer for."""
+        if self._waiting and self._request_table.num_free_slots:
+            return None
+        lengths, planned = self._lengths, self._lengths.planned[index]
+        decoding = (counts == 1) & (planned + 1 == lengths.known[index] + lengths.in_flight_tokens[index])
+        wanted = np.minimum(lengths.max_drafts[index], lengths.limit[index] - planned - 2)  # a sampled token follows
+        drafts = self._budget.grant_drafts(counts, np.where(decoding, wanted, 0))
+        most = counts + drafts
+        for place in ((drafts > 0) & (planned + most > lengths.allocated[index])).nonzero()[0].tolist():
+            if not self._allocate_blocks(requests[place], int(most[place]), step):
+                drafts[place] = 0
+        return drafts
+
+    def _admit_waiting(self, step: Step) -> None:
+        """Give slots to waiting requests, in queue order, while slots, tokens, time and blocks last."""
+        waiting, admission = self._waiting, self._admission
+        if not waiting or not self._request_table.num_free_slots:
+            return
+        reserved = admission.num_reserved_blocks()
+        known, held, passing = 0, 0, False
+        while (
+            self._request_table.num_free_slots > held and self._budget.has_room(step.tokens) and known < ADMITTED_TOKENS
+        ):
+            request = waiting.first
+            if request is None:
+                break
+            if not admission.is_ready(request, step):
+                waiting.skip_first()
+                held += admission.is_ready_next(request, step)
+                continue
+            if not admission.try_admit(request, reserved, step, passing=passing):
+                if not waiting.pass_over_large():
+                    break
+                passing = True
+                continue
+            self._start(request, step)
+            reserved += admission.num_blocks_to_allocate(request)
+            known += _ADMISSION_TOKENS + len(request.tokens)
+        waiting.restore_skipped()
+
+    def _start(self, request: Request, step: Step) -> None:
+        """Move an admitted request for the first time."""
+        self._request_table.assign_slot(request)
+        if request.admitted_at is None:
+            request.admitted_at = self._clock.now()
+            self.stats.prefix_queries += len(request.tokens)
+            self.stats.prefix_hits += request.planned
+        step.admit(request)
+        count = self._budget.grant(request, step.tokens)
+        has_blocks = self._reserve(request, count, step)
+        assert has_blocks and not step.out_of_blocks, "admission has counted its blocks"
+        self._move([request], np.array([request.index]), np.array([count]), step)
+
+    def _reserve(self, request: Request, count: int, step: Step) -> bool:
+        """Allocate blocks for `count` tokens, preempting the last in queue order as long as there are too few. False
+        when `request` itself was preempted."""
+        while not self._allocate_blocks(request, count, step):
+            victim = self._running[-1]
+            self._preempt(victim, step)
+            step.out_of_blocks = True
+            if victim is request:
+                return False
+        return True
+
+    def _allocate_blocks(self, request: Request, count: int, step: Step) -> bool:
+        """Allocate blocks for `count` tokens; False when too few are free. Plans in flight may bring fewer tokens than
+        planned, so blocks in the window of the least possible position are kept."""
+        planned = request.planned
+        if self._windowed:
+            request.table.free_out_of_window(planned - request.in_flight_tokens)
+        reservation = request.table.reserve(planned, planned + count)
+        if reservation is None:
+            return False
+        self._lengths.allocated[request.index] = request.table.allocated_tokens
+        step.reserve(request, reservation)
+        return True
+
+    def _move(
+        self, requests: Sequence[Request], index: IntArray, counts: IntArray, step: Step, drafts: IntArray | None = None
+    ) -> None:
+        self._micro_batches.moved(index, self._lengths, step.number)
+        for request in step.move(requests, index, counts, drafts):
+            if not request.prompt_step and request.planned >= request.add.prompt_len:
+                request.prompt_step = step.number
+            self._prefix_cacher.add_pending(request)
+
+    def cache_blocks(self) -> None:
+        """Blocks that planned steps fill enter the prefix cache; called while the device runs, see PrefixCacher."""
+        self._prefix_cacher.cache_pending()
+
+    def _preempt(self, victim: Request, step: Step, recompute: bool = False) -> None:
+        """Free the victim's slot and blocks; it waits again, and is computed from the start if `recompute`."""
+        self._prefix_cacher.cache_blocks(victim)
+        self._preemption.preempt(victim, step, recompute)
+        self._request_table.free_slot(victim)
+        self.stats.preemptions += 1
+
+    # --- results ----------------------------------------------------------------------------------------------------
+
+    def process_result(self, result: Result) -> StepOutputs:
+        """Take in the oldest plan's result: append tokens, find stops, free the slots and blocks of what is over."""
+        step, lengths = self._steps_in_flight.popleft(), self._lengths
+        assert result.step == step.number, f"result of step {result.step}, expected {step.number}"
+        if result.drafted:
+            self.stats.speculation.count(result)
+        if not any(result.drafted):  # predictions are those of steps without drafts
+            self._budget.learn(step, result.device_ms)
+        self._undrafted = max(self._undrafted, result.undrafted)
+        self.host.grow(result.ready_host_blocks)
+        of_prompts = list(zip(step.prompt_logprobs_requests, result.prompt_logprobs, strict=True))
+        prompt_logprobs = [(request.id, entries) for request, entries in of_prompts if request.ended is None]
+        update = update_lengths(step, lengths, result)
+        new = append_tokens(step, result, update.num_sampled)
+        cached_tokens = self._note_first_tokens(new)
+        ended = check_stops(new, lengths, self._request_table)
+        ended += fail_rows(step, update.alive, result)
+        for request in ended:
+            self._free(request)
+        if len(update.shrunk):
+            self._trim(step, update.shrunk)
+        self._waiting.refresh_in_flight()
+        ids = [request.id for request in new.requests]
+        return StepOutputs(ids, new.counts, new.tokens, new.logprobs, ended, prompt_logprobs, cached_tokens)
+
+    def _note_first_tokens(self, new: NewTokens) -> list[tuple[int, int]]:
+        """Note the time of first tokens; (id, cached prompt tokens) of their requests."""
+        known = self._lengths.known[new.index] - (1 if new.one_each else new.counts)
+        first = known == self._lengths.prompt[new.index]
+        begun = [new.requests[place] for place in first.nonzero()[0].tolist()]
+        for request in begun:
+            request.first_token_at = self._clock.now()
+        return [(request.id, request.num_cached_tokens) for request in begun if request.num_cached_tokens]
+
+    def _trim(self, step: ScheduledStep, shrunk: IntArray) -> None:
+        """Free blocks of requests that got fewer tokens than planned, but for those that plans in flight may need."""
+        lengths, size = self._lengths, self.pool.block_size
+        spare = set(shrunk[lengths.allocated[shrunk] - lengths.planned[shrunk] > size].tolist())
+        for request in step.requests if spare else ():
+            if request.ended is None and request.slot is not None and request.index in spare:
+                request.table.trim(request.planned + 1)  # room for its next token
+                lengths.allocated[request.index] = min(lengths.allocated[request.index], request.table.allocated_tokens)
+
+    def _free(self, request: Request) -> None:
+        """Free what a request that is over holds. Its output's blocks enter the prefix cache here."""
+        if request.slot is not None and request.ended != "error":
+            self._prefix_cacher.cache_blocks(request)
+        self._request_table.remove(request)
+        if request.swapped:
+            self._preemption.free_swapped(request)
+        request.parent = None
+        request.table.free()
+        self._lengths.free(request.index)

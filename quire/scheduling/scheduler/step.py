@@ -1,0 +1,222 @@
+"""A step while it is scheduled, and what the host remembers of it while it runs.
+
+Owns moving requests forward, all at once, and the translation to the columns of a Plan; decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.foundation.messages.workers import Admitted, Plan, PromptLogprobsRow
+from quire.scheduling.kvcache.block_table import Reservation, TableEntries
+from quire.scheduling.scheduler.lengths import IntArray, Lengths
+from quire.scheduling.scheduler.request import Request
+
+_EMPTY = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class ScheduledStep:
+    """A step in flight: what it needs to know when its result comes.
+
+    Attributes:
+        number: Counts from 1.
+        requests: By row of the batch.
+        index: By row, the request's index into Lengths.
+        counts: By row, tokens that it computes, drafts included.
+        max_new_tokens: By row, most tokens that it brings: 0 if it samples none, else 1 and its drafts.
+        total_max_new_tokens: Their sum.
+        epochs, serials: By row, of the request when the step was planned.
+        masked: Rows that wait for a mask.
+        prompt_logprobs_requests: By `Plan.prompt_logprobs_rows`, whose prompt's log probabilities it brings.
+        predicted_ms: How long it should take without its chunks, and its chunks beyond that; 0 when nobody knows.
+    """
+
+    number: int
+    requests: list[Request]
+    index: IntArray
+    counts: IntArray
+    max_new_tokens: IntArray
+    total_max_new_tokens: int
+    epochs: IntArray
+    serials: IntArray
+    masked: list[int]
+    prompt_logprobs_requests: list[Request]
+    predicted_ms: tuple[float, float]
+
+    @property
+    def awaits_drafts(self) -> bool:
+        """Whether the masks of some row depend on what is proposed for it."""
+        return bool((self.max_new_tokens[self.masked] > 1).any())
+
+
+class Step:
+    """A step in the making: rows in batch order, and the changes to slots and blocks that come before them.
+
+    Args:
+        number: Counts from 1.
+        lengths: Of all requests.
+        masks: Whether any request is sampled under masks.
+
+    Attributes:
+        requests: By row of the batch.
+        tokens: In sum over the rows.
+        out_of_blocks: A request was preempted because blocks ran out, so no new one is admitted.
+        swap_out, swap_in: See Plan.
+    """
+
+    def __init__(self, number: int, lengths: Lengths, *, masks: bool = False) -> None:
+        self.number = number
+        self.requests: list[Request] = []
+        self.tokens = 0
+        self.out_of_blocks = False
+        self.swap_out: list[tuple[int, int]] = []
+        self.swap_in: list[tuple[int, int]] = []
+        self._lengths = lengths
+        self._masks = masks
+        self._has_drafts = False
+        self._prompt_logprobs_rows: list[PromptLogprobsRow] = []
+        self._prompt_logprobs_requests: list[Request] = []
+        self._index: list[IntArray] = []
+        self._counts: list[IntArray] = []
+        self._max_new_tokens: list[IntArray] = []
+        self._admitted: list[Admitted] = []
+        self._block_slots: list[int] = []
+        self._entries = TableEntries([], [], [])
+        self._copies: list[tuple[int, int]] = []
+        self._token_rows: list[int] = []
+        self._tokens: list[int] = []
+
+    def admit(self, request: Request) -> None:
+        """The request has a new slot in this step, with the blocks that its table already holds."""
+        assert request.slot is not None
+        sampling = request.add.sampling
+        self._admitted.append(
+            Admitted(
+                slot=request.slot,
+                length=request.planned,
+                seed=request.add.seed,
+                num_sampled=request.output_len,
+                sampling=sampling,
+                stop_ids=request.add.stop_ids if sampling.min_tokens else [],
+                bad_words=request.add.bad_words,
+                history=list(request.tokens) if request.needs_history else [],
+                prompt_len=request.add.prompt_len,
+                cache_salt=request.add.cache_salt,
+                rope_length=request.rope_length,
+                adapter_slot=request.adapter_slot,
+            )
+        )
+        self._add_entries(request.slot, request.table.entries())
+
+    def reserve(self, request: Request, reservation: Reservation) -> None:
+        """Blocks were allocated for tokens that the request is about to write."""
+        assert request.slot is not None
+        self._add_entries(request.slot, reservation.entries)
+        self._copies += reservation.copies
+
+    def move(
+        self, requests: Sequence[Request], index: IntArray, counts: IntArray, drafts: IntArray | None = None
+    ) -> list[Request]:
+        """Move requests forward by so many tokens each; those that reach their last token sample the next one.
+
+        Example: A has a prompt of 10 tokens, none computed. B decodes: 12 tokens are known, all of them planned, and a
+        plan in flight samples the 13th. `move([A, B], …, counts=[8, 1])` changes
+
+            A: planned 0 → 8. Its end is 10, so nothing is sampled. Its input goes with the plan: it is a token row.
+            B: planned 12 → 13. Its end is 13 = known 12 + in_flight_tokens 1, so it samples one token: in_flight_tokens
+               1 → 2. Its input is the 13th token, which only the device knows.
+
+        With 3 drafts B computes 4 tokens (planned 12 → 16) and brings at most 4 (in_flight_tokens 1 → 5).
+
+        Args:
+            requests: In batch order, with blocks for their tokens and drafts.
+            index: Their indices into Lengths.
+            counts: Tokens without drafts, at least 1 each.
+            drafts: Draft tokens of each, 0 for those that do not reach their end; None for none at all.
+
+        Returns:
+            Those whose input the host knows: prompts, chunks, and single tokens of steps whose results are processed.
+        """
+        lengths, first_row = self._lengths, len(self.requests)
+        starts, known = lengths.planned[index], lengths.known[index]
+        ends, length = starts + counts, known + lengths.in_flight_tokens[index]
+        assert (ends <= length).all(), "a request moves beyond its tokens"
+        token_rows = (starts < known).nonzero()[0].tolist()
+        for place in token_rows:
+            self._add_input(requests[place], first_row + place, int(starts[place]), int(ends[place]))
+        max_new_tokens = (ends == length).astype(np.int64)
+        if drafts is not None:
+            assert not drafts[max_new_tokens == 0].any(), "drafts of a request that does not reach its end"
+            ends, counts, max_new_tokens = ends + drafts, counts + drafts, max_new_tokens + drafts
+            self._has_drafts = True
+        lengths.planned[index] = ends
+        lengths.in_flight_tokens[index] += max_new_tokens
+        self.requests += requests
+        self.tokens += int(counts.sum())
+        self._index.append(index)
+        self._counts.append(counts)
+        self._max_new_tokens.append(max_new_tokens)
+        return [requests[place] for place in token_rows]
+
+    def finish(self, predicted_ms: tuple[float, float]) -> tuple[Plan, ScheduledStep]:
+        """The step as the workers get it, and as the host remembers it; nothing moves any more."""
+        index = np.concatenate([_EMPTY, *self._index])
+        counts = np.concatenate([_EMPTY, *self._counts])
+        max_new_tokens = np.concatenate([_EMPTY, *self._max_new_tokens])
+        sampled, entries, lengths = max_new_tokens.nonzero()[0], self._entries, self._lengths
+        masked = sampled[lengths.masked[index[sampled]] > 0].tolist() if self._masks else []
+        plan = Plan(
+            step=self.number,
+            admitted=self._admitted,
+            block_slots=self._block_slots,
+            block_groups=entries.groups,
+            block_indices=entries.indices,
+            block_ids=entries.blocks,
+            slots=[request.slot for request in self.requests],  # type: ignore[misc]  # rows have slots
+            counts=counts.tolist(),
+            token_rows=self._token_rows,
+            tokens=self._tokens,
+            sampled_rows=sampled.tolist(),
+            swap_out=self.swap_out,
+            copies=self._copies,
+            swap_in=self.swap_in,
+            prompt_logprobs_rows=self._prompt_logprobs_rows,
+            drafts=(max_new_tokens[sampled] - 1).tolist() if self._has_drafts else [],
+            masked=masked,
+        )
+        return plan, ScheduledStep(
+            number=self.number,
+            requests=self.requests,
+            index=index,
+            counts=counts,
+            max_new_tokens=max_new_tokens,
+            total_max_new_tokens=int(max_new_tokens.sum()),
+            epochs=lengths.epoch[index],
+            serials=lengths.serial[index],
+            masked=masked,
+            prompt_logprobs_requests=self._prompt_logprobs_requests,
+            predicted_ms=predicted_ms,
+        )
+
+    def _add_input(self, request: Request, row: int, start: int, end: int) -> None:
+        """Send the row's input tokens `start` to `end`."""
+        self._token_rows.append(row)
+        self._tokens += request.tokens[start:end]
+        last = min(end, request.add.prompt_len - 1)  # the prompt's last token has no next prompt token to score
+        first = request.prompt_logprobs_planned
+        if first < last:
+            assert start <= first, "a part of the prompt was not scored"
+            self._prompt_logprobs_rows.append(PromptLogprobsRow(row, first - start, last - first, request.tokens[last]))
+            self._prompt_logprobs_requests.append(request)
+            request.prompt_logprobs_planned = last
+
+    def _add_entries(self, slot: int, entries: TableEntries) -> None:
+        self._block_slots += [slot] * len(entries.blocks)
+        own = self._entries
+        own.groups.extend(entries.groups)
+        own.indices.extend(entries.indices)
+        own.blocks.extend(entries.blocks)

@@ -1,0 +1,155 @@
+"""Which output parsers a server's conversations go through: named by a flag, or told by the chat template.
+
+Owns the choice and what is said about it at start. Knows no format.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from quire.errors import RequestError
+from quire.foundation.config import ServerConfig
+from quire.foundation.messages.to_engine import ThinkingBudget
+from quire.sampling_params import SamplingParams
+from quire.serving.api.choice_parsing import OutputParsing
+from quire.serving.api.schemas.tools import ToolUse
+from quire.structured_outputs_params import StructuredOutputsParams
+from quire.text.hints import HintLog
+from quire.text.model_text import ModelText
+from quire.text.output_parsers.call_grammar import call_grammar
+from quire.text.output_parsers.detection import Detection, detect_reasoning_parser, detect_tool_parser
+from quire.text.output_parsers.formats import Turn
+from quire.text.output_parsers.reasoning_grammar import reasoning_in_front
+from quire.text.output_parsers.registry import create_parser, special_tokens
+from quire.text.thinking_budget import reasoning_tokens, thinking_budget
+from quire.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ChatParsers:
+    """The parsers of one server, by vLLM's names.
+
+    Attributes:
+        tool_parser, reasoning_parser: None for none.
+        auto_tool_choice: Whether the model may choose to call tools.
+        tokenizer: None on a server without one.
+    """
+
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    auto_tool_choice: bool = True
+    tokenizer: Tokenizer | None = None
+
+    def parsing(self, tools: ToolUse | None, turn: Turn, *, formed: bool = False) -> OutputParsing | None:
+        """How an answer is parsed; None if its text is all content.
+
+        Args:
+            tools: What it may call.
+            turn: How it begins.
+            formed: Whether it has the form that `constraint` was given, if it does not call.
+
+        Raises:
+            RequestError: There are tools, and no parser for calls.
+        """
+        if tools is not None:
+            self._check(tools)
+        tool_parser = self.tool_parser if tools is not None else None
+        if tool_parser is None and self.reasoning_parser is None:
+            return None
+        known = tools.tools if tools is not None else ()
+        make = partial(create_parser, tool_parser, self.reasoning_parser, tools=known, turn=turn, calls_or_form=formed)
+        one_call = tools is not None and not tools.parallel
+        return OutputParsing(make, self._shown(tool_parser), one_call)
+
+    def constraint(
+        self, tools: ToolUse, turn: Turn, form: Mapping[str, Any] | None = None
+    ) -> StructuredOutputsParams | None:
+        """What makes an answer call tools as it must; None if it is free to.
+
+        Args:
+            tools: What it may or must call.
+            turn: How it begins.
+            form: The schema of an answer that does not call, as the compiler takes it; None for any text.
+
+        Raises:
+            RequestError: The schema of a tool cannot be enforced in full, or this model's calls cannot.
+        """
+        if self.tool_parser is None or not (tools.constrained or form is not None):
+            return None
+        grammar = call_grammar(
+            self.tool_parser,
+            tools.tools,
+            must_call=tools.must_call,
+            parallel=tools.parallel,
+            form=form,
+            reasoning_parser=self.reasoning_parser,
+            turn=turn,
+            special_ids=self._special_ids,
+        )
+        return StructuredOutputsParams(grammar=grammar, name="tools")
+
+    def before_form(self, turn: Turn) -> str:
+        """The reasoning that may come before an answer with a form, see `reasoning_in_front`."""
+        return reasoning_in_front(self.reasoning_parser, turn, self._special_ids)
+
+    def budget(self, params: SamplingParams, turn: Turn | None = None, *, hints: HintLog) -> ThinkingBudget | None:
+        """The limit on an answer's reasoning, see `thinking_budget`; dropped where reasoning cannot be limited."""
+        if params.thinking_token_budget not in (None, -1) and not self.limits_reasoning:
+            hints.drop("thinking_token_budget", "this model's reasoning is not told apart by tokens of its own")
+            return None
+        return thinking_budget(params.thinking_token_budget, self.reasoning_parser, self.tokenizer, turn)
+
+    @property
+    def limits_reasoning(self) -> bool:
+        """Whether `budget` has an effect."""
+        if self.reasoning_parser is None or self.tokenizer is None:
+            return False
+        return reasoning_tokens(self.reasoning_parser, self.tokenizer) is not None
+
+    @property
+    def _special_ids(self) -> Mapping[str, int]:
+        return self.tokenizer.special_tokens if self.tokenizer else {}
+
+    def _check(self, tools: ToolUse) -> None:
+        if self.tool_parser is None:
+            raise RequestError(
+                "tools: this model's chat template does not tell how it calls tools. Start the server with "
+                "--tool-call-parser.",
+                param="tools",
+            )
+        if not self.auto_tool_choice and not tools.must_call:
+            raise RequestError(
+                "tool_choice 'auto' needs a server without --no-enable-auto-tool-choice.", param="tool_choice"
+            )
+
+    def _shown(self, tool_parser: str | None) -> frozenset[int]:
+        if self.tokenizer is None:
+            return frozenset()
+        ids = map(self.tokenizer.token_id, special_tokens(tool_parser, self.reasoning_parser))
+        return frozenset(token for token in ids if token is not None)
+
+
+def choose_parsers(server: ServerConfig, text: ModelText) -> ChatParsers:
+    """The parsers that flags name, and else those that the chat template tells; the log says which.
+
+    Raises:
+        ConfigError: A flag names no parser.
+    """
+    if text.chat_template is None:
+        return ChatParsers(auto_tool_choice=server.enable_auto_tool_choice)
+    tool_parser = Detection(server.tool_call_parser, "--tool-call-parser")
+    if tool_parser.name is None:
+        tool_parser = detect_tool_parser(text.chat_template.with_tools().source)
+    reasoning_parser = Detection(server.reasoning_parser, "--reasoning-parser")
+    if reasoning_parser.name is None:
+        reasoning_parser = detect_reasoning_parser(text.chat_template.source)
+    special_tokens(tool_parser.name, reasoning_parser.name)  # both exist
+    for what, parser in (("Tool calls", tool_parser), ("Reasoning", reasoning_parser)):
+        logger.info("%s: %s (%s)", what, parser.name or "not read", parser.reason)
+    return ChatParsers(tool_parser.name, reasoning_parser.name, server.enable_auto_tool_choice, text.tokenizer)

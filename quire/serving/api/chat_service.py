@@ -1,0 +1,203 @@
+"""Conversations: from a ChatRequest to its answers, which are running.
+
+Owns all that endpoints for conversations share: rendering and encoding the prompt, the sampling parameters, tools,
+parsing, and handing the request to the engine. An endpoint with another JSON makes a ChatRequest from it and writes the
+choices in its own way. Knows nothing about HTTP and about responses.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from quire.errors import RequestError
+from quire.foundation.config import ServerConfig
+from quire.sampling_params import SamplingParams
+from quire.serving.api.answer_size import check_answer_size
+from quire.serving.api.chat_parsers import ChatParsers
+from quire.serving.api.choice_parsing import OutputParsing
+from quire.serving.api.engine_session import EngineSession
+from quire.serving.api.prompt_renderer import Conversation, PromptRenderer
+from quire.serving.api.request_choices import RequestChoices
+from quire.serving.api.schemas.chat import ChatRequest
+from quire.serving.api.schemas.tools import ToolUse, shown_tools
+from quire.structured_outputs_params import StructuredOutputsParams
+from quire.text.hints import HintLog
+from quire.text.model_text import ModelText
+from quire.text.output_parsers.formats import Turn
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation as the engine takes it.
+
+    Attributes:
+        tokens: The rendered conversation; `params.truncate_prompt_tokens` may cut it.
+        options: See EngineSession.add_request.
+        parsing: How the answer is parsed; None if its text is all content.
+        may_call: Whether the answer may call tools.
+        form_begins_late: Whether the form of the answer may begin behind reasoning.
+    """
+
+    tokens: Sequence[int]
+    params: SamplingParams
+    options: dict[str, Any]
+    parsing: OutputParsing | None = None
+    may_call: bool = False
+    form_begins_late: bool = False
+
+
+@dataclass(frozen=True)
+class ChatService:
+    """Conversations with one model.
+
+    A hint that the model cannot follow is dropped and named in the log once, never refused.
+    """
+
+    server: ServerConfig
+    session: EngineSession
+    text: ModelText
+    renderer: PromptRenderer
+    parsers: ChatParsers = field(default_factory=ChatParsers)
+
+    @property
+    def hints(self) -> HintLog:
+        """Where hints go that are dropped."""
+        return self.text.hints
+
+    async def start(self, fields: ChatRequest) -> RequestChoices:
+        """The running answers. Must be closed.
+
+        Raises:
+            QuireError: See `prepare` and `run`.
+        """
+        self.check_room(fields)
+        return await self.run(fields, await self.prepare(fields))
+
+    def check_room(self, fields: ChatRequest, conversations: int = 1) -> None:
+        """Refuse a request that would be turned away behind all the work of `prepare`.
+
+        Args:
+            conversations: So many like this one.
+
+        Raises:
+            RequestError: `n` is out of its range.
+            OverloadedError: Too many requests wait.
+        """
+        with fields.named_as_sent():
+            sequences = conversations * fields.num_sequences
+        self.session.check_room(fields.tenant, sequences, sequences)
+
+    async def prepare(self, fields: ChatRequest) -> ChatPrompt:
+        """Check a request and render its conversation; nothing runs yet.
+
+        Raises:
+            RequestError: A field is wrong; the error names it.
+            UnavailableError: No work is taken now.
+        """
+        longest = self.session.submission.longest
+        with fields.named_as_sent():
+            params, options = self._sampling(fields), fields.options()
+        options["bad_words"] = await self.renderer.bad_words(fields.bad_words)
+        tools = fields.tool_use()
+        if tools is not None and fields.use_beam_search:
+            raise RequestError("tools cannot be combined with use_beam_search: leave one of them out.", param="tools")
+        text = await self.renderer.render(self._conversation(fields))
+        shown = fields.prompt_logprobs is not None or bool(fields.return_token_ids)
+        tokens = await self.renderer.encode(text, bool(fields.add_special_tokens), longest, fields.kept_tokens(longest))
+        if fields.longest is None:
+            params = self.text.defaults.limit_chat(params, longest - len(tokens))
+        with fields.named_as_sent():
+            check_answer_size(
+                [len(tokens)],
+                params,
+                num_choices=fields.num_sequences,
+                longest=longest,
+                prompts_shown=shown,
+                held=fields.held,
+            )
+        if fields.verbosity not in (None, "medium"):
+            self.hints.drop("verbosity", "the models know of none")
+        turn = Turn.behind(text, fields.continued)
+        parsing = self.parsers.parsing(tools, turn, formed=params.structured_outputs is not None)
+        params = await self._constrained(params, tools, turn)
+        behind = ""  # a grammar of calls has the reasoning in itself
+        if tools is None and params.structured_outputs is not None:
+            behind = self.parsers.before_form(turn)
+        options |= await self.session.grammar_options(params, behind)
+        options["thinking"] = self.parsers.budget(params, turn, hints=self.hints)
+        return ChatPrompt(tokens, params, options, parsing, may_call=tools is not None, form_begins_late=bool(behind))
+
+    async def run(self, fields: ChatRequest, prompt: ChatPrompt) -> RequestChoices:
+        """Start what was prepared. Must be closed.
+
+        Raises:
+            RequestError: The engine could not run it.
+            UnavailableError: No work is taken now.
+        """
+        with fields.named_as_sent():
+            collector = await self.session.add_request([prompt.tokens], prompt.params, **prompt.options)
+        return RequestChoices(self.session, collector, self.text.tokenizer, parsing=prompt.parsing)
+
+    async def _constrained(self, params: SamplingParams, tools: ToolUse | None, turn: Turn) -> SamplingParams:
+        """With the grammar of calls, where they are enforced or the rest of the answer has a form."""
+        if tools is None:
+            return params
+        form = params.structured_outputs
+        if form is not None:
+            await self.session.grammar_options(params)  # an error about the form alone names it
+        schema = None if form is None else _schema(form)
+        return msgspec.structs.replace(params, structured_outputs=self.parsers.constraint(tools, turn, schema))
+
+    def _conversation(self, fields: ChatRequest) -> Conversation:
+        own, asked = self.text.chat_template, fields.chat_template
+        is_trusted = self.server.trust_request_chat_template or (own is not None and asked in own.names)
+        if asked is not None and not is_trusted:
+            named = f", or be one of {', '.join(own.names)}" if own is not None and own.names else ""
+            raise RequestError(
+                f"chat_template needs a server with --trust-request-chat-template{named}: leave it out.",
+                param="chat_template",
+            )
+        hidden = fields.tool_choice == "none" and self.server.exclude_tools_when_tool_choice_none
+        return Conversation(
+            fields.messages,
+            add_generation_prompt=fields.add_generation_prompt,
+            continue_final_message=fields.continue_final_message,
+            variables=fields.chat_template_kwargs or {},
+            reasoning_effort=fields.reasoning_effort,
+            tools=() if hidden else shown_tools(fields.tools or ()),
+            documents=fields.documents or (),
+            template=fields.chat_template,
+        )
+
+    def _sampling(self, fields: ChatRequest) -> SamplingParams:
+        return fields.sampling(
+            self.text.defaults,
+            text=self.text.tokenizer is not None,
+            max_tokens=fields.longest,
+            logprobs=fields.num_logprobs,
+        )
+
+
+def _schema(form: StructuredOutputsParams) -> Mapping[str, Any]:
+    """The schema of an answer that may call tools instead, with its options, for the grammar of both; it was checked.
+
+    Raises:
+        RequestError: It is no JSON.
+    """
+    if form.kind not in ("json", "json_object"):
+        raise form.error(
+            f"only JSON can be combined with tools, no {form.kind}: leave one of them out, or send tool_choice 'none'."
+        )
+    schema = {"type": "object"} if form.kind == "json_object" else json.loads(form.text)
+    options = {
+        "strict": form.strict,
+        "closed": form.disable_additional_properties,
+        "any_whitespace": not form.disable_any_whitespace,
+        "whitespace": form.whitespace_pattern,
+    }
+    return (schema if isinstance(schema, dict) else {}) | {"x-quire": options}

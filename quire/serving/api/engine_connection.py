@@ -1,0 +1,260 @@
+"""The connection to one engine: what it says about itself, commands to it, and that this process is alive.
+
+Owns the engine's state, health and identity. What it says about requests goes to an `EngineListener`, unless an earlier
+engine of the same number says it. Knows no request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
+
+from quire.engine.client import EngineClient, Lost
+from quire.errors import EngineDeadError, GenerationError, UnavailableError
+from quire.foundation.clock import Clock
+from quire.foundation.messages.from_engine import Dead, Deltas, Done, EngineId, FromEngine, Heartbeat, Load, Ready
+from quire.foundation.messages.to_engine import ClientHeartbeat, PauseMode, ToEngine
+from quire.serving.api.engine_controls import EngineControls
+from quire.serving.api.engine_health import EngineHealth
+from quire.serving.api.engine_receiver import EngineReceiver, MakeReceiver
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+RECOVERING = "The engine is being started again. Send the request again in a few seconds."
+DEAD = "The engine has stopped. Send the request again later."
+LOADING = "The server is still loading the model. Send the request again in a few seconds."
+EngineState = Literal["starting", "ready", "recovering", "dead"]
+
+
+def changes_pause(action: str) -> bool:
+    """Whether a command pauses engines or lets them go on."""
+    return action.startswith("pause:") or action == "resume"
+
+
+class EngineListener(Protocol):
+    """Receives what an engine says. All methods are called in the event loop."""
+
+    def on_ready(self, ready: Ready) -> None:
+        """The engine takes work: it has started, or has taken the place of one that died."""
+
+    def on_deltas(self, deltas: Deltas, now: float) -> None:
+        """A step has brought tokens or ends of sequences."""
+
+    def on_heartbeat(self, beat: Heartbeat) -> None:
+        """The engine says that it is alive, and how busy it is."""
+
+    def on_lost(self, message: Lost) -> None:
+        """A message could not be read, and it is not known which requests it was about."""
+
+    def on_engine_died(self, in_flight: Sequence[int], turn: int | None) -> None:
+        """The engine died and another one is being started. The arguments are those of `Dead`."""
+
+    def on_dead(self) -> None:
+        """The engine is gone for good."""
+
+
+class EngineConnection:
+    """One engine, as one API process sees it. Everything but the receiving runs in the event loop.
+
+    Args:
+        client: The way to the engine.
+        clock: For all times.
+        listener: Receives what the engine says about requests.
+        make_receiver: What receives the engine's messages.
+
+    Attributes:
+        state: starting → ready ⇄ recovering → dead.
+        ready: What the engine said when it was ready.
+        engine: The engine's number and how often it was started again.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        clock: Clock,
+        listener: EngineListener,
+        make_receiver: MakeReceiver = EngineReceiver,
+    ) -> None:
+        self.state: EngineState = "starting"
+        self.ready: Ready | None = None
+        self.engine: EngineId = client.engine
+        self._client = client
+        self._clock = clock
+        self._listener = listener
+        self._controls = EngineControls(client)
+        self._health = EngineHealth(clock)
+        self._receiver = make_receiver(client, clock, self._on_message)
+        self._died_at = 0.0
+        self._pause = ""  # the command that the engine is paused by
+        self._said_pause: Literal["", PauseMode] = ""  # how it is paused, as it said last
+        self._ready_event = asyncio.Event()
+        self._heartbeats: asyncio.Task[None] | None = None
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to receive; called in the event loop. More calls do nothing."""
+        if self._heartbeats is None:
+            self._receiver.start()
+            self._heartbeats = asyncio.get_running_loop().create_task(self._send_heartbeats())
+
+    async def wait_ready(self) -> Ready:
+        """The engine's Ready.
+
+        Raises:
+            EngineDeadError: It died instead.
+        """
+        await self._ready_event.wait()
+        if self.ready is None:
+            raise EngineDeadError(DEAD)
+        return self.ready
+
+    async def close(self) -> None:
+        """Stop receiving and disconnect."""
+        if self._heartbeats is not None:
+            self._heartbeats.cancel()
+            await asyncio.wait([self._heartbeats])
+        await self._receiver.close()
+        self._client.close()
+
+    # --- to the engine ----------------------------------------------------------------------------------------------
+
+    @property
+    def number(self) -> int:
+        """The number of this process."""
+        return self._client.number
+
+    def send(self, message: ToEngine) -> None:
+        """Send a message; dropped when there is no engine that takes work."""
+        if self.state == "ready":
+            self._client.send(message)
+
+    async def control(self, action: str, value: Mapping[str, str] | None = None) -> Done:
+        """Send a command and wait for its answer.
+
+        Raises:
+            UnavailableError: There is no engine that could answer.
+        """
+        if self.state != "ready":
+            raise UnavailableError({"starting": LOADING, "recovering": RECOVERING, "dead": DEAD}[self.state])
+        self.remember(action)
+        return await self._controls.send(action, value)
+
+    def tell(self, action: str, value: Mapping[str, str]) -> None:
+        """Send a command whose answer nobody waits for; dropped when there is no engine that takes work."""
+        if self.state == "ready":
+            self._controls.tell(action, value)
+
+    def remember(self, action: str) -> None:
+        """Remember a command that pauses or resumes the engine, for an engine that takes its place."""
+        if changes_pause(action):
+            self._pause = action.removeprefix("resume")
+
+    def end_pause(self) -> None:
+        """Resume the engine if it is paused. An engine that takes its place is not paused."""
+        self._pause = ""
+        if self.state == "ready":
+            self._controls.tell("resume")
+
+    @property
+    def num_controls(self) -> int:
+        """The number of commands that are not answered yet."""
+        return len(self._controls)
+
+    @property
+    def recovering_s(self) -> float:
+        """For how long there has been no engine, in seconds."""
+        return self._clock.now() - self._died_at if self.state == "recovering" else 0.0
+
+    @property
+    def complaint(self) -> str:
+        """Why the engine does no work, or does not seem to; empty if all is well."""
+        match self.state:
+            case "starting":
+                return "the model is being loaded"
+            case "recovering":
+                return f"the engine died {self.recovering_s:.1f} s ago and is being started again"
+            case "dead":
+                return "the engine has stopped"
+            case "ready":
+                return self._health.complaint(self._receiver.heard_at)
+
+    async def _send_heartbeats(self) -> None:
+        while self.state != "dead":
+            self._client.send(ClientHeartbeat(self._client.number))
+            await asyncio.sleep(HEARTBEAT_S)
+
+    # --- from the engine --------------------------------------------------------------------------------------------
+
+    def _on_message(self, message: FromEngine | Lost) -> None:
+        if not isinstance(message, Lost) and message.source != self.engine:
+            logger.debug("dropped a %s of engine %s", type(message).__name__, message.source)
+            return
+        match message:
+            case Deltas():
+                self._health.record_progress()
+                self._learn_pause(message.load)
+                self._listener.on_deltas(message, self._clock.now())
+            case Heartbeat():
+                self._health.record_heartbeat(message)
+                self._learn_pause(message.load)
+                self._listener.on_heartbeat(message)
+            case Ready():
+                self._on_ready(message)
+            case Done():
+                self._controls.on_done(message)
+            case Dead(cause, None):
+                self._on_dead(cause)
+            case Dead(_, EngineId() as successor, in_flight, turn):
+                self._on_replaced(successor, in_flight, turn)
+            case Lost(reason):
+                self._on_lost(message, reason)
+
+    def _on_ready(self, ready: Ready) -> None:
+        if self.state == "ready":
+            return  # this process was silent for long, and is back
+        self.ready = ready
+        self.state = "ready"
+        self._health.record_progress()
+        self._said_pause = ready.paused
+        if ready.paused:  # by an API process before this one
+            self._pause = f"pause:{ready.paused}"
+        elif self._pause:
+            self._controls.tell(self._pause)
+        self._listener.on_ready(ready)
+        self._ready_event.set()
+
+    def _learn_pause(self, load: Load) -> None:
+        """Notice that another API process has paused or resumed the engine."""
+        if load.paused != self._said_pause:
+            self._said_pause = load.paused
+            self._pause = f"pause:{load.paused}" if load.paused else ""
+
+    def _on_lost(self, message: Lost, reason: str) -> None:
+        if self.ready is None:  # it may have been the Ready
+            self._on_dead(reason)
+            return
+        self._listener.on_lost(message)
+        self._controls.fail_all(GenerationError("A message of the engine was lost. Send the request again."))
+
+    def _on_replaced(self, successor: EngineId, in_flight: Sequence[int], turn: int | None) -> None:
+        """Connect to the engine's successor. What the engine said before holds; what it says from now on is dropped."""
+        if self.ready is not None:
+            if self.state == "ready":
+                self._died_at = self._clock.now()
+            self.state = "recovering"
+        self.engine = successor
+        self._client.connect(successor)
+        self._client.send(ClientHeartbeat(self._client.number))
+        self._listener.on_engine_died(in_flight, turn)
+        self._controls.fail_all(UnavailableError(RECOVERING))
+
+    def _on_dead(self, cause: str) -> None:
+        logger.error("The engine stopped: %s", cause)
+        self.state = "dead"
+        self._ready_event.set()
+        self._listener.on_dead()
+        self._controls.fail_all(EngineDeadError(DEAD))

@@ -1,0 +1,98 @@
+"""Receives the engine's messages in the event loop itself, from a client whose messages a file descriptor announces."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Protocol
+
+from quire.engine.client import EngineClient, Lost
+from quire.foundation.clock import Clock
+from quire.foundation.messages.from_engine import Dead, Deltas, FromEngine
+from quire.serving.api.engine_receiver import PIECE, OnMessage
+from quire.text.deltas import in_pieces
+
+logger = logging.getLogger(__name__)
+
+
+class PollableClient(EngineClient, Protocol):
+    """An EngineClient that an event loop can wait for."""
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when there may be messages, and stays so until `receive` returns None."""
+        ...
+
+
+class EventLoopReceiver:
+    """Hands an engine's messages to the event loop, in order; a connection that breaks is a Dead.
+
+    A step's message is handled by the callback that receives it. A thread that receives would be woken for each step
+    beside the event loop, and both would wait for the interpreter's lock: a sixth of what a step of 16 streams costs.
+
+    Attributes:
+        heard_at: When the last message was received.
+    """
+
+    def __init__(self, client: PollableClient, clock: Clock, on_message: OnMessage) -> None:
+        """
+        Args:
+            client: Whose `receive` is called, in the event loop only.
+            clock: For `heard_at`.
+            on_message: Called in the event loop.
+        """
+        self._client = client
+        self._clock = clock
+        self._on_message = on_message
+        self._pieces: deque[FromEngine | Lost] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._going_on = False  # a callback will look for more
+        self.heard_at: float | None = None
+
+    def start(self) -> None:
+        """Begin; called in the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._client.fileno(), self._on_readable)
+
+    async def close(self) -> None:
+        """The client is no longer used. More calls do nothing."""
+        self._stop()
+        self._pieces.clear()
+
+    def _stop(self) -> None:
+        """Receive no more."""
+        if self._loop is not None:
+            self._loop.remove_reader(self._client.fileno())
+            self._loop = None
+
+    def _on_readable(self) -> None:
+        if not self._going_on:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """The next piece; what else has come waits for the loop's next turn, so that others run in between."""
+        self._going_on = False
+        if not self._has_next():
+            return
+        try:
+            self._on_message(self._pieces.popleft())
+        finally:
+            if self._has_next():
+                self._going_on = True
+                asyncio.get_running_loop().call_soon(self._hand_over)
+
+    def _has_next(self) -> bool:
+        """Whether there is a piece; receives a message if there is none of an earlier one."""
+        if self._pieces or self._loop is None:
+            return bool(self._pieces)
+        try:
+            message = self._client.receive(0.0)
+        except Exception as error:
+            logger.exception("The connection to the engine broke.")
+            message = Dead(type(error).__name__, source=self._client.engine)
+            self._stop()
+        if message is None:
+            return False
+        self.heard_at = self._clock.now()
+        self._pieces += in_pieces(message, PIECE) if isinstance(message, Deltas) else [message]
+        return True

@@ -1,0 +1,52 @@
+"""Grammars of structured outputs, checked beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from quire.engine.structured_output.checker import MAX_HELPERS, GrammarChecker
+from quire.sampling_params import SamplingParams
+
+
+class GrammarChecks:
+    """Checks what requests ask for, in other processes; threads wait for these.
+
+    Args:
+        special_tokens: The model's, by text.
+        has_tokenizer: Whether there is one; without it no constraint can be followed.
+    """
+
+    def __init__(self, special_tokens: Mapping[str, int] | None, *, has_tokenizer: bool) -> None:
+        self._has_tokenizer = has_tokenizer
+        self._checker = GrammarChecker(special_tokens)
+        self._threads = ThreadPoolExecutor(MAX_HELPERS, thread_name_prefix="grammar")
+
+    async def options(self, params: SamplingParams, behind: str = "") -> dict[str, Any]:
+        """What `EngineSession.add_request` needs for `params.structured_outputs`, if there are any: their grammar.
+
+        Args:
+            params: With what is asked of the output.
+            behind: What may come before that, see `reasoning_in_front`.
+
+        Raises:
+            RequestError: They cannot be honoured; the message names the field.
+            UnavailableError: Too many are being checked.
+        """
+        asked = params.structured_outputs
+        if asked is None:
+            return {}
+        if not self._has_tokenizer:
+            raise asked.error("this server has no tokenizer: start it without --skip-tokenizer-init.")
+        grammar = self._checker.known(asked, behind)
+        if grammar is None:
+            loop = asyncio.get_running_loop()
+            grammar = await loop.run_in_executor(self._threads, self._checker.grammar, asked, behind)
+        return {"grammar": grammar}
+
+    def close(self) -> None:
+        """No more is checked."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._checker.close()

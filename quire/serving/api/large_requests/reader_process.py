@@ -1,0 +1,169 @@
+"""The process `large_requests.reader_process`: reads bodies, renders and encodes, one piece after the other.
+
+It may run out of time or memory at each; whoever asks kills it and starts another. Runs behind everything else on the
+machine: the model, the event loop and other requests come first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import resource
+import socket
+from collections.abc import Sequence
+from functools import cached_property
+from typing import cast
+
+from pydantic import BaseModel
+
+from quire.errors import RequestError
+from quire.foundation.config import Config, environment
+from quire.foundation.processes.helper_process import Channel, run_helper
+from quire.serving.api.large_requests.tasks import (
+    Answer,
+    CheckBody,
+    Decode,
+    Encode,
+    Render,
+    Setup,
+    Task,
+    pack,
+    refusal,
+    unpack,
+)
+from quire.serving.api.request_body import check_fields, decode_body
+from quire.serving.api.schemas.known_fields import FieldLists
+from quire.text.chat_template import ChatTemplate
+from quire.text.fill_in_middle import fill_in_middle
+from quire.text.model_text import ModelText, load_model_text
+from quire.text.tokenizer import Tokenizer
+
+NICENESS = 15
+"""A core that the model waits for is given back within milliseconds."""
+ADDRESS_SPACE = 12 * 2**30
+"""Bytes it may map: a text takes a hundred times its size while it is encoded, and threads reserve more than they use.
+"""
+_TRIMMED = 2**20
+"""After a task of so many bytes memory is given back to the machine."""
+
+
+def main(connection: socket.socket) -> None:
+    """Do what comes."""
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    environment.encode_in_one_thread()
+    channel = Channel[Answer, Setup | Task](connection, cast(type[Setup | Task], Setup | Task))
+    setup = channel.receive(None)
+    assert isinstance(setup, Setup)
+    reader = Reader(setup.config)
+    channel.send(Answer())  # ready
+    while True:
+        task = channel.receive(None)
+        assert task is not None
+        assert not isinstance(task, Setup)
+        answer = reader.answer(task)
+        channel.send(answer)
+        large = size_of(task) > _TRIMMED
+        del task, answer
+        if large:
+            _release_memory()
+
+
+class Reader:
+    """Does tasks.
+
+    Args:
+        config: Names the model's files, which are read when they are needed first.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def answer(self, task: Task) -> Answer:
+        """What comes of a task."""
+        try:
+            match task:
+                case CheckBody():
+                    return _check(task)
+                case Encode():
+                    return Answer(tokens=pack(self._encode(task)))
+                case Decode(tokens):
+                    return Answer(self._tokenizer.decode(unpack(tokens), skip_special_tokens=False))
+                case Render():
+                    return Answer(self._render(task))
+        except RequestError as error:
+            return refusal(error)
+        except MemoryError:
+            return Answer(error="RequestError", message="The request needs too much memory: make it smaller.")
+
+    @cached_property
+    def _text(self) -> ModelText:
+        return load_model_text(self._config)
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        tokenizer = self._text.tokenizer
+        assert tokenizer is not None, "there is no text without a tokenizer"
+        return tokenizer
+
+    def _encode(self, task: Encode) -> Sequence[int]:
+        if task.behind is not None:
+            marks = fill_in_middle(self._tokenizer)
+            assert marks is not None
+            return marks.prompt(self._tokenizer, task.text, task.behind)
+        tokens = self._tokenizer.encode(task.text, task.add_special_tokens)
+        if task.kept is None:
+            return tokens
+        count, side = task.kept
+        return tokens[:count] if side == "right" else tokens[-count:]
+
+    def _render(self, task: Render) -> str:
+        return self._template(task).render(
+            task.messages,
+            tools=task.tools,
+            documents=task.documents,
+            add_generation_prompt=task.add_generation_prompt,
+            continue_final_message=task.continue_final_message,
+            variables=task.variables,
+        )
+
+    def _template(self, task: Render) -> ChatTemplate:
+        template = self._text.chat_template
+        assert template is not None, "a conversation is rendered by a template"
+        if task.template is not None:
+            return template.replaced(task.template)
+        return template.with_tools() if task.tools else template
+
+
+def size_of(task: Task) -> int:
+    """About how many bytes a task has."""
+    match task:
+        case CheckBody(raw):
+            return len(raw)
+        case Encode(text, behind=behind):
+            return len(text) + len(behind or "")
+        case Decode(tokens):
+            return len(tokens)
+        case Render(messages):
+            return sum(len(str(message.get("content", ""))) for message in messages)
+
+
+def _check(task: CheckBody) -> Answer:
+    body = decode_body(task.raw)
+    if task.schema:
+        module, _, name = task.schema.partition(":")
+        schema: type[BaseModel] = getattr(importlib.import_module(module), name)
+        unsupported = {field: tuple(neutral) for field, neutral in task.unsupported.items()}
+        check_fields(body, schema, FieldLists(task.ignored, unsupported))
+    return Answer()
+
+
+def _release_memory() -> None:
+    """Without this the C library keeps what a long text took, some gigabytes, for the next one."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
+
+
+if __name__ == "__main__":
+    run_helper(main)

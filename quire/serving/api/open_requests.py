@@ -1,0 +1,152 @@
+"""The requests whose sequences the engine still runs, by sequence: what was asked and what it has brought so far.
+
+That is all it takes to run them again on another engine. A sequence costs its prompt and 4 bytes for each token of its
+output, until it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+from quire.foundation.messages.to_engine import Add
+from quire.serving.api.output_collector import OutputCollector
+from quire.text.deltas import SequenceDelta
+
+
+class OpenSequence:
+    """A sequence that has not ended.
+
+    Attributes:
+        add: What was asked.
+        collector: Where its output goes.
+        engine: The number of the one that it is for.
+        generated: Tokens that the engine has sent.
+        num_prompt_logprobs: How many of the prompt's log probabilities it has sent.
+        sent: Whether the present engine knows the sequence.
+        engines: How many have got to know it.
+    """
+
+    __slots__ = (
+        "_known", "_repeated", "add", "collector", "engine", "engines", "generated", "num_prompt_logprobs", "sent",
+    )  # fmt: skip
+
+    def __init__(self, add: Add, collector: OutputCollector, engine: int) -> None:
+        self.add = add
+        self.collector = collector
+        self.engine = engine
+        self.generated = array("i")
+        self.num_prompt_logprobs = 0
+        self.sent = False
+        self.engines = 0
+        self._known = 0  # tokens that the present engine was told
+        self._repeated = 0  # prompt log probabilities that it brings a second time
+
+    @property
+    def gained(self) -> int:
+        """Tokens that the present engine has brought."""
+        return len(self.generated) - self._known
+
+    def mark_sent(self) -> None:
+        """An engine gets the sequence as it is now."""
+        self.sent = True
+        self.engines += 1
+        self._known = len(self.generated)
+        self._repeated = self.num_prompt_logprobs
+
+    def record(self, delta: SequenceDelta) -> None:
+        """The engine has sent something; what an earlier engine has sent already is taken out of it."""
+        if self.engines > 1:
+            repeated = min(self._repeated, len(delta.prompt_logprobs))
+            self._repeated -= repeated
+            del delta.prompt_logprobs[:repeated]
+            if self.generated:
+                delta.cached_tokens = 0  # said with the first token
+        self.generated.extend(delta.tokens)
+        self.num_prompt_logprobs += len(delta.prompt_logprobs)
+
+
+class OpenRequests:
+    """All sequences that have not ended; and when all have."""
+
+    def __init__(self) -> None:
+        self._sequences: dict[int, OpenSequence] = {}
+        self._num_kept_open = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that have not ended."""
+        return len(self._sequences)
+
+    def __contains__(self, sequence: int) -> bool:
+        return sequence in self._sequences
+
+    def __getitem__(self, sequence: int) -> OpenSequence:
+        return self._sequences[sequence]
+
+    def get(self, sequence: int) -> OpenSequence | None:
+        """A sequence by its id; None when nobody wants it any more."""
+        return self._sequences.get(sequence)
+
+    def of_engine(self, engine: int) -> list[OpenSequence]:
+        """Sequences that are for one engine, in the order of arrival."""
+        return [sequence for sequence in self._sequences.values() if sequence.engine == engine]
+
+    def engine_died(self, engine: int) -> None:
+        """This engine knows no sequence."""
+        for sequence in self.of_engine(engine):
+            sequence.sent = False
+
+    def unsent(self, engine: int, may_run: Callable[[OutputCollector], bool]) -> list[OpenSequence]:
+        """Sequences that this engine does not know, of requests that may run; in the order of arrival."""
+        return [sequence for sequence in self.of_engine(engine) if not sequence.sent and may_run(sequence.collector)]
+
+    def unbegun(self, engine: int, in_flight: Collection[int]) -> list[list[OpenSequence]]:
+        """Sequences that this engine has only kept waiting, by prompt: those of requests of which nothing was in flight
+        and nothing has come."""
+        sequences, working = self.of_engine(engine), set(in_flight)
+        begun = {id(each.collector) for each in sequences if each.add.id in working or each.generated}
+        prompts: dict[int, list[OpenSequence]] = {}
+        for each in sequences:
+            if id(each.collector) not in begun:
+                prompts.setdefault(each.add.id if each.add.fork_of is None else each.add.fork_of, []).append(each)
+        return list(prompts.values())
+
+    def collectors(self, engine: int | None = None) -> list[OutputCollector]:
+        """Of each request once; of those that one engine has a part in."""
+        sequences = self._sequences.values() if engine is None else self.of_engine(engine)
+        return list({id(sequence.collector): sequence.collector for sequence in sequences}.values())
+
+    def add(self, collector: OutputCollector, engines: Sequence[int]) -> None:
+        """All sequences of a request begin, each on the engine of this number; forks where their first sequence is."""
+        self._idle.clear()
+        for add, engine in zip(collector.adds, engines, strict=True):
+            self._sequences[add.id] = OpenSequence(add, collector, engine)
+
+    def remove(self, sequence: int) -> None:
+        """A sequence has ended, or is not wanted any more."""
+        del self._sequences[sequence]
+        self._update_idle()
+
+    @contextmanager
+    def keep_open(self) -> Iterator[None]:
+        """Not idle before this context is left, even while no sequence runs."""
+        self._num_kept_open += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_kept_open -= 1
+            self._update_idle()
+
+    async def wait_idle(self) -> None:
+        """Until no request is open."""
+        await self._idle.wait()
+
+    def _update_idle(self) -> None:
+        if not self._sequences and not self._num_kept_open:
+            self._idle.set()

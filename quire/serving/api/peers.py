@@ -1,0 +1,221 @@
+"""The other API processes of the server, for what all of them have to know or to say.
+
+Owns the way to them: a datagram socket for each in the server's private directory, by place, so a successor is found
+where the one before was. Nobody waits long for a process that is dead, stopped or busy; whoever starts later learns
+from the engines what there is. Knows nothing about requests. Without others it does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quire.foundation.messages.to_engine import Adapter
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 2.0
+"""How long an answer is waited for."""
+_AGAIN_S = 0.005
+_MAX_BYTES = 2**18
+"""More than a datagram holds by Linux's default limit: a shorter buffer would cut it off."""
+_LIFE_SHIFT = 32
+
+
+class KeepCounts(msgspec.Struct, frozen=True, tag=True):
+    """Write down what you have counted, see SharedCounts."""
+
+
+class CountOpen(msgspec.Struct, frozen=True, tag=True):
+    """Say what you hold, see EngineSession.counts."""
+
+
+class AdapterLoaded(msgspec.Struct, frozen=True, tag=True):
+    """All engines have this adapter."""
+
+    adapter: Adapter
+
+
+class AdapterUnloaded(msgspec.Struct, frozen=True, tag=True):
+    """No engine has an adapter of this name any more."""
+
+    name: str
+
+
+class EnginesPaused(msgspec.Struct, frozen=True, tag=True):
+    """Engines were told to pause or to go on; those that are not there now have not heard it."""
+
+    action: str
+
+
+class QueueShared(msgspec.Struct, frozen=True, tag=True):
+    """What a process has sent to the queue, see QueueShares.
+
+    Attributes:
+        place: Of the process.
+    """
+
+    place: int
+    sequences: dict[str, int]
+    tokens: dict[str, int]
+
+
+Question = KeepCounts | CountOpen | AdapterLoaded | AdapterUnloaded | EnginesPaused | QueueShared
+Answer = Mapping[str, int]
+
+
+class _Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """A datagram: a question, or the answer to the one of this number."""
+
+    sender: int
+    number: int
+    question: Question | None = None
+    answer: dict[str, int] | None = None
+
+
+class Peers:
+    """The others.
+
+    Args:
+        place: Of this process.
+        count: How many processes there are, with this one.
+        directory: Where their sockets are.
+        life: Number of this process: what its predecessor was answered late is not taken for its own.
+
+    Attributes:
+        place: As given.
+    """
+
+    def __init__(self, place: int = 0, count: int = 1, directory: Path = Path(), life: int = 0) -> None:
+        self.place = place
+        self._others = [other for other in range(count) if other != place]
+        self._directory = directory
+        self._socket: socket.socket | None = None
+        self._lock_file = -1
+        self._answering: dict[type[Any], Callable[[Any], Answer]] = {}
+        self._waiting: dict[tuple[int, int], asyncio.Future[Answer]] = {}  # by place and question
+        self._asked = life << _LIFE_SHIFT
+        self._told: set[asyncio.Task[Any]] = set()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(_Envelope)
+
+    def on(self, kind: type[Any], answer: Callable[[Any], Answer]) -> None:
+        """Questions of this kind are answered so, in the event loop; none that comes before is."""
+        self._answering[kind] = answer
+
+    def open(self) -> None:
+        """Begin to answer; called in the event loop. More calls do nothing."""
+        if not self._others or self._socket is not None:
+            return
+        address = self._address(self.place)
+        Path(address).unlink(missing_ok=True)  # of the process before
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket.bind(address)
+        self._lock_file = os.open(self._directory / "changing", os.O_RDWR | os.O_CREAT, 0o600)
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._on_readable)
+
+    def close(self) -> None:
+        """Answer no more. More calls do nothing."""
+        if self._socket is None:
+            return
+        asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        self._socket.close()
+        self._socket = None
+        os.close(self._lock_file)
+
+    async def ask(self, question: Question) -> list[Answer]:
+        """The answers of those others that answer in time."""
+        if self._socket is None:
+            return []
+        self._asked += 1
+        number = self._asked
+        answers = await asyncio.gather(*(self._ask(other, number, question) for other in self._others))
+        return [answer for answer in answers if answer is not None]
+
+    def tell(self, question: Question) -> None:
+        """Ask, and do not wait for the answers."""
+        if self._socket is None:
+            return
+        task = asyncio.get_running_loop().create_task(self.ask(question))
+        self._told.add(task)
+        task.add_done_callback(self._told.discard)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there are no others."""
+        return not self._others
+
+    @contextlib.asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        """Within it no other process is within it. One task of this process at a time; a dead process leaves it."""
+        if self._socket is None:
+            yield
+            return
+        while not _locked(self._lock_file):
+            await asyncio.sleep(_AGAIN_S)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+
+    def _address(self, place: int) -> str:
+        return str(self._directory / f"api-{place}")
+
+    async def _ask(self, other: int, number: int, question: Question) -> Answer | None:
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[other, number] = answer
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                while (sent := self._send(other, _Envelope(self.place, number, question))) is None:
+                    await asyncio.sleep(_AGAIN_S)
+                return await answer if sent else None
+        except TimeoutError:
+            logger.warning("API process %d has not answered within %g s.", other, ANSWER_S)
+            return None
+        finally:
+            del self._waiting[other, number]
+
+    def _send(self, other: int, envelope: _Envelope) -> bool | None:
+        """Whether it was sent; None: there is no room now."""
+        if self._socket is None:
+            return False
+        try:
+            self._socket.sendto(self._encoder.encode(envelope), self._address(other))
+        except BlockingIOError:
+            return None
+        except OSError:  # nobody is there
+            return False
+        return True
+
+    def _on_readable(self) -> None:
+        while self._socket is not None:
+            try:
+                data = self._socket.recv(_MAX_BYTES)
+            except BlockingIOError:
+                return
+            self._on_envelope(self._decoder.decode(data))
+
+    def _on_envelope(self, envelope: _Envelope) -> None:
+        if envelope.question is not None:
+            answer = self._answering[type(envelope.question)](envelope.question)
+            self._send(envelope.sender, _Envelope(self.place, envelope.number, answer=dict(answer)))
+        elif (waiting := self._waiting.get((envelope.sender, envelope.number))) and not waiting.done():
+            waiting.set_result(envelope.answer or {})
+
+
+def _locked(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

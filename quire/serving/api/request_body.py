@@ -1,0 +1,254 @@
+"""From the bytes of a request body to its schema.
+
+Owns reading, decoding and the wording of what is wrong with a body. Every route with a body comes through here, so all
+refuse in the same words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+from quire.errors import RequestError
+from quire.serving.api.schemas.known_fields import NO_FIELDS, OPENAI_FIELDS, FieldLists, served_fields
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+READ_TIMEOUT_S = 120.0
+MAX_VALUES = 2**20
+"""Of a body, counted by its commas: a number takes eight bytes of a list and much more time than a byte of text."""
+MAX_OBJECTS = 2**16
+"""Of a body, counted by its opening braces: to check an object takes a hundred times as long as a number."""
+LARGE_BYTES, LARGE_VALUES = 2**17, 2**12
+"""Bodies of more bytes or values are large: another process decodes and checks them first, so that what is wrong costs
+nothing here. What is right is cheap to decode, and decoded in a thread."""
+MAX_REPORTED = 1_000
+"""A body with more wrong values is refused as a whole: to describe each would take longer than to find it."""
+MAX_PLACE = 200
+"""Characters of a field's place in a message."""
+_MALFORMED = re.compile(r"JSON is malformed: (.+) \(byte (\d+)\)")
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+_DICTIONARY = re.compile(r"a valid dictionary( or instance of \w+)?")
+_CLASS_NAME = re.compile(r"(?:[A-Z][a-z]+)+")  # of a union's members; fields are written in lower case
+_UNION_TAGS = frozenset({"str", "int", "float", "bool", "list", "dict"})
+
+
+class BodyReaders(Protocol):
+    """Checks large bodies beside the event loop, see LargeRequestReaders. `app.state.readers` is one."""
+
+    async def check_body(self, raw: bytes, schema: type[BaseModel] | None, lists: FieldLists) -> None:
+        """Raise a RequestError unless it is what the schema (None: any JSON object) wants."""
+
+
+async def read_body(
+    request: Request, schema: type[Schema], lists: FieldLists = OPENAI_FIELDS, *, any_type: bool = False
+) -> Schema:
+    """The request's body, checked.
+
+    Args:
+        lists: See `check_fields`.
+        any_type: See `read_object`.
+
+    Raises:
+        RequestError: It is not JSON, has a field that is not served, or a value of the wrong type.
+        HTTPException: 415 for another content type, 408 for a body that does not arrive.
+    """
+    raw = await _read(request, any_type=any_type)
+    if not _is_large(raw):
+        return check_fields(decode_body(raw), schema, lists)
+    await _readers(request).check_body(raw, schema, lists)
+    return await asyncio.to_thread(lambda: check_fields(decode_body(raw), schema, lists))
+
+
+async def read_object(request: Request, *, any_type: bool = False) -> dict[str, Any]:
+    """The request's body as a JSON object of any fields.
+
+    Args:
+        any_type: Take JSON that is announced as something else, as curl does by default; not from a browser, where any
+            page could send that.
+
+    Raises:
+        RequestError, HTTPException: See `read_body`.
+    """
+    raw = await _read(request, any_type=any_type)
+    if not _is_large(raw):
+        return decode_body(raw)
+    await _readers(request).check_body(raw, None, NO_FIELDS)
+    return await asyncio.to_thread(decode_body, raw)
+
+
+async def check_object(
+    request: Request, body: dict[str, Any], schema: type[Schema], lists: FieldLists = OPENAI_FIELDS
+) -> Schema:
+    """What `read_object` returned for a request, checked.
+
+    Args:
+        lists: See `check_fields`.
+
+    Raises:
+        RequestError: See `read_body`.
+    """
+    raw = await request.body()  # it was read, and is kept
+    if not _is_large(raw):
+        return check_fields(body, schema, lists)
+    await _readers(request).check_body(raw, schema, lists)
+    return await asyncio.to_thread(check_fields, body, schema, lists)
+
+
+def _is_large(raw: bytes) -> bool:
+    return len(raw) > LARGE_BYTES or raw.count(b",") > LARGE_VALUES
+
+
+def _readers(request: Request) -> BodyReaders:
+    readers: BodyReaders = request.app.state.readers
+    return readers
+
+
+async def _read(request: Request, *, any_type: bool) -> bytes:
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    lenient = any_type and "origin" not in request.headers
+    if kind != "application/json" and not kind.endswith("+json") and not lenient:
+        raise HTTPException(415, "Send JSON, with the header 'Content-Type: application/json'.")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise HTTPException(415, "Send the body as it is, without a Content-Encoding.")
+    try:
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            return await request.body()
+    except TimeoutError:
+        raise HTTPException(408, "The request body did not arrive in time.") from None
+    except ClientDisconnect:
+        raise RequestError("The request body broke off.") from None
+
+
+def decode_body(raw: bytes) -> dict[str, Any]:
+    """A body as a JSON object.
+
+    Raises:
+        RequestError: It is none, or has too many values.
+    """
+    if raw.count(b",") >= MAX_VALUES:
+        raise RequestError(f"The request body has more than {MAX_VALUES} values: send less at a time.")
+    if raw.count(b"{") > MAX_OBJECTS:
+        raise RequestError(f"The request body has more than {MAX_OBJECTS} objects or braces: send less at a time.")
+    try:
+        body = msgspec.json.decode(raw)
+    except RecursionError:
+        raise RequestError("The request body is nested too deeply.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        if _HALF_PAIR.search(raw) and (place := _place_of_half_pair(raw)) is not None:
+            place = place[:MAX_PLACE]
+            raise RequestError(
+                f"{place or 'The request body'} has half of a surrogate pair (\\ud800 to \\udfff), which is no "
+                "character: send both halves, or leave it out.",
+                param=place or None,
+            ) from None
+        raise RequestError(f"The request body is not valid JSON: {_fault(raw, error)}.") from None
+    if not isinstance(body, dict):
+        raise RequestError("The request body must be a JSON object.")
+    return body
+
+
+def check_fields(body: dict[str, Any], schema: type[Schema], lists: FieldLists = OPENAI_FIELDS) -> Schema:
+    """The fields of a body, checked.
+
+    Args:
+        lists: Fields that the schema does not have and the API knows.
+
+    Raises:
+        RequestError: See `read_body`.
+    """
+    try:
+        return schema.model_validate(served_fields(body, schema.model_fields, lists))
+    except ValidationError as error:
+        if error.error_count() > MAX_REPORTED:
+            raise RequestError(f"The request body has {error.error_count()} values that are wrong.") from None
+        raise _wrong_value(error) from None
+
+
+def openapi_body(*schemas: type[BaseModel]) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads a body of one of these schemas, which the document has by name."""
+    refs = [{"$ref": f"#/components/schemas/{schema.__name__}"} for schema in schemas]
+    content: dict[str, Any] = refs[0] if len(refs) == 1 else {"anyOf": refs}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": content}}}}
+
+
+def _fault(raw: bytes, error: Exception) -> str:
+    """What is wrong with a text that should be JSON, and where."""
+    if not raw.strip():
+        return "it is empty"
+    try:
+        raw.decode()
+    except UnicodeDecodeError as wrong:
+        return f"it is no UTF-8 from byte {wrong.start} on"
+    malformed = _MALFORMED.match(str(error))
+    if malformed is not None:
+        return f"{malformed[1]} at byte {malformed[2]}"
+    return "a number is out of range" if "out of range" in str(error) else "it breaks off too early"
+
+
+def _place_of_half_pair(raw: bytes) -> str | None:
+    """The field with half a surrogate pair; empty if the name of one has it, None if the body has another fault."""
+    try:
+        left = [iter([("", json.loads(raw))])]
+    except (ValueError, RecursionError):
+        return None
+    names: list[str] = []  # where each of these stands
+    while left:
+        name, value = next(left[-1], (None, None))
+        if name is None:
+            left.pop()
+            del names[-1:]
+        elif isinstance(value, dict) and all(map(_is_text, value)):
+            names.append(name)
+            left.append((f".{each[:64]}", entry) for each, entry in value.items())
+        elif isinstance(value, list):
+            names.append(name)
+            left.append((f"[{i}]", entry) for i, entry in enumerate(value))
+        elif isinstance(value, dict) or (isinstance(value, str) and not _is_text(value)):
+            return "".join([*names, name]).removeprefix(".")
+    return None
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _wrong_value(error: ValidationError) -> RequestError:
+    """All that is wrong with the first wrong field; of a union's members, the one that came closest."""
+    details = error.errors(include_url=False, include_input=False)
+    worst = max((d for d in details if d["loc"][0] == details[0]["loc"][0]), key=lambda d: len(d["loc"]))
+    place = _place(worst)
+    messages = (d["msg"][:200].removeprefix("Input should be ") for d in details if _place(d) == place)
+    texts = dict.fromkeys(_DICTIONARY.sub("an object", message) for message in messages)
+    if worst["type"] == "too_long":
+        return RequestError(f"{place} may have at most {worst['ctx']['max_length']} entries.", param=place)
+    if worst["type"] == "too_short" and worst["ctx"]["min_length"] == 1:
+        return RequestError(f"{place} must not be empty.", param=place)
+    if worst["type"] == "missing":
+        return RequestError(f"'{place}' is required.", param=place)
+    if worst["type"] == "extra_forbidden":
+        return RequestError(f"'{place}' is not a known field.", param=place)
+    return RequestError(f"{place} must be {' or '.join(texts)}.", param=place)
+
+
+def _place(detail: ErrorDetails) -> str:
+    """`messages[0].content`, without the names of union members."""
+    place = ""
+    for part in detail["loc"]:
+        if isinstance(part, int):
+            place += f"[{part}]"
+        elif part.isidentifier() and part not in _UNION_TAGS and not _CLASS_NAME.fullmatch(part):
+            place += f".{part[:64]}" if place else part[:64]
+    return place

@@ -1,0 +1,168 @@
+"""All choices of one HTTP request, read until the last one has ended. Knows no response format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from quire.foundation.messages.from_engine import EndReason
+from quire.serving.api.choice_parsing import ChoiceParser, OutputParsing
+from quire.serving.api.engine_session import EngineSession
+from quire.serving.api.output_collector import OnDelta, OutputCollector
+from quire.text.choice_state import ChoiceState
+from quire.text.deltas import ChoiceDelta, SequenceDelta
+from quire.text.tokenizer import Tokenizer
+
+
+class RequestChoices:
+    """All choices of one request.
+
+    Args:
+        session: To the engine.
+        collector: What the engine sends about the request's sequences.
+        tokenizer: None for work on token ids only.
+        parsing: How text becomes content, reasoning and tool calls; None for content alone.
+        show_output: Whether the output is wanted; else only the prompts count.
+
+    Attributes:
+        adds: The sequences, by index.
+        states: By index.
+        prompt_tokens: Of all prompts together, each counted once.
+    """
+
+    def __init__(
+        self,
+        session: EngineSession,
+        collector: OutputCollector,
+        tokenizer: Tokenizer | None,
+        *,
+        parsing: OutputParsing | None = None,
+        show_output: bool = True,
+    ) -> None:
+        self._session = session
+        self._show_output = show_output
+        self._collector = collector
+        self.adds = collector.adds
+        shown = parsing.shown_tokens if parsing else frozenset[int]()
+        self.states = [ChoiceState(add, tokenizer, shown) for add in collector.adds]
+        self._parsers = [ChoiceParser(parsing) for _ in collector.adds] if parsing else None
+        self._num_open = len(self.states)
+        self.prompt_tokens = sum(add.prompt_len for add in collector.adds[:: collector.adds[0].sampling.n])
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """The token ids of each prompt, as the engine got them."""
+        return self._collector.prompts
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all choices so far; 0 where only the prompts are wanted."""
+        return self._show_output * sum(state.num_tokens for state in self.states)
+
+    @property
+    def first_token(self) -> float | None:
+        """When the first choice's first token came, by the session's clock."""
+        return self._collector.stats[0].first_token
+
+    def close(self) -> None:
+        """Abort what still runs."""
+        self._session.close_request(self._collector)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended."""
+        return self._num_open == 0
+
+    async def read(self, on_delta: OnDelta) -> list[tuple[int, SequenceDelta]]:
+        """Wait for output, see OutputCollector.read."""
+        return await self._collector.read(on_delta)
+
+    def process(self, index: int, delta: SequenceDelta) -> ChoiceDelta | None:
+        """What a choice gained; None when it had ended before."""
+        state = self.states[index]
+        if state.finished:
+            return None
+        gained = state.process(delta)
+        if not self._show_output:
+            gained = ChoiceDelta(prompt_logprobs=gained.prompt_logprobs, finish_reason=gained.finish_reason)
+        self._session.count_delivered(self._collector, index, len(gained.tokens))
+        if self._parsers is not None:
+            self._parsers[index].parse(gained)
+            state.finished = gained.finish_reason is not None
+        if gained.finish_reason is not None:
+            self._num_open -= 1
+            self._session.finish_sequence(self._collector, index, _end_reason(gained))
+        return gained
+
+    async def wait(self) -> None:
+        """Until there is any output.
+
+        Raises:
+            QuireError: The request failed.
+        """
+        await self._collector.wait()
+
+    @property
+    def has_deadline(self) -> bool:
+        """Whether it may be too late for it before it has any output."""
+        return self.adds[0].deadline is not None
+
+    async def collect(self) -> list[ChoiceDelta]:
+        """Every choice as a whole.
+
+        Raises:
+            QuireError: The request failed.
+        """
+        whole = [ChoiceDelta() for _ in self.states]
+        await self.read_all(lambda index, gained: whole[index].add(gained))
+        return whole
+
+    async def read_all(self, on_gained: Callable[[int, ChoiceDelta], None]) -> None:
+        """Hand over what each choice gains, as it comes, until the last one has ended.
+
+        Raises:
+            QuireError: The request failed.
+        """
+
+        def on_delta(index: int, delta: SequenceDelta) -> bool:
+            if (gained := self.process(index, delta)) is not None:
+                on_gained(index, gained)
+            return not self.finished
+
+        while not self.finished:
+            for index, delta in await self.read(on_delta):
+                on_delta(index, delta)
+
+    def usage_of(self, index: int, num_tokens: int | None = None) -> dict[str, int]:
+        """Token counts of one choice and its prompt.
+
+        Args:
+            num_tokens: Of the choice; by default all that it has.
+        """
+        prompt_tokens = self._collector.adds[index].prompt_len
+        completion_tokens = self.states[index].num_tokens if num_tokens is None else num_tokens
+        completion_tokens *= self._show_output
+        return {
+            "prompt_tokens": prompt_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "completion_tokens": completion_tokens,
+        }
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's token counts. Of a prompt with several choices, the first one's cached tokens count."""
+        completion = self.completion_tokens
+        cached = sum(state.cached_tokens for state in self.states[:: self._collector.adds[0].sampling.n])
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.prompt_tokens + completion,
+            "completion_tokens": completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+
+def _end_reason(last: ChoiceDelta) -> EndReason:
+    """Why a choice ended, as metrics count it."""
+    assert last.finish_reason is not None
+    if last.finish_reason == "length" and last.stop_reason == "timeout":
+        return "timeout"
+    return "stop" if last.finish_reason == "tool_calls" else last.finish_reason

@@ -1,0 +1,132 @@
+"""What is known about one HTTP request when it is over: who asked for what, how it was answered, and what that cost.
+
+Owns the middleware that finds out, and adding up the cost of sequences. Knows neither logs nor traces: whoever wants to
+hear of finished requests is given to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.engine.metrics.stats import SequenceStats
+from quire.foundation.clock import Clock
+from quire.foundation.messages.to_engine import Add
+from quire.serving.api.disconnect import CLIENT_CLOSED_REQUEST
+from quire.serving.api.http_metrics import UNCOUNTED
+from quire.serving.api.output_collector import OutputCollector
+
+RECORD = "record"
+"""Key in the scope's state: the RequestRecord."""
+
+
+@dataclass(frozen=True)
+class RequestCost:
+    """What the sequences of a request cost together.
+
+    Attributes:
+        prompt_tokens, cached_tokens: Each prompt once.
+        completion_tokens: That its reader has got.
+        first_token_s: From arrival to the first token of the first sequence that had one.
+        queue_s, prefill_s, decode_s: The engine's, of the sequence that took longest; None if the reader ended all of
+            them before the engine did (a stop string, or a client that went away).
+        preemptions: Of all sequences.
+        reasons: Why sequences ended, each reason once.
+    """
+
+    sequences: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    first_token_s: float | None
+    queue_s: float | None
+    prefill_s: float | None
+    decode_s: float | None
+    preemptions: int
+    reasons: tuple[str, ...]
+
+
+@dataclass
+class RequestRecord:
+    """One HTTP request.
+
+    Attributes:
+        began, ended: Monotonic seconds.
+        status: Of the answer; 499 when the client went before there was one.
+        collectors: Of the sequences that were handed to the engine.
+    """
+
+    began: float
+    ended: float = 0.0
+    status: int = CLIENT_CLOSED_REQUEST
+    collectors: list[OutputCollector] = field(default_factory=list)
+
+    @property
+    def sequences(self) -> list[tuple[Add, SequenceStats]]:
+        """Each with what was asked."""
+        return [pair for collector in self.collectors for pair in zip(collector.adds, collector.stats, strict=True)]
+
+    def cost(self) -> RequestCost | None:
+        """None: nothing was handed to the engine."""
+        if not self.collectors:
+            return None
+        sequences = self.sequences
+        prompts = [stats for add, stats in sequences if add.fork_of is None]
+        every = [stats for _, stats in sequences]
+        first = [stats.first_token - stats.arrival for stats in every if stats.first_token is not None]
+        ends = [stats.end for stats in every if stats.end is not None]
+        longest = max(ends, key=lambda end: end.queued_s + end.prefill_s + end.decode_s, default=None)
+        return RequestCost(
+            len(every),
+            sum(stats.prompt_tokens for stats in prompts),
+            sum(stats.cached_tokens for stats in prompts),
+            sum(stats.delivered for stats in every),
+            min(first, default=None),
+            longest.queued_s if longest else None,
+            longest.prefill_s if longest else None,
+            longest.decode_s if longest else None,
+            sum(end.preemptions for end in ends),
+            tuple(sorted({stats.ended for stats in every if stats.ended is not None})),
+        )
+
+
+Observer = Callable[[RequestRecord, Scope], None]
+"""Is told of a request that is over."""
+
+
+class RequestRecordMiddleware:
+    """ASGI middleware that tells observers of every request but probes, once each, when the last byte was sent.
+
+    Args:
+        app: What runs inside.
+        observers: See Observer.
+        clock: Of sequences, too.
+    """
+
+    def __init__(self, app: ASGIApp, *, observers: Sequence[Observer], clock: Clock) -> None:
+        self._app = app
+        self._observers = observers
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in UNCOUNTED:
+            await self._app(scope, receive, send)
+            return
+        state: dict[str, Any] = scope.setdefault("state", {})
+        record = state[RECORD] = RequestRecord(self._clock.now())
+
+        async def watch_status(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch_status)
+        finally:
+            record.ended = self._clock.now()
+            for observer in self._observers:
+                observer(record, scope)
+            record.collectors.clear()  # uvicorn's cycle keeps the scope until the next search for garbage

@@ -1,0 +1,75 @@
+"""POST /v1/chat/completions/batch: several conversations in one request, a choice for each."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.serving.api.chat_service import ChatPrompt
+from quire.serving.api.disconnect import cancel_on_disconnect
+from quire.serving.api.engine_session import check_num_sequences
+from quire.serving.api.request_body import openapi_body, read_body
+from quire.serving.api.request_choices import RequestChoices
+from quire.serving.api.request_ids import use_request_id
+from quire.serving.api.routes.chat import chat_serializer
+from quire.serving.api.schemas.chat_batch import ChatBatchRequest
+from quire.serving.api.serving import Serving, json_response
+from quire.serving.api.shared_turn import SharedTurn
+
+_COUNTS = ("prompt_tokens", "total_tokens", "completion_tokens")
+
+
+def add_chat_batch(app: FastAPI, serving: Serving) -> None:
+    """Several conversations."""
+
+    @app.post("/v1/chat/completions/batch", openapi_extra=openapi_body(ChatBatchRequest), tags=["generate"])
+    async def converse(request: Request) -> Response:
+        """Answer several conversations."""
+        serving.refuse_if_full(request)
+        fields = await read_body(request, ChatBatchRequest)
+        return await cancel_on_disconnect(request, _answer(serving, request, fields))
+
+
+async def _answer(serving: Serving, request: Request, fields: ChatBatchRequest) -> Response:
+    use_request_id(request, fields.request_id)
+    fields.sent_by(request.state.caller)
+    model = serving.model_name(fields.model)
+    conversations = fields.conversations()
+    check_num_sequences(len(conversations), 1, param="messages")
+    if conversations:
+        serving.chat.check_room(conversations[0], len(conversations))
+    turn, prompts, started = SharedTurn(), list[ChatPrompt](), list[RequestChoices]()
+    for conversation in conversations:
+        prompts.append(await serving.chat.prepare(conversation))
+        await turn.share()
+    try:
+        for conversation, prompt in zip(conversations, prompts, strict=True):
+            started.append(await serving.chat.run(conversation, prompt))
+            await turn.share()
+        outputs = await asyncio.gather(*(choices.collect() for choices in started))
+    finally:
+        for choices in started:
+            choices.close()
+    serializers = [
+        chat_serializer(serving, conversation, prompt, choices.prompts)
+        for conversation, prompt, choices in zip(conversations, prompts, started, strict=True)
+    ]
+    shown = []
+    for index, (serializer, output) in enumerate(zip(serializers, outputs, strict=True)):
+        shown.append((await serializer.body(output))["choices"][0] | {"index": index})
+        await turn.share()
+    head = serializers[0].head(request.state.request_id, int(time.time()), model, stream=False)
+    return json_response({**head, "choices": shown, "usage": _usage(started)})
+
+
+def _usage(started: list[RequestChoices]) -> dict[str, Any]:
+    """Token counts of all together."""
+    each = [choices.usage() for choices in started]
+    cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in each)
+    counts = {name: sum(usage[name] for usage in each) for name in _COUNTS}
+    return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}

@@ -1,0 +1,236 @@
+"""The body of POST /v1/chat/completions, and its messages as plain data for the chat template."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from quire.errors import RequestError
+from quire.serving.api.schemas.field_names import fields_named
+from quire.serving.api.schemas.media import KINDS, NOT_SEEN
+from quire.serving.api.schemas.sampling import SamplingFields
+from quire.serving.api.schemas.tools import ChatTool, ToolChoice, ToolUse, tool_use
+
+logger = logging.getLogger(__name__)
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+MessageContent = Literal["text", "parts", "as sent"]
+
+MAX_MESSAGES = 4_096
+"""Of a conversation, and parts of one; OpenAI takes half as many."""
+
+
+NOT_SERVED = {
+    "audio": "send its transcript as content",
+    "function_call": "send tool_calls",
+}
+"""Fields of messages that say something and cannot be shown to a model, and what to do instead."""
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+class ContentPart(BaseModel):
+    """A piece of a message; only text is served."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class ChatMessage(BaseModel):
+    """One turn of the conversation. Unknown fields are left out: clients echo messages with some of their own."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[ContentPart], Field(max_length=MAX_MESSAGES)] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = Field(default=None, description="Text, as content is.")
+    reasoning: str | None = None
+    reasoning_content: str | None = Field(default=None, description="Older name of reasoning.")
+
+
+class ChatRequest(SamplingFields):
+    """A conversation to answer."""
+
+    messages: list[ChatMessage] = Field(max_length=MAX_MESSAGES)
+    max_tokens: int | None = Field(default=None, description="Older name of max_completion_tokens.")
+    max_completion_tokens: int | None = Field(default=None, description="Default: all that the context leaves.")
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    echo: bool | None = Field(default=None, description="Begin with the last message, if the answer has its role.")
+    add_generation_prompt: bool | None = Field(default=None, description="Default true.")
+    continue_final_message: bool | None = Field(default=None, description="Go on with the last message.")
+    add_special_tokens: bool | None = Field(default=None, description="Default false: the template has them.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Variables of the model's chat template."
+    )
+    chat_template: str | None = Field(
+        default=None,
+        description="The name of one of the model's templates, or, with --trust-request-chat-template, a jinja text.",
+    )
+    documents: list[dict[str, Any]] | None = Field(default=None, description="For templates that show documents.")
+    tools: list[ChatTool] | None = Field(default=None, description="Functions that the model may call.")
+    tool_choice: ToolChoice | None = Field(default=None, description="Default auto, if there are tools.")
+    parallel_tool_calls: bool | None = Field(default=None, description="Default true; false for one call at most.")
+    include_reasoning: bool | None = Field(default=None, description="Default true: show the model's reasoning.")
+    reasoning_effort: ReasoningEffort | None = Field(
+        default=None, description="For templates that know of it; others ignore it."
+    )
+    verbosity: Literal["low", "medium", "high"] | None = Field(
+        default=None, description="Ignored: the models know of none."
+    )
+
+    @property
+    def longest(self) -> int | None:
+        """Most tokens of the answer, by whichever name; None for all that the context leaves.
+
+        Raises:
+            RequestError: Both names are there, and differ.
+        """
+        older, newer = self.max_tokens, self.max_completion_tokens
+        if older is not None and newer is not None and older != newer:
+            raise RequestError(
+                f"max_tokens ({older}) and max_completion_tokens ({newer}) differ: send one of them.",
+                param="max_completion_tokens",
+            )
+        return older if newer is None else newer
+
+    def tool_use(self) -> ToolUse | None:
+        """The tools that the answer may call; None if it may call none.
+
+        Raises:
+            RequestError: A tool is wrong, or tool_choice does not fit the tools.
+        """
+        return tool_use(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
+
+    @property
+    def opens_answer(self) -> bool:
+        """Whether the prompt ends with the head of a new message; else the last message goes on."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
+
+    @property
+    def continued(self) -> str:
+        """The text that the answer continues: the last message's, with continue_final_message."""
+        if not self.continue_final_message or not self.messages:
+            return ""
+        (last,) = plain_messages(self.messages[-1:], content="text")
+        return str(last.get("content") or "")
+
+    def echoed(self, role: str) -> str:
+        """The text that begins the answer: with `echo` the last message, if the answer goes on with it or has its role.
+
+        Args:
+            role: Of the answer.
+        """
+        if not self.echo or (self.opens_answer and self.messages[-1].role != role):
+            return ""
+        (last,) = plain_messages(self.messages[-1:], content="text")
+        return str(last.get("content") or "")
+
+    def named_as_sent(self) -> AbstractContextManager[None]:
+        """A RequestError about a field that stands for another names the one that was sent."""
+        sent = {} if self.top_logprobs is None else {"logprobs": "top_logprobs"}
+        if self.max_completion_tokens is not None:
+            sent["max_tokens"] = "max_completion_tokens"
+        return fields_named(sent)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likeliest tokens are asked for; None for no log probabilities.
+
+        Raises:
+            RequestError: top_logprobs without logprobs.
+        """
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs=true.", param="top_logprobs")
+        if self.logprob_token_ids is not None and not self.top_logprobs:
+            return None  # these are reported instead
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+def plain_messages(messages: Sequence[ChatMessage], *, content: MessageContent) -> list[dict[str, Any]]:
+    """The messages as plain data, near to how they were sent: a chat template brings them into its form.
+
+    Args:
+        messages: As they came. Fields that nobody knows are left out: clients echo messages with fields of their own.
+        content: As text, parts being joined; as a list of parts; or whichever was sent.
+
+    Raises:
+        RequestError: A message is empty, has content that is no text, or a field that would be lost.
+    """
+    if not messages:
+        raise RequestError("messages must not be empty.", param="messages")
+    if logger.isEnabledFor(logging.DEBUG) and (unknown := _unknown_fields(messages)):
+        logger.debug("fields of messages that nobody knows are left out: %s", ", ".join(unknown))
+    return [_plain(message, f"messages[{i}]", content) for i, message in enumerate(messages)]
+
+
+def _unknown_fields(messages: Iterable[ChatMessage]) -> list[str]:
+    """Their names, each once."""
+    names: set[str] = set()
+    for message in messages:
+        names.update(message.model_extra or ())
+        for part in message.content if isinstance(message.content, list) else ():
+            names.update(f"content.{name}" for name in part.model_extra or ())
+    return sorted(name[:64] for name in names - NOT_SERVED.keys())
+
+
+def _plain(message: ChatMessage, place: str, form: MessageContent) -> dict[str, Any]:
+    for name, advice in NOT_SERVED.items():
+        if (message.model_extra or {}).get(name) is not None:
+            raise RequestError(f"{place}.{name} is not supported: {advice}.", param=f"{place}.{name}")
+    content: Any = message.refusal if message.content is None else message.content
+    if isinstance(content, list):
+        given = message.role == "tool"
+        texts = [_text(part, f"{place}.content[{i}]", of_tool=given) for i, part in enumerate(content)]
+        content = "\n".join(texts) if form == "text" else [{"type": "text", "text": text} for text in texts]
+    elif content is not None and form == "parts":
+        content = [{"type": "text", "text": content}]
+    if content is None and message.role not in ("assistant", "tool"):
+        raise RequestError(f"{place}.content must be a text.", param=f"{place}.content")
+    plain: dict[str, Any] = {"role": message.role}
+    if content is not None or "content" in message.model_fields_set:
+        plain["content"] = content
+    if message.tool_calls:
+        plain["tool_calls"] = [_tool_call(call, f"{place}.tool_calls") for call in message.tool_calls]
+    reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
+    fields = {
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "reasoning": reasoning,  # a template of the operator's may read this name
+        "reasoning_content": reasoning,
+    }
+    return plain | {name: value for name, value in fields.items() if value is not None}
+
+
+def _text(part: ContentPart, place: str, *, of_tool: bool) -> str:
+    if part.type == "refusal" and part.refusal is not None:
+        return part.refusal
+    if of_tool and part.type in KINDS:
+        return NOT_SEEN[KINDS[part.type]]
+    if part.type not in _TEXT_PARTS:
+        raise RequestError(f"{place}: parts of type '{part.type[:64]}' are not supported yet: send text.", param=place)
+    if part.text is None:
+        raise RequestError(f"{place}.text must be a text.", param=place)
+    return part.text
+
+
+def _tool_call(call: dict[str, Any], place: str) -> dict[str, Any]:
+    """What a model sees of a call: templates may print all of it, and clients add to it what they have made of it."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError(f"{place}: each needs a function with a name.", param=place)
+    shown = {name: call[name] for name in ("id", "type") if call.get(name) is not None}
+    return {**shown, "function": {"name": function["name"], "arguments": function.get("arguments")}}

@@ -1,0 +1,121 @@
+"""What POST /admin/model asks for. Settings have the names of `quire serve`'s flags, which are vLLM's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from quire.errors import ConfigError
+from quire.foundation.config import Config
+from quire.foundation.config.kv_cache_dtype import KVCacheDtype
+from quire.foundation.config.model import ModelDtype
+
+MAX_TIMEOUT_S = 86_400.0
+HOLD_TIMEOUT_S = 120.0
+OF_ONE_MODEL = (
+    "chat_template",
+    "generation_config",
+    "gguf_file",
+    "lora_modules",
+    "lora_pinned",
+    "max_model_len",
+    "num_gpu_blocks_override",
+    "num_speculative_tokens",
+    "override_generation_config",
+    "quantization",
+    "reasoning_parser",
+    "revision",
+    "speculative_config",
+    "speculative_model",
+    "tokenizer",
+    "tool_call_parser",
+)
+"""Settings that mean nothing to another model: they fall back to what they are without their flags."""
+FIXED = (
+    "host",
+    "log_format",
+    "max_restarts",
+    "otlp_traces_endpoint",
+    "port",
+    "shutdown_timeout",
+    "ssl_ca_certs",
+    "ssl_cert_reqs",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "uvicorn_log_level",
+)
+"""Settings of the processes that stay."""
+Seconds = Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S)]
+
+
+class ModelChange(BaseModel):
+    """Another model, and how it takes the place of the one that is served."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    model: str | None = Field(
+        default=None,
+        description="Directory, GGUF file or hub id, as `quire serve` takes it. Default: the present one, read again.",
+    )
+    mode: Literal["auto", "beside", "after"] = Field(
+        default="auto", description="Whether it is loaded while the old one serves, or when that one is gone."
+    )
+    wait: bool = Field(default=False, description="Answer when the swap has ended.")
+    drain_timeout: Seconds | None = Field(
+        default=None, description="Seconds for open requests of the old model. Default: --shutdown-timeout."
+    )
+    hold_timeout: Seconds = Field(
+        default=HOLD_TIMEOUT_S, description="Seconds that new requests wait while no model serves."
+    )
+    served_model_name: str | list[str] | None = None
+    tokenizer: str | None = None
+    revision: str | None = None
+    gguf_file: str | None = None
+    dtype: ModelDtype | None = None
+    quantization: str | None = None
+    kv_cache_dtype: KVCacheDtype | None = None
+    gpu_memory_utilization: float | None = None
+    max_model_len: int | Literal["auto"] | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    chat_template: str | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+
+    def applied_to(self, asked: Config) -> Config:
+        """The settings with this change, not resolved.
+
+        Args:
+            asked: Those that are served, as they were asked for.
+
+        Raises:
+            ConfigError: A setting cannot be meant.
+        """
+        own = {"model", "mode", "wait", "drain_timeout", "hold_timeout"}
+        values = {name: value for name, value in self if name not in own and value is not None}
+        if (names := values.get("served_model_name")) is not None:
+            values["served_model_name"] = (names,) if isinstance(names, str) else tuple(names)
+        if self.model is not None and self.model != asked.model.model:
+            usual = Config()
+            asked = asked.with_values(**{name: _setting(usual, name) for name in OF_ONE_MODEL}, model=self.model)
+        return asked.with_values(**values)
+
+
+def check_reloadable(before: Config, now: Config) -> None:
+    """Refuse settings that only a restart can change.
+
+    Raises:
+        ConfigError: Some are different.
+    """
+    changed = [name for name in FIXED if _setting(before, name) != _setting(now, name)]
+    if changed:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
+        raise ConfigError(f"{flags} cannot change while the server runs: restart it, or set it back.", param=changed[0])
+
+
+def _setting(config: Config, name: str) -> Any:
+    """The value of a setting by its flat name."""
+    parts = (config.model, config.load, config.cache, config.scheduler, config.device, config.parallel)
+    others = (config.speculation, config.lora, config.server, config.observability)
+    return next(getattr(part, name) for part in (*parts, *others) if hasattr(part, name))

@@ -1,0 +1,228 @@
+"""The fields that completions and chat share, and the SamplingParams or BeamSearchParams that they become."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from quire.errors import RequestError
+from quire.sampling_params import MAX_N, RepetitionDetectionParams, SamplingParams, check_num_biases
+from quire.serving.api.prompt_fields import PromptFields
+from quire.serving.api.schemas.output_form import OutputFormFields
+from quire.serving.api.schemas.request_fields import RequestFields
+from quire.serving.api.token_names import TokenNames
+from quire.text.beam_search import MAX_BEAM_WIDTH, BeamSearchParams
+from quire.text.generation_config import DefaultSampling
+from quire.text.tokenizer import Tokenizer
+from quire.validation import integer
+
+MAX_BIAS = 100.0
+"""OpenAI's limit on logit_bias, both ways."""
+_NOT_FOR_BEAM_SEARCH: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "stop": ([],),
+    "stop_token_ids": ([],),
+    "logit_bias": ({},),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "prompt_logprobs": (),
+    "logprob_token_ids": (),
+    "repetition_detection": (),
+    "thinking_token_budget": (-1,),
+    "vllm_xargs": ({},),
+    "structured_outputs": ({},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+}
+"""Fields that would change which tokens are found, or ask for what the search does not report; with the values (beside
+null) that ask for nothing."""
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
+class RepetitionDetection(BaseModel):
+    """When an answer that repeats itself is ended."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    max_pattern_size: int = Field(description="Longest pattern, in tokens.")
+    min_pattern_size: int | None = Field(default=None, description="Default 1.")
+    min_count: int | None = Field(default=None, description="How often it must come in a row. Default 2.")
+
+    def params(self) -> RepetitionDetectionParams:
+        """Check these fields and convert them to RepetitionDetectionParams."""
+        return RepetitionDetectionParams(**self.model_dump(exclude_none=True))
+
+
+class SamplingFields(RequestFields, OutputFormFields):
+    """How tokens are sampled and reported; what is left open comes from the model's defaults."""
+
+    n: int | None = Field(default=None, description="Number of answers.")
+    best_of: int | None = Field(default=None, description="Must be n: every answer that is sampled is returned.")
+    presence_penalty: float | None = Field(default=None, description="-2 to 2, for each token the answer has.")
+    frequency_penalty: float | None = Field(default=None, description="-2 to 2, for each time the answer has it.")
+    repetition_penalty: float | None = Field(default=None, description="Above 1: fewer tokens of prompt and answer.")
+    temperature: float | None = Field(default=None, description="0 is greedy.")
+    top_p: float | None = None
+    top_k: int | None = Field(default=None, description="0 or -1 for all tokens.")
+    min_p: float | None = None
+    seed: int | None = Field(default=None, description="The same seed samples the same random numbers.")
+    stop: str | list[str] | None = Field(default=None, description="Strings that end the answer.")
+    stop_token_ids: list[int] | None = None
+    logit_bias: dict[str, float] | None = Field(default=None, description="By token id; held within -100 and 100.")
+    allowed_token_ids: list[int] | None = Field(default=None, description="No other token is sampled.")
+    bad_words: list[str] | None = Field(default=None, description="Texts that the answer must not have.")
+    use_beam_search: bool | None = Field(default=None, description="Return the n likeliest answers of n beams.")
+    length_penalty: float | None = Field(default=None, description="Of beam search: above 0 favours long answers.")
+    prompt_logprobs: int | None = Field(default=None, description="Log probabilities of the prompt's tokens.")
+    logprob_token_ids: list[int] | None = Field(default=None, description="Report these tokens' log probabilities.")
+    truncate_prompt_tokens: int | None = Field(default=None, description="The prompt's last so many; -1: what fits.")
+    truncation_side: Literal["left", "right"] | None = Field(
+        default=None, description="Which end truncate_prompt_tokens cuts off. Default left."
+    )
+    repetition_detection: RepetitionDetection | None = None
+    thinking_token_budget: int | None = Field(default=None, description="Most tokens of reasoning; then it is ended.")
+    vllm_xargs: dict[str, Any] | None = Field(default=None, description="For the server's logits processors.")
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = Field(
+        default=None, description="Also return prompt_token_ids, and the answer's token_ids."
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        default=None, description="Log probabilities name tokens by id: 'token_id:123'."
+    )
+
+    def sampling(self, defaults: DefaultSampling, *, text: bool, **more: Any) -> SamplingParams:
+        """Checked parameters.
+
+        For beam search these are the prompt's: they say whether it fits, and how it is truncated.
+
+        Args:
+            defaults: The model's.
+            text: Whether there is a tokenizer.
+            more: What this endpoint sets on its own, None included.
+
+        Raises:
+            RequestError: A value is out of its range.
+        """
+        self._check_combinations()
+        names = SamplingParams.__struct_fields__
+        given = {name: getattr(self, name) for name in names if name in type(self).model_fields}
+        given |= {"logit_bias": self._logit_bias(), "extra_args": self.vllm_xargs}
+        given["structured_outputs"] = self.output_form()
+        given["repetition_detection"] = self.repetition_detection and self.repetition_detection.params()
+        if self.use_beam_search:
+            given["n"] = 1  # each step asks for one token of each beam
+        params = defaults.fill({name: value for name, value in given.items() if name not in more})
+        return SamplingParams(**params, **more, detokenize=text)
+
+    def beam_search(self, max_tokens: int) -> BeamSearchParams:
+        """Checked parameters of a beam search; `n` is the number of beams and of answers.
+
+        Raises:
+            RequestError: A value is out of its range.
+        """
+        return BeamSearchParams(
+            beam_width=self.num_sequences,
+            max_tokens=max_tokens,
+            ignore_eos=bool(self.ignore_eos),
+            temperature=self.temperature or 0.0,
+            length_penalty=1.0 if self.length_penalty is None else self.length_penalty,
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
+        )
+
+    @property
+    def num_sequences(self) -> int:
+        """Of each prompt. Checked before anything else is, so that no request is priced by a number that is wrong.
+
+        Raises:
+            RequestError: `n` is out of its range.
+        """
+        return integer("n", 1 if self.n is None else self.n, 1, MAX_BEAM_WIDTH if self.use_beam_search else MAX_N)
+
+    @property
+    def held(self) -> bool:
+        """Whether the output is held until all of it is known."""
+        return not self.stream or bool(self.use_beam_search)
+
+    def options(self) -> dict[str, Any]:
+        """What EngineSession.add_request takes beside prompts, parameters and bad words.
+
+        Raises:
+            RequestError: A value is out of its range.
+        """
+        return {
+            **self.queue_options(),
+            "truncation_side": self.truncation_side or "left",
+        }
+
+    def kept_tokens(self, longest: int) -> tuple[int, Literal["left", "right"]] | None:
+        """How much of a prompt counts, see PromptRenderer.encode; None for all of it."""
+        keep = self.truncate_prompt_tokens
+        if keep is None:
+            return None
+        return (keep if 0 < keep <= longest else longest), self.truncation_side or "left"
+
+    def token_names(self, tokenizer: Tokenizer | None) -> TokenNames:
+        """How log probabilities name tokens."""
+        return TokenNames(tokenizer, as_ids=bool(self.return_tokens_as_token_ids))
+
+    def prompt_fields(self, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer | None) -> PromptFields:
+        """What the response says about the prompts.
+
+        Args:
+            prompts: Token ids, as the engine got them.
+            tokenizer: For their texts.
+        """
+        return PromptFields(
+            prompts,
+            self.n or 1,
+            tokenizer,
+            show_logprobs=self.prompt_logprobs is not None,
+            show_token_ids=bool(self.return_token_ids),
+        )
+
+    def _check_combinations(self) -> None:
+        if self.best_of not in (None, self.n or 1):
+            raise RequestError(f"best_of must be n ({self.n or 1}), got {self.best_of}.", param="best_of")
+        if self.prompt_logprobs is not None and self.stream:
+            raise RequestError("prompt_logprobs cannot be streamed: leave stream out.", param="prompt_logprobs")
+        if self.guided_whitespace_pattern is not None and self.guided_json is None:
+            raise RequestError("guided_whitespace_pattern needs guided_json.", param="guided_whitespace_pattern")
+        if self.use_beam_search:
+            self._check_beam_search()
+        elif self.length_penalty not in (None, 1.0):
+            raise RequestError("length_penalty needs use_beam_search=true.", param="length_penalty")
+
+    def _check_beam_search(self) -> None:
+        asked = None
+        for name, neutral in _NOT_FOR_BEAM_SEARCH.items():
+            if (value := getattr(self, name)) is not None and value not in neutral:
+                asked = name
+        if self.response_format is not None and self.response_format.type != "text":
+            asked = "response_format"
+        if asked is not None:
+            raise RequestError(f"{asked} cannot be combined with use_beam_search: leave it out.", param=asked)
+
+    def _logit_bias(self) -> dict[int, float] | None:
+        """By token id, and within OpenAI's limits."""
+        if self.logit_bias is None:
+            return None
+        check_num_biases(len(self.logit_bias))
+        wrong = next((name for name in self.logit_bias if not _TOKEN_ID.fullmatch(name)), None)
+        if wrong is not None:
+            raise RequestError(f"logit_bias: '{wrong[:64]}' is not a token id.", param="logit_bias")
+        return {int(name): max(-MAX_BIAS, min(MAX_BIAS, value)) for name, value in self.logit_bias.items()}

@@ -1,0 +1,226 @@
+"""The tools of a chat request, and which of them its answer may or must call.
+
+Owns checking them. How a model is told about them, and how it calls them, is not known here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from quire.errors import RequestError, did_you_mean
+from quire.text.output_parsers.events import Tool
+
+MAX_TOOLS = 1_024
+MAX_FURTHER_FIELDS = 64
+"""Of a tool, and of its function."""
+_PARAMETERS = ("schema", "input_schema", "inputSchema")
+"""What other APIs call a function's parameters."""
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,256}")
+
+
+class Function(BaseModel):
+    """A function that the model may call. Other fields are shown to the model, as `return` of transformers' schemas."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    name: str = Field(description="Letters, digits and '_.:/-'.")
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(default=None, description="A JSON schema of type object.")
+    strict: bool | None = Field(default=None, description="Calls must match the schema.")
+
+
+class ChatTool(BaseModel):
+    """A tool; only functions are served. What others have is let in here, so that their type is refused by name.
+
+    Further fields of functions are left out: they tell servers how to keep tools, and models nothing.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str
+    function: Function | None = Field(default=None, description="Required.")
+
+    @property
+    def named(self) -> Function:
+        """The function, of a tool that was checked."""
+        assert self.function is not None
+        return self.function
+
+
+class ChosenFunction(BaseModel):
+    """The name of a function."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    name: str
+
+
+class ChosenTool(BaseModel):
+    """The one tool that the answer must call."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class AllowedTools(BaseModel):
+    """Some of the tools, and whether one must be called."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    mode: Literal["auto", "required"]
+    tools: list[ChosenTool] = Field(max_length=MAX_TOOLS)
+
+
+class AllowedToolsChoice(BaseModel):
+    """A choice among some of the tools; the model is shown all of them, so the prompt stays the same."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Literal["none", "auto", "required"] | ChosenTool | AllowedToolsChoice
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """Which tools an answer may or must call; there is at least one.
+
+    Attributes:
+        tools: Those that it may call.
+        must_call: Whether the answer is a call and nothing else.
+        parallel: Whether there may be several calls.
+        some: Whether the model is shown others, which it may not call.
+    """
+
+    tools: tuple[Tool, ...]
+    must_call: bool = False
+    parallel: bool = True
+    some: bool = False
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the form of the output is enforced while it is generated."""
+        return self.must_call or self.some or any(tool.strict for tool in self.tools)
+
+
+def tool_use(tools: Sequence[ChatTool] | None, choice: ToolChoice | None, *, parallel: bool | None) -> ToolUse | None:
+    """The tools that the answer may call; None if it may call none.
+
+    Raises:
+        RequestError: A tool is wrong, or the choice does not fit the tools.
+    """
+    tools = tools or ()
+    _check(tools)
+    if not tools and choice not in (None, "none", "auto"):
+        raise RequestError("tool_choice needs tools: send the functions that may be called.", param="tool_choice")
+    if not tools or choice == "none":
+        return None
+    names, must_call = _chosen(choice)
+    known = {tool.named.name for tool in tools}
+    for name in names or ():
+        if name not in known:
+            raise RequestError(f"tool_choice: '{name[:64]}' is none of tools.", param="tool_choice")
+    return ToolUse(
+        tools=tuple(_parsed(tool.named) for tool in tools if names is None or tool.named.name in names),
+        must_call=must_call,
+        parallel=parallel is not False and not isinstance(choice, ChosenTool),
+        some=names is not None and len(set(names)) < len(tools),
+    )
+
+
+def _chosen(choice: ToolChoice | None) -> tuple[list[str] | None, bool]:
+    """The names of the tools that may be called, None for all; and whether one must be.
+
+    Raises:
+        RequestError: None may be.
+    """
+    if isinstance(choice, ChosenTool):
+        return [choice.function.name], True
+    if isinstance(choice, AllowedToolsChoice):
+        allowed = choice.allowed_tools
+        if not allowed.tools:
+            raise RequestError(
+                "tool_choice.allowed_tools.tools must not be empty: send tool_choice 'none' to allow no tool.",
+                param="tool_choice",
+            )
+        return [tool.function.name for tool in allowed.tools], allowed.mode == "required"
+    return None, choice == "required"
+
+
+def shown_tools(tools: Sequence[ChatTool]) -> tuple[Mapping[str, Any], ...]:
+    """The tools as chat templates were written for: as they were sent but for `strict`, which says nothing to a model.
+
+    Raises:
+        RequestError: A tool is wrong.
+    """
+    _check(tools)
+    return tuple(
+        {"type": tool.type, "function": tool.named.model_dump(exclude_unset=True, exclude={"strict"})} for tool in tools
+    )
+
+
+def _parsed(function: Function) -> Tool:
+    return Tool(function.name, function.parameters or {"type": "object", "properties": {}}, bool(function.strict))
+
+
+def _check(tools: Sequence[ChatTool]) -> None:
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"tools may have at most {MAX_TOOLS} entries, got {len(tools)}.", param="tools")
+    names: set[str] = set()
+    for at, tool in enumerate(tools):
+        place = f"tools[{at}]"
+        if tool.type != "function":
+            raise RequestError(
+                f"{place}.type: tools of type '{tool.type[:64]}' are not supported: send functions.",
+                param=f"{place}.type",
+            )
+        if tool.function is None:
+            raise RequestError(f"'{place}.function' is required.", param=f"{place}.function")
+        _check_further_fields(tool, place)
+        _check_further_fields(tool.function, f"{place}.function")
+        name = tool.function.name
+        if not _NAME.fullmatch(name):
+            raise RequestError(
+                f"{place}.function.name must have 1 to 256 letters, digits or characters of '_.:/-'.",
+                param=f"{place}.function.name",
+            )
+        if name in names:
+            raise RequestError(f"{place}.function.name: '{name}' is there twice.", param=f"{place}.function.name")
+        names.add(name)
+        _check_parameters(tool.function.parameters, f"{place}.function.parameters")
+
+
+def _check_further_fields(sent: ChatTool | Function, place: str) -> None:
+    """Clients add fields of their own; one that can only be a mistake for a known one would leave a tool half told."""
+    known = type(sent).model_fields
+    if len(sent.model_extra or ()) > MAX_FURTHER_FIELDS:
+        raise RequestError(f"{place} may have at most {MAX_FURTHER_FIELDS} fields that are not known.", param=place)
+    for name in sent.model_extra or ():
+        meant = did_you_mean(name, known)
+        if name in _PARAMETERS:
+            meant = " Did you mean 'parameters'?"
+        if meant:
+            raise RequestError(f"'{place}.{name[:64]}' is not a known field.{meant}", param=f"{place}.{name[:64]}")
+
+
+def _check_parameters(schema: Mapping[str, Any] | None, place: str) -> None:
+    """The outermost level, which models and parsers rely on. A grammar checks the rest where it needs it."""
+    if not schema:
+        return
+    if schema.get("type", "object") != "object":
+        raise RequestError(f"{place} must be a JSON schema of type object.", param=place)
+    properties = schema.get("properties", {})
+    if not isinstance(properties, dict) or not all(isinstance(value, dict | bool) for value in properties.values()):
+        raise RequestError(f"{place}.properties must be an object of JSON schemas.", param=place)
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise RequestError(f"{place}.required must be a list of texts.", param=place)

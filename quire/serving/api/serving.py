@@ -1,0 +1,211 @@
+"""What every endpoint is given, and the two kinds of response: streamed and whole."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.errors import RequestError, UnknownModelError
+from quire.foundation.config import Config
+from quire.foundation.messages.to_engine import Add
+from quire.sampling_params import SamplingParams
+from quire.serving.api.beam_search_request import FoundStream, FoundUsage, run_beam_search, whole
+from quire.serving.api.chat_service import ChatService
+from quire.serving.api.engine_session import EngineSession
+from quire.serving.api.json_pieces import PiecesResponse, write_json
+from quire.serving.api.prompt_renderer import PromptRenderer
+from quire.serving.api.request_choices import RequestChoices
+from quire.serving.api.schemas.request_fields import RequestFields
+from quire.serving.api.schemas.sampling import SamplingFields
+from quire.serving.api.serializers import Serializer
+from quire.serving.api.shared_counts import ShownCounts
+from quire.serving.api.shared_turn import SharedTurn
+from quire.serving.api.sse_chunks import SseChunks
+from quire.serving.api.stream_response import StreamResponse
+from quire.serving.api.stream_writer import StreamFormat, StreamWriter
+from quire.serving.store.store import Store
+from quire.text.beam_search import BeamSearchParams
+from quire.text.deltas import ChoiceDelta
+from quire.text.model_text import ModelText
+
+logger = logging.getLogger(__name__)
+_NAMES_TOLD = 16
+"""Where a request names another model: more are what /v1/models is for."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """One model behind one engine, as endpoints see it.
+
+    Attributes:
+        created: When the server started, in seconds since 1970, for /v1/models.
+        slow_reader_s: A streaming client that reads nothing for so many seconds is disconnected.
+        counts: What /metrics shows.
+        store: Responses, files and batches; None with --disable-responses-store.
+    """
+
+    config: Config
+    session: EngineSession
+    text: ModelText
+    renderer: PromptRenderer
+    chat: ChatService
+    created: int
+    slow_reader_s: float
+    counts: ShownCounts
+    store: Store | None = None
+
+    @property
+    def stored(self) -> Store:
+        """The store, for what is not possible without it.
+
+        Raises:
+            RequestError: There is none.
+        """
+        if self.store is None:
+            raise RequestError("This server keeps nothing: it was started with --disable-responses-store.")
+        return self.store
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the model; the first is the one it is called by."""
+        return self.config.model.served_model_name or (self.config.model.model,)
+
+    def serves(self, name: str) -> bool:
+        """Whether the model or an adapter is called so."""
+        return name in self.names or self.session.adapters.serves(name)
+
+    def model_name(self, asked: str | None) -> str:
+        """The name to answer under.
+
+        Raises:
+            UnknownModelError: Another model is asked for.
+        """
+        if asked is None:
+            return self.names[0]
+        if not self.serves(asked):
+            served = [*self.names, *(adapter.name for adapter in self.session.adapters.all)]
+            more = f" and {len(served) - _NAMES_TOLD} more, see /v1/models" if len(served) > _NAMES_TOLD else ""
+            raise UnknownModelError(
+                f"The model '{asked[:128]}' is not served here. Served: {', '.join(served[:_NAMES_TOLD])}{more}.",
+                param="model",
+            )
+        return asked
+
+    def refuse_if_full(self, request: Request) -> None:
+        """Turn a request away before its body is read, if too many wait; see AdmissionLimit.
+
+        Raises:
+            OverloadedError: Too many do.
+        """
+        self.session.refuse_if_full(request.state.caller.tenant)
+
+    async def respond(
+        self,
+        request: Request,
+        fields: RequestFields,
+        choices: RequestChoices,
+        serializer: Serializer,
+    ) -> Response:
+        """OpenAI's response with choices that are running, streamed or whole."""
+        request_id = request.state.request_id
+        stream = bool(fields.stream)
+        head = serializer.head(request_id, int(time.time()), self.model_name(fields.model), stream=stream)
+        self.log_request(request_id, request.scope["path"], choices.adds, stream=stream)
+        if stream:
+            return self.stream(SseChunks(head, serializer, choices, fields.streams_usage), choices, request_id)
+        try:
+            outputs = await choices.collect()
+        finally:
+            choices.close()
+        return json_response({**head, **await serializer.body(outputs), "usage": choices.usage()})
+
+    def stream(
+        self, format: StreamFormat, choices: RequestChoices, request_id: str, head: bytes = b""
+    ) -> StreamResponse:
+        """The response that streams choices in any format; they are closed at its end.
+
+        Args:
+            head: Written at once, before there is any output.
+        """
+        return StreamResponse(StreamWriter(format, choices, request_id, head), self.slow_reader_s)
+
+    async def respond_with_beams(
+        self,
+        request: Request,
+        fields: SamplingFields,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        options: dict[str, Any],
+        make_serializer: Callable[[Sequence[Sequence[int]]], Serializer],
+    ) -> Response:
+        """The response to a request with `use_beam_search`.
+
+        Args:
+            params: How prompts are truncated, and how many tokens are generated.
+            options: See EngineSession.add_request.
+            make_serializer: From the prompts as they were truncated.
+        """
+        options = {name: value for name, value in options.items() if name != "collectors"}  # hundreds of short requests
+        checked = {name: value for name, value in options.items() if name != "model"}
+        adds = [self.session.submission.adds(prompt, params, **checked)[0] for prompt in prompts]
+        prompts = [add.tokens[: add.prompt_len] for add in adds]
+        beams = fields.beam_search(adds[0].sampling.max_tokens or 1)
+        self._check_beams(beams)
+        sequences = len(prompts) * beams.beam_width
+        computed = sum(map(len, prompts)) + sequences * beams.max_tokens
+        self.session.check_room(fields.tenant, sequences, computed)
+        request_id, stream = request.state.request_id, bool(fields.stream)
+        serializer = make_serializer(prompts)
+        head = serializer.head(request_id, int(time.time()), self.model_name(fields.model), stream=stream)
+        self.log_request(request_id, request.scope["path"], adds, stream=stream)
+        eos_ids, reported = self.text.eos_ids, params.num_reported
+        found = await run_beam_search(self.session, prompts, beams, eos_ids, options, reported)
+        usage = FoundUsage(prompts, found)
+        special = fields.skip_special_tokens is False
+        pieces = [choice.pieces(self.text.tokenizer, skip_special_tokens=not special) for choice in found]
+        if stream:
+            format = SseChunks(head, serializer, usage, fields.streams_usage)
+            return StreamResponse(FoundStream(format, pieces), self.slow_reader_s)
+        turn, choices = SharedTurn(), list[ChoiceDelta]()
+        for gained in pieces:
+            choices.append(whole(gained))
+            await turn.share()
+        return json_response({**head, **await serializer.body(choices), "usage": usage.usage()})
+
+    def _check_beams(self, params: BeamSearchParams) -> None:
+        """Each step asks for the 2 × n likeliest tokens of a beam."""
+        model = self.config.model
+        if model.logprobs_mode.endswith("logits"):
+            raise RequestError(
+                "use_beam_search needs log probabilities: this server was started with --logprobs-mode "
+                f"{model.logprobs_mode}.",
+                param="use_beam_search",
+            )
+        if 0 <= model.max_logprobs < 2 * params.beam_width:
+            raise RequestError(
+                f"n must be at most {model.max_logprobs // 2} with use_beam_search on this server, half of "
+                f"--max-logprobs; got {params.beam_width}.",
+                param="n",
+            )
+
+    def log_request(self, request_id: str, path: str, adds: Sequence[Add], *, stream: bool) -> None:
+        """A line for each request, with --enable-log-requests."""
+        if self.config.server.enable_log_requests:
+            sampling = msgspec.json.encode(adds[0].sampling).decode()
+            lengths = [add.prompt_len for add in adds[:: adds[0].sampling.n]]
+            logger.info("request %s %s stream=%s prompt_tokens=%s %s", request_id, path, stream, lengths, sampling)
+
+
+def json_response(body: dict[str, Any] | list[Any], status: int = 200) -> Response:
+    """A JSON answer."""
+    pieces = write_json(body)
+    if len(pieces) == 1:
+        return Response(pieces[0], status, media_type="application/json")
+    return PiecesResponse(pieces, status)

@@ -1,0 +1,246 @@
+"""The HTTP application of one API process: routes, middleware, lifespan.
+
+Owns how the parts are put together. Knows nothing about models; never imports torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+
+from fastapi import FastAPI
+
+from quire.engine.metrics.http_counts import HttpCounts
+from quire.engine.metrics.log_line import StatsLogLine
+from quire.engine.metrics.server_stats import ServerStats
+from quire.errors import ConfigError, QuireError
+from quire.foundation.clock import SystemClock
+from quire.foundation.config import Config, environment
+from quire.serving.api.access_log import log_access
+from quire.serving.api.auth import AuthenticationMiddleware
+from quire.serving.api.body_limit import BodyLimitMiddleware
+from quire.serving.api.caller import CallerMiddleware
+from quire.serving.api.chat_parsers import choose_parsers
+from quire.serving.api.chat_service import ChatService
+from quire.serving.api.cross_origin import CrossOriginMiddleware
+from quire.serving.api.direct_routes import DirectRoutesMiddleware
+from quire.serving.api.engine_session import EngineSession
+from quire.serving.api.error_handlers import add_error_handlers
+from quire.serving.api.error_responses import ServerErrorMiddleware
+from quire.serving.api.error_shapes import ErrorShapeMiddleware
+from quire.serving.api.http_metrics import HttpMetricsMiddleware
+from quire.serving.api.large_requests.readers import LargeRequestReaders
+from quire.serving.api.prompt_renderer import PromptRenderer
+from quire.serving.api.request_ids import RequestIdMiddleware
+from quire.serving.api.request_record import Observer, RequestRecordMiddleware
+from quire.serving.api.request_traces import RequestTraces
+from quire.serving.api.routes.adapters import add_adapters
+from quire.serving.api.routes.chat import add_chat
+from quire.serving.api.routes.chat_batch import add_chat_batch
+from quire.serving.api.routes.completions import add_completions
+from quire.serving.api.routes.debug import add_debug
+from quire.serving.api.routes.docs_pages import add_docs_pages
+from quire.serving.api.routes.engine_frames import add_engine_frames
+from quire.serving.api.routes.generate import add_generate
+from quire.serving.api.routes.invocations import add_invocations
+from quire.serving.api.routes.model_admin import Swaps, add_model_admin
+from quire.serving.api.routes.models import add_models
+from quire.serving.api.routes.monitoring import add_monitoring
+from quire.serving.api.routes.operations import add_operations
+from quire.serving.api.routes.page import add_page
+from quire.serving.api.routes.render import add_render
+from quire.serving.api.routes.tokenize import add_tokenize
+from quire.serving.api.serving import Serving
+from quire.serving.api.shared_counts import OwnCounts, ShownCounts
+from quire.serving.api.stream_response import DirectSendMiddleware
+from quire.serving.dialects.anthropic.routes import add_messages
+from quire.serving.dialects.batches.file_routes import add_files
+from quire.serving.dialects.batches.routes import add_batches, make_batch_runner
+from quire.serving.dialects.ollama.model_routes import add_ollama_models
+from quire.serving.dialects.ollama.routes import add_ollama
+from quire.serving.dialects.responses.routes import add_responses
+from quire.serving.openapi_document import document_bodies
+from quire.serving.store.store import Store, open_store
+from quire.text.model_text import ModelText
+from quire.version import __version__
+
+logger = logging.getLogger(__name__)
+
+LOG_EVERY_S = 10.0
+SLOW_READER_S = 30.0
+SWEEP_EVERY_S = 3_600.0
+UPLOAD_OVERHEAD = 2**16
+"""Bytes of an upload beside its file."""
+_ROUTES = (
+    add_page,
+    add_docs_pages,
+    add_monitoring,
+    add_engine_frames,
+    add_models,
+    add_completions,
+    add_chat,
+    add_chat_batch,
+    add_responses,
+    add_generate,
+    add_messages,
+    add_ollama,
+    add_ollama_models,
+    add_render,
+    add_invocations,
+    add_tokenize,
+    add_files,
+    add_batches,
+)
+
+
+def create_app(
+    config: Config,
+    session: EngineSession,
+    text: ModelText,
+    *,
+    developer_mode: bool = False,
+    slow_reader_s: float = SLOW_READER_S,
+    traces: RequestTraces | None = None,
+    swaps: Swaps | None = None,
+    counts: ShownCounts | None = None,
+    created: int | None = None,
+) -> FastAPI:
+    """The application.
+
+    Args:
+        config: Resolved settings.
+        session: To the engine; started and closed with the application.
+        text: The model's tokenizer, chat template and defaults.
+        developer_mode: Also serve debug routes, and those for operators without a key.
+        slow_reader_s: A streaming client that reads nothing for so many seconds is disconnected.
+        traces: Where finished requests are traced.
+        swaps: What swaps models; None: nothing does.
+        counts: What /metrics shows; None: what the session counts.
+        created: When the server started, in seconds since 1970; None: now.
+
+    Raises:
+        ConfigError: The store cannot be used, or settings contradict each other.
+    """
+    server = config.server
+    if server.cache_isolation and not server.api_key and server.tenant_header is None:
+        raise ConfigError(
+            "--cache-isolation needs --api-key or --tenant-header: nothing else tells whose a request is.",
+            param="cache_isolation",
+        )
+    readers = LargeRequestReaders(config)
+    renderer = PromptRenderer(text, readers, server.chat_template_content_format, server.default_chat_template_kwargs)
+    chat = ChatService(server, session, text, renderer, choose_parsers(server, text))
+    store = open_store(server, environment.responses_store())
+    counts = counts or OwnCounts(session.stats)
+    created = int(time.time()) if created is None else created
+    serving = Serving(config, session, text, renderer, chat, created, slow_reader_s, counts, store)
+    app = FastAPI(
+        title="Quire",
+        version=__version__,
+        lifespan=lambda app: _lifespan(app, serving),
+        docs_url=None,  # see add_docs_pages
+        redoc_url=None,
+        openapi_url=None if server.disable_fastapi_docs else "/openapi.json",
+        redirect_slashes=False,  # after a 307 some clients do not send the body again
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # looked up at each request; see RequestTraces
+    )
+    app.root_path = server.root_path  # its argument is deprecated, and uvicorn's changes the paths that we see
+    app.state.readers = readers
+    for add_routes in _ROUTES:
+        add_routes(app, serving)
+    if developer_mode or server.api_key:
+        add_operations(app, serving)
+        if swaps is not None:
+            add_model_admin(app, swaps)
+    if config.lora.enable_lora and (developer_mode or server.api_key or environment.may_load_adapters()):
+        add_adapters(app, serving)
+    if developer_mode:
+        add_debug(app, serving)
+    add_error_handlers(app)
+    observers: list[Observer] = []
+    if not server.disable_uvicorn_access_log:
+        observers.append(log_access)
+    if traces is not None:
+        observers.append(traces.record)
+    _add_middleware(app, config, session.stats.http, observers)
+    document_bodies(app)
+    return app
+
+
+def _add_middleware(app: FastAPI, config: Config, counts: HttpCounts, observers: Sequence[Observer]) -> None:
+    """From the inside out: the last one added gets a request first."""
+    server = config.server
+    app.add_middleware(DirectRoutesMiddleware, routes=app.router.routes)
+    larger = {"/v1/files": server.responses_store_max_file_bytes + UPLOAD_OVERHEAD}
+    app.add_middleware(BodyLimitMiddleware, max_bytes=server.max_request_bytes, larger=larger)
+    app.add_middleware(CallerMiddleware, config=server, clock=SystemClock())
+    app.add_middleware(AuthenticationMiddleware, keys=server.api_key, routes=app.router.routes)
+    app.add_middleware(ServerErrorMiddleware)
+    app.add_middleware(CrossOriginMiddleware, config=server)
+    app.add_middleware(ErrorShapeMiddleware)
+    app.add_middleware(HttpMetricsMiddleware, counts=counts, clock=SystemClock())
+    if observers:
+        app.add_middleware(RequestRecordMiddleware, observers=observers, clock=SystemClock())
+    app.add_middleware(RequestIdMiddleware, always_answer=server.enable_request_id_headers)
+    app.middleware_stack = DirectSendMiddleware(app.build_middleware_stack())  # outside FastAPI's own, too
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: FastAPI, serving: Serving) -> AsyncIterator[None]:
+    serving.session.start()
+    log = not serving.config.server.disable_log_stats
+    logging_stats = asyncio.create_task(_update_rates(serving.session.stats, log=log))
+    keeping_counts = asyncio.create_task(serving.counts.keep())
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            if serving.store is not None:
+                await stack.enter_async_context(_using_store(app, serving, serving.store))
+            yield
+    finally:
+        logging_stats.cancel()
+        keeping_counts.cancel()
+        serving.renderer.close()
+        app.state.readers.close()
+        await serving.session.close()
+
+
+@contextlib.asynccontextmanager
+async def _using_store(app: FastAPI, serving: Serving, store: Store) -> AsyncIterator[None]:
+    """While the store is open: batches and responses in the background run, and what is too old is deleted."""
+    app.state.batches = runner = make_batch_runner(app, serving, store)
+    runner.start()
+    sweeping = asyncio.create_task(_keep_sweeping(store))
+    try:
+        yield
+    finally:
+        sweeping.cancel()
+        await runner.close()
+        await app.state.responses.close()
+        with contextlib.suppress(QuireError):
+            if store.exists:
+                await store.process.say_gone()
+        store.close()
+
+
+async def _keep_sweeping(store: Store) -> None:
+    while True:
+        try:
+            if store.exists:
+                await store.sweep()
+        except QuireError as error:
+            logger.warning("What is too old in the store stays: %s", error.message)
+        await asyncio.sleep(SWEEP_EVERY_S)
+
+
+async def _update_rates(stats: ServerStats, *, log: bool) -> None:
+    """Update the rates, and log them."""
+    named = len(stats.engines) > 1
+    lines = [StatsLogLine(engine, time.monotonic(), named=named) for engine in stats.engines]
+    while True:
+        await asyncio.sleep(LOG_EVERY_S)
+        for line in [each.since_last(time.monotonic()) for each in lines]:
+            if line and log:
+                logger.info("%s", line)

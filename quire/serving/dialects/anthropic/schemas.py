@@ -1,0 +1,166 @@
+"""The bodies of POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API.
+
+Owns their fields. What they mean as a chat is in `quire.serving.dialects.anthropic.chat_request`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from quire.serving.api.schemas.chat import MAX_MESSAGES
+from quire.serving.api.schemas.known_fields import FieldLists
+from quire.serving.dialects.anthropic.block_schemas import Block, TextBlock
+
+MESSAGES_FIELDS = FieldLists(
+    ignored=frozenset({
+        "billing_policy",
+        "cache_control",
+        "diagnostics",
+        "fallback_credit_token",
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "user_profile_id",
+        "workspace_id",
+    }),
+    unsupported={"compaction": (), "container": (), "thread": ()},
+)  # fmt: skip
+_NEUTRAL = "Ignored: it changes no answer here."
+
+
+class Message(BaseModel):
+    """One turn of the conversation."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class CustomTool(BaseModel):
+    """A function that the model may call."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["custom"] | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] = Field(description="A JSON schema of type object.")
+    strict: bool | None = Field(default=None, description="Calls must match the schema.")
+    cache_control: dict[str, Any] | None = Field(default=None, description="Ignored: prefixes are always cached.")
+    eager_input_streaming: bool | None = Field(default=None, description="Ignored: inputs are always streamed.")
+    defer_loading: bool | None = Field(default=None, description="A hint: no tool is searched for, all are shown.")
+    allowed_callers: list[str] | None = Field(default=None, description="direct must be one: no code is executed here.")
+    input_examples: list[dict[str, Any]] | None = Field(default=None, description=_NEUTRAL)
+
+
+class TypedTool(BaseModel):
+    """A tool that Anthropic's models know by its type. Those that Anthropic runs are left out, others are refused."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str
+    name: str | None = None
+
+
+def _class_of(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "TypedTool" if isinstance(kind, str) and kind != "custom" else "CustomTool"
+
+
+AnthropicTool = Annotated[
+    Annotated[CustomTool, Tag("CustomTool")] | Annotated[TypedTool, Tag("TypedTool")], Discriminator(_class_of)
+]
+"""A tool of either kind."""
+
+
+class AnthropicToolChoice(BaseModel):
+    """Whether the model may, must or must not call a tool."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = Field(default=None, description="The one tool to call; with type tool only.")
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(BaseModel):
+    """Whether the model thinks first, where its chat template has a switch for it."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: int | None = Field(
+        default=None, ge=0, description="Most tokens of thinking; ignored where the model's thinking is not told apart."
+    )
+    display: Literal["summarized", "omitted", "updates"] | None = Field(
+        default=None, description="omitted: no thinking is shown."
+    )
+    block_binding: dict[str, Any] | None = Field(default=None, description="Ignored: nothing here is signed.")
+
+
+class OutputFormat(BaseModel):
+    """The JSON schema of the answer."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(BaseModel):
+    """How the answer is made."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+    task_budget: dict[str, Any] | None = Field(default=None, description="A hint: the model is not told of it.")
+
+
+class ContextEdit(BaseModel):
+    """A way to shorten what the model reads."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str
+
+
+class ContextManagement(BaseModel):
+    """What may be cleared from a long conversation. A hint: all of it is read as long as it fits."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    edits: list[ContextEdit] | None = None
+
+
+class CountTokensRequest(BaseModel):
+    """A conversation whose tokens are counted."""
+
+    model_config = ConfigDict(strict=True, protected_namespaces=())
+
+    model: str | None = Field(default=None, description="A name from /v1/models; may be left out.")
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    system: str | list[TextBlock] | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: AnthropicToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = Field(default=None, description="Older name of output_config.format.")
+    context_management: ContextManagement | None = None
+    mcp_servers: list[dict[str, Any]] | None = Field(default=None, description="Left out, as tools that are hosted.")
+    speed: str | None = Field(default=None, description="A hint: there is one speed.")
+    fallbacks: Any = Field(default=None, description="A hint: no request is declined.")
+
+
+class MessagesRequest(CountTokensRequest):
+    """A conversation to answer."""
+
+    max_tokens: int
+    stop_sequences: list[str] | None = Field(default=None, description="Strings that end the answer.")
+    stream: bool | None = Field(default=None, description="Server-sent events.")
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None

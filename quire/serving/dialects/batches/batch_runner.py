@@ -1,0 +1,315 @@
+"""Works on the batches in the store: checks their input, sends their requests, writes their results.
+
+Each process has one runner, and each batch one process; after a crash another process, or the next start, goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from quire.errors import EngineDeadError, QuireError, UnavailableError
+from quire.foundation.clock import Clock, SystemClock, WallClock
+from quire.serving.api.engine_session import EngineSession
+from quire.serving.dialects.batches.batch_calls import BatchCalls
+from quire.serving.dialects.batches.batch_line import BatchLine, BatchLineError, error_line, parse_line, result_line
+from quire.serving.store.batch_rows import BatchResult, ClaimedBatch
+from quire.serving.store.errors import StoreFullError
+from quire.serving.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+MAX_REQUESTS = 50_000
+"""Of one batch."""
+MAX_ERRORS = 100
+"""Wrong lines that a failed batch names."""
+LOOK_S = 5.0
+"""How often the store is asked for batches that other processes left."""
+WRITE_S = 0.25
+"""How often results are written, and the batch's state is read."""
+WRITTEN_AT_ONCE = 32
+"""Results that are kept together or not at all."""
+PATIENCE_S = 300.0
+"""How long a store that cannot be used, say because another process has locked it, is tried again."""
+ENVELOPE_BYTES = 2**16
+"""What a line may have beside the request's body."""
+
+T = TypeVar("T")
+
+
+class BatchRunner:
+    """Runs batches, one after the other.
+
+    Args:
+        store: Where they are.
+        calls: Answers their requests.
+        session: Says when the engine is ready.
+        models: Names that this server serves; batches for others are left alone.
+        max_request_bytes: Of a request's body.
+        clock: Seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        calls: BatchCalls,
+        session: EngineSession,
+        models: Sequence[str],
+        max_request_bytes: int,
+        clock: Clock | None = None,
+    ) -> None:
+        self._max_line_bytes = max_request_bytes + ENVELOPE_BYTES
+        self._store = store
+        self._calls = calls
+        self._session = session
+        self._models = models
+        self._clock = clock or WallClock()
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to look for batches; called in the event loop."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop; a batch that is not done is given back."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def wake(self) -> None:
+        """Something about a batch has changed."""
+        self._news.set()
+
+    async def _run(self) -> None:
+        with contextlib.suppress(EngineDeadError):
+            await self._session.wait_ready()
+        while True:
+            self._news.clear()
+            claimed = await self._claim() if self._store.exists else None
+            if claimed is not None and await self._work_on(claimed):
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._news.wait()
+
+    async def _claim(self) -> ClaimedBatch | None:
+        try:
+            return await self._store.batches.claim(self._models)
+        except QuireError as error:
+            logger.warning("Batches cannot be worked on: %s", error.message)
+            return None
+
+    async def _work_on(self, claimed: ClaimedBatch) -> bool:
+        """Whether the batch has ended. If the store cannot be used it has not: some process claims it again, and goes
+        on where it was."""
+        batch = str(claimed.body["id"])
+        try:
+            await self._run_to_end(batch, claimed)
+        except UnavailableError as error:
+            logger.error("Batch %s waits for the store: %s", batch, error.message)
+            return False
+        except asyncio.CancelledError:
+            with contextlib.suppress(QuireError):
+                await self._store.batches.release(batch)
+            raise
+        return True
+
+    async def _run_to_end(self, batch: str, claimed: ClaimedBatch) -> None:
+        try:
+            await BatchRun(self._store, self._calls, claimed, self._max_line_bytes, self._clock).run()
+        except UnavailableError:
+            raise
+        except Exception as error:
+            logger.exception("Batch %s failed.", batch)
+            message = error.message if isinstance(error, QuireError) else "Something failed inside the server."
+            problems = [_problem("server_error", message)]
+            await patiently(lambda: self._store.batches.fail(batch, problems), f"The end of batch {batch}")
+
+
+class BatchRun:
+    """One batch, from where it is to its end.
+
+    Args:
+        store, calls, clock: See BatchRunner.
+        claimed: The batch, which is this process's.
+        max_line_bytes: Of a line of its input.
+    """
+
+    def __init__(
+        self, store: Store, calls: BatchCalls, claimed: ClaimedBatch, max_line_bytes: int, clock: Clock
+    ) -> None:
+        self._max_line_bytes = max_line_bytes
+        self._store = store
+        self._calls = calls
+        self._body: dict[str, Any] = claimed.body
+        self._ends_as = claimed.ends_as
+        self._tenant = claimed.tenant
+        self._id = str(claimed.body["id"])
+        self._clock = clock
+        self._results: list[BatchResult] = []
+        self._cancelled = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until it has ended."""
+        status = self._body["status"]
+        if status == "validating" and not await self._check_input():
+            return
+        if status in ("validating", "in_progress"):
+            self._ends_as = await self._send_all()
+        await self._patiently(lambda: self._store.batches.finish(self._id, self._ends_as or "cancelled"))
+
+    async def _check_input(self) -> bool:
+        """Whether the input is requests only; else the batch has failed."""
+        errors, names, total = list[dict[str, Any]](), set[str](), 0
+        async for number, found in self._lines(lambda number: True):
+            total += 1
+            if isinstance(found, BatchLine) and found.custom_id in names:
+                message = f"custom_id '{found.custom_id}' is there twice."
+                found = BatchLineError("duplicate_custom_id", message, "custom_id")
+            if isinstance(found, BatchLine):
+                names.add(found.custom_id)
+            else:
+                errors.append(_problem(found.code, found.message, found.param, number + 1))
+            if total > MAX_REQUESTS:
+                errors = [_problem("too_many_requests", f"A batch may have at most {MAX_REQUESTS} requests.")]
+            if total > MAX_REQUESTS or len(errors) >= MAX_ERRORS:
+                break
+        if not total:
+            errors = [_problem("empty_file", "The input file has no requests.")]
+        if errors:
+            await self._patiently(lambda: self._store.batches.fail(self._id, errors))
+            return False
+        await self._patiently(lambda: self._store.batches.begin(self._id, total))
+        return True
+
+    async def _send_all(self) -> str:
+        """Send what has no result yet; the state in which the batch ends."""
+        done = await self._patiently(lambda: self._store.batches.lines_done(self._id))
+        sending, status = set[asyncio.Task[None]](), "completed"
+        writing = asyncio.create_task(self._keep_writing())
+        try:
+            async for number, line in self._lines(lambda number: number not in done):
+                if isinstance(line, BatchLineError):
+                    raise QuireError(f"Line {number + 1} of the input: {line.message}")
+                if self._clock.now() >= self._body["expires_at"]:
+                    status = "expired"
+                    text = error_line(line.custom_id, "batch_expired", "The batch's time was over before.")
+                    self._results.append(BatchResult(number, False, text))
+                    continue
+                if await self._room_or_cancelled():
+                    break
+                task = asyncio.create_task(self._send(number, line))
+                sending.add(task)
+                task.add_done_callback(sending.discard)
+            await self._until_sent(sending)
+        except BaseException:  # what is not written is asked again
+            with contextlib.suppress(QuireError):
+                await self._stop(writing, *sending)
+                await self._write()
+            raise
+        await self._stop(writing, *sending)
+        await self._patiently(self._write)
+        return "cancelled" if self._cancelled.is_set() else status
+
+    async def _stop(self, *tasks: asyncio.Task[None]) -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _room_or_cancelled(self) -> bool:
+        """Wait for room; returns whether the batch was cancelled instead."""
+        room = asyncio.ensure_future(self._calls.wait_for_room())
+        cancelled = asyncio.ensure_future(self._cancelled.wait())
+        try:
+            await asyncio.wait((room, cancelled), return_when=asyncio.FIRST_COMPLETED)
+            return not room.done()
+        finally:
+            cancelled.cancel()
+            room.cancel()
+            await asyncio.gather(room, cancelled, return_exceptions=True)
+
+    async def _until_sent(self, sending: set[asyncio.Task[None]]) -> None:
+        """Until all requests are answered, or the batch is cancelled."""
+        cancelled = asyncio.ensure_future(self._cancelled.wait())
+        try:
+            while sending and not cancelled.done():
+                await asyncio.wait((*sending, cancelled), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            cancelled.cancel()
+
+    async def _send(self, number: int, line: BatchLine) -> None:
+        request_id, answer = await self._calls.answer(line, self._tenant)
+        text = result_line(line.custom_id, request_id, answer)
+        self._results.append(BatchResult(number, answer.status == 200, text))
+
+    async def _keep_writing(self) -> None:
+        """Until the batch is cancelled, or the store is full, which the last `_write` will say."""
+        status = "in_progress"
+        while status != "cancelling":
+            await asyncio.sleep(WRITE_S)
+            try:
+                status = await self._write()
+            except UnavailableError as error:
+                logger.warning("Results of batch %s wait to be written: %s", self._id, error.message)
+            except StoreFullError:
+                break
+        self._cancelled.set()
+
+    async def _write(self) -> str:
+        """Write results down, some at a time so that a store without room for all has the first; the batch's state."""
+        while True:
+            results = self._results[:WRITTEN_AT_ONCE]
+            status = await self._store.batches.record(self._id, results)
+            del self._results[: len(results)]
+            if not self._results:
+                return status
+
+    async def _lines(self, wanted: Callable[[int], bool]) -> AsyncIterator[tuple[int, BatchLine | BatchLineError]]:
+        """The requests of the lines that are wanted, by number; what is no request comes as its error. Lines are parsed
+        in a thread."""
+        read = self._store.files.lines(self._body["input_file_id"], self._max_line_bytes)
+        async for some in read:
+            for number, found in await asyncio.to_thread(self._parse, [line for line in some if wanted(line[0])]):
+                yield number, found
+
+    def _parse(self, lines: list[tuple[int, bytes]]) -> list[tuple[int, BatchLine | BatchLineError]]:
+        return [(number, self._parse_line(raw)) for number, raw in lines]
+
+    def _parse_line(self, raw: bytes) -> BatchLine | BatchLineError:
+        try:
+            return parse_line(raw, (self._body["endpoint"],), self._max_line_bytes)
+        except BatchLineError as error:
+            return error
+
+    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+        return await patiently(work, f"Batch {self._id}")
+
+
+async def patiently(work: Callable[[], Awaitable[T]], what: str) -> T:
+    """Do something in the store, and do it again while the store cannot be used.
+
+    Args:
+        work: May be done several times.
+        what: Waits for the store; for the log.
+
+    Raises:
+        UnavailableError: It could not be used for PATIENCE_S.
+    """
+    clock = SystemClock()
+    deadline = clock.now() + PATIENCE_S
+    while True:
+        try:
+            return await work()
+        except UnavailableError as error:
+            if clock.now() >= deadline:
+                raise
+            logger.warning("%s waits for the store: %s", what, error.message)
+            await asyncio.sleep(WRITE_S)
+
+
+def _problem(code: str, message: str, param: str | None = None, line: int | None = None) -> dict[str, Any]:
+    return {"code": code, "message": message, "param": param, "line": line}

@@ -1,0 +1,158 @@
+"""Answers in Ollama's form: lines of JSON, or one object.
+
+Owns their JSON and times. Knows nothing about requests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+
+from quire.foundation.clock import Clock
+from quire.serving.api.assistant_message import assistant_message
+from quire.serving.api.request_choices import RequestChoices
+from quire.text.deltas import ChoiceDelta
+from quire.text.output_parsers.events import ContentDelta, OutputEvent, ReasoningDelta, ToolCallDelta, ToolCallStart
+
+Kind = Literal["chat", "generate"]
+
+
+def timestamp(seconds: float) -> str:
+    """A point in time since 1970, as Go writes it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+class OllamaAnswers:
+    """The answer to one request; a StreamFormat.
+
+    Args:
+        kind: Whether text stands in a message or by itself.
+        model: The name to answer under.
+        choices: One choice, for its token counts.
+        clock: For durations; the session's.
+        wall: For `created_at`.
+        began: When the request came, by `clock`.
+        show_thinking: Whether thoughts are shown.
+    """
+
+    media_type = "application/x-ndjson"
+
+    def __init__(
+        self,
+        kind: Kind,
+        model: str,
+        choices: RequestChoices,
+        clock: Clock,
+        wall: Clock,
+        began: float,
+        *,
+        show_thinking: bool = True,
+    ) -> None:
+        self._kind = kind
+        self._model = model
+        self._choices = choices
+        self._clock = clock
+        self._wall = wall
+        self._began = began
+        self._show_thinking = show_thinking
+        self._calls = 0  # begun so far
+        self._call: ToolCallStart | None = None  # whose arguments are coming
+        self._arguments: list[str] = []
+
+    def body(self, whole: ChoiceDelta) -> dict[str, Any]:
+        """The answer that is not streamed."""
+        message = assistant_message(whole.output)
+        calls = [_call(i, call.id, call.name, call.arguments) for i, call in enumerate(message.tool_calls)]
+        thinking = message.reasoning if self._show_thinking else ""
+        return self._part(message.content, thinking, calls) | self._end(whole)
+
+    # --- as lines ---------------------------------------------------------------------------------------------------
+
+    def delta(self, index: int, gained: ChoiceDelta) -> bytes:
+        data = b"".join(self._line(event) for event in gained.output)
+        if gained.finish_reason is not None:
+            data += self._finished_call()
+            data += _encoded(self._part("") | self._end(gained))
+        return data
+
+    def end(self) -> bytes:
+        return b""
+
+    def error(self, body: dict[str, Any]) -> bytes:
+        return _encoded({"error": body["error"]["message"]})
+
+    def _line(self, event: OutputEvent) -> bytes:
+        """A call is one line, once it is whole."""
+        match event:
+            case ContentDelta(text) if text:
+                return self._finished_call() + _encoded(self._part(text))
+            case ReasoningDelta(text) if text and self._show_thinking:
+                return _encoded(self._part("", text))
+            case ToolCallStart():
+                before = self._finished_call()
+                self._call, self._arguments = event, []
+                return before
+            case ToolCallDelta(_, arguments):
+                self._arguments.append(arguments)
+        return b""
+
+    def _finished_call(self) -> bytes:
+        if self._call is None:
+            return b""
+        call = _call(self._calls, self._call.id, self._call.name, "".join(self._arguments))
+        self._call = None
+        self._calls += 1
+        return _encoded(self._part("", calls=[call]))
+
+    def _part(self, text: str, thinking: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        head = {"model": self._model, "created_at": timestamp(self._wall.now())}
+        more: dict[str, Any] = {"thinking": thinking} if thinking else {}
+        if calls:
+            more["tool_calls"] = calls
+        if self._kind == "generate":
+            return {**head, "response": text, **more, "done": False}
+        return {**head, "message": {"role": "assistant", "content": text, **more}, "done": False}
+
+    def _end(self, whole: ChoiceDelta) -> dict[str, Any]:
+        now = self._clock.now()
+        first = self._choices.first_token
+        first = now if first is None else first
+        usage = self._choices.usage()
+        return {
+            "done": True,
+            "done_reason": "length" if whole.finish_reason == "length" else "stop",
+            "total_duration": _nanoseconds(now - self._began),
+            "load_duration": 0,
+            "prompt_eval_count": usage["prompt_tokens"],
+            "prompt_eval_duration": _nanoseconds(first - self._began),
+            "eval_count": usage["completion_tokens"],
+            "eval_duration": _nanoseconds(now - first),
+        }
+
+
+def loaded(kind: Kind, model: str, wall: Clock, *, unload: bool) -> dict[str, Any]:
+    """The answer to a request without a prompt, by which clients load a model or unload it."""
+    text: dict[str, Any] = {"response": ""} if kind == "generate" else {"message": {"role": "assistant", "content": ""}}
+    reason = "unload" if unload else "load"
+    return {"model": model, "created_at": timestamp(wall.now()), **text, "done": True, "done_reason": reason}
+
+
+def _call(index: int, call_id: str | None, name: str, arguments: str) -> dict[str, Any]:
+    try:
+        value = json.loads(arguments)
+    except ValueError:  # cut off
+        value = {}
+    function = {"index": index, "name": name, "arguments": value if isinstance(value, dict) else {}}
+    return {"id": call_id, "function": function} if call_id else {"function": function}
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(body) + b"\n"

@@ -1,0 +1,138 @@
+"""The bodies of Ollama's API: POST /api/chat, /api/generate and /api/show.
+
+Owns their fields. What they mean is in `quire.serving.dialects.ollama.chat_request`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from quire.serving.api.schemas.chat import MAX_MESSAGES
+from quire.serving.api.schemas.known_fields import FieldLists
+
+OLLAMA_FIELDS = FieldLists(
+    ignored=frozenset({"keep_alive"}),
+    unsupported={
+        "context": ([],),
+        "images": ([],),
+        "logprobs": (False,),
+        "top_logprobs": (0,),
+        "template": ("",),
+        "truncate": (True, False),
+        "shift": (True, False),
+        "width": (0,),
+        "height": (0,),
+        "steps": (0,),
+    },
+)
+OPTION_FIELDS = FieldLists(
+    ignored=frozenset({
+        # how Ollama loads a model: here it is loaded
+        "num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "numa", "low_vram", "f16_kv",
+        "logits_all", "vocab_only", "use_mmap", "use_mlock", "embedding_only", "draft_num_predict",
+    }),
+    unsupported={
+        "mirostat": (0,),
+        "mirostat_tau": (5.0, 0.0),
+        "mirostat_eta": (0.1, 0.0),
+        "tfs_z": (1.0,),
+        "typical_p": (1.0,),
+        "penalize_newline": (True, False),
+        "repeat_last_n": (-1, 0, 64),
+    },
+)  # fmt: skip
+
+
+class Options(BaseModel):
+    """How tokens are sampled; what is left open comes from the model's defaults."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    num_predict: int | None = Field(default=None, description="Most tokens of the answer; negative: what fits.")
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+class OllamaFunction(BaseModel):
+    """A call's function."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    name: str
+    arguments: dict[str, Any]
+    index: int | None = None
+    description: str | None = None
+
+
+class OllamaToolCall(BaseModel):
+    """A call of an earlier turn."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: OllamaFunction
+
+
+class OllamaMessage(BaseModel):
+    """One turn of the conversation."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: list[Any] | None = Field(default=None, max_length=0, description="Not served.")
+    tool_calls: list[OllamaToolCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+Think = bool | Literal["low", "medium", "high", "max"]
+
+
+class _OllamaRequest(BaseModel):
+    model_config = ConfigDict(strict=True, protected_namespaces=())
+
+    model: str
+    format: Literal["", "json"] | dict[str, Any] | None = Field(
+        default=None, description="json, or the JSON schema of the answer."
+    )
+    options: dict[str, Any] | None = Field(default=None, description="Sampling parameters by Ollama's names.")
+    stream: bool | None = Field(default=None, description="Default true: a line of JSON for each part.")
+    think: Think | None = Field(default=None, description="Whether the model thinks first, where it can choose.")
+
+
+class OllamaChatRequest(_OllamaRequest):
+    """A conversation to answer."""
+
+    messages: list[OllamaMessage] | None = Field(default=None, max_length=MAX_MESSAGES)
+    tools: list[dict[str, Any]] | None = None
+
+
+class OllamaGenerateRequest(_OllamaRequest):
+    """A prompt to answer."""
+
+    prompt: str | None = None
+    suffix: str | None = Field(default=None, description="Text behind the gap, for models that can fill one in.")
+    system: str | None = None
+    raw: bool | None = Field(default=None, description="No chat template: the text goes on.")
+
+
+class OllamaShowRequest(BaseModel):
+    """A model that is described."""
+
+    model_config = ConfigDict(strict=True, protected_namespaces=())
+
+    model: str | None = None
+    name: str | None = Field(default=None, description="Older name of model.")
+    verbose: bool | None = None

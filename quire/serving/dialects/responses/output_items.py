@@ -1,0 +1,174 @@
+"""What the model says as items of a response, and the events about them, in OpenAI's order.
+
+Owns when an item begins and ends. Knows nothing about streams, numbers of events and stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from quire.serving.dialects.responses.input_items import new_id
+from quire.text.deltas import ChoiceDelta
+from quire.text.output_parsers.events import ContentDelta, ReasoningDelta, ToolCallDelta, ToolCallStart
+
+Emit = Callable[[str, dict[str, Any]], None]
+"""Takes an event's type and its other fields."""
+Logprobs = Callable[[ChoiceDelta], list[dict[str, Any]]]
+"""Log probabilities of what a choice gained, as chat has them; empty when they are not asked for."""
+
+
+class OutputItems:
+    """The items of one response.
+
+    Args:
+        emit: Gets each event.
+        logprobs: Of tokens.
+        in_namespaces: Namespace and name of functions, by what the model calls them; others have no namespace.
+
+    Attributes:
+        items: Those that have begun; the last one may be open.
+        reasoning_tokens: Tokens that the model spent on reasoning.
+    """
+
+    def __init__(self, emit: Emit, logprobs: Logprobs, in_namespaces: Mapping[str, tuple[str, str]]) -> None:
+        self.items: list[dict[str, Any]] = []
+        self.reasoning_tokens = 0
+        self._emit = emit
+        self._logprobs = logprobs
+        self._in_namespaces = in_namespaces
+        self._open: dict[str, Any] | None = None
+        self._pieces: list[str] = []  # of the open item's text or arguments
+        self._unshown: list[dict[str, Any]] = []  # log probabilities of text that a parser holds back
+        self._parsed = False
+
+    def add(self, gained: ChoiceDelta) -> None:
+        """Go on with what the choice gained."""
+        self._unshown += self._logprobs(gained)
+        self._parsed = gained.events is not None
+        if self._kind == "reasoning" or any(isinstance(event, ReasoningDelta) for event in gained.output):
+            self.reasoning_tokens += len(gained.tokens)
+        for event in gained.output:
+            match event:
+                case ContentDelta(text):
+                    self._add_text(text)
+                case ReasoningDelta(text):
+                    self._add_reasoning(text)
+                case ToolCallStart():
+                    self._begin_call(event)
+                case ToolCallDelta(_, arguments):
+                    self._pieces.append(arguments)
+                    self._tell("function_call_arguments.delta", delta=arguments)
+
+    def end(self, *, complete: bool) -> None:
+        """The output has ended; if it is not complete, neither is the last item."""
+        if not self.items:
+            self._begin_message()
+        self._close("completed" if complete else "incomplete")
+
+    # --- what an item gains -----------------------------------------------------------------------------------------
+
+    def _add_text(self, text: str) -> None:
+        if self._kind != "message":
+            self._begin_message()
+        logprobs, self._unshown = _of_text(self._unshown, text) if self._parsed else self._unshown, []
+        self._part["logprobs"] += logprobs
+        self._pieces.append(text)
+        shown = [_without_bytes(entry) for entry in logprobs]
+        self._tell("output_text.delta", content_index=0, delta=text, logprobs=shown)
+
+    def _add_reasoning(self, text: str) -> None:
+        self._unshown = []
+        if self._kind != "reasoning":
+            self._begin("rs", "reasoning", summary=[], content=[])
+            self._begin_part({"type": "reasoning_text", "text": ""})
+        self._pieces.append(text)
+        self._tell("reasoning_text.delta", content_index=0, delta=text)
+
+    # --- where an item begins ---------------------------------------------------------------------------------------
+
+    def _begin_message(self) -> None:
+        self._begin("msg", "message", role="assistant", content=[])
+        self._begin_part({"type": "output_text", "text": "", "annotations": [], "logprobs": []})
+
+    def _begin_call(self, start: ToolCallStart) -> None:
+        self._unshown = []
+        namespace, name = self._in_namespaces.get(start.name, ("", start.name))
+        more = {"namespace": namespace} if namespace else {}
+        self._begin("fc", "function_call", call_id=start.id or new_id("call"), name=name, arguments="", **more)
+
+    def _begin(self, prefix: str, kind: str, **fields: Any) -> None:
+        self._close("completed")
+        self._open = {"id": new_id(prefix), "type": kind, "status": "in_progress", **fields}
+        self.items.append(self._open)
+        self._emit("response.output_item.added", {"output_index": len(self.items) - 1, "item": _copy(self._open)})
+
+    def _begin_part(self, part: dict[str, Any]) -> None:
+        assert self._open is not None
+        self._open["content"].append(part)
+        self._tell("content_part.added", content_index=0, part=_copy(part))
+
+    # --- and where it ends ------------------------------------------------------------------------------------------
+
+    def _close(self, status: str) -> None:
+        if self._open is None:
+            return
+        text, self._pieces = "".join(self._pieces), []
+        self._open["status"] = status
+        match self._open["type"]:
+            case "function_call":
+                self._open["arguments"] = text
+                self._tell("function_call_arguments.done", arguments=text)
+            case "reasoning":
+                self._part["text"] = text
+                self._tell("reasoning_text.done", content_index=0, text=text)
+                self._tell("content_part.done", content_index=0, part=_copy(self._part))
+            case _:
+                self._part["text"] = text
+                logprobs = [_without_bytes(entry) for entry in self._part["logprobs"]]
+                self._tell("output_text.done", content_index=0, text=text, logprobs=logprobs)
+                self._tell("content_part.done", content_index=0, part=_copy(self._part))
+        done, self._open = self._open, None
+        self._emit("response.output_item.done", {"output_index": len(self.items) - 1, "item": _copy(done)})
+
+    def _tell(self, event: str, **fields: Any) -> None:
+        """An event about the open item."""
+        assert self._open is not None
+        self._emit(f"response.{event}", {"item_id": self._open["id"], "output_index": len(self.items) - 1, **fields})
+
+    @property
+    def _kind(self) -> str | None:
+        return None if self._open is None else str(self._open["type"])
+
+    @property
+    def _part(self) -> dict[str, Any]:
+        assert self._open is not None
+        part: dict[str, Any] = self._open["content"][0]
+        return part
+
+
+def _copy(value: dict[str, Any]) -> dict[str, Any]:
+    """An item or part as it is now; what changes later are its own fields, its list of parts, and their fields."""
+    copied = dict(value)
+    if "content" in copied:
+        copied["content"] = [dict(part) for part in copied["content"]]
+    return copied
+
+
+def _of_text(entries: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """The log probabilities of those tokens that a text is made of, without the tags around it that a parser took."""
+    begin = "".join(entry["token"] for entry in entries).find(text)
+    if begin < 0:  # characters of several tokens
+        return entries
+    found, end = [], 0
+    for entry in entries:
+        start, end = end, end + len(entry["token"])
+        if start < begin + len(text) and end > begin:
+            found.append(entry)
+    return found
+
+
+def _without_bytes(entry: dict[str, Any]) -> dict[str, Any]:
+    """Log probabilities as events have them."""
+    top = [{"token": other["token"], "logprob": other["logprob"]} for other in entry["top_logprobs"]]
+    return {"token": entry["token"], "logprob": entry["logprob"], "top_logprobs": top}

@@ -1,0 +1,190 @@
+"""Starts responses: from a request and the responses that it continues to a running choice.
+
+Knows nothing about HTTP.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from quire.errors import ContextLengthError, RequestError
+from quire.foundation.clock import Clock, WallClock
+from quire.sampling_params import SamplingParams
+from quire.serving.api.caller import Caller
+from quire.serving.api.chat_logprobs import chat_logprobs
+from quire.serving.api.request_choices import RequestChoices
+from quire.serving.api.schemas.chat import ChatRequest
+from quire.serving.api.serving import Serving
+from quire.serving.api.shared_turn import convert
+from quire.serving.dialects.responses.chat_request import chat_request, log_hints, named_as_sent
+from quire.serving.dialects.responses.input_items import chat_messages, listed_items
+from quire.serving.dialects.responses.item_schemas import InputItem, MessageItem, parse_items
+from quire.serving.dialects.responses.response_body import response_head
+from quire.serving.dialects.responses.response_events import ResponseEvents
+from quire.serving.dialects.responses.schemas import ResponsesRequest
+from quire.serving.dialects.responses.tools import ResponseTools
+from quire.serving.store.responses import StoredResponse
+from quire.text.deltas import ChoiceDelta
+
+MAX_TRUNCATIONS = 32
+"""How often a conversation is cut and tried again."""
+
+
+@dataclass(frozen=True)
+class RunningResponse:
+    """A response whose choice is running. The choice must be closed.
+
+    Attributes:
+        input: The items of this request, as responses list them.
+        dropped: Types of the tools that were left out.
+    """
+
+    events: ResponseEvents
+    choices: RequestChoices
+    input: Sequence[dict[str, Any]]
+    dropped: Sequence[str] = ()
+
+    @property
+    def id(self) -> str:
+        """Of the response."""
+        return str(self.events.body["id"])
+
+    def stored(self) -> StoredResponse:
+        """As it is now, for the store."""
+        body = self.events.body
+        items, previous = msgspec.json.encode(self.input), body["previous_response_id"]
+        return StoredResponse(self.id, body["status"], items, msgspec.json.encode(body), previous)
+
+
+@dataclass(frozen=True)
+class ResponsesService:
+    """Responses of one model."""
+
+    serving: Serving
+    clock: Clock = field(default_factory=WallClock)
+
+    async def start(
+        self, fields: ResponsesRequest, caller: Caller, on_end: Callable[[RunningResponse], None]
+    ) -> RunningResponse:
+        """The running response.
+
+        Args:
+            caller: Who sent the request.
+            on_end: Called when it has ended, if it is streamed.
+
+        Raises:
+            RequestError: A field is wrong; the error names it.
+            UnknownIdError: The response to continue is not there.
+            UnavailableError: No work is taken now.
+        """
+        model = self.serving.model_name(fields.model)
+        tools = self._tools(fields)
+        items, messages = await self._messages(fields, tools)
+        chat, params, choices = await self._choices(fields, caller, messages, tools)
+        names, created = chat.token_names(self.serving.text.tokenizer), self.clock.now()
+
+        def logprobs(gained: ChoiceDelta) -> list[dict[str, Any]]:
+            shown: list[dict[str, Any]] = chat_logprobs(names, fields.top_logprobs or 0, gained)["content"]
+            return shown
+
+        stored = fields.store is not False and self.serving.store is not None
+        head = response_head(fields, f"resp_{uuid.uuid4().hex}", created, model, params, tools, stored=stored)
+        events = ResponseEvents(
+            head,
+            choices,
+            logprobs if fields.wants_logprobs else lambda gained: [],
+            self.clock,
+            lambda body: on_end(running),
+            tools.in_namespaces,
+            keep_events=bool(fields.stream or fields.background),
+        )
+        listed = await convert(len(items), lambda: listed_items(items))
+        running = RunningResponse(events, choices, listed, tools.dropped)
+        return running
+
+    async def count_input_tokens(self, fields: ResponsesRequest) -> tuple[int, Sequence[str]]:
+        """Tokens of the prompt, and the types of tools that are left out; nothing is generated. See `start`."""
+        self.serving.model_name(fields.model)
+        tools = self._tools(fields)
+        _, messages = await self._messages(fields, tools)
+        with named_as_sent(tools):
+            chat = await convert(len(messages), lambda: chat_request(fields, messages, tools))
+            return len((await self.serving.chat.prepare(chat)).tokens), tools.dropped
+
+    def _tools(self, fields: ResponsesRequest) -> ResponseTools:
+        tools = ResponseTools.of(fields.tools, fields.tool_choice)
+        tools.log_hints(self.serving.chat.hints)
+        log_hints(fields, self.serving.chat.hints)
+        return tools
+
+    async def _messages(
+        self, fields: ResponsesRequest, tools: ResponseTools
+    ) -> tuple[list[InputItem], list[dict[str, Any]]]:
+        """The items of the input, and the messages of all that was said."""
+        number = len(fields.input) if isinstance(fields.input, list) else 1
+        items = await convert(number, lambda: _items(fields))
+        history = await self._history(fields.previous_response_id)
+        said = [*history, *items]
+        return items, await convert(len(said), lambda: chat_messages(fields.instructions, said, tools.model_name))
+
+    async def _history(self, previous: str | None) -> list[InputItem]:
+        """What was said before, instructions aside."""
+        if previous is None:
+            return []
+        items: list[InputItem] = []
+        for turn in await self.serving.stored.responses.turns(previous):
+            if turn.status not in ("completed", "incomplete"):
+                raise RequestError(
+                    f"previous_response_id: the response '{turn.id}' is {turn.status}, and cannot be continued.",
+                    param="previous_response_id",
+                )
+            body = msgspec.json.decode(turn.body)
+            items += parse_items([*msgspec.json.decode(turn.input), *body["output"]], "previous_response_id")
+        return items
+
+    async def _choices(
+        self, fields: ResponsesRequest, caller: Caller, messages: list[dict[str, Any]], tools: ResponseTools
+    ) -> tuple[ChatRequest, SamplingParams, RequestChoices]:
+        """The running choice, with `truncation: auto` without the oldest turns if they do not fit."""
+        attempts = MAX_TRUNCATIONS if fields.truncation == "auto" else 0
+        while True:
+            chat = await convert(len(messages), partial(chat_request, fields, messages, tools))
+            chat.sent_by(caller)
+            try:
+                with named_as_sent(tools):
+                    self.serving.chat.check_room(chat)
+                    prompt = await self.serving.chat.prepare(chat)
+                    return chat, prompt.params, await self.serving.chat.run(chat, prompt)
+            except ContextLengthError:
+                shorter = _without_oldest_turn(messages, attempts)
+                if attempts == 0 or len(shorter) == len(messages):
+                    raise
+                messages, attempts = shorter, attempts - 1
+
+
+def _items(fields: ResponsesRequest) -> list[InputItem]:
+    if isinstance(fields.input, str):
+        return [MessageItem(role="user", content=fields.input)]
+    if not fields.input and fields.previous_response_id is None:
+        raise RequestError("input must not be empty.", param="input")
+    return parse_items(fields.input)
+
+
+def _without_oldest_turn(messages: list[dict[str, Any]], attempts: int) -> list[dict[str, Any]]:
+    """The messages without those before a later question of the user's; system messages stay.
+
+    Args:
+        attempts: How many more there may be: of many turns, several go at once.
+    """
+    questions = [at for at, message in enumerate(messages) if message["role"] == "user"]
+    if len(questions) < 2:
+        return messages
+    begin = questions[min(len(questions) - 1, -(-len(questions) // max(1, attempts)))]
+    kept = [message for message in messages[:begin] if message["role"] in ("system", "developer")]
+    return [*kept, *messages[begin:]]

@@ -1,0 +1,171 @@
+"""/v1/responses: answering, and what may be asked about an answer later."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from fastapi import FastAPI, Query
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from quire.errors import RequestError
+from quire.serving.api.disconnect import cancel_on_disconnect
+from quire.serving.api.dropped_tools import name_dropped
+from quire.serving.api.request_body import openapi_body, read_body
+from quire.serving.api.request_ids import use_request_id
+from quire.serving.api.serving import Serving, json_response
+from quire.serving.api.sse_chunks import EVENT_STREAM
+from quire.serving.dialects.batches.file_routes import page_body
+from quire.serving.dialects.responses.response_body import ABANDONED, failed
+from quire.serving.dialects.responses.response_tasks import ResponseTasks, follow
+from quire.serving.dialects.responses.responses_service import ResponsesService, RunningResponse
+from quire.serving.dialects.responses.schemas import ResponsesRequest
+from quire.serving.store.errors import UnknownIdError
+from quire.serving.store.responses import StoredResponse
+from quire.serving.store.store import Store
+
+MAX_PAGE = 100
+_STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def add_responses(app: FastAPI, serving: Serving) -> None:
+    """Responses."""
+    app.state.responses = tasks = ResponseTasks(serving.store)
+    service = ResponsesService(serving)
+
+    @app.post("/v1/responses", openapi_extra=openapi_body(ResponsesRequest), tags=["responses"])
+    async def create(request: Request) -> Response:
+        """Answer something."""
+        serving.refuse_if_full(request)
+        fields = await read_body(request, ResponsesRequest)
+        return await cancel_on_disconnect(request, _answer(serving, service, tasks, request, fields))
+
+    @app.post("/v1/responses/input_tokens", openapi_extra=openapi_body(ResponsesRequest), tags=["responses"])
+    async def count(request: Request) -> Response:
+        """How many tokens the prompt has."""
+        fields = await read_body(request, ResponsesRequest)
+        fields.check()
+        tokens, dropped = await service.count_input_tokens(fields)
+        answer = json_response({"object": "response.input_tokens", "input_tokens": tokens})
+        return name_dropped(answer, dropped, serving.chat.hints)
+
+    @app.get("/v1/responses/{response_id}", tags=["responses"])
+    async def retrieve(response_id: str, stream: bool = False, starting_after: int = -1) -> Response:
+        """A response that was kept; of one in the background also its events behind a number."""
+        store = serving.stored
+        body = _current(await store.responses.get(response_id))
+        if not stream:
+            return json_response(body)
+        if not body["background"]:
+            raise RequestError("Only responses that were made with background=true have kept events.", param="stream")
+        return _stream(store, response_id, starting_after)
+
+    @app.delete("/v1/responses/{response_id}", tags=["responses"])
+    async def delete(response_id: str) -> Response:
+        """Forget a response; if it still runs, it ends."""
+        await serving.stored.responses.delete(response_id)
+        tasks.stop(response_id)
+        return json_response({"id": response_id, "object": "response", "deleted": True})
+
+    @app.post("/v1/responses/{response_id}/cancel", tags=["responses"])
+    async def cancel(response_id: str) -> Response:
+        """End a response in the background."""
+        responses = serving.stored.responses
+        body = _current(await responses.get(response_id))
+        if not body["background"]:
+            raise RequestError(
+                "Only responses that were made with background=true can be cancelled; close the connection of others.",
+                param="response_id",
+            )
+        cancelled = {**body, "status": "cancelled"}
+        if await responses.end(response_id, "cancelled", msgspec.json.encode(cancelled)):
+            tasks.stop(response_id)
+        return json_response(_current(await responses.get(response_id)))
+
+    @app.get("/v1/responses/{response_id}/input_items", tags=["responses"])
+    async def input_items(
+        response_id: str,
+        after: str | None = None,
+        limit: int = Query(20, ge=1, le=MAX_PAGE),
+        order: Literal["asc", "desc"] = "desc",
+    ) -> Response:
+        """What a response was made from, the items of the responses before it included."""
+        items = await _all_items(serving.stored, response_id)
+        if order == "desc":
+            items = items[::-1]
+        begin = 0
+        if after is not None:
+            begin = next((at for at, item in enumerate(items, 1) if item["id"] == after), 0)
+            if not begin:
+                raise UnknownIdError.of("item", after, "after")
+        return json_response(page_body(items[begin : begin + limit], begin + limit < len(items)))
+
+
+async def _answer(
+    serving: Serving, service: ResponsesService, tasks: ResponseTasks, request: Request, fields: ResponsesRequest
+) -> Response:
+    use_request_id(request, fields.request_id)
+    fields.check()
+    store = serving.stored if fields.background else None
+    kept = fields.store is not False
+    running = await service.start(fields, request.state.caller, tasks.keep if kept else lambda _: None)
+    answer = await _respond(serving, store, tasks, request, fields, running)
+    return name_dropped(answer, running.dropped, serving.chat.hints)
+
+
+async def _respond(
+    serving: Serving,
+    store: Store | None,
+    tasks: ResponseTasks,
+    request: Request,
+    fields: ResponsesRequest,
+    running: RunningResponse,
+) -> Response:
+    """The response; one in the background is in `store`."""
+    serving.log_request(request.state.request_id, request.url.path, running.choices.adds, stream=bool(fields.stream))
+    if store is not None:
+        return await _in_background(store, tasks, running, stream=bool(fields.stream))
+    if fields.stream:
+        running.events.begin()
+        return serving.stream(running.events, running.choices, request.state.request_id, running.events.take())
+    try:
+        await running.choices.read_all(lambda _, gained: running.events.add(gained))
+        running.events.finish()
+    finally:
+        running.choices.close()
+    if fields.store is not False:
+        await tasks.put(running)
+    return json_response(running.events.body)
+
+
+async def _in_background(store: Store, tasks: ResponseTasks, running: RunningResponse, *, stream: bool) -> Response:
+    try:
+        await store.responses.put(running.stored(), running=True)
+    except BaseException:
+        running.choices.close()
+        raise
+    queued = running.events.body
+    tasks.work_on(running)
+    return _stream(store, running.id, -1) if stream else json_response(queued)
+
+
+def _stream(store: Store, response_id: str, after: int) -> Response:
+    return StreamingResponse(follow(store, response_id, after), headers=_STREAM_HEADERS, media_type=EVENT_STREAM)
+
+
+def _current(response: StoredResponse) -> dict[str, Any]:
+    """The body of a response; failed, if nobody works on it any more."""
+    body: dict[str, Any] = msgspec.json.decode(response.body)
+    return failed(body, ABANDONED) if response.abandoned else body
+
+
+async def _all_items(store: Store, response_id: str) -> list[dict[str, Any]]:
+    await store.responses.get(response_id)
+    items: list[dict[str, Any]] = []
+    turns = await store.responses.turns(response_id)
+    for turn in turns:
+        items += msgspec.json.decode(turn.input)
+        if turn is not turns[-1]:
+            items += msgspec.json.decode(turn.body)["output"]
+    return items

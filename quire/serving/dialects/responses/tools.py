@@ -1,0 +1,284 @@
+"""The tools of /v1/responses as functions of a chat: those in namespaces, too, and without those that OpenAI hosts.
+
+Owns what the model calls each function, and which function of the client's a call means.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from quire.errors import RequestError, UnsupportedField
+from quire.serving.api.schemas.tools import MAX_TOOLS
+from quire.text.hints import HintLog
+
+_FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
+_NEUTRAL_FIELDS = ("type", "defer_loading", "output_schema", "allowed_callers")
+"""Further fields of a function, which are hints, or checked where they stand."""
+HOSTED = frozenset({
+    "code_interpreter",
+    "computer",
+    "computer_use",
+    "computer_use_preview",
+    "file_search",
+    "image_generation",
+    "mcp",
+    "programmatic_tool_calling",
+    "web_search",
+    "web_search_preview",
+})  # fmt: skip
+"""Tools that OpenAI runs, without the dates that their names may end with."""
+_RUN_BY_CLIENT = ("apply_patch", "custom", "local_shell", "shell", "tool_search")
+_DATE = re.compile(r"_\d{4}_\d{2}_\d{2}$", re.ASCII)
+_PLACE = re.compile(r"tools\[(\d+)\](?:\.function)?")
+
+
+@dataclass(frozen=True)
+class _Function:
+    """A function as it was sent.
+
+    Attributes:
+        namespace: What it stands in; empty for none.
+        place: Where it stands in the request.
+        about: What is said about its namespace; the first function of each says it.
+        called: What the model calls it.
+    """
+
+    fields: dict[str, Any]
+    namespace: str
+    place: str
+    about: str = ""
+    called: str = ""
+
+    @property
+    def name(self) -> str:
+        name = self.fields.get("name")
+        return name if isinstance(name, str) else ""  # which is refused where chats are checked
+
+
+@dataclass(frozen=True)
+class ResponseTools:
+    """The tools of a request.
+
+    Attributes:
+        shown: What of `tools` is served, as it was sent.
+        dropped: Types of the tools that OpenAI hosts, which are left out.
+        functions: All of them.
+        allowed: Those that may be called.
+        choice: Which must be, as chat requests say it.
+    """
+
+    shown: Sequence[dict[str, Any]] = ()
+    dropped: Sequence[str] = ()
+    functions: Sequence[_Function] = ()
+    allowed: Sequence[_Function] = ()
+    choice: Any = None
+
+    @classmethod
+    def of(cls, tools: Sequence[dict[str, Any]] | None, choice: Any) -> ResponseTools:
+        """The tools of a request and the choice among them, checked.
+
+        Raises:
+            UnsupportedField: The client runs one that is no function, or a function asks for what is not served.
+            RequestError: A namespace is wrong, or the choice does not fit the tools.
+        """
+        shown, dropped, functions = [], [], list[_Function]()
+        _check_number(tools or ())
+        for at, tool in enumerate(tools or ()):
+            if _is_hosted(tool):
+                dropped.append(str(tool["type"]))
+                continue
+            shown.append(tool)
+            functions += _functions(tool, f"tools[{at}]")
+            _check_number(functions)
+        named = _named(functions)
+        return cls(shown, dropped, named, named)._chosen(choice)
+
+    @property
+    def chat_tools(self) -> list[dict[str, Any]]:
+        """The functions that may be called as chat requests have them."""
+        return [_chat_tool(function) for function in self.allowed]
+
+    @cached_property
+    def in_namespaces(self) -> dict[str, tuple[str, str]]:
+        """Namespace and name of each function that has a namespace, by what the model calls it."""
+        return {each.called: (each.namespace, each.name) for each in self.functions if each.namespace}
+
+    def model_name(self, namespace: str | None, name: str) -> str:
+        """What the model calls a function. One that is not among the tools any more has its name."""
+        return self._called.get((namespace or "", name), name)
+
+    @cached_property
+    def _called(self) -> dict[tuple[str, str], str]:
+        return {(each.namespace, each.name): each.called for each in self.functions}
+
+    def _chosen(self, choice: Any) -> ResponseTools:
+        if choice == "required" and not self.functions and self.dropped:
+            raise _not_served(self.dropped[0], "tool_choice")
+        if isinstance(choice, str) or choice is None:
+            if choice not in (None, "none", "auto", "required"):
+                raise RequestError("tool_choice must be none, auto, required or a function.", param="tool_choice")
+            return replace(self, choice=choice)
+        match choice.get("type"):
+            case "function" if isinstance(choice.get("name"), str):
+                return replace(self, choice={"type": "function", "function": {"name": self._chosen_name(choice)}})
+            case "allowed_tools" if isinstance(choice.get("tools"), list):
+                return self._allowed(choice["tools"], required=choice.get("mode") == "required")
+            case str() as kind if _is_hosted({"type": kind}):
+                raise _not_served(kind, "tool_choice.type")
+        raise UnsupportedField("tool_choice.type", "choose among functions")
+
+    def _allowed(self, tools: Sequence[Any], *, required: bool) -> ResponseTools:
+        _check_number(tools, "tool_choice.tools")
+        allowed: set[str] = set()
+        named = {str(tool): tool for tool in tools}  # each once: one may stand for a thousand functions
+        for tool in named.values():
+            if isinstance(tool, dict) and _is_hosted(tool):
+                continue
+            found = self._meant(tool) if isinstance(tool, dict) else []
+            if not found:
+                raise RequestError("tool_choice allows a tool that is none of tools.", param="tool_choice")
+            allowed.update(function.called for function in found)
+        if required and tools and not allowed:
+            raise _not_served(str(tools[0]["type"]), "tool_choice")
+        kept = [function for function in self.functions if function.called in allowed]
+        return replace(self, allowed=kept, choice="required" if required else "auto")
+
+    def _chosen_name(self, choice: dict[str, Any]) -> str:
+        found = self._meant(choice)
+        if len(found) > 1:
+            raise RequestError(
+                f"tool_choice: several namespaces have a function '{choice['name'][:64]}': send its namespace, too.",
+                param="tool_choice",
+            )
+        if not found:
+            raise RequestError(f"tool_choice: '{choice['name'][:64]}' is none of tools.", param="tool_choice")
+        return found[0].called
+
+    def _meant(self, tool: dict[str, Any]) -> list[_Function]:
+        """What a choice names: a function, or all of a namespace. Without a namespace, one that has none goes first."""
+        name, namespace = str(tool.get("name")), tool.get("namespace")
+        if tool.get("type") == "namespace":
+            return self._by_namespace.get(name, [])
+        found = self._by_name.get(name, [])
+        if namespace is None:
+            return [function for function in found if not function.namespace] or found
+        return [function for function in found if function.namespace == namespace]
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[_Function]]:
+        return _grouped(self.functions, lambda function: function.name)
+
+    @cached_property
+    def _by_namespace(self) -> dict[str, list[_Function]]:
+        return _grouped([each for each in self.functions if each.namespace], lambda function: function.namespace)
+
+    def sent_place(self, param: str) -> str:
+        """Where the client sent what an error about the chat's tools is about."""
+        match = _PLACE.match(param)
+        if match is None or int(match[1]) >= len(self.allowed):
+            return param
+        return self.allowed[int(match[1])].place + param[match.end() :]
+
+    def log_hints(self, hints: HintLog) -> None:
+        """Take note of the hints that are not followed."""
+        if any(function.fields.get("defer_loading") for function in self.functions):
+            hints.drop("tools.defer_loading", "the model is shown all tools at once")
+        if any(function.fields.get("output_schema") for function in self.functions):
+            hints.drop("tools.output_schema", "chat templates show none")
+
+
+def _is_hosted(tool: dict[str, Any]) -> bool:
+    kind = tool.get("type")
+    if kind == "shell":
+        environment = tool.get("environment")
+        return isinstance(environment, dict) and str(environment.get("type", "")).startswith("container")
+    if kind == "tool_search":
+        return tool.get("execution") in (None, "server")
+    return isinstance(kind, str) and _DATE.sub("", kind) in HOSTED
+
+
+def _functions(tool: dict[str, Any], place: str) -> Iterator[_Function]:
+    """The function that a tool is, or those of a namespace."""
+    if tool.get("type") != "namespace":
+        _check_function(tool, place)
+        yield _Function(tool, "", place)
+        return
+    namespace, inside = tool.get("name"), tool.get("tools")
+    if not isinstance(namespace, str) or not namespace:
+        raise RequestError(f"{place}.name must be the name of the namespace.", param=f"{place}.name")
+    if not isinstance(inside, list) or not all(isinstance(each, dict) for each in inside):
+        raise RequestError(f"{place}.tools must be a list of functions.", param=f"{place}.tools")
+    about = tool.get("description")
+    for at, function in enumerate(inside):
+        _check_function(function, f"{place}.tools[{at}]")
+        first = about if at == 0 and isinstance(about, str) else ""
+        yield _Function(function, namespace, f"{place}.tools[{at}]", first)
+
+
+def _check_function(tool: dict[str, Any], place: str) -> None:
+    kind = str(tool.get("type"))[:64]
+    if kind in _RUN_BY_CLIENT:
+        raise UnsupportedField(
+            f"{place}.type", f"tools of type '{kind}' cannot be called here; describe it as a function, or leave it out"
+        )
+    if kind != "function":
+        raise UnsupportedField(f"{place}.type", f"only functions and namespaces of them are; '{kind}' is neither")
+    callers = tool.get("allowed_callers")
+    if callers is not None and not (isinstance(callers, list) and "direct" in callers):
+        raise UnsupportedField(f"{place}.allowed_callers", "no program runs here: add 'direct'")
+    for name, value in tool.items():
+        if name not in (*_NEUTRAL_FIELDS, *_FUNCTION_FIELDS) and value not in (None, False):
+            raise UnsupportedField(f"{place}.{name[:64]}")
+
+
+def _named(functions: Sequence[_Function]) -> list[_Function]:
+    """With what the model calls each: its name alone, or with its namespace in front where several have the name."""
+    count = Counter(name for _, name in {(each.namespace, each.name) for each in functions})
+    taken: dict[str, tuple[str, str]] = {}
+    again = Counter[str]()
+    named = []
+    for function in functions:
+        called, call = function.name, (function.namespace, function.name)
+        if function.namespace and count[called] > 1:
+            called = joined = _joined(*call)
+            while called in count or taken.get(called, call) != call:
+                again[joined] += 1
+                called = f"{joined}_{again[joined] + 1}"
+        taken[called] = call
+        named.append(replace(function, called=called))
+    return named
+
+
+def _grouped(functions: Sequence[_Function], key: Callable[[_Function], str]) -> dict[str, list[_Function]]:
+    groups: dict[str, list[_Function]] = {}
+    for function in functions:
+        groups.setdefault(key(function), []).append(function)
+    return groups
+
+
+def _check_number(tools: Sequence[Any], name: str = "tools") -> None:
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"{name} may have at most {MAX_TOOLS} entries, got {len(tools)}.", param=name)
+
+
+def _chat_tool(function: _Function) -> dict[str, Any]:
+    fields = {name: function.fields[name] for name in _FUNCTION_FIELDS if function.fields.get(name) is not None}
+    if function.called:
+        fields["name"] = function.called
+    if function.about and isinstance(fields.get("description", ""), str):
+        own = fields.get("description", "")
+        fields["description"] = f"{own}\n\n{function.namespace}: {function.about}".strip()
+    return {"type": "function", "function": fields}
+
+
+def _joined(namespace: str, name: str) -> str:
+    return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
+
+
+def _not_served(kind: str, param: str) -> UnsupportedField:
+    return UnsupportedField(param, f"'{kind[:64]}' is a tool that OpenAI hosts; choose among functions")

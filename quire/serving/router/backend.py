@@ -1,0 +1,128 @@
+"""A server as the router sees it: what it serves, whether it is well, and what it has to do. Asks nothing itself."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.foundation.clock import Clock
+from quire.foundation.config.router import RouterConfig
+from quire.serving.replica_chooser import ReplicaLoad
+from quire.serving.router.backend_list import BackendAddress
+from quire.serving.router.circuit_breaker import CircuitBreaker
+from quire.serving.router.connection_pool import ConnectionPool
+from quire.serving.router.prompt_prefix import BLOCK_TOKENS
+
+_UNKNOWN_BLOCKS = 8_192
+"""Blocks of a prompt's text that are supposed to be in the prefix cache of a server that does not say."""
+
+
+@dataclass(frozen=True)
+class ScrapedLoad:
+    """What a server's /metrics says.
+
+    Attributes:
+        running, waiting: Sequences.
+        cache_tokens: What its KV cache holds; 0 if it does not say.
+        cache_usage: The share of it that is in use.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    cache_tokens: int = 0
+    cache_usage: float = 0.0
+
+
+class Backend:
+    """One server, with its connections, its circuit breaker and its load.
+
+    Args:
+        address: From the list.
+        number: Its place among the chooser's replicas.
+        config: How many failures open its circuit breaker, and for how long.
+        clock: For the circuit breaker.
+        tls: For connections to servers with https.
+
+    Attributes:
+        address: From the list as it is now.
+        number: As given.
+        pool: Connections to it.
+        breaker: Counts its failures.
+        complaint: Why it gets no requests; empty if it is ready.
+        cards: What its /v1/models says, by name.
+        models: Names of models and adapters that requests may ask it for.
+        load: What its /metrics said last.
+        in_flight: Requests of this router that it has.
+    """
+
+    def __init__(
+        self, address: BackendAddress, number: int, config: RouterConfig, clock: Clock, tls: ssl.SSLContext
+    ) -> None:
+        self.address = address
+        self.number = number
+        self.pool = ConnectionPool(address, tls)
+        self.breaker = CircuitBreaker(config.cb_failure_threshold, config.cb_timeout_duration_secs, clock)
+        self.complaint = "It was not asked yet."
+        self.cards: Mapping[str, Any] = {}
+        self.models = frozenset(address.models)
+        self.load = ScrapedLoad()
+        self.in_flight = 0
+        self._left = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the server says that it would serve requests."""
+        return not self.complaint
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether the server may get a request now."""
+        return self.is_ready and not self.address.drain and self.breaker.passes
+
+    def relist(self, address: BackendAddress) -> None:
+        """Take over the server's address from a list that was read again; its URL is the same."""
+        self.address = address
+        self.models = frozenset(address.models or self.cards)
+
+    def learn_cards(self, cards: Mapping[str, Any]) -> None:
+        """Take over what the server's /v1/models says."""
+        self.cards = cards
+        self.models = frozenset(self.address.models or cards)
+
+    def replica_load(self) -> ReplicaLoad:
+        """The server's load in the chooser's terms, where a block is one of prompt text."""
+        load = self.load
+        num_blocks = load.cache_tokens // BLOCK_TOKENS or _UNKNOWN_BLOCKS
+        free = int(num_blocks * (1 - load.cache_usage))
+        return ReplicaLoad(max(self.in_flight, load.running + load.waiting), 0, free, num_blocks)
+
+    def began(self) -> int:
+        """Count a request that is being sent. Returns the number by which the circuit breaker is told its end."""
+        self.in_flight += 1
+        return self.breaker.sending()
+
+    def ended(self) -> None:
+        """Count a request that is over."""
+        self.in_flight -= 1
+        if self._left and not self.in_flight:
+            self.pool.close()
+
+    def leave(self) -> None:
+        """Close the connections once open requests are over, because the server is no longer in the list."""
+        self._left = True
+        if not self.in_flight:
+            self.pool.close()
+
+    def state(self) -> dict[str, Any]:
+        """The server's state, as GET /backends shows it."""
+        return {
+            "url": self.address.url,
+            "ready": self.is_ready,
+            "reason": self.complaint,
+            "draining": self.address.drain,
+            "circuit_open": self.breaker.is_open,
+            "requests": self.in_flight,
+            "models": sorted(self.models),
+        }

@@ -1,0 +1,194 @@
+"""Which servers and keys there are: from flags, and from a file that may change. Parses; asks nobody."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from quire.errors import ConfigError, reason
+from quire.foundation.config.router import RouterConfig
+from quire.serving.api.api_keys import digest_of
+
+_HEX_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True)
+class BackendAddress:
+    """A server.
+
+    Attributes:
+        url: `scheme://host:port`, with the path under which it serves, if any; no slash at the end.
+        drain: It gets no new requests.
+        api_key: Sent in place of the client's; empty: none is sent; None: the client's goes on.
+        models: Names to send it; empty: those of its /v1/models.
+    """
+
+    url: str
+    drain: bool = False
+    api_key: str | None = None
+    models: tuple[str, ...] = ()
+
+    @property
+    def host(self) -> str:
+        """Name or address, IPv6 without brackets."""
+        return urlsplit(self.url).hostname or ""
+
+    @property
+    def port(self) -> int:
+        """Also if the URL leaves it out."""
+        return urlsplit(self.url).port or (443 if self.tls else 80)
+
+    @property
+    def tls(self) -> bool:
+        """Whether it is spoken to over TLS."""
+        return self.url.startswith("https:")
+
+    @property
+    def authority(self) -> str:
+        """For the Host header."""
+        return urlsplit(self.url).netloc
+
+    @property
+    def path(self) -> str:
+        """What its paths begin with; mostly nothing."""
+        return urlsplit(self.url).path
+
+
+@dataclass(frozen=True)
+class KeyLimits:
+    """A key of the router's clients, and what it may do.
+
+    Attributes:
+        name: Shown in logs and metrics; servers are told it under --tenant-header.
+        digest: SHA-256 of the key.
+        requests_per_minute, max_concurrent_requests: None: no limit.
+    """
+
+    name: str
+    digest: bytes
+    requests_per_minute: int | None
+    max_concurrent_requests: int | None
+
+
+@dataclass(frozen=True)
+class BackendList:
+    """All servers and keys.
+
+    Attributes:
+        backends: No URL twice.
+        keys: None: everybody may send requests.
+    """
+
+    backends: tuple[BackendAddress, ...]
+    keys: tuple[KeyLimits, ...]
+
+
+class _BackendEntry(msgspec.Struct, forbid_unknown_fields=True):
+    url: str
+    drain: bool = False
+    api_key: str | None = None
+    models: tuple[str, ...] = ()
+
+
+class _KeyEntry(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    key: str | None = None
+    key_sha256: str | None = None
+    requests_per_minute: int | None = None
+    max_concurrent_requests: int | None = None
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    backends: tuple[_BackendEntry, ...] = ()
+    keys: tuple[_KeyEntry, ...] = ()
+
+
+def read_backend_list(config: RouterConfig) -> BackendList:
+    """The servers and keys of flags and file; read again at each call.
+
+    Raises:
+        ConfigError: The file or an address in it cannot be used, or there is no server at all.
+    """
+    file = _read_file(config.dynamic_config_yaml) if config.dynamic_config_yaml else _File()
+    keys = [_flag_key(config, number, key) for number, key in enumerate(config.api_key, start=1)]
+    keys += [_file_key(config, entry) for entry in file.keys]
+    _check_names(keys)
+    entries = [_BackendEntry(url) for value in config.static_backends for url in value.split(",") if url.strip()]
+    usual_key = config.backend_api_key or ("" if keys else None)  # keys of the router are no server's business
+    backends = [
+        BackendAddress(parse_url(each.url), each.drain, each.api_key or usual_key, each.models)
+        for each in (*entries, *file.backends)
+    ]
+    urls = [backend.url for backend in backends]
+    if not urls:
+        raise ConfigError("There is no server: give addresses by --static-backends or --dynamic-config-yaml.")
+    if twice := next((url for url in urls if urls.count(url) > 1), None):
+        raise ConfigError(f"The server {twice} is listed twice.")
+    return BackendList(tuple(backends), tuple(keys))
+
+
+def parse_url(url: str) -> str:
+    """An address as it is written in the list, without a slash at the end.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    text = url.strip().rstrip("/")
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none
+        good = False
+    if not good or parts.query or parts.fragment or parts.username or re.search(r"[^!-~]", text):
+        raise ConfigError(f"'{url}' is no address of a server: write http://HOST:PORT.")
+    return text.removesuffix("/v1")
+
+
+def _read_file(path: str) -> _File:
+    try:
+        content = msgspec.yaml.decode(Path(path).read_bytes())
+        return msgspec.convert({} if content is None else content, _File)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"--dynamic-config-yaml {path} cannot be read: {reason(error)}.") from error
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}.") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}.") from error
+
+
+def _flag_key(config: RouterConfig, number: int, key: str) -> KeyLimits:
+    return KeyLimits(f"key-{number}", digest_of(key), config.requests_per_minute, config.max_concurrent_requests)
+
+
+def _file_key(config: RouterConfig, entry: _KeyEntry) -> KeyLimits:
+    if not _NAME.fullmatch(entry.name):
+        raise ConfigError(f"'{entry.name[:80]}' is no name of a key: use 1 to 64 letters, digits or '._-'.")
+    if (entry.key is None) == (entry.key_sha256 is None):
+        raise ConfigError(f"The key '{entry.name}' needs either key or key_sha256.")
+    if entry.key is not None and not entry.key.strip():
+        raise ConfigError(f"The key '{entry.name}' is empty.")
+    if entry.key_sha256 is not None and not _HEX_DIGEST.fullmatch(entry.key_sha256):
+        raise ConfigError(f"key_sha256 of '{entry.name}' must be 64 hexadecimal digits.")
+    limits = (entry.requests_per_minute, entry.max_concurrent_requests)
+    if any(limit is not None and limit <= 0 for limit in limits):
+        raise ConfigError(f"Limits of the key '{entry.name}' must be above 0.")
+    return KeyLimits(
+        entry.name,
+        digest_of(entry.key) if entry.key is not None else bytes.fromhex(entry.key_sha256 or ""),
+        entry.requests_per_minute or config.requests_per_minute,
+        entry.max_concurrent_requests or config.max_concurrent_requests,
+    )
+
+
+def _check_names(keys: Sequence[KeyLimits]) -> None:
+    names, digests = [key.name for key in keys], [key.digest for key in keys]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"Two keys have the name '{twice}'.")
+    if len(set(digests)) < len(digests):
+        raise ConfigError("Two keys are the same: each client needs its own.")

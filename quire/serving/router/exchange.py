@@ -1,0 +1,60 @@
+"""One client's request from its arrival to its end: what is known of it, for the log and the metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import Scope
+
+from quire.serving.api.access_line import write_line
+from quire.serving.api.disconnect import CLIENT_CLOSED_REQUEST
+from quire.serving.router.backend_list import KeyLimits
+
+_MILLISECONDS = 3
+
+
+@dataclass
+class Exchange:
+    """Filled as it goes on.
+
+    Attributes:
+        began: Monotonic seconds.
+        key: Whose it is; None: no keys are needed.
+        model: That a server has.
+        backend: URL of the server that answers.
+        status: That the client was sent; until then, that it went away.
+        started: Whether an answer has begun.
+        first_byte_s: From arrival to the first byte of a server's answer.
+        requests_left: That its key may send at once; None: any number.
+    """
+
+    began: float
+    key: KeyLimits | None = None
+    model: str = ""
+    backend: str = ""
+    status: int = CLIENT_CLOSED_REQUEST
+    started: bool = False
+    first_byte_s: float | None = None
+    requests_left: int | None = None
+
+    @property
+    def key_name(self) -> str:
+        """Empty without keys."""
+        return self.key.name if self.key else ""
+
+    def log(self, scope: Scope, now: float) -> None:
+        """A line of the access log."""
+        client = scope.get("client")
+        fields: dict[str, Any] = {
+            "client": f"{client[0]}:{client[1]}" if client else "-",
+            "method": scope["method"],
+            "path": scope["raw_path"].decode("ascii", "backslashreplace"),
+            "status": self.status,
+            "request_id": scope["state"]["request_id"],
+            "duration_s": round(now - self.began, _MILLISECONDS),
+        }
+        if self.first_byte_s is not None:
+            fields["first_byte_s"] = round(self.first_byte_s, _MILLISECONDS)
+        rest = {"key": self.key_name, "model": self.model, "backend": self.backend}
+        write_line(fields | {name: value for name, value in rest.items() if value}, scope["http_version"])

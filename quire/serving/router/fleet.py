@@ -1,0 +1,124 @@
+"""All servers, and which of them gets a request: those with its model, by prefix or session and load.
+
+Owns the set of servers. Knows nothing about how they are asked, or how requests reach them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from quire.errors import RequestError, UnavailableError, UnknownModelError
+from quire.foundation.clock import Clock
+from quire.foundation.config.router import RouterConfig
+from quire.serving.replica_chooser import ReplicaChooser, ReplicaLoad
+from quire.serving.router.backend import Backend
+from quire.serving.router.backend_list import BackendAddress
+from quire.serving.router.connection_pool import backend_tls
+from quire.serving.router.prompt_prefix import BLOCK_TOKENS
+from quire.serving.router.routed_request import RoutedRequest
+
+EXPECTED_OUTPUT = 128
+"""Tokens of an answer, in the estimate of what a request costs."""
+
+
+class Fleet:
+    """The servers of the list.
+
+    Args:
+        config: How a server is chosen, and when its circuit breaker opens.
+        clock: Tells what was sent lately.
+
+    Raises:
+        ConfigError: The certificates for servers cannot be read.
+    """
+
+    def __init__(self, config: RouterConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._tls = backend_tls(config.backend_ssl_ca_certs)
+        self._backends: dict[str, Backend] = {}
+        self._chooser = ReplicaChooser(0, BLOCK_TOKENS, clock)
+        self._turns = itertools.count()
+
+    @property
+    def backends(self) -> Collection[Backend]:
+        """All servers, in the order of the list."""
+        return self._backends.values()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether any server takes requests."""
+        return any(backend.takes_requests for backend in self.backends)
+
+    def update(self, addresses: Collection[BackendAddress]) -> None:
+        """Replace the list. A server that is in both lists stays as it is; one that has left finishes its requests."""
+        before, self._backends = self._backends, {}
+        for address in addresses:
+            backend = before.pop(address.url, None)
+            if backend is None:
+                number = self._chooser.add(address.url.encode())
+                backend = Backend(address, number, self._config, self._clock, self._tls)
+            backend.relist(address)
+            self._backends[address.url] = backend
+        for backend in before.values():
+            self._chooser.remove(backend.number)
+            backend.leave()
+
+    def forget_cache(self, backend: Backend) -> None:
+        """Take a server's prefix cache to be empty, because the server was away."""
+        self._chooser.forget(backend.number)
+
+    def choose(self, request: RoutedRequest, tried: Collection[Backend] = ()) -> Backend:
+        """Choose the server for a request.
+
+        Args:
+            request: What is asked.
+            tried: Servers that the request was sent to before.
+
+        Raises:
+            RequestError: No server has its model, or it has to name one.
+            UnavailableError: No server that has the model takes requests now.
+        """
+        serving = self._serving(request.model)
+        able = [backend for backend in serving if backend.takes_requests and backend not in tried]
+        if not able:
+            raise UnavailableError(self._complaint(request.model))
+        if self._config.routing_logic == "roundrobin":
+            return able[next(self._turns) % len(able)] if len(able) > 1 else able[0]
+        if len(serving) == 1:  # where others are only away, what this one gets now is remembered
+            return able[0]
+        loads: list[ReplicaLoad | None] = [None] * self._chooser.num_replicas
+        for backend in able:
+            loads[backend.number] = backend.replica_load()
+        chosen = self._chooser.choose(loads, request.blocks, request.prompt_tokens, EXPECTED_OUTPUT)
+        return next(backend for backend in able if backend.number == chosen)
+
+    def cards(self) -> Mapping[str, Any]:
+        """What /v1/models shows, by name: all models of servers that are ready."""
+        found: dict[str, Any] = {}
+        for backend in self.backends:
+            for name in sorted(backend.models) if backend.is_ready else ():
+                usual = {"id": name, "object": "model", "created": 0, "owned_by": "unknown"}
+                found.setdefault(name, backend.cards.get(name, usual))
+        return found
+
+    def _serving(self, model: str | None) -> list[Backend]:
+        backends = list(self.backends)
+        if model is not None:
+            serving = [backend for backend in backends if model in backend.models]
+            if serving or not all(backend.models for backend in backends):
+                return serving
+            raise UnknownModelError(
+                f"No server has the model '{model[:200]}'. GET /v1/models lists what there is.", param="model"
+            )
+        known = [backend.models for backend in backends if backend.models]
+        if known and not frozenset.intersection(*known):
+            raise RequestError("The servers have different models: name one as 'model'.", param="model")
+        return backends
+
+    @staticmethod
+    def _complaint(model: str | None) -> str:
+        what = "this request" if model is None else f"the model '{model[:200]}'"
+        return f"No server takes requests for {what} now. Try again in a few seconds."

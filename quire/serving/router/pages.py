@@ -1,0 +1,68 @@
+"""What the router answers by itself: health, metrics, the models of all servers, and the servers."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote
+
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.responses import Response
+
+from quire.errors import UnknownModelError
+from quire.serving.api.error_responses import RETRY_AFTER_S, json_answer
+from quire.serving.router.fleet import Fleet
+from quire.serving.router.router_metrics import RouterExposition, RouterMetrics
+from quire.version import __version__
+
+PUBLIC = frozenset({"/health", "/ping", "/ready", "/version", "/metrics"})
+"""Pages that need no key, as at a server."""
+_MODELS = "/v1/models"
+
+
+class Pages:
+    """GET requests that reach no server.
+
+    Args:
+        fleet: What is shown.
+        metrics: The same.
+    """
+
+    def __init__(self, fleet: Fleet, metrics: RouterMetrics) -> None:
+        self._fleet = fleet
+        self._exposition = RouterExposition(metrics, fleet)
+        self.draining = False
+
+    def has(self, path: str) -> bool:
+        """Whether a path is one of these."""
+        return path in PUBLIC or path in ("/backends", _MODELS) or path.startswith(f"{_MODELS}/")
+
+    def answer(self, path: str) -> Response:
+        """The page.
+
+        Raises:
+            UnknownModelError: Of a model that no server has.
+        """
+        if path in ("/health", "/ping"):
+            return json_answer(200, {"status": "ok"}, {})
+        if path == "/ready":
+            return self._ready()
+        if path == "/version":
+            return json_answer(200, {"version": __version__}, {})
+        if path == "/metrics":
+            return Response(self._exposition.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        if path == "/backends":
+            return json_answer(200, {"backends": [backend.state() for backend in self._fleet.backends]}, {})
+        cards = self._fleet.cards()
+        if path == _MODELS:
+            return json_answer(200, {"object": "list", "data": list(cards.values())}, {})
+        name = unquote(path.removeprefix(f"{_MODELS}/"))
+        if name not in cards:
+            raise UnknownModelError(f"No server has the model '{name[:200]}'.", param="model")
+        return json_answer(200, cards[name], {})
+
+    def _ready(self) -> Response:
+        complaint = "The router is shutting down." if self.draining else ""
+        if not complaint and not self._fleet.is_ready:
+            complaint = "No server takes requests."
+        if complaint:
+            return json_answer(503, {"status": "unavailable", "reason": complaint}, {"Retry-After": RETRY_AFTER_S})
+        return json_answer(200, {"status": "ok"}, {})

@@ -1,0 +1,91 @@
+"""A client's request as it is sent on: what it asks for, and its bytes for one server or another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from quire.serving.router.backend_list import BackendAddress
+
+Headers = list[tuple[bytes, bytes]]
+
+HOP_BY_HOP = frozenset({
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
+    b"transfer-encoding", b"upgrade",
+})  # fmt: skip
+"""Headers of one connection (RFC 9110, section 7.6.1); those that Connection names are too."""
+_MADE_ANEW = frozenset({b"host", b"content-length", b"expect"})
+
+
+@dataclass(frozen=True)
+class RoutedRequest:
+    """A POST with its whole body.
+
+    Attributes:
+        path: Of an endpoint, with the query.
+        headers: As they are sent, but for those that depend on the server.
+        body: As it came.
+        model: Name that it asks for; None: it names none.
+        blocks: Its beginning, see `prompt_prefix`.
+        prompt_tokens: Estimated.
+        received: Monotonic seconds.
+    """
+
+    path: bytes
+    headers: Headers
+    body: bytes
+    model: str | None
+    blocks: Sequence[bytes]
+    prompt_tokens: int
+    received: float
+
+    def data_for(self, address: BackendAddress, api_key: str | None) -> bytes:
+        """Head and body for a server.
+
+        Args:
+            address: The server's.
+            api_key: Takes the place of the client's key; None: leave that as it is.
+        """
+        lines = [b"POST %s%s HTTP/1.1" % (address.path.encode(), self.path), b"host: " + address.authority.encode()]
+        for name, value in self.headers:
+            if api_key is None or name not in (b"authorization", b"x-api-key"):
+                lines.append(name + b": " + value)
+        if api_key:
+            lines.append(b"authorization: Bearer " + api_key.encode())
+        lines.append(b"content-length: %d\r\n\r\n" % len(self.body))
+        return b"\r\n".join(lines) + self.body
+
+
+def without_hops(headers: Iterable[tuple[bytes, bytes]], *, without: frozenset[bytes] = frozenset()) -> Headers:
+    """Headers that go on to the other side.
+
+    Args:
+        headers: As they came; names may have capital letters.
+        without: Others that do not, in small letters.
+    """
+    kept = [(name.lower(), value) for name, value in headers]
+    named = {word.strip().lower() for name, value in kept if name == b"connection" for word in value.split(b",")}
+    return [(name, value) for name, value in kept if not (name in HOP_BY_HOP or name in named or name in without)]
+
+
+def request_headers(
+    headers: Sequence[tuple[bytes, bytes]],
+    *,
+    client: str,
+    scheme: str,
+    replaced: Mapping[bytes, bytes],
+) -> Headers:
+    """What a server gets of a client's headers: all but those of the connection. Trace context goes on as it is.
+
+    Args:
+        headers: The client's, names in small letters.
+        client: Its address; added to X-Forwarded-For.
+        scheme: How it reached the router.
+        replaced: Headers that are set in place of the client's; dropped where the value is empty.
+    """
+    given = dict(replaced)
+    before = [value for name, value in headers if name == b"x-forwarded-for"]
+    given[b"x-forwarded-for"] = b", ".join([*before, client.encode()])
+    given.setdefault(b"x-forwarded-proto", scheme.encode())
+    kept = without_hops(headers, without=_MADE_ANEW | given.keys())
+    return kept + [(name, value) for name, value in given.items() if value]

@@ -1,0 +1,82 @@
+"""Batches as rows of the store: what is written of one, and how it is read and changed within a transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from quire.serving.store.errors import UnknownIdError
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """What came of one request.
+
+    Attributes:
+        line: Of the input file, counted from 0.
+        succeeded: Whether it goes to the output file, and not to that of errors.
+        data: A line of that file, without its end.
+    """
+
+    line: int
+    succeeded: bool
+    data: bytes
+
+
+@dataclass(frozen=True)
+class ClaimedBatch:
+    """A batch that this process works on now.
+
+    Attributes:
+        body: As clients see it.
+        ends_as: The state in which it ends, if another process had begun to end it.
+        tenant: Whose it is, see Add.
+    """
+
+    body: dict[str, Any]
+    ends_as: str | None
+    tenant: str = ""
+
+
+def body_of(connection: sqlite3.Connection, batch: str) -> dict[str, Any]:
+    """The batch as it is kept.
+
+    Raises:
+        UnknownIdError: There is none.
+    """
+    row = connection.execute("SELECT body FROM batches WHERE id = ?", (batch,)).fetchone()
+    if row is None:
+        raise UnknownIdError.of("batch", batch, "batch_id")
+    body: dict[str, Any] = msgspec.json.decode(row[0])
+    return body
+
+
+def seen(connection: sqlite3.Connection, batch: str) -> dict[str, Any]:
+    """The batch as clients see it, counts included.
+
+    Raises:
+        UnknownIdError: There is none.
+    """
+    body = body_of(connection, batch)
+    (total,) = connection.execute("SELECT total FROM batches WHERE id = ?", (batch,)).fetchone()
+    query = "SELECT coalesce(sum(succeeded), 0), count(*) FROM batch_results WHERE batch = ?"
+    completed, done = connection.execute(query, (batch,)).fetchone()
+    counts = {"total": total, "completed": completed, "failed": done - completed}
+    body["request_counts"] = body.pop("final_counts", None) or counts
+    for internal in ("ends_as", "output_lifetime", "tenant"):
+        body.pop(internal, None)
+    return body
+
+
+def set_fields(connection: sqlite3.Connection, batch: str, **changes: Any) -> None:
+    """Change what is kept of it."""
+    body = {**body_of(connection, batch), **changes}
+    connection.execute("UPDATE batches SET status = ?, body = ? WHERE id = ?", (body["status"], encode(body), batch))
+
+
+def encode(body: dict[str, Any]) -> bytes:
+    """A batch as it is written."""
+    return msgspec.json.encode(body)

@@ -1,0 +1,191 @@
+"""One SQLite file behind one thread: opening, transactions, and what to do with a file that is broken.
+
+Several processes may have the file open. Knows nothing about what the tables mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from quire.errors import ConfigError, UnavailableError, reason
+from quire.serving.store.errors import StoreFullError
+from quire.serving.store.schema import MIGRATIONS, VERSION
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+BUSY_S = 10.0
+"""How long a transaction waits for another process's, in seconds."""
+MARGIN_PAGES = 256
+"""Pages that SQLite may take beyond the limit, so that deleting works in a full store."""
+
+
+class Database:
+    """A store's file. Opened when it is first used; nothing is written before that.
+
+    Args:
+        path: The file. Its directory is made if it is not there; both are for their owner only.
+        max_bytes: What the file may hold.
+    """
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self.path = path
+        self.max_bytes = max_bytes
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._connection: sqlite3.Connection | None = None
+        self._inode = 0
+
+    async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a transaction that changes something, in the thread.
+
+        Raises:
+            StoreFullError: There is no room.
+            UnavailableError: The file is locked for too long, or cannot be read or written.
+        """
+        return await self._run(work, "BEGIN IMMEDIATE")
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a transaction that changes nothing. See `write`."""
+        return await self._run(work, "BEGIN")
+
+    def open_now(self) -> None:
+        """Open the file in the calling thread's place, to know at the start that it can be used.
+
+        Raises:
+            ConfigError: It cannot.
+        """
+        try:
+            self._thread.submit(self._open).result()
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(
+                f"The store {self.path} cannot be opened: {reason(error)}. Choose another with --responses-store-path."
+            ) from error
+
+    def close(self) -> None:
+        """End the thread when its work is done, and close the file."""
+        self._thread.submit(self._close)
+        self._thread.shutdown(wait=True)
+
+    async def _run(self, work: Callable[[sqlite3.Connection], T], begin: str) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._transaction, work, begin)
+
+    # --- in the thread ----------------------------------------------------------------------------------------------
+
+    def _transaction(self, work: Callable[[sqlite3.Connection], T], begin: str) -> T:
+        try:
+            try:
+                return self._attempt(work, begin)
+            except sqlite3.DatabaseError as error:
+                if not _is_broken(error):
+                    raise
+                self._move_aside(error)
+                return self._attempt(work, begin)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                raise StoreFullError.of(self.max_bytes) from error
+            raise UnavailableError(f"The store cannot be used now: {reason(error)}. Try again.") from error
+        except OSError as error:
+            raise UnavailableError(f"The store cannot be used now: {reason(error)}. Try again.") from error
+
+    def _attempt(self, work: Callable[[sqlite3.Connection], T], begin: str) -> T:
+        connection = self._connection or self._open()
+        connection.execute(begin)
+        try:
+            result = work(connection)
+            connection.execute("COMMIT")
+            return result
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    def _open(self) -> sqlite3.Connection:
+        with self._alone():
+            try:
+                self._connection = self._connect()
+            except sqlite3.DatabaseError as error:
+                if not _is_broken(error):
+                    raise
+                self._rename(error)
+                self._connection = self._connect()
+        self._inode = self.path.stat().st_ino
+        return self._connection
+
+    def _connect(self) -> sqlite3.Connection:
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        with contextlib.suppress(PermissionError):
+            self.path.chmod(0o600)  # SQLite gives its other files the same mode
+        connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
+        try:
+            for setting in ("auto_vacuum = INCREMENTAL", "journal_mode = WAL", "synchronous = NORMAL",
+                            "foreign_keys = ON", "journal_size_limit = 16777216"):  # fmt: skip
+                connection.execute(f"PRAGMA {setting}")
+            _upgrade(connection, self.path)
+            (page_size,) = connection.execute("PRAGMA page_size").fetchone()
+            connection.execute(f"PRAGMA max_page_count = {self.max_bytes // page_size + MARGIN_PAGES}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _move_aside(self, error: Exception) -> None:
+        """Replace a broken file by a new one, unless another process has done so already."""
+        self._close()
+        with self._alone():
+            if self.path.exists() and self.path.stat().st_ino == self._inode:
+                self._rename(error)
+
+    def _rename(self, error: Exception) -> None:
+        aside = self.path.with_name(f"{self.path.name}.broken-{time.time_ns()}")
+        for suffix in ("", "-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(f"{self.path}{suffix}", f"{aside}{suffix}")
+        logger.error(
+            "The store of responses, files and batches is broken (%s). It was moved to %s; a new one begins empty.",
+            reason(error),
+            aside,
+        )
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process opens the file or moves it meanwhile."""
+        if not self.path.parent.exists():
+            self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
+        lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _upgrade(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the tables, or bring those of an older version up to date."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > VERSION:
+        raise ConfigError(
+            f"The store {path} was written by a newer version of Quire (format {version}, this one reads {VERSION}). "
+            "Choose another with --responses-store-path."
+        )
+    for number in range(version, VERSION):
+        connection.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;")
+
+
+def _is_broken(error: sqlite3.DatabaseError) -> bool:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the kind; what is above tells where
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)

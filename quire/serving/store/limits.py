@@ -1,0 +1,72 @@
+"""What the store may hold: how big, for how long, and what goes when there is no room."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+
+from quire.serving.store.errors import StoreFullError
+
+ABANDONED_S = 3_600.0
+"""A file whose upload has not ended after this long, in seconds, is deleted."""
+PROCESS_DEAD_S = 12.0
+"""A process that has not said for so long that it is alive works on nothing any more, in seconds."""
+EVICTED_AT_ONCE = 16
+FINISHED = ("completed", "failed", "incomplete", "cancelled")
+"""States of a response on which nobody works; only those are evicted."""
+_FINISHED = ", ".join(f"'{status}'" for status in FINISHED)
+
+
+@dataclass(frozen=True)
+class StoreLimits:
+    """Bounds of one store.
+
+    Attributes:
+        max_bytes: Of everything together.
+        max_age: Seconds after which a response that is not used any more, a file or a finished batch is deleted.
+        max_file_bytes: Of one file.
+    """
+
+    max_bytes: int
+    max_age: float
+    max_file_bytes: int
+
+    def make_room(self, connection: sqlite3.Connection, needed: int) -> None:
+        """Evict the responses that have not been used for the longest time until `needed` bytes fit.
+
+        Files and batches stay: somebody waits for them.
+
+        Raises:
+            StoreFullError: All finished responses are gone, and there is no room yet.
+        """
+        while used_bytes(connection) + needed > self.max_bytes:
+            oldest = f"SELECT id FROM responses WHERE status IN ({_FINISHED}) ORDER BY used LIMIT {EVICTED_AT_ONCE}"
+            if connection.execute(f"DELETE FROM responses WHERE id IN ({oldest})").rowcount == 0:
+                raise StoreFullError.of(self.max_bytes)
+
+    def sweep(self, connection: sqlite3.Connection, now: float) -> None:
+        """Delete what is too old.
+
+        Args:
+            now: Seconds since 1970.
+        """
+        before = now - self.max_age
+        connection.execute(f"DELETE FROM responses WHERE used < ? AND status IN ({_FINISHED})", (before,))
+        connection.execute(
+            "DELETE FROM batches WHERE created < ? AND status IN ('completed', 'failed', 'expired', 'cancelled')",
+            (before,),
+        )
+        needed = "SELECT input_file FROM batches WHERE status IN ('validating', 'in_progress')"
+        connection.execute(f"DELETE FROM files WHERE complete AND expires < ? AND id NOT IN ({needed})", (now,))
+        connection.execute(
+            "DELETE FROM files WHERE NOT complete AND created < ? AND batch IS NULL", (now - ABANDONED_S,)
+        )
+        connection.execute("DELETE FROM processes WHERE seen < ?", (before,))
+        connection.execute("PRAGMA incremental_vacuum").fetchall()
+
+
+def used_bytes(connection: sqlite3.Connection) -> int:
+    """What everything in the store takes."""
+    names = ("page_count", "freelist_count", "page_size")
+    pages, free, size = (int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in names)
+    return (pages - free) * size

@@ -1,0 +1,85 @@
+"""The store as API processes use it: its three kinds of things, over one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quire.foundation.clock import Clock, WallClock
+from quire.foundation.config import ServerConfig
+from quire.serving.store.batches import BatchStore
+from quire.serving.store.database import Database
+from quire.serving.store.files import FileStore
+from quire.serving.store.limits import StoreLimits
+from quire.serving.store.processes import ProcessRecord
+from quire.serving.store.responses import ResponseStore
+
+
+def open_store(server: ServerConfig, default: Path) -> Store | None:
+    """The store that a server is configured with; None if it has none.
+
+    Args:
+        default: The file, if the settings name none.
+
+    Raises:
+        ConfigError: The file that the settings name, or one that is there already, cannot be used.
+    """
+    if server.disable_responses_store:
+        return None
+    limits = StoreLimits(
+        server.responses_store_max_bytes, server.responses_store_max_age, server.responses_store_max_file_bytes
+    )
+    path = server.responses_store_path
+    store = Store(Path(path).expanduser() if path else default, limits)
+    if path or store.exists:
+        store.open_now()
+    return store
+
+
+class Store:
+    """Responses, files and batches.
+
+    Args:
+        path: The file; see Database.
+        limits: How much it may hold, and for how long.
+        clock: Seconds since 1970.
+
+    Attributes:
+        responses, files, batches: What is in it.
+        process: This process, as the owner of what it works on.
+    """
+
+    def __init__(self, path: Path, limits: StoreLimits, clock: Clock | None = None) -> None:
+        self.limits = limits
+        self._clock = clock or WallClock()
+        self._database = Database(path, limits.max_bytes)
+        self.process = ProcessRecord(self._database)
+        self.responses = ResponseStore(self._database, limits, self.process, self._clock)
+        self.files = FileStore(self._database, limits, self._clock)
+        self.batches = BatchStore(self._database, limits, self.process, self._clock)
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a file yet."""
+        return self._database.path.exists()
+
+    def open_now(self) -> None:
+        """Open the file, to know at the start that it can be used.
+
+        Raises:
+            ConfigError: It cannot.
+        """
+        self._database.open_now()
+
+    async def sweep(self) -> None:
+        """Delete what is too old."""
+        now = self._clock.now()
+        await self._database.write(lambda connection: self.limits.sweep(connection, now))
+
+    async def say_alive(self) -> None:
+        """Record that this process is alive. While it works on something, call this more often than every
+        PROCESS_DEAD_S."""
+        await self.process.say_alive(self._clock.now())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()

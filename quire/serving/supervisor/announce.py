@@ -1,0 +1,81 @@
+"""What `quire serve` prints: the chosen settings with their reasons, and where to point a client. At most 15 lines."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from collections.abc import Sequence
+
+from quire.foundation.config import Config
+from quire.foundation.processes.logs import set_up_logs
+from quire.version import __version__
+
+_log = logging.getLogger("quire.server")
+
+
+def log_as_json(process: str = "supervisor") -> None:
+    """Print lines as JSON objects from now on, with this name of the process."""
+    set_up_logs("json", process)
+    _log.handlers = logging.getLogger().handlers
+    _log.propagate = False
+    _log.setLevel(logging.INFO)
+
+
+def print_log(line: str) -> None:
+    """Print a line to standard error, where logs go."""
+    if _log.handlers:
+        _log.info("%s", line)
+    else:
+        print(line, file=sys.stderr, flush=True)
+
+
+def print_error(line: str) -> None:
+    """Print the last line of a server that failed."""
+    if _log.handlers:
+        _log.error("%s", line)
+    else:
+        print(f"quire: error: {line}", file=sys.stderr, flush=True)
+
+
+def announce_settings(config: Config, reasons: Sequence[str]) -> None:
+    """Print the settings, a line each."""
+    print_log(f"Quire {__version__}")
+    for reason in reasons:
+        print_log(f"  {reason}")
+    if config.server.headless:
+        return
+    keys = len(config.server.api_key)
+    print_log(
+        f"  access      {f'{keys} API key(s)' if keys else 'open to whoever reaches the port: --api-key closes it'}"
+    )
+
+
+def announce_ready(
+    config: Config, listener: socket.socket, seconds: float, startup: dict[str, float], kv_tokens: int
+) -> None:
+    """Print the address, and a line to paste; on a GPU also what its KV cache holds, which was an estimate until
+    now."""
+    stages = ", ".join(f"{stage} {took:.1f}" for stage, took in startup.items())
+    print_log(f"Ready in {seconds:.1f} s{f' (engine: {stages})' if stages else ''}")
+    if config.device.device == "cuda":
+        print_log(f"  KV cache            {kv_tokens:,} tokens, measured")
+    address = url(config, listener)
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if config.server.api_key else ""
+    path, body = "/v1/chat/completions", '{"messages": [{"role": "user", "content": "What can you do?"}]}'
+    if config.model.skip_tokenizer_init:  # nothing that has text works
+        path, body = "/inference/v1/generate", '{"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 8}}'
+    else:
+        print_log(f"  chat in a browser   {address}/")
+    print_log(f"  OpenAI clients      {address}/v1")
+    curl = f"curl {address}{path} -H 'Content-Type: application/json'{key} -d '{body}'"
+    print_log(f"  try it              {curl}")
+
+
+def url(config: Config, listener: socket.socket) -> str:
+    """The address at which a client on this machine reaches the server."""
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if config.server.ssl_certfile else "http"
+    if host in ("0.0.0.0", "::"):
+        host = "localhost"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{config.server.root_path}"

@@ -1,0 +1,238 @@
+"""Another model takes the place of the one that is served: what is started and ended in which order.
+
+Beside: loading → draining → stopping. After: draining → stopping → loading; where the new model does not start, the old
+one is started again (restoring). Requests are the API process's; what it has done comes as a ModelReport. Knows nothing
+about requests, and decides nothing about memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from quire.foundation.clock import Clock
+from quire.foundation.processes.child import Child
+from quire.foundation.processes.launch import STOP_ENGINE
+from quire.foundation.processes.orders import DropModel, HoldRequests, TellSwap
+from quire.foundation.processes.swap_reports import ModelReport, SwapPhase, SwapRequest, SwapStatus
+from quire.serving.supervisor.announce import print_log
+from quire.serving.supervisor.children import Children, Place
+from quire.serving.supervisor.model_engines import ModelEngines
+
+STOP_ENGINES_S = 5.0
+"""Seconds that engines may take to end after they were told to."""
+
+
+@dataclass
+class _Swap:
+    """A swap that proceeds.
+
+    Attributes:
+        request: What is asked for.
+        old: What is served when it begins.
+        began: When that was.
+        new: What is to be served, while its engines run: in the end the old model again, if the other did not start.
+        why: Why it did not.
+        stop_by: When what is left of the old engines is killed.
+    """
+
+    request: SwapRequest
+    old: ModelEngines
+    began: float
+    new: ModelEngines | None = None
+    why: str = ""
+    stop_by: float = field(default=float("inf"))
+
+    @property
+    def beside(self) -> bool:
+        """Whether the old model serves until the new one does."""
+        return self.request.mode == "beside"
+
+
+class ModelSwap:
+    """Swaps models, one at a time.
+
+    Args:
+        children: The processes.
+        forget: Called with an engine before it is ended: nobody waits for it any more.
+        clock: For all times.
+
+    Attributes:
+        status: Of the present swap or the last one.
+    """
+
+    def __init__(self, children: Children, forget: Callable[[Child], None], clock: Clock) -> None:
+        self._children = children
+        self._forget = forget
+        self._clock = clock
+        self._swap: _Swap | None = None
+        self._stopped = False
+        self.status: SwapStatus | None = None
+
+    @property
+    def phase(self) -> SwapPhase | None:
+        """The phase of the present swap; None: there is none."""
+        return None if self._swap is None or self.status is None else self.status.phase
+
+    # --- what happens -----------------------------------------------------------------------------------------------
+
+    def begin(self, request: SwapRequest) -> None:
+        """Begin a swap, unless one proceeds or the server drains; the API process is told."""
+        if self._swap is not None or self._stopped:
+            self._tell()
+            return
+        swap = self._swap = _Swap(request, self._children.model, self._clock.now())
+        number = 1 if self.status is None else self.status.number + 1
+        name, mode = request.config.model.served_model_name[0], request.mode
+        print_log(f"model swap {number}: {name}, {mode} the one that is served")
+        for reason in request.reasons:
+            print_log(f"  {reason}")
+        self.status = SwapStatus(number, name, mode, "loading" if swap.beside else "draining")
+        if swap.beside:
+            self._load(swap)
+        else:
+            self._hold(swap)
+        self._tell()
+
+    def reported(self, report: ModelReport) -> None:
+        """Take in how far the API process has got with a model."""
+        swap = self._swap
+        if swap is None:
+            return
+        is_new = swap.new is not None and report.generation == swap.new.generation
+        match report.state:
+            case "served" if is_new and self.phase in ("loading", "restoring"):
+                self._served(swap)
+            case "released" if report.generation == swap.old.generation and self.phase == "draining":
+                self._stop_old(swap)
+            case "refused" if is_new:
+                self._not_served(swap, report.message)
+
+    def engine_died(self, engine: Child, place: Place) -> bool:
+        """Take in the death of an engine; returns whether it is the swap's concern, so that nobody replaces the
+        engine."""
+        swap, generation = self._swap, place[0]
+        if swap is None:
+            return False
+        if self.phase == "stopping" and generation == swap.old.generation:
+            self.tick()
+            return True
+        if self._stopped and generation != self._children.model.generation:
+            return not self._children.was_ready(engine.name)
+        if swap.new is None or generation != swap.new.generation or self.phase != "loading":
+            return False
+        self._not_served(swap, engine.cause_of_death())
+        return True
+
+    def api_started(self) -> None:
+        """Tell a new API process, which has no requests, what it has to know of the swap."""
+        swap = self._swap
+        if swap is not None and not self._stopped:
+            match self.phase:
+                case "loading" if swap.beside and swap.new is not None:
+                    self._children.open_model(swap.new, swap.request.drain_timeout)
+                case "draining" if swap.beside:
+                    self._stop_old(swap)  # its connections were cut, and nobody can use it any more
+                case "draining" | "stopping" if not swap.beside:
+                    self._hold(swap)
+        self._tell()
+
+    def tick(self) -> None:
+        """Do what is due."""
+        swap = self._swap
+        if swap is None or self._stopped or self.phase != "stopping":
+            return
+        if self._children.all_gone(swap.old) or self._clock.now() >= swap.stop_by:
+            self._remove(swap.old)
+            if swap.beside:
+                self._end(swap)
+            else:
+                self._load(swap)
+
+    def stop(self) -> None:
+        """Begin nothing more: the server drains, and what serves goes on until open requests have ended."""
+        self._stopped = True
+
+    # --- its steps --------------------------------------------------------------------------------------------------
+
+    def _load(self, swap: _Swap) -> None:
+        """Start the new model's engines, or those of the old one again."""
+        if swap.why:
+            launch, phase = swap.old.launch, "restoring"
+            swap.new = self._children.add_model(launch.config, launch.asked or launch.config)
+        else:
+            phase = "loading"
+            swap.new = self._children.add_model(swap.request.config, swap.request.asked)
+        if not swap.beside:  # there is no other: an API process that starts now begins with it
+            self._children.model, self._children.hold_s = swap.new, swap.request.hold_timeout
+        self._children.open_model(swap.new, swap.request.drain_timeout)
+        self._move_to("restoring" if phase == "restoring" else "loading")
+
+    def _served(self, swap: _Swap) -> None:
+        """Take in that new requests go to the new model."""
+        assert swap.new is not None
+        self._children.model, self._children.hold_s = swap.new, 0.0
+        if swap.beside:
+            self._move_to("draining")
+        else:
+            self._end(swap)
+
+    def _hold(self, swap: _Swap) -> None:
+        self._children.tell(HoldRequests(swap.request.drain_timeout, swap.request.hold_timeout))
+
+    def _stop_old(self, swap: _Swap) -> None:
+        """Stop the old engines, to which nobody talks any more."""
+        for engine in swap.old.children:
+            if self._children.is_ready(engine):
+                engine.signal(STOP_ENGINE)
+            else:
+                engine.kill()
+        swap.stop_by = self._clock.now() + STOP_ENGINES_S
+        self._move_to("stopping")
+
+    def _not_served(self, swap: _Swap, why: str) -> None:
+        """Take in that the new model cannot be served, and go back to the old one."""
+        assert swap.new is not None
+        if swap.why:  # nor can the old one: an API process that cannot start says why, and ends the server
+            for api in self._children.apis.children:
+                api.kill(why)
+            return
+        swap.why = " ".join(why.split())
+        print_log(f"the model was not swapped: {swap.why}")
+        self._children.tell(DropModel(swap.new.generation))
+        self._remove(swap.new)
+        swap.new = None
+        if swap.beside:
+            self._end(swap)
+        elif not self._stopped:
+            self._load(swap)
+
+    def _remove(self, model: ModelEngines) -> None:
+        for engine in model.children:
+            self._forget(engine)
+        self._children.remove_model(model)
+
+    def _end(self, swap: _Swap) -> None:
+        took = self._clock.now() - swap.began
+        self._swap = None
+        assert self.status is not None
+        served = self._children.model.launch.config.model.served_model_name[0]
+        print_log(
+            f"model swap {self.status.number} {'failed' if swap.why else 'done'} in {took:.1f} s: {served} is served"
+        )
+        self.status = msgspec.structs.replace(
+            self.status, phase="failed" if swap.why else "done", reason=swap.why, seconds=round(took, 1)
+        )
+        self._tell()
+
+    def _move_to(self, phase: SwapPhase) -> None:
+        assert self.status is not None
+        reason = self._swap.why if self._swap is not None else ""
+        self.status = msgspec.structs.replace(self.status, phase=phase, reason=reason)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.status is not None:
+            self._children.tell(TellSwap(self.status))

@@ -1,0 +1,208 @@
+"""The rules for a call's arguments.
+
+Owns JSON objects by schema, and arguments that a format writes one by one, in the order of the schema's properties.
+A keyword that these cannot honour is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+from quire.errors import RequestError
+from quire.text.output_parsers.argument_types import ArgumentTypes
+from quire.text.output_parsers.events import Tool
+from quire.text.output_parsers.formats import KeyedArguments
+from quire.text.output_parsers.lark_rules import ANY_TEXT, LarkRules, escaped, quoted
+from quire.text.output_parsers.schema_references import SchemaReferences
+
+_SPACING = " ?"
+"""As templates show JSON to models: without line breaks, of which a model may otherwise write many."""
+_KNOWN_OF_OBJECTS = frozenset(
+    ("type", "properties", "required", "additionalProperties", "title", "description", "$schema", "$defs",
+     "definitions", "examples", "default")
+)  # fmt: skip
+_REFUSED_OF_STRINGS = ("$ref", "pattern", "format", "not", "allOf", "oneOf", "if")
+_DOCUMENT = "quire:parameters"
+"""What a function's parameters are called where they stand in a larger schema, so that their references lead there."""
+_MOST_CHARACTERS = 4_096
+"""Of a string whose length is limited; more is not enforced by counting."""
+
+
+class ArgumentGrammar:
+    """Writes the arguments of tools."""
+
+    def __init__(self, rules: LarkRules, keyed: KeyedArguments | None) -> None:
+        """
+        Args:
+            rules: Where rules go.
+            keyed: How arguments are written one by one; None for a JSON object.
+        """
+        self._rules = rules
+        self._keyed = keyed
+
+    def rule(self, tool: Tool, *, enforced: bool) -> str:
+        """The rule for a tool's arguments; any JSON object, or any of its arguments, if its schema is not enforced.
+
+        Raises:
+            RequestError: A keyword of the schema cannot be honoured in this format.
+        """
+        if self._keyed is None:
+            return _json(self._rules, tool, _of_object(tool.parameters if enforced else {}), "the parameters")
+        tool = _with_properties(tool)
+        properties = tool.parameters.get("properties") or {}
+        listed = tool.parameters.get("required") or []
+        if not isinstance(properties, Mapping) or not isinstance(listed, list):
+            raise _refusal(tool, "the schema of its parameters", "properties")
+        required = {key for key in listed if isinstance(key, str)} if enforced else set()
+        if enforced and tool.strict:
+            _check_object(tool, properties, required)
+        types = ArgumentTypes((tool,), tool.name)
+        given = {
+            key: self._argument(tool, types, key, enforced) for key, each in properties.items() if each is not False
+        }
+        return self._in_order(given, required)
+
+    def _in_order(self, given: Mapping[str, str], required: set[str]) -> str:
+        """The arguments, of which those that are not required may be missing; separators only between two."""
+        assert self._keyed is not None
+        separator = " ".join(self._rules.literal(self._keyed.separator))
+        if not separator:
+            return self._rules.add(
+                "arguments", " ".join(rule if key in required else f"{rule}?" for key, rule in given.items()) or '""'
+            )
+        behind = '""'  # what may follow an argument, from the last one on
+        alone = '""'  # the same in front of the first argument
+        for key, rule in reversed(list(given.items())):
+            optional = key not in required
+            first = self._rules.add("first", f"{rule} {behind}" + (f" | {alone}" if optional else ""))
+            behind = self._rules.add("next", f"{separator} {rule} {behind}" + (f" | {behind}" if optional else ""))
+            alone = first
+        return alone
+
+    def _argument(self, tool: Tool, types: ArgumentTypes, key: str, enforced: bool) -> str:
+        keyed = self._keyed
+        assert keyed is not None
+        schema = tool.parameters["properties"][key]
+        before = self._rules.literal(keyed.before_key + key + keyed.after_key)
+        after = self._rules.literal(keyed.after_value)
+        if keyed.text_end and types.may_be_string(key):
+            text = self._text(tool, key, types.references.merged(schema), enforced)
+            return self._rules.add("argument", " ".join([*before, text]))
+        value = _json(self._rules, tool, _of_property(tool.parameters, key) if enforced else {}, f"'{key}'")
+        return self._rules.add("argument", " ".join([*before, value, *after]))
+
+    def _text(self, tool: Tool, key: str, schema: Mapping[str, Any], enforced: bool) -> str:
+        """A string as it stands, and what ends the argument."""
+        keyed = self._keyed
+        assert keyed is not None
+        after = list(self._rules.literal(keyed.after_value))
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if enforced and values and isinstance(values, list):
+            texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+            choice = " | ".join(map(quoted, texts))
+            return f"({choice}) {' '.join(after)}"
+        body = ANY_TEXT
+        if enforced:
+            if tool.strict:
+                _check_text(tool, key, schema)
+            body = _text_of_length(tool, key, schema)
+        for unwanted in keyed.never_in_text:
+            body += f" & ~/(?s:.*){escaped(unwanted)}(?s:.*)/"
+        name = self._rules.terminal(body)
+        if after[0].startswith("<"):
+            return " ".join([name, *after])
+        return self._rules.add("text", f"{name} {after[0]}", "[lazy]") + "".join(f" {item}" for item in after[1:])
+
+
+def object_rule(rules: LarkRules, tool: Tool, arguments_key: str, *, enforced: bool) -> str:
+    """The rule of a call that is nothing but a JSON object: its name, and its arguments by this key."""
+    arguments = _of_object(tool.parameters if enforced else {})
+    schema = {
+        "type": "object",
+        "properties": {"name": {"const": tool.name}, arguments_key: {"$id": _DOCUMENT, **arguments}},
+        "required": ["name", arguments_key],
+        "additionalProperties": False,
+    }
+    return _json(rules, tool, schema, "the parameters")
+
+
+def may_name(schema: Mapping[str, Any]) -> bool:
+    """Whether JSON of this schema may be an object with a property 'name', as far as its outermost level tells."""
+    closed = schema.get("x-quire", {}).get("closed", False)
+    found = SchemaReferences(schema).resolved(schema)
+    if not isinstance(found, Mapping) or found.get("type") not in ("object", None):
+        return not isinstance(found, Mapping)
+    properties = found.get("properties") or {}
+    is_open = found.get("additionalProperties", not (closed and "properties" in found)) is not False
+    return is_open or "patternProperties" in found or "name" in properties
+
+
+def _json(rules: LarkRules, tool: Tool, schema: Mapping[str, Any], what: str) -> str:
+    name = f"{what} of the function '{tool.name}'"
+    return rules.json(schema, name=name, strict=tool.strict, whitespace=_SPACING)
+
+
+def _of_object(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a function's arguments, which are an object also where it does not say so."""
+    return schema if {"type", "anyOf", "oneOf", "allOf", "$ref"} & schema.keys() else {**schema, "type": "object"}
+
+
+def _with_properties(tool: Tool) -> Tool:
+    """A tool whose parameters list their properties, though they may have been a reference to what lists them."""
+    if not {"$ref", "allOf"} & tool.parameters.keys():
+        return tool
+    definitions = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
+    return replace(tool, parameters=definitions | SchemaReferences(tool.parameters).merged(tool.parameters))
+
+
+def _of_property(parameters: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The schema of one argument, with the document that it refers to."""
+    schema = parameters["properties"][key]
+    if isinstance(schema, bool):
+        return {} if schema else {"not": {}}
+    if "$ref" not in str(schema):
+        return dict(schema)
+    pointer = quote(key.replace("~", "~0").replace("/", "~1"))
+    document = {"$id": _DOCUMENT, **parameters}
+    return {"$defs": {"parameters": document}, "$ref": f"{document['$id']}#/properties/{pointer}"}
+
+
+def _check_object(tool: Tool, properties: Mapping[str, Any], required: set[str]) -> None:
+    for keyword in tool.parameters:
+        if keyword not in _KNOWN_OF_OBJECTS:
+            raise _refusal(tool, "its parameters", keyword)
+    if missing := sorted(required - properties.keys()):
+        raise _refusal(tool, f"'{missing[0]}', which is no property,", "required")
+
+
+def _check_text(tool: Tool, key: str, schema: Mapping[str, Any]) -> None:
+    for keyword in _REFUSED_OF_STRINGS:
+        if keyword in schema:
+            raise _refusal(tool, f"'{key}'", keyword)
+    alternatives = schema.get("anyOf")
+    for alternative in alternatives if isinstance(alternatives, list) else ():
+        if isinstance(alternative, Mapping) and alternative.keys() - {"type", "title", "description"}:
+            raise _refusal(tool, f"'{key}'", "anyOf")
+
+
+def _text_of_length(tool: Tool, key: str, schema: Mapping[str, Any]) -> str:
+    least, most = schema.get("minLength") or 0, schema.get("maxLength")
+    if not least and most is None:
+        return ANY_TEXT
+    if not isinstance(least, int) or not isinstance(most, int | None) or max(least, most or 0) > _MOST_CHARACTERS:
+        if not tool.strict:
+            return ANY_TEXT
+        raise _refusal(tool, f"'{key}'", "maxLength" if most else "minLength")
+    return f"/(?s:.{{{least},{'' if most is None else most}}})/"
+
+
+def _refusal(tool: Tool, what: str, keyword: str) -> RequestError:
+    return RequestError(
+        f"tools: {what} of the function '{tool.name}' has '{keyword}', which cannot be enforced in this model's format "
+        "of calls: leave it out, or 'strict' with tool_choice 'auto'.",
+        param="tools",
+    )

@@ -1,0 +1,209 @@
+"""Calls as JSON objects behind an opening tag: alone, one after the other, or in a list.
+
+Some models, Qwen2.5-Coder among them, are told to write the tag and leave it out: then an object at the beginning of a
+line, in a block of code or not, is a call if it names a tool and its arguments and says nothing else.
+
+Sources: Hermes: the model card of NousResearch/Hermes-2-Pro-Llama-3-8B and Qwen2.5's chat template. Granite: the chat
+template of ibm-granite/granite-3.1-8b-instruct; the older granite-20b-functioncalling's card. Phi-4: that of
+microsoft/Phi-4-mini-instruct, and vLLM's template for it. Jamba: that of ai21labs/AI21-Jamba-1.5-Mini. MiniMax: that of
+MiniMaxAI/MiniMax-M1-40k. LongCat: that
+of meituan-longcat/LongCat-Flash-Chat. InternLM: that of internlm/internlm2_5-7b-chat. Cohere: that of
+CohereLabs/c4ai-command-a-03-2025.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from quire.text.output_parsers.answer_text import AnswerText
+from quire.text.output_parsers.events import Tool
+from quire.text.output_parsers.formats import NUMBER, CallSyntax, ToolFormat
+from quire.text.output_parsers.scanner import Steps, Tags, TextScanner
+from quire.text.output_parsers.tool_calls import JsonCall, ToolCalls
+
+
+def tagged_json(
+    syntax: CallSyntax, *opening: str, closing: tuple[str, ...] = (), tags_left_out: bool = False
+) -> ToolFormat:
+    """The format with these tags; several are other spellings of one. Without a closing tag, the JSON ends itself.
+
+    Args:
+        syntax: How calls are written by the book.
+        opening, closing: Tags.
+        tags_left_out: Whether calls are also read where models leave the tags out.
+    """
+    either, opens = Tags(*opening, *closing), Tags(*opening)
+
+    def read(scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
+        answer = AnswerText()
+        calls = ToolCalls(answer)
+        called = False  # then a closing tag is expected, and is no content
+        while tag := (yield from scanner.until(either if called else opens, answer.text)):
+            called = tag in opening and (yield from read_objects(scanner, answer, calls, tag, either))
+        yield from answer.finish()
+
+    either_or_line, opens_or_line = Tags("\n", *opening, *closing), Tags("\n", *opening)
+
+    def read_with_and_without_tags(scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
+        names = {tool.name for tool in tools if not tool.strict}  # nothing enforces what is not announced
+        answer = AnswerText()
+        calls = ToolCalls(answer)
+        tag: str | None = "\n"
+        called = False
+        while tag:
+            while tag == "\n" and names and (yield from _read_untagged(scanner, answer, calls, either, names)):
+                called = True
+            tag = yield from scanner.until(either_or_line if called else opens_or_line, answer.text)
+            if tag == "\n":
+                yield from answer.text(tag)
+            elif tag:
+                called = tag in opening and (yield from read_objects(scanner, answer, calls, tag, either))
+        yield from answer.finish()
+
+    special = (*opening, *closing)
+    if tags_left_out:
+        return ToolFormat(read_with_and_without_tags, special, (syntax,), read_calls_or_form=read)
+    return ToolFormat(read, special, (syntax,))
+
+
+_FENCES = {"```json": "```", "```tool_call": "```", "```": "```", "<tools>": "</tools>"}
+"""What models put around calls in place of the tags."""
+_OPENING_FENCES, _CLOSING_FENCES = Tags(*_FENCES), Tags(*_FENCES.values())
+
+
+def _read_untagged(
+    scanner: TextScanner, answer: AnswerText, calls: ToolCalls, tags: Tags, names: Collection[str]
+) -> Steps[bool]:
+    """What stands at the beginning of a line, if it is calls of tools of these names; else it becomes content.
+
+    Returns:
+        Whether there is a call; then a fence around it is gone.
+    """
+    scanner.start_recording()
+    yield from scanner.skip_space()
+    fence = yield from scanner.skip_tag(_OPENING_FENCES)
+    first = yield from (scanner.skip_space() if fence else scanner.peek())
+    before = scanner.recorded()
+    if first not in ("{", "["):
+        yield from answer.text(before)
+        return False
+    inside = Tags(*tags.tags, _FENCES[fence]) if fence else tags
+    called = yield from read_objects(scanner, answer, calls, before, inside, names)
+    if called and fence:
+        scanner.start_recording()
+        yield from scanner.skip_space()
+        closed = yield from scanner.skip_tag(_CLOSING_FENCES)
+        behind = scanner.recorded()
+        yield from answer.text("" if closed else behind)
+    return called
+
+
+def read_objects(
+    scanner: TextScanner,
+    answer: AnswerText,
+    calls: ToolCalls,
+    tag: str,
+    tags: Tags,
+    names: Collection[str] | None = None,
+) -> Steps[bool]:
+    """What stands behind the opening `tag`: one call, several, or a list of them.
+
+    Args:
+        names: What may be called by an object that is a call and nothing else; None for any object with a name.
+
+    Returns:
+        Whether there is a call. What is none has become content, with the tag if no call came before it.
+    """
+    scanner.start_recording(tag)
+    called = False
+    first = yield from scanner.skip_space()
+    in_list = first == "["
+    if in_list:
+        scanner.take()
+        first = yield from scanner.skip_space()
+    whole = names is not None
+    while first == "{" and (yield from JsonCall(scanner, calls, closing=tags, names=names, whole=whole).read()):
+        called = True
+        scanner.start_recording()
+        first = yield from scanner.skip_space()
+        if first in (",", ";"):
+            scanner.take()
+            first = yield from scanner.skip_space()
+    if called and in_list and first == "]":
+        scanner.take()
+        scanner.recorded()
+        return True
+    skipped = scanner.recorded()
+    if not (called and skipped.isspace()):
+        yield from answer.text(skipped)
+    return called
+
+
+_NAME, _ARGUMENTS = '{"name": "', '", "arguments": '
+
+
+def _one_each(opening: str, closing: str) -> CallSyntax:
+    return CallSyntax(f"{opening}\n{_NAME}", _ARGUMENTS, "}\n" + closing, trigger=opening, separator="\n")
+
+
+def _list_behind(opening: str, closing: str = "") -> CallSyntax:
+    return CallSyntax(_NAME, _ARGUMENTS, "}", trigger=opening, begin=opening + "[", separator=", ", end="]" + closing)
+
+
+HERMES = tagged_json(
+    _one_each("<tool_call>", "</tool_call>"), "<tool_call>", closing=("</tool_call>",), tags_left_out=True
+)
+GRANITE = tagged_json(_list_behind("<|tool_call|>"), "<|tool_call|>", "<tool_call>", closing=("</tool_call>",))
+GRANITE_20B_FC = tagged_json(
+    CallSyntax(f"<function_call> {_NAME}", _ARGUMENTS, "}", trigger="<function_call>", separator=" "),
+    "<function_call>",
+)
+PHI4_MINI = tagged_json(
+    CallSyntax(f"<|tool_call|>{_NAME}", _ARGUMENTS, "}<|/tool_call|>", trigger="<|tool_call|>"),
+    "functools",
+    "<|tool_call|>",
+    closing=("<|/tool_call|>",),
+)
+JAMBA = tagged_json(_list_behind("<tool_calls>", "</tool_calls>"), "<tool_calls>", closing=("</tool_calls>",))
+MINIMAX = tagged_json(
+    CallSyntax(
+        _NAME,
+        _ARGUMENTS,
+        "}",
+        trigger="<tool_calls>",
+        begin="<tool_calls>\n",
+        separator="\n",
+        end="\n</tool_calls>",
+    ),
+    "<tool_calls>",
+    closing=("</tool_calls>",),
+)
+LONGCAT = tagged_json(
+    _one_each("<longcat_tool_call>", "</longcat_tool_call>"),
+    "<longcat_tool_call>",
+    closing=("</longcat_tool_call>",),
+)
+_PLUGIN = "<|action_start|><|plugin|>"
+INTERNLM = replace(
+    tagged_json(
+        CallSyntax(f"{_PLUGIN}\n{_NAME}", '", "parameters": ', "}<|action_end|>", trigger=_PLUGIN, separator="\n"),
+        _PLUGIN,
+        closing=("<|action_end|>",),
+    ),
+    special_tokens=("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+)
+_ACTION, _END_ACTION = "<|START_ACTION|>", "<|END_ACTION|>"
+COHERE_COMMAND3 = tagged_json(
+    CallSyntax(
+        f'{{"tool_call_id": "{NUMBER}", "tool_name": "',
+        '", "parameters": ',
+        "}",
+        trigger=_ACTION,
+        begin=f"{_ACTION}[\n    ",
+        separator=",\n    ",
+        end=f"\n]{_END_ACTION}",
+    ),
+    _ACTION,
+    closing=(_END_ACTION,),
+)

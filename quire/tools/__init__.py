@@ -1,0 +1,1 @@
+"""Instruments around the engine: benchmarks, simulation, sizing, and checks of quantized checkpoints."""

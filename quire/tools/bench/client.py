@@ -1,0 +1,225 @@
+"""One streamed request and when its tokens came.
+
+Owns reading server-sent events with as little work as possible, because what the client does is measured too. Knows
+nothing about datasets, arrival times or reports.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import httptools
+import msgspec
+
+from quire.errors import reason
+from quire.tools.bench.connection import OK, Connections
+from quire.tools.bench.datasets import Sample
+
+Backend = Literal["openai", "vllm", "openai-chat"]
+ENDPOINTS: dict[Backend, str] = {
+    "openai": "/v1/completions",
+    "vllm": "/v1/completions",
+    "openai-chat": "/v1/chat/completions",
+}
+
+
+@dataclass
+class Outcome:
+    """The result of one request. Times in seconds on `time.perf_counter`.
+
+    Attributes:
+        start: When it was sent.
+        prompt_tokens, output_tokens, cached_tokens: As the server counted them; where it did not,
+            output tokens are counted from the chunks, and cached ones are None.
+        ttft: From `start` to the first token; None if none came, or only tokens without text.
+        last: When the last token came.
+        end: When the response ended, with or without an error.
+        itls: Between chunks with tokens.
+        error: What went wrong; empty when nothing did.
+    """
+
+    start: float
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int | None = None
+    ttft: float | None = None
+    last: float = 0.0
+    end: float = 0.0
+    itls: list[float] = field(default_factory=list)
+    text: str = ""
+    error: str = ""
+
+    @property
+    def e2e_latency(self) -> float:
+        """From `start` to the last token; of an answer without one to its end."""
+        return (self.end if self.ttft is None else self.last) - self.start
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds a token after the first; None with fewer than two, or where no chunk told when they came."""
+        if self.ttft is None or self.output_tokens < 2:
+            return None
+        return sum(self.itls) / (self.output_tokens - 1)
+
+    def token_came(self, now: float) -> None:
+        """A chunk with tokens arrived."""
+        if self.ttft is None:
+            self.ttft = now - self.start
+        else:
+            self.itls.append(now - self.last)
+        self.last = now
+
+
+class _Delta(msgspec.Struct):
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+
+    @property
+    def said(self) -> str:
+        if self.delta is None:
+            return self.text or ""
+        return self.delta.content or self.delta.reasoning_content or ""
+
+    @property
+    def num_tokens(self) -> int:
+        """Token ids, where they are sent. Otherwise 1 for a chunk that does more than open or close the stream:
+        its text may be empty."""
+        if self.token_ids is not None:
+            return len(self.token_ids)
+        opens = self.delta is not None and self.delta.role is not None
+        return int(bool(self.said) or not (opens or self.finish_reason))
+
+
+class _CachedTokens(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _CachedTokens | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
+class StreamingClient:
+    """Sends requests to one endpoint of one server.
+
+    Args:
+        connections: To the server.
+        endpoint: Path of the API.
+        backend: Which API that is.
+        body: Fields of every request: model, sampling.
+    """
+
+    def __init__(self, connections: Connections, endpoint: str, backend: Backend, body: Mapping[str, Any]) -> None:
+        self._connections = connections
+        self._endpoint = endpoint
+        self._backend = backend
+        self._body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+
+    async def ask(self, sample: Sample) -> Outcome:
+        """Send one request and read its stream to the end; an error is in the outcome."""
+        content = msgspec.json.encode(self._request(sample))
+        reading = _Reading(Outcome(time.perf_counter()))
+        outcome = reading.outcome
+        try:
+            status = await self._connections.post(self._endpoint, content, reading.on_body)
+            if status == OK:
+                reading.finish()
+            else:
+                outcome.error = f"HTTP {status}: {_message(reading.body)}"
+        except (OSError, httptools.HttpParserError, msgspec.DecodeError) as error:
+            outcome.error = f"{type(error).__name__}: {reason(error)}"
+        outcome.end = time.perf_counter()
+        return outcome
+
+    def _request(self, sample: Sample) -> dict[str, Any]:
+        if self._backend == "openai-chat":
+            messages = [{"role": "user", "content": sample.prompt}]
+            return {"messages": messages, "max_completion_tokens": sample.output_len, **self._body}
+        return {"prompt": sample.prompt, "max_tokens": sample.output_len, **self._body}
+
+
+class _Reading:
+    """One response while it arrives.
+
+    Attributes:
+        outcome: Filled.
+    """
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self._unread = b""
+        self._other: list[bytes] = []
+        self._said: list[str] = []
+        self._num_tokens = 0
+        self._done = False
+
+    def on_body(self, piece: bytes) -> None:
+        """A piece of the answer came now."""
+        now = time.perf_counter()
+        *lines, self._unread = (self._unread + piece).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                if line:
+                    self._other.append(line)
+            elif (data := line[5:].strip()) == b"[DONE]":
+                self._done = True
+            else:
+                self._take(_decode(data), now)
+
+    @property
+    def body(self) -> bytes:
+        """What was no event."""
+        return b"\n".join([*self._other, self._unread])
+
+    def finish(self) -> None:
+        """The answer is over."""
+        outcome = self.outcome
+        outcome.text = "".join(self._said)
+        outcome.output_tokens = outcome.output_tokens or self._num_tokens
+        if not outcome.error and not self._done:
+            outcome.error = "The stream ended early."
+
+    def _take(self, event: _Event, now: float) -> None:
+        outcome = self.outcome
+        if event.error is not None:
+            outcome.error = str(event.error.get("message") if isinstance(event.error, dict) else event.error)
+        if event.usage is not None:
+            outcome.prompt_tokens = event.usage.prompt_tokens
+            outcome.output_tokens = event.usage.completion_tokens
+            if event.usage.prompt_tokens_details is not None:
+                outcome.cached_tokens = event.usage.prompt_tokens_details.cached_tokens
+        num_tokens = 0
+        for choice in event.choices:
+            num_tokens += choice.num_tokens
+            self._said.append(choice.said)
+        if num_tokens:
+            self._num_tokens += num_tokens
+            outcome.token_came(now)
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(msgspec.json.decode(body)["error"]["message"])
+    except (msgspec.DecodeError, LookupError, TypeError):
+        return body.decode(errors="replace")[:200]

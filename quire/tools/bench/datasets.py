@@ -1,0 +1,170 @@
+"""Prompts and output lengths to measure with: random, shared prefixes, ShareGPT conversations, a file of one's own.
+
+Everything is drawn from a random generator that is given, so that one seed makes one dataset. Knows nothing about how
+the prompts are sent.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from quire.errors import ConfigError, reason
+from quire.tools.bench.tokens import Tokens
+
+DatasetName = Literal["random", "sharegpt", "custom", "prefix_repetition"]
+
+SHAREGPT_LONGEST_PROMPT, SHAREGPT_LONGEST = 1024, 2048
+SHAREGPT_SHORTEST = 4
+"""Tokens: vLLM keeps conversations within the same limits, so figures can be compared."""
+
+
+@dataclass(frozen=True)
+class DatasetOptions:
+    """What is asked."""
+
+    dataset_name: DatasetName | None = None
+    """Default: random, or what --dataset-path looks like: .jsonl is custom, .json is sharegpt."""
+    dataset_path: str | None = None
+    """File of a sharegpt or custom dataset. custom: lines of {"prompt": text}, optionally with "output_tokens"."""
+    num_prompts: int = 1000
+    """How many prompts."""
+    input_len: int | None = None
+    """Tokens a prompt, in datasets that make their prompts up."""
+    output_len: int | None = None
+    """Tokens an output, in any dataset."""
+    random_input_len: int = 1024
+    """random: tokens a prompt, beside its prefix."""
+    random_output_len: int = 128
+    """random: tokens an output."""
+    random_range_ratio: float = 0.0
+    """random: lengths are drawn from length × (1 ± this)."""
+    random_prefix_len: int = 0
+    """random: tokens that all prompts begin with."""
+    sharegpt_output_len: int | None = None
+    """sharegpt: tokens an output. Default: as long as the recorded answer."""
+    custom_output_len: int = 256
+    """custom: tokens an output, where the line does not say."""
+    prefix_repetition_prefix_len: int = 256
+    """prefix_repetition: tokens of a shared prefix."""
+    prefix_repetition_suffix_len: int = 256
+    """prefix_repetition: tokens after it."""
+    prefix_repetition_num_prefixes: int = 10
+    """prefix_repetition: how many prefixes there are."""
+    prefix_repetition_output_len: int = 128
+    """prefix_repetition: tokens an output."""
+
+    @property
+    def name(self) -> DatasetName:
+        """The dataset, also when only its file was named."""
+        if self.dataset_name is not None:
+            return self.dataset_name
+        if self.dataset_path is None:
+            return "random"
+        return "custom" if self.dataset_path.endswith(".jsonl") else "sharegpt"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt, as text or token ids, and how many tokens to generate for it."""
+
+    prompt: str | list[int]
+    output_len: int
+
+
+def make_samples(options: DatasetOptions, tokens: Tokens, rng: random.Random) -> list[Sample]:
+    """At most `num_prompts` samples; fewer when the dataset's file has no more.
+
+    Raises:
+        ConfigError: Options that cannot be meant, or a file that cannot be read.
+    """
+    if options.num_prompts < 1:
+        raise ConfigError(f"--num-prompts must be at least 1, got {options.num_prompts}.", param="num_prompts")
+    readers: dict[DatasetName, Callable[[DatasetOptions, Tokens, random.Random], Iterator[Sample]]] = {
+        "random": _random,
+        "prefix_repetition": _prefix_repetition,
+        "sharegpt": _sharegpt,
+        "custom": _custom,
+    }
+    samples = list(islice(readers[options.name](options, tokens, rng), options.num_prompts))
+    if not samples:
+        raise ConfigError(f"{options.dataset_path} has no prompt that could be used.", param="dataset_path")
+    if min(sample.output_len for sample in samples) < 1:
+        raise ConfigError("The output length must be at least 1 token.", param="output_len")
+    return samples
+
+
+def _random(options: DatasetOptions, tokens: Tokens, rng: random.Random) -> Iterator[Sample]:
+    prompt = options.random_input_len if options.input_len is None else options.input_len
+    output = options.random_output_len if options.output_len is None else options.output_len
+    ratio = options.random_range_ratio
+    if not 0 <= ratio < 1:
+        raise ConfigError(f"--random-range-ratio must be in [0, 1), got {ratio}.", param="random_range_ratio")
+    if prompt + options.random_prefix_len < 1:
+        raise ConfigError("A prompt must have at least 1 token.", param="input_len")
+    prefix = tokens.random_ids(options.random_prefix_len, rng)
+    for _ in range(options.num_prompts):
+        yield Sample(prefix + tokens.random_ids(_around(prompt, ratio, rng), rng), max(1, _around(output, ratio, rng)))
+
+
+def _around(length: int, ratio: float, rng: random.Random) -> int:
+    return rng.randint(round(length * (1 - ratio)), round(length * (1 + ratio)))
+
+
+def _prefix_repetition(options: DatasetOptions, tokens: Tokens, rng: random.Random) -> Iterator[Sample]:
+    count = options.prefix_repetition_num_prefixes
+    if count < 1:
+        raise ConfigError(
+            "--prefix-repetition-num-prefixes must be at least 1.", param="prefix_repetition_num_prefixes"
+        )
+    output = options.prefix_repetition_output_len if options.output_len is None else options.output_len
+    prefixes = [tokens.random_ids(options.prefix_repetition_prefix_len, rng) for _ in range(count)]
+    order = [prefixes[number % count] for number in range(options.num_prompts)]
+    rng.shuffle(order)
+    for prefix in order:
+        yield Sample(prefix + tokens.random_ids(options.prefix_repetition_suffix_len, rng), output)
+
+
+def _sharegpt(options: DatasetOptions, tokens: Tokens, rng: random.Random) -> Iterator[Sample]:
+    fixed = options.sharegpt_output_len if options.output_len is None else options.output_len
+    turns = [entry.get("conversations", []) for entry in _entries(options) if isinstance(entry, dict)]
+    pairs = [(talk[0].get("value"), talk[1].get("value")) for talk in turns if len(talk) >= 2]
+    rng.shuffle(pairs)
+    for prompt, answer in pairs:
+        length = len(tokens.encode(prompt))
+        output = len(tokens.encode(answer)) if fixed is None else fixed
+        usual = SHAREGPT_SHORTEST <= length <= SHAREGPT_LONGEST_PROMPT and length + output <= SHAREGPT_LONGEST
+        if usual and (fixed is not None or output >= SHAREGPT_SHORTEST):
+            yield Sample(prompt, output)
+
+
+def _custom(options: DatasetOptions, tokens: Tokens, rng: random.Random) -> Iterator[Sample]:
+    entries = _entries(options)
+    rng.shuffle(entries)
+    for entry in entries:
+        prompt = entry.get("prompt") if isinstance(entry, dict) else None
+        if not isinstance(prompt, str | list) or not prompt:
+            raise ConfigError(f'{options.dataset_path}: a line has no "prompt".', param="dataset_path")
+        own = entry.get("output_tokens")
+        usual = options.custom_output_len if own is None else int(own)
+        yield Sample(prompt, usual if options.output_len is None else options.output_len)
+
+
+def _entries(options: DatasetOptions) -> list[Any]:
+    """What the file holds: a JSON list, or a JSON value a line."""
+    path = options.dataset_path
+    if path is None:
+        raise ConfigError(f"--dataset-name {options.name} needs --dataset-path.", param="dataset_path")
+    try:
+        text = Path(path).read_text()
+        if path.endswith(".jsonl"):
+            return [json.loads(line) for line in text.splitlines() if line.strip()]
+        content = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--dataset-path {path} cannot be read: {reason(error)}.", param="dataset_path") from error
+    return content if isinstance(content, list) else [content]

@@ -1,0 +1,38 @@
+"""What the kernel benchmark runs: one call of an op on arguments like those of a real step, and the least it must do.
+
+Each module of this package belongs to one family of `quire.compute.kernels` and has two sequences of cases: `CASES`, of
+the shapes that matter on a GPU, and `SMALL_CASES`, of the same ops in a few milliseconds on any processor.
+`quire.tools.bench.kernels` finds them by itself. Knows nothing about timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+"""Of one call: by position and by name."""
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """One call of an op.
+
+    Attributes:
+        op: Its name in `quire.compute.kernels.dispatch`.
+        name: What tells the case from others of the op: the shapes, in few words (`128 × 4096`).
+        make: Fresh random arguments on a device, never zeros; called several times, so that every call of a
+            measurement finds other memory. Weights that the device packs are packed here.
+        bytes: The least that a call moves through memory: each input read once, each output written once. Of a paged
+            cache only what is read counts; weights of experts only where a token goes to them.
+        flops: Floating point operations that the result asks for; 0 where they do not matter.
+    """
+
+    op: str
+    name: str
+    make: Callable[[torch.device], Arguments]
+    bytes: int
+    flops: int = 0

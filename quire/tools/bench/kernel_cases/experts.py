@@ -1,0 +1,195 @@
+"""Cases of a mixture of experts: bf16, Qwen3-30B-A3B's, each token going to experts drawn uniformly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.reference.expert_adapters import ExpertAdapters, StackedLowRank
+from quire.compute.kernels.reference.grouped_linear import GroupedWeight
+from quire.tools.bench.kernel_cases import Arguments, KernelCase
+
+_ITEM = 2
+_GROUP = 32
+_RANK = 16
+
+
+@dataclass(frozen=True)
+class _Mixture:
+    """A mixture of experts. `here` is how many experts have their weights here, as in one rank of several."""
+
+    experts: int
+    chosen: int
+    hidden: int
+    width: int
+    here: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.experts} experts" if self.here == self.experts else f"{self.here} of {self.experts} experts"
+
+
+_QWEN3_30B = _Mixture(128, 8, 2_048, 768, 128)
+_HALF_OF_QWEN3_30B = _Mixture(128, 8, 2_048, 768, 64)
+
+
+def _route(tokens: int, mixture: _Mixture) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        return (_logits(tokens, mixture, device), mixture.chosen, True, *_here(mixture)), {}
+
+    moved = tokens * (mixture.experts * _ITEM + mixture.chosen * (_ITEM + 4))
+    return KernelCase("route", f"{tokens} tokens to {mixture.chosen} of {mixture.name}", make, moved)
+
+
+def _experts(tokens: int, mixture: _Mixture) -> KernelCase:
+    """A layer of experts. The bytes count as many experts as tokens that choose uniformly are expected to go to."""
+
+    def make(device: torch.device) -> Arguments:
+        pack = kernel("pack_experts", device.type)
+        x = _normal(device, tokens, mixture.hidden)
+        gate_up = _normal(device, mixture.here, 2 * mixture.width, mixture.hidden)
+        down = _normal(device, mixture.here, mixture.hidden, mixture.width)
+        numbers, weights = _routed(tokens, mixture, device)
+        return (x, pack(gate_up), pack(down), numbers, weights, torch.empty_like(x), mixture.experts - mixture.here), {}
+
+    touched = _touched(tokens, mixture)
+    moved = round(touched * 3 * mixture.hidden * mixture.width) + 2 * tokens * mixture.hidden
+    name = f"{tokens} tokens, {touched:.0f} of {mixture.name}"
+    return KernelCase("experts", name, make, moved * _ITEM, _flops(tokens, mixture))
+
+
+def _adapted(plain: KernelCase, tokens: int, mixture: _Mixture, adapters: int) -> KernelCase:
+    """The case `plain` with adapters of rank _RANK; each token has one of these."""
+
+    def make(device: torch.device) -> Arguments:
+        arguments, _ = plain.make(device)
+        return (*arguments, _adapters(tokens, mixture, adapters, device)), {}
+
+    own = adapters * _touched(tokens / adapters, mixture)
+    moved = plain.bytes + round(own * _RANK * 3 * (mixture.hidden + mixture.width)) * _ITEM
+    return KernelCase(f"adapted_{plain.op}", f"{plain.name}, {adapters} of rank {_RANK}", make, moved, plain.flops)
+
+
+def _group_adapted_pairs(tokens: int, mixture: _Mixture, adapters: int) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        numbers, _ = _routed(tokens, mixture, device)
+        changed = _adapters(tokens, mixture, adapters, device)
+        return (numbers, changed.slots, changed.gate_up), {}
+
+    moved = tokens * (8 + 2 * 4 * mixture.chosen)
+    return KernelCase("group_adapted_pairs", f"{tokens} tokens, {mixture.name}, {adapters} adapters", make, moved)
+
+
+def _lora_of_pairs(tokens: int, mixture: _Mixture, adapters: int, first: bool) -> KernelCase:
+    """The low-rank part of the first product, or of the second."""
+
+    def make(device: torch.device) -> Arguments:
+        numbers, _ = _routed(tokens, mixture, device)
+        changed = _adapters(tokens, mixture, adapters, device)
+        pairs = kernel("group_adapted_pairs", device.type)(numbers, changed.slots, changed.gate_up)
+        rows, columns = (tokens, mixture.hidden) if first else (numbers.numel(), mixture.width)
+        weights, sharing = (changed.gate_up, mixture.chosen) if first else (changed.down, 1)
+        return (_normal(device, rows, columns), weights, pairs, sharing), {}
+
+    hidden, width, pairs = mixture.hidden, mixture.width, tokens * mixture.chosen
+    of_expert = 2 * (hidden + width) if first else hidden + width
+    moved = round(adapters * _touched(tokens / adapters, mixture) * _RANK * of_expert)
+    moved += tokens * hidden + pairs * 2 * width if first else pairs * (width + hidden)
+    name = f"{'gate and up' if first else 'down'}, {tokens} tokens, {mixture.name}, {adapters} of rank {_RANK}"
+    return KernelCase("lora_of_pairs", name, make, moved * _ITEM)
+
+
+def _adapters(tokens: int, mixture: _Mixture, adapters: int, device: torch.device) -> ExpertAdapters:
+    slots = torch.arange(tokens, device=device) % adapters + 1
+
+    def stacked(modules: int, columns: int, outputs: int) -> StackedLowRank:
+        a = _normal(device, adapters, mixture.here, modules * _RANK, columns)
+        b = _normal(device, adapters, mixture.here, outputs, _RANK)
+        return StackedLowRank(a, b, torch.full((adapters, mixture.here), _RANK, device=device))
+
+    gate_up = stacked(2, mixture.hidden, 2 * mixture.width)
+    return ExpertAdapters(slots, gate_up, stacked(1, mixture.width, mixture.hidden))
+
+
+def _coded_experts(tokens: int, mixture: _Mixture, bits: int) -> KernelCase:
+    """A layer of experts whose weights are codes of `bits` bits, with scales in groups of _GROUP columns."""
+
+    def make(device: torch.device) -> Arguments:
+        gate_up = _coded(mixture.here, 2 * mixture.width, mixture.hidden, bits, device)
+        down = _coded(mixture.here, mixture.hidden, mixture.width, bits, device)
+        numbers, weights = _routed(tokens, mixture, device)
+        x = _normal(device, tokens, mixture.hidden)
+        return (x, gate_up, down, numbers, weights, torch.empty_like(x), mixture.experts - mixture.here), {}
+
+    touched = _touched(tokens, mixture)
+    moved = round(touched * 3 * mixture.hidden * mixture.width * (bits / 8 + 4 / _GROUP)) + 4 * tokens * mixture.hidden
+    name = f"{bits} bits, {tokens} tokens, {touched:.0f} of {mixture.name}"
+    return KernelCase("coded_experts", name, make, moved, _flops(tokens, mixture))
+
+
+def _coded(experts: int, rows: int, columns: int, bits: int, device: torch.device) -> GroupedWeight:
+    shape = (experts, rows, columns * bits // 8)
+    codes = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
+    scales = torch.rand((experts, rows, columns // _GROUP), device=device).add_(0.5).div_(2**bits * columns**0.5)
+    return GroupedWeight(codes, scales, None, bits, _GROUP, None)
+
+
+def _routed(tokens: int, mixture: _Mixture, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of each token, and their weights."""
+    logits = _logits(tokens, mixture, device)
+    weights, numbers = kernel("route", device.type)(logits, mixture.chosen, True, *_here(mixture))
+    return numbers, weights
+
+
+def _here(mixture: _Mixture) -> tuple[int, ...]:
+    """The arguments of `route` that tell which experts are here, if others are not."""
+    return () if mixture.here == mixture.experts else (0, mixture.here)
+
+
+def _touched(tokens: float, mixture: _Mixture) -> float:
+    """How many of the experts here are expected to get tokens."""
+    return mixture.here * (1 - float((1 - mixture.chosen / mixture.experts) ** tokens))
+
+
+def _flops(tokens: int, mixture: _Mixture) -> int:
+    return 6 * tokens * mixture.chosen * mixture.hidden * mixture.width * mixture.here // mixture.experts
+
+
+def _logits(tokens: int, mixture: _Mixture, device: torch.device) -> torch.Tensor:
+    return _normal(device, tokens, mixture.experts)
+
+
+def _normal(device: torch.device, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.bfloat16, device=device).div_(shape[-1] ** 0.25)
+
+
+def _cases(tokens: Sequence[int], mixture: _Mixture) -> tuple[KernelCase, ...]:
+    return (
+        *(case(count, mixture) for case in (_route, _experts) for count in tokens),
+        *(_coded_experts(count, mixture, bits) for bits in (4, 8) for count in tokens),
+    )
+
+
+def _adapted_cases(sizes: Sequence[tuple[int, int]], mixture: _Mixture) -> tuple[KernelCase, ...]:
+    """Cases with adapters; `sizes` has pairs of tokens and adapters."""
+    return (
+        *(_group_adapted_pairs(tokens, mixture, adapters) for tokens, adapters in sizes),
+        *(_lora_of_pairs(tokens, mixture, adapters, first) for first in (True, False) for tokens, adapters in sizes),
+        *(_adapted(_experts(tokens, mixture), tokens, mixture, adapters) for tokens, adapters in sizes),
+        *(_adapted(_coded_experts(tokens, mixture, 4), tokens, mixture, adapters) for tokens, adapters in sizes),
+    )
+
+
+CASES = (
+    *_cases((1, 8, 32, 128, 512, 2_048, 8_192), _QWEN3_30B),
+    *_cases((1, 8, 32, 128, 2_048), _HALF_OF_QWEN3_30B),
+    *_adapted_cases(((1, 1), (32, 1), (32, 8), (128, 8), (2_048, 1), (8_192, 1)), _QWEN3_30B),
+)
+SMALL_CASES = (
+    *_cases((3,), _Mixture(4, 2, 64, 32, 4)),
+    *_cases((3, 200), _Mixture(4, 2, 64, 32, 2)),
+    *_adapted_cases(((3, 2), (200, 1)), _Mixture(4, 2, 64, 32, 4)),
+)

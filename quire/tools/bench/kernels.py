@@ -1,0 +1,198 @@
+"""`quire bench kernels`: every op of the kernel table on its own, beside the least time its bytes and operations need.
+
+The cases are those of `quire.tools.bench.kernel_cases`. On a GPU all of them run; elsewhere the small ones, which show
+that an op works but say nothing about speed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from quire.compute.kernels.dispatch import KERNELS, kernel
+from quire.errors import ConfigError
+from quire.tools.bench import kernel_cases
+from quire.tools.bench.device_timing import Limits, measure_limits, median_seconds, sets_of_arguments
+from quire.tools.bench.kernel_cases import Arguments, KernelCase
+from quire.tools.bench.report import measured_with, write_json
+
+DESCRIPTION = "Measure each kernel on its own, against what the device reaches."
+_NOT_TIMED = ("pack_",)
+"""Ops that run once at the start have no cases."""
+_SPACE = 2
+
+
+@dataclass(frozen=True)
+class KernelsOptions:
+    """Which kernels, and where the result goes."""
+
+    op: tuple[str, ...] = ()
+    """Only these ops; default: all that have cases."""
+    reference: bool = False
+    """Time the torch reference on the same device and arguments as well."""
+    json: str | None = None
+    """Write the result to this file."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A case's result.
+
+    Attributes:
+        seconds: Of one call, the median.
+        share: Of the limit: the least time for the case's bytes and operations, by `seconds`.
+        reference_seconds: The torch reference, where it was asked for and takes these arguments.
+    """
+
+    op: str
+    name: str
+    seconds: float
+    bytes: int
+    bytes_per_s: float
+    flops: int
+    flops_per_s: float
+    share: float
+    reference_seconds: float | None = None
+
+
+def run(options: KernelsOptions) -> int:
+    """Measure and report; the exit code.
+
+    Raises:
+        ConfigError: An op that has no cases.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    cases = _chosen(options.op, device)
+    began = time.perf_counter()
+    limits = measure_limits(device)
+    print(_limits_line(limits, device))
+    table = _Table(cases, options.reference)
+    print(table.heading, flush=True)
+    results = []
+    for case in cases:
+        results.append(measure(case, limits, device, with_reference=options.reference))
+        print(table.line(results[-1]), flush=True)
+    print(f"{len(results)} cases in {time.perf_counter() - began:.1f} s")
+    if not options.op and (uncovered := ops_without_cases(device.type)):
+        print(f"No cases: {', '.join(uncovered)}")
+    if options.json is not None:
+        result = measured_with(options) | {"limits": asdict(limits), "cases": [asdict(result) for result in results]}
+        write_json(options.json, result)
+    return 0
+
+
+def all_cases(device: torch.device) -> list[KernelCase]:
+    """Of every family, in the order of their names: the small ones unless the device is a GPU."""
+    names = sorted(module.name for module in pkgutil.iter_modules(kernel_cases.__path__))
+    modules = [importlib.import_module(f"{kernel_cases.__name__}.{name}") for name in names]
+    sizes = "CASES" if device.type == "cuda" else "SMALL_CASES"
+    return [case for module in modules for case in getattr(module, sizes)]
+
+
+def ops_without_cases(device_type: str) -> list[str]:
+    """Ops of the table that run in a step on this device and are not measured."""
+    covered = {case.op for case in all_cases(torch.device(device_type))}
+    here = {op for op, device in KERNELS if device == device_type and not op.startswith(_NOT_TIMED)}
+    return sorted(here - covered)
+
+
+def measure(case: KernelCase, limits: Limits, device: torch.device, *, with_reference: bool = False) -> Measured:
+    """Time one case."""
+    torch.manual_seed(0)
+    sets = [case.make(device)]
+    held = sum(tensor.nbytes for tensor in _tensors([*sets[0][0], *sets[0][1].values()]))
+    sets += [case.make(device) for _ in range(sets_of_arguments(case.bytes, held, device) - 1)]
+    seconds = median_seconds(_calls(kernel(case.op, device.type), sets), device)
+    reference_seconds = _reference_seconds(case, sets, device) if with_reference else None
+    return Measured(
+        op=case.op,
+        name=case.name,
+        seconds=seconds,
+        bytes=case.bytes,
+        bytes_per_s=case.bytes / seconds,
+        flops=case.flops,
+        flops_per_s=case.flops / seconds,
+        share=limits.seconds(case.bytes, case.flops) / seconds,
+        reference_seconds=reference_seconds,
+    )
+
+
+def _chosen(ops: Sequence[str], device: torch.device) -> list[KernelCase]:
+    """The cases of these ops (of all, if none is named) that the device has a kernel for."""
+    cases = [case for case in all_cases(device) if (case.op, device.type) in KERNELS]
+    known = {case.op for case in cases}
+    for op in ops:
+        if op not in known:
+            raise ConfigError(
+                f"--op {op}: no cases on {device.type}. There are: {', '.join(sorted(known))}.", param="op"
+            )
+    return [case for case in cases if not ops or case.op in ops]
+
+
+def _reference_seconds(case: KernelCase, sets: Sequence[Arguments], device: torch.device) -> float | None:
+    """Of the torch reference, launched by Python, since some wait for the device; None if it does not take the
+    arguments, because they are packed for the kernel."""
+    path = KERNELS.get((case.op, "cpu"))
+    if path is None:
+        return None
+    module, name = path.replace("quire.compute.kernels.cpu.", "quire.compute.kernels.reference.").split(":")
+    reference = getattr(importlib.import_module(module), name)
+    try:
+        return median_seconds(_calls(reference, sets), device, graph=False)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        return None
+
+
+def _calls(function: Callable[..., Any], sets: Sequence[Arguments]) -> list[Callable[[], object]]:
+    return [lambda given=given: function(*given[0], **given[1]) for given in sets]  # type: ignore[misc]
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+class _Table:
+    """Lines of columns as wide as what stands in them.
+
+    Args:
+        cases: All that will get a line.
+        with_reference: Whether there is a column for torch's time.
+    """
+
+    def __init__(self, cases: Sequence[KernelCase], with_reference: bool) -> None:
+        self._op = _SPACE + max(len(case.op) for case in cases)
+        self._case = _SPACE + max(len(case.name) for case in cases)
+        self._with_reference = with_reference
+
+    @property
+    def heading(self) -> str:
+        """The names of the columns."""
+        line = f"{'op':<{self._op}}{'case':<{self._case}}{'µs':>10}{'MB':>10}{'GB/s':>9}{'TFLOP/s':>9}{'of limit':>10}"
+        return line + (f"{'reference µs':>14}" if self._with_reference else "")
+
+    def line(self, result: Measured) -> str:
+        """What was measured of a case."""
+        line = (
+            f"{result.op:<{self._op}}{result.name:<{self._case}}{result.seconds * 1e6:>10.2f}"
+            f"{result.bytes / 1e6:>10.3f}{result.bytes_per_s / 1e9:>9.0f}{result.flops_per_s / 1e12:>9.1f}"
+            f"{result.share:>10.0%}"
+        )
+        return line if result.reference_seconds is None else f"{line}{result.reference_seconds * 1e6:>14.2f}"
+
+
+def _limits_line(limits: Limits, device: torch.device) -> str:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the processor, small sizes"
+    return (
+        f"Limits of {name}: {limits.bytes_per_s / 1e9:,.0f} GB/s by a copy, "
+        f"{limits.flops_per_s / 1e12:,.1f} TFLOP/s by a product in bfloat16"
+    )

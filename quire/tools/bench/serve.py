@@ -1,0 +1,220 @@
+"""`quire bench serve`: load on a running server, of this project or any with OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import httpx
+import uvloop
+
+from quire.errors import ConfigError, QuireError, UnavailableError, reason
+from quire.models.weights import hub
+from quire.text.tokenizer import load_tokenizer
+from quire.tools.bench.arrivals import ArrivalOptions, arrival_times, check_arrivals
+from quire.tools.bench.client import ENDPOINTS, Backend, StreamingClient
+from quire.tools.bench.connection import Address, Connections
+from quire.tools.bench.datasets import DatasetOptions, Sample, make_samples
+from quire.tools.bench.load import Load, run_load
+from quire.tools.bench.progress import progress
+from quire.tools.bench.server_counters import read_counters
+from quire.tools.bench.serving_figures import Run, ServingReportOptions, check_report_options
+from quire.tools.bench.serving_report import publish
+from quire.tools.bench.tokens import LocalTokens, ServedTokens, Tokens, has_tokenizer
+
+DESCRIPTION = "Send requests to a running server and report latencies and throughput."
+CONNECT_S = 30.0
+RETRY_S = 1.0
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Which server, and what every request asks."""
+
+    base_url: str | None = None
+    """Address of the server, without the API's path. Default: http://HOST:PORT."""
+    host: str = "127.0.0.1"
+    """Host of the server, where --base-url is not given."""
+    port: int = 8000
+    """Port of the server, where --base-url is not given."""
+    backend: Backend = "openai"
+    """API: openai and vllm are text completions, openai-chat is chat."""
+    endpoint: str | None = None
+    """Path of the API. Default: the backend's usual one."""
+    model: str | None = None
+    """Name of the model in requests. Default: the first one that the server serves."""
+    tokenizer: str | None = None
+    """Directory or hub id of a tokenizer. Default: the server's own, by /tokenize and /detokenize; where the server has
+    none, random token ids below its vocabulary's size."""
+    vocab_size: int | None = None
+    """Draw random token ids below this, without any tokenizer."""
+    api_key: str | None = None
+    """API key, if the server asks for one."""
+    header: tuple[str, ...] = ()
+    """Headers of every request, as NAME=VALUE."""
+    insecure: bool = False
+    """Do not check the server's certificate."""
+    extra_body: dict[str, Any] = field(default_factory=dict)
+    """Fields of every request, as JSON."""
+    temperature: float = 0.0
+    """Sampling; 0 is greedy."""
+    top_p: float | None = None
+    """Sampling."""
+    top_k: int | None = None
+    """Sampling."""
+    min_p: float | None = None
+    """Sampling."""
+    ignore_eos: bool = False
+    """Let every output reach its length."""
+    seed: int | None = None
+    """Seed of prompts and arrivals. Default: a new one each time, so that no earlier run's prompts are cached."""
+    num_warmups: int = 0
+    """Requests before the measurement, with prompts of their own."""
+    ready_check_timeout_sec: float = 0.0
+    """Wait this long for the server to come up."""
+    dataset: DatasetOptions = field(default_factory=DatasetOptions)
+    arrivals: ArrivalOptions = field(default_factory=ArrivalOptions)
+    report: ServingReportOptions = field(default_factory=ServingReportOptions)
+
+    @property
+    def root(self) -> str:
+        """The server's address."""
+        return (self.base_url or f"http://{self.host}:{self.port}").rstrip("/")
+
+
+@dataclass(frozen=True)
+class _ServedModel:
+    """What the server says of its model.
+
+    Attributes:
+        name: As requests call it.
+        vocab_size: None if the server does not say.
+        has_tokenizer: Otherwise the server takes and returns token ids only.
+    """
+
+    name: str
+    vocab_size: int | None
+    has_tokenizer: bool
+
+
+def run(options: ServeOptions) -> int:
+    """Measure and report; 1 when requests failed.
+
+    Raises:
+        QuireError: Options that cannot be meant, or a server that is not there.
+    """
+    check_arrivals(options.arrivals)
+    check_report_options(options.report)
+    seed = random.SystemRandom().getrandbits(32) if options.seed is None else options.seed
+    rng = random.Random(seed)
+    settings: dict[str, Any] = {"base_url": options.root, "headers": _headers(options), "verify": not options.insecure}
+    with httpx.Client(timeout=CONNECT_S, **settings) as http:
+        model = _served_model(http, options)
+        samples, warmups = _samples(options, http, model, rng)
+        times = arrival_times(options.arrivals, len(samples), rng)
+        before = read_counters(http)
+        body = _body(options, model)
+        address = Address.of(options.root, _headers(options), verify=not options.insecure)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            load = runner.run(_measure(options, address, body, samples, warmups, times))
+        counted = read_counters(http).since(before)
+    publish(Run(options, options.report, model.name, seed, load, samples, counted))
+    return 1 if len(load.completed) < len(samples) else 0
+
+
+async def _measure(
+    options: ServeOptions,
+    address: Address,
+    body: dict[str, Any],
+    samples: list[Sample],
+    warmups: list[Sample],
+    times: list[float],
+) -> Load:
+    async with Connections(address, CONNECT_S) as connections:
+        client = StreamingClient(connections, options.endpoint or ENDPOINTS[options.backend], options.backend, body)
+        if warmups:
+            with progress("Warming up", len(warmups)) as advance:
+                concurrency = options.arrivals.max_concurrency
+                await run_load(client, warmups, [0.0] * len(warmups), concurrency, advance)
+        with progress("Requests", len(samples)) as advance:
+            return await run_load(client, samples, times, options.arrivals.max_concurrency, advance)
+
+
+def _served_model(http: httpx.Client, options: ServeOptions) -> _ServedModel:
+    """The model, once the server answers."""
+    deadline = time.monotonic() + options.ready_check_timeout_sec
+    while True:
+        try:
+            if http.get("/health").status_code == httpx.codes.SERVICE_UNAVAILABLE:
+                raise ValueError("it is starting or draining: --ready-check-timeout-sec waits for it")
+            answer = http.get("/v1/models")
+            answer.raise_for_status()
+            card = answer.json()["data"][0]
+            name = options.model or str(card["id"])
+            return _ServedModel(name, card.get("vocab_size"), has_tokenizer(http, name))
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError, AttributeError) as error:
+            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403):
+                raise QuireError(f"{options.root} asks for an API key: give --api-key.") from error
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"{options.root} does not answer as an OpenAI server ({reason(error)}). "
+                    "Start one with 'quire serve', or give --base-url."
+                ) from error
+            time.sleep(RETRY_S)
+
+
+def _samples(
+    options: ServeOptions, http: httpx.Client, model: _ServedModel, rng: random.Random
+) -> tuple[list[Sample], list[Sample]]:
+    """What is measured, and what is sent before."""
+    tokens: Tokens
+    if options.tokenizer is not None:
+        tokenizer = load_tokenizer(hub.resolve(options.tokenizer, weights=False))
+        tokens = LocalTokens(options.vocab_size or tokenizer.vocab_size, tokenizer)
+    elif options.vocab_size is not None:
+        tokens = LocalTokens(options.vocab_size)
+    elif model.vocab_size is not None and not model.has_tokenizer:
+        tokens = LocalTokens(model.vocab_size)
+    else:
+        tokens = ServedTokens(http, model.name)
+    samples = make_samples(replace(options.dataset, num_prompts=_wanted(options)), tokens, rng)
+    if options.backend == "openai-chat":
+        samples = [_as_text(sample, tokens) for sample in samples]
+    warmups = max(0, min(options.num_warmups, len(samples) - 1))
+    return samples[warmups:], samples[:warmups]
+
+
+def _wanted(options: ServeOptions) -> int:
+    if options.dataset.num_prompts < 1 or options.num_warmups < 0:
+        raise ConfigError("--num-prompts must be at least 1 and --num-warmups at least 0.", param="num_prompts")
+    return options.dataset.num_prompts + options.num_warmups
+
+
+def _as_text(sample: Sample, tokens: Tokens) -> Sample:
+    if isinstance(sample.prompt, str):
+        return sample
+    return Sample(tokens.decode(sample.prompt), sample.output_len)
+
+
+def _headers(options: ServeOptions) -> dict[str, str]:
+    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+    for pair in options.header:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--header takes NAME=VALUE, got '{pair}'.", param="header")
+        headers[name] = value
+    return headers
+
+
+def _body(options: ServeOptions, model: _ServedModel) -> dict[str, Any]:
+    """Fields of every request."""
+    sampling = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    body = {"model": model.name} | {name: value for name, value in sampling.items() if value is not None}
+    if not model.has_tokenizer:  # a stream without text has chunks only if they carry token ids
+        body["return_token_ids"] = True
+    if options.ignore_eos:
+        body["ignore_eos"] = True
+    return body | options.extra_body

@@ -1,0 +1,78 @@
+"""How long a real server makes its clients wait: `quire serve` is started, and asked by the client of `quire bench
+serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from quire.errors import QuireError
+from quire.foundation.config import Config
+from quire.tools.bench.client import ENDPOINTS, Outcome, StreamingClient
+from quire.tools.bench.connection import Address, Connections
+from quire.tools.bench.datasets import Sample
+from quire.tools.bench.load import run_load
+
+START_S = 300.0
+CONNECT_S = 10.0
+
+
+@contextmanager
+def served(config: Config, directory: Path) -> Iterator[int]:
+    """`quire serve`: its port, once it is ready; it is ended afterwards.
+
+    Raises:
+        QuireError: It did not start.
+    """
+    settings, log = directory / "settings.yaml", directory / "server.log"
+    settings.write_bytes(msgspec.yaml.encode(config.changes() | {"port": 0, "host": "127.0.0.1"}))
+    command = [sys.executable, "-m", "quire.cli.main", "serve", f"--config={settings}"]
+    with log.open("w") as file:
+        server = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + START_S
+        while (found := re.search(r"Ready in .*?http://[^/]*?:(\d+)/", log.read_text(), re.S)) is None:
+            if server.poll() is not None or time.monotonic() > deadline:
+                said = log.read_text().strip().splitlines()
+                raise QuireError(f"The server did not start: {said[-1] if said else 'it said nothing'}")
+            time.sleep(0.05)
+        yield int(found[1])
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def asked(
+    model: str, port: int, samples: Sequence[Sample], times: Sequence[float], max_concurrency: int | None = None
+) -> list[Outcome]:
+    """What a server at this port answers to samples that are sent at these times (seconds), so many at a time.
+
+    Raises:
+        QuireError: A request failed.
+    """
+    body = {"model": model, "temperature": 0.0, "ignore_eos": True}
+    body["return_token_ids"] = True  # behind random prompts tokens may have no text, and chunks would be empty
+
+    async def ask() -> list[Outcome]:
+        async with Connections(Address.of(f"http://127.0.0.1:{port}", {}, verify=False), CONNECT_S) as connections:
+            client = StreamingClient(connections, ENDPOINTS["openai"], "openai", body)
+            load = await run_load(client, samples, times, max_concurrency, lambda: None)
+            return load.outcomes
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        outcomes = runner.run(ask())
+    if failed := [outcome.error for outcome in outcomes if outcome.error]:
+        raise QuireError(f"A server's times cannot be measured: {failed[0]}")
+    if any(outcome.ttft is None for outcome in outcomes):
+        raise QuireError("A server's times cannot be measured: it sent an answer without tokens.")
+    return outcomes

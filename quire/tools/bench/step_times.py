@@ -1,0 +1,191 @@
+"""Times steps of a model on this machine's processor, for `quire simulate --calibrate`.
+
+An engine in this process is given waves of requests: rows that decode, few and many, with short and long contexts, and
+prompts of many lengths; and loads, in which one request follows another, with lengths at random. Every step is timed, a
+step's terms are fitted to all of them, and made as long as the loads' steps were. Loads torch: imported by name.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from itertools import count
+from statistics import median
+from typing import NamedTuple
+
+from quire.engine.build import build_model_runtime_info
+from quire.engine.inprocess import InProcessClient
+from quire.errors import QuireError
+from quire.foundation.clock import Clock, SystemClock
+from quire.foundation.config import Config
+from quire.foundation.messages.from_engine import Deltas
+from quire.foundation.messages.to_engine import Add
+from quire.models.spec import ModelSpec
+from quire.planning.auto_config import ResolvedConfig
+from quire.planning.costmodel.measured_step_times import (
+    MeasuredStepTime,
+    StepTerms,
+    TimedStep,
+    as_long_as,
+    fitted,
+    windows_of,
+)
+from quire.runtime.executor.executor import Executor
+from quire.runtime.executor.factory import build_executor
+from quire.sampling_params import SamplingParams
+from quire.tools.bench.closed_loads import ClosedLoad, closed_loads
+from quire.tools.bench.step_recorder import StepRecorder
+from quire.tools.bench.tokens import LocalTokens
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+PROMPTS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1_024, 2_048, 4_096, 8_192)
+SHORT, LONG = 16, 1_024
+"""Tokens of a prompt before decode steps."""
+OUTPUTS = 24
+LEAST_PASSES, MOST_PASSES = 2, 6
+WANTED_S = 12.0
+"""No further pass over the waves begins after so many seconds."""
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Requests that are sent together.
+
+    Attributes:
+        rows: How many.
+        prompt, outputs: Tokens of each.
+    """
+
+    rows: int
+    prompt: int
+    outputs: int
+
+
+class EngineTerms(NamedTuple):
+    """What an engine takes, in its client's process.
+
+    Attributes:
+        steps: Each step.
+        request_ms: A request, besides.
+    """
+
+    steps: StepTerms
+    request_ms: float
+
+
+def measure_engine(resolved: ResolvedConfig) -> EngineTerms:
+    """Time an engine of this model on this machine; some 20 seconds for a small model.
+
+    Raises:
+        SetupError: The model cannot be served.
+        QuireError: Steps failed.
+    """
+    clock = SystemClock()
+    return engine_terms(resolved.config, resolved.spec, build_executor(resolved.config, clock), clock)
+
+
+def waves(config: Config) -> list[Wave]:
+    """What is timed beside loads, for resolved settings: no more rows and tokens than these take."""
+    most, chunk = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
+    longest = config.model.max_model_len
+    assert most and chunk and isinstance(longest, int), "settings are resolved"
+    room = longest - OUTPUTS - 1
+    long = min(LONG, room)
+    decoding = [Wave(rows, min(SHORT, room), OUTPUTS) for rows in ROWS if rows <= most]
+    reading = [Wave(min(rows, most), long, OUTPUTS) for rows in (1, 4, 8)]
+    prompts = [Wave(1, length, 1) for length in PROMPTS if length <= min(room, 2 * max(chunk, LONG))]
+    return [*decoding, *reading, *prompts]
+
+
+def engine_terms(
+    config: Config, spec: ModelSpec, executor: Executor, clock: Clock, wanted_s: float | None = None
+) -> EngineTerms:
+    """What steps of an engine take, and a request beside them, in milliseconds.
+
+    Args:
+        config: Resolved settings.
+        spec: The model.
+        executor: Not started; it is closed at the end.
+        clock: By which steps are timed.
+        wanted_s: No further pass over waves and loads begins after so many seconds; None: WANTED_S.
+    """
+    slots, longest = config.scheduler.max_num_seqs, config.model.max_model_len
+    assert slots and isinstance(longest, int), "settings are resolved"
+    recorder = StepRecorder(executor, slots, clock)
+    client = InProcessClient(config, recorder, clock, build_model_runtime_info(config, spec))
+    of_loads: list[TimedStep] = []
+    try:
+        engine, firsts = _Engine(client, spec.vocab_size, clock), []
+        each = waves(config)
+        for wave in each:  # what is made and recorded once, is made here
+            engine.run_wave(replace(wave, outputs=min(wave.outputs, 4)))
+        recorder.steps.clear()
+        began = clock.now()
+        for number in range(MOST_PASSES):
+            firsts += [engine.run_wave(wave) for wave in each if wave.rows == 1 and wave.prompt == each[0].prompt]
+            for wave in each:
+                engine.run_wave(wave)
+            before = len(recorder.steps)
+            for load in closed_loads(slots, longest, number):
+                engine.run_load(load)
+            of_loads += recorder.steps[before:]
+            if number + 1 >= LEAST_PASSES and clock.now() - began > (WANTED_S if wanted_s is None else wanted_s):
+                break
+    finally:
+        client.close()
+    terms = as_long_as(fitted(recorder.steps, spec), of_loads, spec)
+    prompt_ms = MeasuredStepTime(terms, windows_of(spec)).prompt(each[0].prompt)
+    return EngineTerms(terms, max(0.0, 1e3 * median(firsts) - prompt_ms))
+
+
+class _Engine:
+    """Runs waves and loads on an engine in this process."""
+
+    def __init__(self, client: InProcessClient, vocab_size: int, clock: Clock) -> None:
+        self._client, self._vocab_size, self._clock = client, vocab_size, clock
+        self._numbers, self._draw = count(1), random.Random(0)
+
+    def run_wave(self, wave: Wave) -> float:
+        """Send it, and wait for all of it; seconds to the first token.
+
+        Raises:
+            QuireError: The engine refuses a request.
+        """
+        began, first = self._clock.now(), None
+        running = {self._send(wave.prompt, wave.outputs) for _ in range(wave.rows)}
+        while running:
+            running -= self._ended()
+            first = self._clock.now() if first is None else first
+        assert first is not None
+        return first - began
+
+    def run_load(self, load: ClosedLoad) -> None:
+        """Send one after another, and wait for all.
+
+        Raises:
+            QuireError: The engine refuses a request.
+        """
+        running: set[int] = set()
+        for lengths in load.lengths:
+            while len(running) == load.open:
+                running -= self._ended()
+            running.add(self._send(*lengths))
+        while running:
+            running -= self._ended()
+
+    def _ended(self) -> set[int]:
+        """What ends with the next tokens."""
+        message = self._client.receive(None)
+        while not isinstance(message, Deltas):
+            message = self._client.receive(None)
+        for end in message.ends:
+            if end.reason == "error":
+                raise QuireError(f"Steps cannot be timed: {end.message}")
+        return {end.id for end in message.ends}
+
+    def _send(self, prompt: int, outputs: int) -> int:
+        tokens = LocalTokens(self._vocab_size).random_ids(prompt, self._draw)
+        params = SamplingParams(max_tokens=outputs, ignore_eos=True, temperature=0.0)
+        number = next(self._numbers)
+        self._client.send(Add(number, tokens, prompt, params, [], 0, self._clock.now()))
+        return number

@@ -1,0 +1,135 @@
+"""Hidden states of whole sequences, by the worker's own steps: several sequences a step, a long one in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire.compute.attention.backend import AttentionBackend
+from quire.foundation.clock import Clock
+from quire.foundation.messages.workers import Admitted, Plan
+from quire.models.layers.positions import Positions
+from quire.models.model import Model
+from quire.planning.auto_config import ResolvedConfig
+from quire.planning.kv_cache_plan import NumBlocks
+from quire.planning.step_limits import StepLimits
+from quire.runtime.worker.slot_table import SlotTable
+from quire.runtime.worker.worker import Worker
+from quire.runtime.worker.worker_parts import LoadedModel
+from quire.sampling_params import SamplingParams
+
+TOKENS_A_STEP = 2048
+MOST_ROWS = 64
+
+
+class SequenceForward:
+    """Runs sequences through a model, those of a batch at once.
+
+    Args:
+        resolved: Of either model.
+        lengths: Of all sequences, in tokens.
+        clock: For the worker.
+
+    Attributes:
+        batches: Which sequences are computed together, in order.
+    """
+
+    def __init__(self, resolved: ResolvedConfig, lengths: Sequence[int], clock: Clock) -> None:
+        self.batches = _batches(lengths)
+        rows = max(len(batch) for batch in self.batches)
+        most = max(sum(lengths[batch.start : batch.stop]) for batch in self.batches)
+        config = resolved.config.with_values(
+            max_num_seqs=rows, max_num_batched_tokens=min(most, TOKENS_A_STEP), max_model_len=max(lengths)
+        )
+        self._limits, self._step = StepLimits.of(config), 0
+        self._block_size, self._groups = config.cache.block_size, len(resolved.spec.kv_groups())
+        self._captured = _CapturedHidden()
+        device = torch.device("cuda:0" if config.device.device == "cuda" else "cpu")
+        slots = SlotTable(rows, self._blocks(max(lengths)), self._groups, resolved.spec.vocab_size, device)
+        self._worker = Worker(config, clock)
+        self._worker.set_threads()
+        loaded = LoadedModel(resolved.spec, self._captured, slots, kernels_known=False, gemm_warmup=None)
+        needed = max(sum(map(self._blocks, lengths[batch.start : batch.stop])) for batch in self.batches)
+        self._worker.allocate(loaded, NumBlocks(needed * self._groups, 0))
+
+    def hidden(self, model: Model, sequences: Sequence[list[int]]) -> list[Tensor]:
+        """Of a batch: [tokens, hidden] of each sequence, on the device.
+
+        Either all sequences fit one step, or there is one.
+        """
+        self._captured.model = model
+        done, parts = [0] * len(sequences), []
+        while done[0] < len(sequences[0]):
+            plan = self._plan(sequences, done)
+            self._worker.execute(plan)
+            parts.append(self._captured.hidden_states[: sum(plan.counts)])
+            done = [begun + count for begun, count in zip(done, plan.counts, strict=True)]
+        return list(torch.split(torch.cat(parts), [len(tokens) for tokens in sequences]))
+
+    def close(self) -> None:
+        """Give the worker's memory back."""
+        self._worker.close()
+
+    def _blocks(self, length: int) -> int:
+        return -(-length // self._block_size)
+
+    def _plan(self, sequences: Sequence[list[int]], done: Sequence[int]) -> Plan:
+        """The step that computes what comes next of each; the first one begins sequence n in slot n."""
+        self._step += 1
+        chunks = [tokens[at : at + self._limits.tokens] for tokens, at in zip(sequences, done, strict=True)]
+        begins = not done[0]
+        table = self._block_tables(sequences) if begins else []
+        return Plan(
+            step=self._step,
+            admitted=[_owner(slot, len(tokens)) for slot, tokens in enumerate(sequences)] if begins else [],
+            block_slots=[slot for slot, _, _ in table],
+            block_groups=[group for _, group, _ in table],
+            block_indices=[index for _, _, index in table],
+            block_ids=list(range(1, len(table) + 1)),  # 0 is the dummy
+            slots=list(range(len(sequences))),
+            counts=[len(chunk) for chunk in chunks],
+            token_rows=list(range(len(sequences))),
+            tokens=[token for chunk in chunks for token in chunk],
+            sampled_rows=[],
+        )
+
+    def _block_tables(self, sequences: Sequence[list[int]]) -> list[tuple[int, int, int]]:
+        """Slot, KV group and index of each block that is needed."""
+        return [
+            (slot, group, index)
+            for slot, tokens in enumerate(sequences)
+            for group in range(self._groups)
+            for index in range(self._blocks(len(tokens)))
+        ]
+
+
+class _CapturedHidden:
+    """A Model that keeps what the step has computed."""
+
+    model: Model
+    hidden_states: Tensor
+    has_logits = True
+
+    def hidden(self, tokens: Tensor, positions: Positions, attention: AttentionBackend) -> Tensor:
+        self.hidden_states = self.model.hidden(tokens, positions, attention)
+        return self.hidden_states
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.model.logits(hidden)
+
+
+def _owner(slot: int, length: int) -> Admitted:
+    return Admitted(slot, 0, 0, 0, SamplingParams(max_tokens=1), prompt_len=length, rope_length=length)
+
+
+def _batches(lengths: Sequence[int]) -> list[range]:
+    """Neighbours that fit one step, from the first on."""
+    batches, start, total = [], 0, 0
+    for number, length in enumerate(lengths):
+        if number > start and (total + length > TOKENS_A_STEP or number - start == MOST_ROWS):
+            batches.append(range(start, number))
+            start, total = number, 0
+        total += length
+    return [*batches, range(start, len(lengths))]

@@ -1,0 +1,173 @@
+"""A model on devices that need not be there: how memory is divided, and how long steps take.
+
+Calls the arithmetic that the engine itself starts by (`planning/`, `planning/costmodel/`), for a device from a table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from quire.compute.mesh import Mesh
+from quire.errors import ConfigError
+from quire.foundation.config import Config
+from quire.foundation.messages.workers import DeviceLimits
+from quire.models.quantization.description import AT_LOAD, Quantization, Rule
+from quire.models.quantization.formats import Fp8Format, GroupFormat, Int8Format
+from quire.models.rank_share import check_tensor_parallel_size, rank_share
+from quire.models.spec import ModelSpec
+from quire.planning.auto_config import batch_limits
+from quire.planning.costmodel.cards import CPU_SHARES, GPU_SHARES, Card
+from quire.planning.costmodel.hardware import Hardware, cpu
+from quire.planning.costmodel.measured_step_times import MeasuredStepTimes
+from quire.planning.costmodel.roofline import Roofline
+from quire.planning.costmodel.step_time import Shares, StepTime
+from quire.planning.dtype import resolve_dtype
+from quire.planning.kv_cache_plan import KVCachePlan
+from quire.planning.machine import Gpu, Machine
+from quire.planning.ranks import plan_for_all
+from quire.planning.step_limits import StepLimits
+from quire.runtime.worker.graph_shapes import GraphShapes
+from quire.tools.simulation.engine import SimulatedDevice
+
+FormatName = Literal["checkpoint", "fp8", "w4a16"]
+HOST_BYTES = 128 * 2**30
+"""Of the host beside a GPU, for the swap space."""
+REDUCE_MS = {True: 0.010, False: 0.030}
+"""What an all-reduce takes however little it adds, by NVLink or not: published latencies of NCCL, not measured here."""
+LINK_SHARE = 0.75
+"""Of a link's bandwidth that an all-reduce reaches."""
+
+
+@dataclass(frozen=True)
+class Processor:
+    """The processor of this machine, as a device.
+
+    Attributes:
+        cores: That may be used.
+        machine: Its memory.
+    """
+
+    cores: int
+    machine: Machine
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"CPU, {self.cores} cores"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A model on a device, or divided over several of the same kind.
+
+    Attributes:
+        config: Resolved settings.
+        spec: The whole model, in the format it has there.
+        device: Which.
+        tp: How many of it.
+        plan: How memory is divided, of one device.
+        shares: See StepTime.
+        measured: What steps took on this very machine, in place of `shares`; None: nobody has measured.
+    """
+
+    config: Config
+    spec: ModelSpec
+    device: Card | Processor
+    tp: int
+    plan: KVCachePlan
+    shares: Shares
+    measured: MeasuredStepTimes | None = None
+
+    @property
+    def hardware(self) -> Hardware:
+        """What a device sustains."""
+        found = self.device.hardware if isinstance(self.device, Card) else cpu(self.device.cores)
+        return found.at(self.config.model.dtype)
+
+    @cached_property
+    def step(self) -> StepTime:
+        """How long its steps take."""
+        speedup, extra = 1.0, (0.0, 0.0)
+        if isinstance(self.device, Card):
+            form = self.spec.quantization.rules[0].format if self.spec.quantization else None
+            speedup = self.device.fp8_speedup if isinstance(form, Fp8Format | Int8Format) else 1.0
+            extra = _all_reduces(self.spec, self.tp, self.device)
+        share = rank_share(self.spec, Mesh(0, self.tp, 1))
+        dtype = self.config.model.dtype
+        return StepTime(share, dtype, self.hardware, self.config.kv_dtype, self.shares, speedup, extra)
+
+    def new_roofline(self) -> Roofline:
+        """What the scheduler goes by, as the engine would make it: it has not learned from any step yet."""
+        share = rank_share(self.spec, Mesh(0, self.tp, 1))
+        dtype, block_size = self.config.model.dtype, self.config.cache.block_size
+        return Roofline(share, dtype, self.hardware, block_size, self.config.kv_dtype)
+
+    def simulated(self, *, server: bool) -> SimulatedDevice:
+        """A device for one simulation, behind the HTTP API or in its client's process."""
+        sizes: list[tuple[int, int]] = []
+        if isinstance(self.device, Card):
+            limits = StepLimits.of(self.config)
+            most = self.config.device.max_cudagraph_capture_size or 0
+            sizes = GraphShapes(most, limits.rows, limits.tokens, limits.length).mixed_sizes(limits.tokens)
+        blocks, vocab = self.plan.blocks, self.spec.vocab_size
+        limits_of_device = DeviceLimits(blocks.device, vocab, blocks.host, {}, sizes)
+        if self.measured is not None:
+            step_ms, request_ms = self.measured.step_time(server=server), self.measured.request_ms(server=server)
+            arrival_ms = self.measured.arrival_ms(server=server)
+            return SimulatedDevice(limits_of_device, step_ms, self.new_roofline(), request_ms, arrival_ms)
+        request_ms = self.shares.request_ms + server * self.shares.server_ms
+        return SimulatedDevice(limits_of_device, self.step, self.new_roofline(), request_ms)
+
+
+def deploy(
+    config: Config, spec: ModelSpec, device: Card | Processor, tp: int = 1, shares: Shares | None = None
+) -> Deployment:
+    """Resolve settings for a device, and divide its memory.
+
+    Args:
+        config: As asked; dtype `auto` is no float32 on a GPU.
+        spec: The model, in the format it is to have.
+        shares: What steps reach; None: what is known of such devices.
+
+    Raises:
+        ConfigError: The model cannot be divided so, or a setting cannot be meant.
+        MemoryBudgetError: It does not fit; the message says by how much.
+    """
+    check_tensor_parallel_size(spec, tp)
+    if isinstance(device, Card):
+        gpu = Gpu(device.name, device.capability, device.memory_bytes, device.memory_bytes, tp)
+        machine = Machine(HOST_BYTES, fast_bfloat16=True, gpu=gpu)
+        stored = replace(spec, dtype="bfloat16") if spec.dtype == "float32" else spec
+    elif tp > 1:
+        raise ConfigError("A processor is planned for as one device: leave --tensor-parallel-size out.", param="tp")
+    else:
+        gpu, machine, stored = None, device.machine, spec
+    dtype, _ = resolve_dtype(config.model.dtype, stored, machine, on_gpu=gpu is not None)
+    scheduler, _ = batch_limits(config.scheduler, gpu)
+    config = replace(config, scheduler=scheduler).with_values(
+        dtype=dtype, device="cpu" if gpu is None else "cuda", max_cudagraph_capture_size=0 if gpu is None else 512
+    )
+    plan = plan_for_all(config, spec, machine, Mesh(0, tp, 1))
+    config = config.with_values(max_model_len=plan.max_model_len)
+    return Deployment(config, spec, device, tp, plan, shares or (CPU_SHARES if gpu is None else GPU_SHARES))
+
+
+def in_format(spec: ModelSpec, name: FormatName) -> ModelSpec:
+    """A dense model's spec with its weights in another format; its own where it is quantized already."""
+    if name == "checkpoint" or spec.quantization is not None:
+        return spec
+    quantization = {
+        "fp8": AT_LOAD["fp8"],
+        "w4a16": Quantization("gptq", (Rule(("Linear",), GroupFormat("gptq", 4, 128, True)),)),
+    }[name]
+    return replace(spec, quantization=quantization, held=None)
+
+
+def _all_reduces(spec: ModelSpec, tp: int, card: Card) -> tuple[float, float]:
+    """Milliseconds of the two sums of a layer, in all layers: of a step, and for each token."""
+    if tp == 1:
+        return 0.0, 0.0
+    sums, bytes_each = 2 * spec.layers, spec.hidden * 2 * 2 * (tp - 1) / tp
+    return sums * REDUCE_MS[card.nvlink], 1e3 * sums * bytes_each / (card.link / 2 * LINK_SHARE)

@@ -1,0 +1,241 @@
+"""The engine's loop with its real scheduler and KV blocks, in virtual time: requests of a trace in, their times out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quire.engine.build import ModelRuntimeInfo
+from quire.engine.core import EngineCore
+from quire.engine.port import Undecodable
+from quire.errors import ConfigError
+from quire.foundation.config import Config
+from quire.foundation.messages.from_engine import Deltas, FromEngine
+from quire.foundation.messages.to_engine import Add, ToEngine
+from quire.foundation.messages.workers import DeviceLimits
+from quire.foundation.processes.garbage import no_collection
+from quire.models.spec import ModelSpec
+from quire.planning.costmodel.roofline import Roofline
+from quire.planning.kv_demand import group_windows
+from quire.runtime.executor.simulated import IntArray, SimulatedExecutor, StepMilliseconds, VirtualClock
+from quire.sampling_params import SamplingParams
+from quire.tools.simulation.trace import Trace
+
+
+@dataclass
+class Served:
+    """What became of a request.
+
+    Attributes:
+        sent: Seconds after the beginning of the load.
+        prompt: Tokens of its prompt.
+        times: When each of its tokens came.
+        queued: Seconds that it waited in the engine until it was first planned.
+        cached: Tokens of its prompt that the prefix cache had.
+        preemptions: How often it was preempted.
+    """
+
+    sent: float
+    prompt: int
+    times: list[float] = field(default_factory=list)
+    queued: float = 0.0
+    cached: int = 0
+    preemptions: int = 0
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to its first token."""
+        return self.times[0] - self.sent
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds a token after the first; None if there is none."""
+        return (self.times[-1] - self.times[0]) / (len(self.times) - 1) if len(self.times) > 1 else None
+
+    @property
+    def itls(self) -> list[float]:
+        """Seconds between tokens."""
+        return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
+
+    @property
+    def e2e(self) -> float:
+        """Seconds to its last token."""
+        return self.times[-1] - self.sent
+
+
+@dataclass(frozen=True)
+class SimulatedDevice:
+    """What the engine runs on, in place of a worker.
+
+    Attributes:
+        limits: KV blocks, and steps that are padded.
+        step_ms: How long its steps take.
+        cost: The scheduler's own model of them.
+        request_ms: Between a request and its engine, there and back.
+        arrival_ms: How much longer a step takes for each request that came before it.
+    """
+
+    limits: DeviceLimits
+    step_ms: StepMilliseconds
+    cost: Roofline
+    request_ms: float
+    arrival_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """How full the engine was after a step.
+
+    Attributes:
+        time: Seconds after the beginning of the load.
+        running: Requests that were computed.
+        waiting: Requests in the queue.
+        kv_share: Of the KV cache's blocks, those that requests held.
+    """
+
+    time: float
+    running: int
+    waiting: int
+    kv_share: float
+
+
+@dataclass(frozen=True)
+class SimulatedRun:
+    """What a load came to.
+
+    Attributes:
+        served: In the order of the trace.
+        seconds: From the first arrival to the last token.
+        steps: Of the device.
+        busy: The share of the time in which it computed.
+        occupancy: After each step that brought tokens.
+    """
+
+    served: list[Served]
+    seconds: float
+    steps: int
+    busy: float
+    occupancy: list[Occupancy]
+
+
+def simulate(config: Config, spec: ModelSpec, device: SimulatedDevice, trace: Trace) -> SimulatedRun:
+    """Serve a trace.
+
+    Args:
+        config: Resolved settings.
+        spec: The model.
+
+    Raises:
+        ConfigError: The engine refuses a request, since it is too long.
+    """
+    clock = VirtualClock()
+    seqs = config.scheduler.max_num_seqs
+    assert seqs, "settings are resolved"
+    executor = SimulatedExecutor(device.limits, seqs, device.step_ms, clock)
+    port = _TracePort(trace, spec.vocab_size, device.request_ms / 1e3, clock, lambda: executor.delay(device.arrival_ms))
+    info = ModelRuntimeInfo(group_windows(spec), device.cost, spec.rope_length_mode)
+    core = EngineCore(config, executor.start(), info, executor, port, clock)
+    with no_collection():
+        while port.is_open:
+            core.turn(None)
+    served = port.served()
+    seconds = max(each.times[-1] for each in served) - min(each.sent for each in served)
+    busy = executor.busy_ms / 1e3 / seconds if seconds else 1.0
+    return SimulatedRun(served, seconds, executor.steps, busy, port.occupancy)
+
+
+class _TracePort:
+    """The engine's port: gives it requests when their time has come, and notes when their tokens do.
+
+    Args:
+        way_s: What a request takes to its engine and back, all of it on its way there.
+        came: Called for each request that reaches its engine.
+
+    Attributes:
+        occupancy: See SimulatedRun.
+    """
+
+    def __init__(
+        self, trace: Trace, vocab_size: int, way_s: float, clock: VirtualClock, came: Callable[[], None]
+    ) -> None:
+        self._to_send = deque(enumerate(trace.requests))
+        self._prompts: Iterator[list[int]] = trace.token_ids(vocab_size)
+        self._concurrency = trace.concurrency or len(trace.requests)
+        self._on_the_way: deque[tuple[float, Add]] = deque()
+        self._params: dict[int, SamplingParams] = {}  # by max_tokens: checking them takes longer than all else here
+        self._open = 0
+        self._way_s, self._clock, self._came = way_s, clock, came
+        self._served = [Served(request.arrival, request.prompt) for request in trace.requests]
+        self._tokens: list[tuple[float, IntArray, IntArray]] = []  # time, ids of requests, tokens of each
+        self.occupancy: list[Occupancy] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any request is not over."""
+        return bool(self._open or self._to_send)
+
+    def drain(self, wait: float | None) -> list[ToEngine | Undecodable]:
+        """What has arrived; an idle engine sleeps until the next request."""
+        self._send_due(self._clock.now())
+        idle = wait is None or wait > 0
+        if idle and not self._on_the_way and self._to_send:
+            self._send_due(max(self._clock.now(), self._to_send[0][1].arrival))
+        if idle and self._on_the_way:
+            self._clock.advance_to(self._on_the_way[0][0])
+        found: list[ToEngine | Undecodable] = []
+        while self._on_the_way and self._on_the_way[0][0] <= self._clock.now():
+            found.append(self._on_the_way.popleft()[1])
+            self._came()
+        return found
+
+    def send(self, client: int, message: FromEngine) -> None:
+        """Note what came for whom."""
+        if not isinstance(message, Deltas):
+            return
+        now, load = self._clock.now(), message.load
+        self._tokens.append((now, np.array(message.ids, np.int64), np.array(message.counts, np.int64)))
+        held = 1 - load.free_blocks / load.num_blocks
+        self.occupancy.append(Occupancy(now, load.running, load.waiting, held))
+        for number, cached in message.cached_tokens:
+            self._served[number - 1].cached = cached
+        for end in message.ends:
+            if end.reason == "error":
+                raise ConfigError(f"Request {end.id} of the trace: {end.message}")
+            ended = self._served[end.id - 1]
+            ended.preemptions, ended.queued = end.preemptions, end.queued_s
+            self._open -= 1
+
+    def served(self) -> list[Served]:
+        """What became of each request, once all are over."""
+        steps = np.repeat(np.arange(len(self._tokens)), [len(ids) for _, ids, _ in self._tokens])
+        ids, counts = (np.concatenate([each[column] for each in self._tokens]) for column in (1, 2))
+        order = np.argsort(ids, kind="stable")
+        times = np.array([now for now, _, _ in self._tokens])[steps[order]]
+        ends = np.searchsorted(ids[order], np.arange(1, len(self._served) + 1), side="right")
+        begin = 0
+        for each, end in zip(self._served, ends.tolist(), strict=True):
+            each.times = np.repeat(times[begin:end], counts[order[begin:end]]).tolist()
+            begin = end
+        return self._served
+
+    def forget(self, client: int) -> None:
+        """There is one client, and it stays."""
+
+    def _send_due(self, now: float) -> None:
+        """Send what is due, as far as the client may have open."""
+        while self._to_send and self._open < self._concurrency and self._to_send[0][1].arrival <= now:
+            number, request = self._to_send.popleft()
+            sent = request.arrival if self._concurrency >= len(self._served) else max(request.arrival, now)
+            self._served[number].sent = sent
+            tokens = next(self._prompts)
+            params = self._params.get(request.output)
+            if params is None:
+                params = SamplingParams(max_tokens=request.output, ignore_eos=True, temperature=0.0)
+                self._params[request.output] = params
+            self._open += 1
+            self._on_the_way.append(
+                (sent + self._way_s, Add(number + 1, tokens, len(tokens), params, [], 0, sent + self._way_s))
+            )

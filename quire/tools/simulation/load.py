@@ -1,0 +1,50 @@
+"""The load that is asked for: a file's, or one that is made up as `quire bench serve` makes it with the same seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+from quire.models.spec import ModelSpec
+from quire.models.weights import hub
+from quire.text.tokenizer import load_tokenizer
+from quire.tools.bench.arrivals import arrival_times
+from quire.tools.bench.datasets import make_samples
+from quire.tools.bench.tokens import LocalTokens, Tokens
+from quire.tools.simulation.options import SimulateOptions
+from quire.tools.simulation.trace import Trace, from_samples
+from quire.tools.simulation.trace_files import read_trace
+
+
+def asked_load(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Trace:
+    """The requests, in order.
+
+    Args:
+        directory: Of the model, for its tokenizer.
+
+    Raises:
+        ConfigError: A file cannot be read, or options that cannot be meant.
+        ModelNotFoundError: A dataset of text, and no tokenizer.
+    """
+    rng = random.Random(options.seed)
+
+    def tokens() -> Tokens:
+        name = options.tokenizer or str(directory)
+        return LocalTokens(spec.vocab_size, load_tokenizer(hub.resolve(name, weights=False)))
+
+    if options.file.trace is not None:
+        return read_trace(options.file, options.arrivals, options.dataset.num_prompts, tokens, rng)
+    made_up = options.dataset.name in ("random", "prefix_repetition")
+    known: Tokens = LocalTokens(spec.vocab_size) if made_up else tokens()
+    samples = make_samples(options.dataset, known, rng)
+    times = arrival_times(options.arrivals, len(samples), rng)
+    return from_samples(samples, known, times, options.arrivals.max_concurrency)
+
+
+def timed_load(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Trace:
+    """The requests, in order, with gaps. A load that would come all at once comes at one request a second."""
+    load = asked_load(options, spec, directory)
+    if load.seconds:
+        return load
+    return asked_load(replace(options, arrivals=replace(options.arrivals, request_rate=1.0)), spec, directory)

@@ -1,0 +1,163 @@
+"""The highest rate of requests at which enough of them keep limits of latency, by bisection.
+
+Every rate is simulated with the same requests, whose gaps are stretched, so the answer is the same each time. A rate is
+sustained if besides the number of open requests does not grow from the load's second quarter to its last. Without that,
+limits on tokens after the first would be kept at any rate, behind an endless queue, and a load that is over before the
+engine is full would be taken for one that goes on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from quire.errors import ConfigError
+from quire.tools.simulation.engine import Served, SimulatedRun
+from quire.tools.simulation.figures import is_good
+
+LIMITED = ("ttft", "tpot", "itl", "e2el")
+PRECISION = 1.01
+"""The rate that keeps the limits and the next one that does not are as close as this."""
+SPAN = 2**8
+"""Rates are looked for down to this part of the first one, and up to this many times it."""
+STEADY, FEW = 1.5, 3
+"""Open requests do not grow if they are no more than so many times those of before, and a few: that is chance."""
+
+
+@dataclass(frozen=True)
+class TriedRate:
+    """A rate that was simulated.
+
+    Attributes:
+        rate: Requests a second.
+        attainment: The share of requests that kept all limits.
+        broken: By limit, the share of requests that broke it; one may break several.
+        sustained: Whether open requests did not grow.
+        run: What came of it.
+    """
+
+    rate: float
+    attainment: float
+    broken: dict[str, float]
+    sustained: bool
+    run: SimulatedRun
+
+    def keeps(self, wanted: float) -> bool:
+        """Whether enough requests kept the limits, for longer than this load lasted."""
+        return self.sustained and self.attainment >= wanted
+
+
+@dataclass(frozen=True)
+class Search:
+    """What was found.
+
+    Attributes:
+        limits: Milliseconds by metric.
+        wanted: Share of the requests that are to keep them.
+        best: The highest rate that keeps them; None: none does.
+        over: The lowest rate that does not; None: all do.
+        tried: All, by rate.
+    """
+
+    limits: dict[str, float]
+    wanted: float
+    best: TriedRate | None
+    over: TriedRate | None
+    tried: tuple[TriedRate, ...]
+
+    def reason(self) -> str:
+        """Why not more."""
+        over = self.over
+        if over is None:
+            return "no rate breaks anything: the load is too short, see --num-prompts"
+        at = f"at {over.rate:,.4g} requests/s"
+        if not over.sustained:
+            return f"{at} open requests grow: more come than are served, or --num-prompts are too few to tell"
+        worst = max(over.broken, key=lambda name: over.broken[name])
+        return (
+            f"{at} {over.attainment:.2%} keep the limits: {over.broken[worst]:.2%} of the requests have "
+            f"{worst.upper()} above {self.limits[worst]:g} ms"
+        )
+
+
+def read_limits(text: str) -> dict[str, float]:
+    """Milliseconds by metric, of `ttft=500,tpot=40`.
+
+    Raises:
+        ConfigError: It says something else.
+    """
+    limits = {}
+    for pair in text.split(","):
+        name, _, value = pair.strip().partition("=")
+        try:
+            limits[name] = float(value)
+        except ValueError:
+            limits[name] = 0.0
+        if name not in LIMITED or not 0 < limits[name] < float("inf"):
+            raise ConfigError(
+                f"--slo takes limits in milliseconds for {', '.join(LIMITED)}, as ttft=500,tpot=40; not '{pair}'.",
+                param="slo",
+            )
+    return limits
+
+
+def search(
+    simulated: Callable[[float], SimulatedRun], first_rate: float, limits: dict[str, float], wanted: float
+) -> Search:
+    """Bisect for the highest rate.
+
+    Args:
+        simulated: The load at so many requests a second.
+        first_rate: That is tried; the nearer the result, the fewer are.
+        limits: Milliseconds by metric.
+        wanted: Share of the requests that are to keep them.
+    """
+    tried: list[TriedRate] = []
+
+    def keeps(rate: float) -> bool:
+        tried.append(tried_rate(rate, simulated(rate), limits))
+        return tried[-1].keeps(wanted)
+
+    low, high = _bracket(keeps, first_rate)
+    while low and high and high / low > PRECISION:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    by_rate = {each.rate: each for each in tried}
+    ordered = tuple(by_rate[rate] for rate in sorted(by_rate))
+    return Search(limits, wanted, by_rate.get(low or 0.0), by_rate.get(high or 0.0), ordered)
+
+
+def tried_rate(rate: float, run: SimulatedRun, limits: dict[str, float]) -> TriedRate:
+    """Of a run, which requests kept the limits."""
+    count = len(run.served)
+    attainment = sum(is_good(each, limits) for each in run.served) / count
+    broken = {
+        name: sum(not is_good(each, {name: limit}) for each in run.served) / count for name, limit in limits.items()
+    }
+    return TriedRate(rate, attainment, broken, keeps_up(run.served), run)
+
+
+def keeps_up(served: Sequence[Served]) -> bool:
+    """Whether open requests did not grow, as far as this load tells: those that a request met when it was sent."""
+    ends = sorted(each.times[-1] for each in served)
+    met = [number - bisect_right(ends, each.sent) for number, each in enumerate(served)]
+    quarter = max(1, len(met) // 4)
+    return median(met[-quarter:]) <= STEADY * median(met[quarter : 2 * quarter] or met[:1]) + FEW
+
+
+def _bracket(keeps: Callable[[float], bool], first: float) -> tuple[float | None, float | None]:
+    """A rate that keeps the limits and its double, which does not; None where there is none."""
+    rate = first
+    if keeps(rate):
+        while rate < SPAN * first:
+            if not keeps(2 * rate):
+                return rate, 2 * rate
+            rate *= 2
+        return rate, None
+    while rate > first / SPAN:
+        if keeps(rate / 2):
+            return rate / 2, rate
+        rate /= 2
+    return None, rate

@@ -1,0 +1,201 @@
+"""A plan for people, for programs and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from quire.models.spec import ModelSpec
+from quire.planning.byte_sizes import GIB
+from quire.planning.costmodel.cards import CARDS
+from quire.tools.bench.plot import Line, Panel, svg
+from quire.tools.simulation.figures import Figures
+from quire.tools.sizing.measured_rows import CheckedRow
+from quire.tools.sizing.memory_table import MemoryRow
+from quire.tools.sizing.steady_state import SteadyState, Traffic
+from quire.tools.sizing.survey import Candidate
+
+SHOWN = 24
+"""Most candidates that are printed; the JSON has all."""
+
+
+@dataclass(frozen=True)
+class SizingPlan:
+    """What was found.
+
+    Attributes:
+        name: Of the model, as asked.
+        spec: It.
+        traffic: Lengths that it was planned for.
+        rate: Requests a second; None: not said.
+        memory: What fits.
+        candidates: The best first.
+        simulated: The best one under the trace; None: there is none.
+    """
+
+    name: str
+    spec: ModelSpec
+    traffic: Traffic
+    rate: float | None
+    memory: tuple[MemoryRow, ...]
+    candidates: tuple[Candidate, ...]
+    simulated: Figures | None
+
+
+def as_text(plan: SizingPlan) -> str:
+    """Tables with reasons."""
+    spec, traffic = plan.spec, plan.traffic
+    head = [
+        f"{plan.name}: {spec.architecture}, {spec.num_parameters / 1e9:,.2f}B parameters, {spec.layers} layers, "
+        f"{spec.kv_heads} KV heads of {spec.head_dim}, up to {spec.max_model_len:,} tokens",
+        f"KV cache: 2 × {spec.layers} layers × {spec.kv_heads} heads × {spec.head_dim} × 2 bytes = "
+        f"{spec.kv_bytes_per_token('bfloat16'):,} bytes a token in bf16",
+        "",
+        "Memory of each device, and how many sequences fit at a time by their length:",
+        *_columns(_memory_lines(plan.memory)),
+        "",
+        f"Prompts of {traffic.prompt:,} and outputs of {traffic.output:,} tokens; the best within the targets first:",
+        *_columns(_candidate_lines(plan)),
+    ]
+    left_out = len(plan.candidates) - SHOWN
+    return "\n".join([*head, *([f"… {left_out} more, see --json"] if left_out > 0 else []), *_notes(plan)])
+
+
+def as_json(plan: SizingPlan) -> dict[str, Any]:
+    """Plain data under stable names."""
+    return {
+        "model": plan.name,
+        "parameters": plan.spec.num_parameters,
+        "kv_bytes_per_token": plan.spec.kv_bytes_per_token("bfloat16"),
+        "input_len": plan.traffic.prompt,
+        "output_len": plan.traffic.output,
+        "request_rate": plan.rate,
+        "memory": [asdict(row) for row in plan.memory],
+        "candidates": [_candidate_json(plan, each) for each in plan.candidates],
+        "simulated": None if plan.simulated is None else plan.simulated.as_json(),
+    }
+
+
+def picture(candidate: Candidate) -> str:
+    """What a candidate reaches by its batch."""
+    batches = [state.batch for state in candidate.reached]
+    name = f"{_device(candidate)}, {candidate.format}"
+
+    def panel(title: str, unit: str, values: Sequence[float]) -> Panel:
+        return Panel(title, "sequences at a time", unit, [Line(name, batches, values)])
+
+    return svg([
+        panel("Output tokens a second", "tokens/s", [state.output_tokens_per_s for state in candidate.reached]),
+        panel("Time to first token", "ms", [state.ttft_ms for state in candidate.reached]),
+        panel("Time per output token", "ms", [state.tpot_ms for state in candidate.reached]),
+    ])  # fmt: skip
+
+
+def check_text(rows: Sequence[CheckedRow]) -> str:
+    """Predictions beside measurements."""
+    lines = [["model", "row", "measured", "predicted", "error"]]
+    lines += [
+        [r.measured.model, r.measured.row, f"{r.measured.value:,.4g} {r.measured.unit}", f"{r.predicted:,.4g}",
+         f"{r.error:+.1%}"] for r in rows
+    ]  # fmt: skip
+    errors = sorted(abs(row.error) for row in rows)
+    middle, worst = errors[len(errors) // 2], errors[-1]
+    return "\n".join([*_columns(lines), f"{len(rows)} rows: median error {middle:.1%}, worst {worst:.1%}"])
+
+
+def _memory_lines(rows: Sequence[MemoryRow]) -> list[list[str]]:
+    lengths = sorted({length for row in rows for length in row.fits})
+    lines = [["device", "weights", "GiB", "activations", "KV cache", "KV/token", *(f"{n:,}" for n in lengths)]]
+    for row in rows:
+        sizes = [f"{size / GIB:.2f}" for size in (row.weights, row.activations, row.kv_cache)]
+        shown = [*sizes, f"{row.kv_bytes_per_token / 1024:g} KiB"] if row.weights else ["does not fit", "", "", ""]
+        fits = [f"{row.fits[length]:,}" if row.fits.get(length) else "-" for length in lengths]
+        lines.append([_named(row.device, row.tp), row.format, *shown, *fits])
+    return lines
+
+
+def _candidate_lines(plan: SizingPlan) -> list[list[str]]:
+    lines = [["device", "weights", "KV tokens", "batch", "TTFT ms", "TPOT ms", "tokens/s", "$/1M", "devices", "reason"]]
+    for each in plan.candidates[:SHOWN]:
+        kv = f"{each.kv_tokens:,}" if each.deployment else "-"
+        best, cost = each.best, each.cost
+        figures = ["-"] * 6
+        if best is not None:
+            figures = [
+                str(best.batch), f"{best.ttft_ms:,.0f}", f"{best.tpot_ms:,.1f}", f"{best.output_tokens_per_s:,.0f}",
+                "-" if cost is None else f"{cost:,.2f}", str(_devices(plan, each) or "-"),
+            ]  # fmt: skip
+        lines.append([_device(each), each.format, kv, *figures, _short(each.reason)])
+    return lines
+
+
+def _notes(plan: SizingPlan) -> list[str]:
+    """What must be known about these figures."""
+    notes = []
+    if (best := plan.candidates[0]).best is not None:
+        notes.append(f"recommended: {_device(best)}, {best.format}, {best.best.batch} at a time")
+    if plan.simulated is not None:
+        notes += ["The trace on the recommended one, simulated:", plan.simulated.as_text()]
+    shown = {each.device for each in plan.candidates}
+    notes.append("note: TTFT is that of an even flow of requests; bursts add to it.")
+    if others := sorted(name for name in shown if name not in ("h200", "cpu")):
+        notes.append(
+            f"note: {', '.join(others)}: published figures, reached to the shares that were measured on an H200."
+        )
+    if "cpu" in shown:
+        notes.append("note: cpu: a guess from its cores.")
+    if any(each.tp > 1 and each.device in CARDS for each in plan.candidates):
+        notes.append("note: several GPUs for one model: an estimate, from published latencies of all-reduces.")
+    return ["", *notes]
+
+
+def _candidate_json(plan: SizingPlan, each: Candidate) -> dict[str, Any]:
+    parts = None if each.deployment is None else asdict(each.deployment.plan.footprint)
+    return {
+        "device": each.device,
+        "tensor_parallel_size": each.tp,
+        "format": each.format,
+        "bytes": parts,
+        "kv_tokens": each.kv_tokens if each.deployment else None,
+        "best": _state_json(each.best),
+        "by_batch": [_state_json(state) for state in each.reached],
+        "price_per_hour": each.price,
+        "cost_per_million_output_tokens": each.cost,
+        "devices_for_rate": _devices(plan, each),
+        "reason": each.reason,
+    }
+
+
+def _state_json(state: SteadyState | None) -> dict[str, float] | None:
+    return None if state is None else asdict(state)
+
+
+def _devices(plan: SizingPlan, each: Candidate) -> int | None:
+    """Devices that the rate needs."""
+    if plan.rate is None or each.best is None:
+        return None
+    return each.tp * -int(-plan.rate // each.best.requests_per_s)
+
+
+def _device(candidate: Candidate) -> str:
+    return _named(candidate.device, candidate.tp)
+
+
+def _named(device: str, tp: int) -> str:
+    return device if tp == 1 else f"{tp} × {device}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 100 else text[:99] + "…"
+
+
+def _columns(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Aligned; the first two and the last column to the left."""
+    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
+    last = len(widths) - 1
+
+    def cell(at: int, text: str) -> str:
+        return text.ljust(widths[at]) if at < 2 or at == last else text.rjust(widths[at])
+
+    return ["  ".join(cell(at, text) for at, text in enumerate(line)).rstrip() for line in lines]

@@ -1,0 +1,198 @@
+"""Which device, how many of it and which format serve a model: every combination, with what it reaches or why not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import get_args
+
+from quire.errors import ConfigError, QuireError
+from quire.foundation.config import Config
+from quire.models.spec import ModelSpec
+from quire.planning.costmodel.cards import CARDS, Card, card
+from quire.planning.kv_demand import KVDemand, group_windows
+from quire.planning.machine import this_machine
+from quire.scheduling.kvcache.group_windows import max_cached_tokens
+from quire.tools.simulation.deployment import Deployment, FormatName, Processor, deploy, in_format
+from quire.tools.sizing.options import PlanOptions
+from quire.tools.sizing.steady_state import SteadyState, Traffic, steady_state
+
+BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Sequences at a time that are tried."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A combination.
+
+    Attributes:
+        device: By its word for --gpu.
+        tp: How many of it.
+        format: Of weights.
+        deployment: The model there; None: it does not fit.
+        reached: By batch, ascending, as far as sequences fit.
+        best: The one with most tokens a second within the targets; None: none is.
+        reason: Why that one, or why none.
+        price: Of an hour of all its devices; None: not known.
+    """
+
+    device: str
+    tp: int
+    format: FormatName
+    deployment: Deployment | None
+    reached: tuple[SteadyState, ...]
+    best: SteadyState | None
+    reason: str
+    price: float | None
+
+    @property
+    def cost(self) -> float | None:
+        """Of a million output tokens, prompts included, at the best batch."""
+        if self.best is None or self.price is None:
+            return None
+        return self.price / 3600 / self.best.output_tokens_per_s * 1e6
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV cache holds, in sequences of full length."""
+        assert self.deployment is not None
+        config, plan = self.deployment.config, self.deployment.plan
+        size, chunk = config.cache.block_size, config.scheduler.max_num_batched_tokens
+        assert chunk
+        return max_cached_tokens(group_windows(self.deployment.spec), plan.num_blocks, size, chunk, plan.max_model_len)
+
+
+def survey(options: PlanOptions, spec: ModelSpec, traffic: Traffic, prices: dict[str, float]) -> list[Candidate]:
+    """All combinations: those within the targets first, the cheapest or else the one with the most tokens a second for
+    each device first.
+
+    Raises:
+        ConfigError: A device or format that is not known.
+    """
+    found = [
+        _candidate(options, spec, device, tp, form, traffic, prices)
+        for device in devices(options)
+        for tp in _sizes(options, device)
+        for form in _formats(options, spec)
+    ]
+    return sorted(found, key=_order)
+
+
+def _order(candidate: Candidate) -> tuple[bool, bool, float]:
+    if candidate.best is None:
+        return True, candidate.deployment is None, 0.0
+    rate = candidate.best.output_tokens_per_s / candidate.tp
+    return False, candidate.cost is None, -rate if candidate.cost is None else candidate.cost
+
+
+def devices(options: PlanOptions) -> list[str]:
+    """Words for devices that --gpu asks for.
+
+    Raises:
+        ConfigError: One is not known.
+    """
+    names = [*CARDS, "cpu"] if options.gpu == "all" else [name.strip().lower() for name in options.gpu.split(",")]
+    for name in names:
+        if name != "cpu":
+            card(name)
+    return names
+
+
+def sequences_that_fit(deployment: Deployment, length: int) -> int:
+    """Sequences of so many tokens that the KV cache holds at a time."""
+    return deployment.plan.num_blocks // KVDemand.of(deployment.config, deployment.spec).blocks_for_one_sequence(length)
+
+
+def deployed(options: PlanOptions, spec: ModelSpec, device: str, tp: int, length: int) -> Deployment:
+    """The model on a device, with settings as asked.
+
+    Raises:
+        ConfigError, MemoryBudgetError: See deploy.
+    """
+    where: Card | Processor
+    where = Processor(len(os.sched_getaffinity(0)), this_machine()) if device == "cpu" else card(device)
+    config = Config().with_values(
+        max_model_len=options.max_model_len or min(length, spec.max_model_len),
+        max_num_seqs=options.max_num_seqs,
+        kv_cache_dtype=options.kv_cache_dtype,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        tensor_parallel_size=tp,
+    )
+    return deploy(config, spec, where, tp)
+
+
+def _candidate(
+    options: PlanOptions, spec: ModelSpec, device: str, tp: int, form: FormatName, traffic: Traffic,
+    prices: dict[str, float],
+) -> Candidate:  # fmt: skip
+    price = prices[device] * tp if device in prices else None
+    try:
+        deployment = deployed(options, in_format(spec, form), device, tp, traffic.longest)
+    except QuireError as error:
+        return Candidate(device, tp, form, None, (), None, error.message, price)
+    most = min(sequences_that_fit(deployment, traffic.length), deployment.config.scheduler.max_num_seqs or 1)
+    batches = sorted({*(batch for batch in BATCHES if batch < most), most})
+    reached = tuple(_until_too_slow(options, deployment, batches, traffic))
+    good = [state for state in reached if _is_good(options, state)]
+    best = max(good, key=lambda state: state.output_tokens_per_s, default=None)
+    return Candidate(device, tp, form, deployment, reached, best, _reason(options, reached, best, most), price)
+
+
+def _until_too_slow(
+    options: PlanOptions, deployment: Deployment, batches: list[int], traffic: Traffic
+) -> Iterator[SteadyState]:
+    """Larger batches are slower for each request, so nothing is looked for behind the first that is too slow."""
+    for batch in batches:
+        state = steady_state(deployment, batch, traffic)
+        yield state
+        if not _is_good(options, state):
+            return
+
+
+def _is_good(options: PlanOptions, state: SteadyState) -> bool:
+    ttft, tpot = options.target_ttft or float("inf"), options.target_tpot or float("inf")
+    return state.ttft_ms <= ttft and state.tpot_ms <= tpot
+
+
+def _reason(options: PlanOptions, reached: tuple[SteadyState, ...], best: SteadyState | None, most: int) -> str:
+    """Why a candidate serves so many at a time, or cannot keep the targets."""
+    slow = next((state for state in reached if not _is_good(options, state)), None)
+    if slow is None:
+        return f"memory or --max-num-seqs end at {most}" if reached and reached[-1] is best else "more bring no more"
+    what, took, limit = "TPOT", slow.tpot_ms, options.target_tpot
+    if limit is None or took <= limit:
+        what, took, limit = "TTFT", slow.ttft_ms, options.target_ttft
+    assert limit is not None
+    return f"{what} {took:,.1f} ms with {slow.batch}, more than {limit:g}"
+
+
+def _sizes(options: PlanOptions, device: str) -> list[int]:
+    """Numbers of devices; a processor is one.
+
+    Raises:
+        ConfigError: Something is no number.
+    """
+    try:
+        sizes = [int(text) for text in options.tensor_parallel_sizes.split(",")]
+    except ValueError:
+        sizes = [0]
+    if min(sizes) < 1:
+        raise ConfigError(
+            f"--tensor-parallel-sizes takes numbers from 1 on, as 1,2,4; not {options.tensor_parallel_sizes}.",
+            param="tensor_parallel_sizes",
+        )
+    return [1] if device == "cpu" else sizes
+
+
+def _formats(options: PlanOptions, spec: ModelSpec) -> list[FormatName]:
+    """Formats of weights.
+
+    Raises:
+        ConfigError: One is not known.
+    """
+    known: tuple[FormatName, ...] = get_args(FormatName)
+    asked = options.formats.split(",")
+    if unknown := [name for name in asked if name not in known]:
+        raise ConfigError(f"--formats knows {', '.join(known)}, not '{unknown[0]}'.", param="formats")
+    return ["checkpoint"] if spec.quantization is not None else [name for name in known if name in asked]
