@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from quire.entrypoints import import_paths
 from quire.version import __version__
 
 if TYPE_CHECKING:
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
     from quire.offline.prompts import TokensPrompt as TokensPrompt
     from quire.outputs import CompletionOutput as CompletionOutput
     from quire.outputs import RequestOutput as RequestOutput
+    from quire.sampling_params import BeamSearchParams as BeamSearchParams
     from quire.sampling_params import RequestOutputKind as RequestOutputKind
     from quire.sampling_params import SamplingParams as SamplingParams
     from quire.structured_outputs_params import GuidedDecodingParams as GuidedDecodingParams
     from quire.structured_outputs_params import StructuredOutputsParams as StructuredOutputsParams
-    from quire.text.beam_search import BeamSearchParams as BeamSearchParams
 
 __all__ = [
     "LLM",
@@ -52,7 +53,7 @@ _EXPORTS = {
     "AsyncEngineArgs": "quire.offline.async_llm",
     "AsyncLLM": "quire.offline.async_llm",
     "AsyncLLMEngine": "quire.offline.async_llm",
-    "BeamSearchParams": "quire.text.beam_search",
+    "BeamSearchParams": "quire.sampling_params",
     "CompletionOutput": "quire.outputs",
     "EngineArgs": "quire.offline.async_llm",
     "GuidedDecodingParams": "quire.structured_outputs_params",
@@ -66,6 +67,7 @@ _EXPORTS = {
     "TextPrompt": "quire.offline.prompts",
     "TokensPrompt": "quire.offline.prompts",
 }
+import_paths.install()
 _LOAD_TORCH = {"LLM", "LLMEngine", "AsyncLLM", "AsyncLLMEngine"}
 
 

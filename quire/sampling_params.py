@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from quire.errors import RequestError, UnsupportedField, did_you_mean
-from quire.structured_outputs_params import StructuredOutputsParams
+from quire.structured_outputs_params import GuidedDecodingParams as GuidedDecodingParams
+from quire.structured_outputs_params import StructuredOutputsParams as StructuredOutputsParams
 from quire.validation import boolean, integer, number, number_between, texts, token_ids
 
 MAX_STOP_STRINGS = 64
@@ -39,6 +40,9 @@ LARGEST_EFFECT = 1e15
 same, and no logit of a sound model leaves fp32, even where all of them meet."""
 WHOLE_VOCABULARY = -1
 """As a number of log probabilities."""
+MAX_BEAM_WIDTH = 128
+MAX_LENGTH_PENALTY = 16.0
+"""Lengths to this power are still numbers."""
 
 
 def check_num_biases(number: int) -> None:
@@ -351,3 +355,43 @@ _OBJECTS: dict[str, type] = {
     "repetition_detection": RepetitionDetectionParams,
     "structured_outputs": StructuredOutputsParams,
 }
+
+
+class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is asked of beam search.
+
+    Attributes:
+        beam_width: Beams, and sequences that are returned.
+        max_tokens: Longest output.
+        ignore_eos: Go on past the model's end-of-sequence tokens.
+        temperature: Has no effect on which sequences are found, as in vLLM.
+        length_penalty: Above 0 favours long sequences, below 0 short ones.
+        include_stop_str_in_output: Keep the end-of-sequence token.
+
+    Raises:
+        RequestError: A value is out of its range.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        integer("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
+        integer("max_tokens", self.max_tokens, 1)
+        number_between("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            boolean(name, getattr(self, name))
+        SamplingParams(temperature=self.temperature)
+
+    def step(self, num_reported: int = 0) -> SamplingParams:
+        """What each beam asks of the engine in each step.
+
+        Args:
+            num_reported: Of how many likeliest tokens log probabilities are wanted.
+        """
+        asked = max(2 * self.beam_width, num_reported)
+        return SamplingParams(temperature=0.0, max_tokens=1, logprobs=asked, detokenize=False)

@@ -1,1 +1,1 @@
-"""Module paths that vLLM's guides type, leading to the `quire` command."""
+"""The module paths that vLLM's users type, for `python -m` and for imports."""

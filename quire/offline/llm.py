@@ -25,8 +25,8 @@ from quire.offline.metrics import OfflineMetrics
 from quire.offline.prompts import ParsedPrompt, Prompt, as_prompts, parse_prompt
 from quire.offline.run import OfflineRun
 from quire.outputs import BeamSearchOutput, RequestOutput
-from quire.sampling_params import SamplingParams
-from quire.text.beam_search import BatchedBeamSearch, BeamSearchParams
+from quire.sampling_params import BeamSearchParams, SamplingParams
+from quire.text.beam_search import BatchedBeamSearch
 from quire.text.sequence_accumulator import SequenceAccumulator
 from quire.text.tokenizer import Tokenizer
 

@@ -15,6 +15,7 @@ from pydantic.json_schema import models_json_schema
 from quire.sampling_params import (
     MAX_BAD_WORD_LENGTH,
     MAX_BAD_WORDS,
+    MAX_LENGTH_PENALTY,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_N,
     MAX_PATTERN,
@@ -40,7 +41,6 @@ from quire.serving.dialects.ollama.schemas import (
     OllamaShowRequest,
 )
 from quire.serving.dialects.responses.schemas import ResponsesRequest
-from quire.text.beam_search import MAX_LENGTH_PENALTY
 
 _BODIES: dict[type[BaseModel], FieldLists] = {
     ChatRequest: OPENAI_FIELDS,

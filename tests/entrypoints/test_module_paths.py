@@ -1,11 +1,15 @@
-"""The module paths that guides type lead to the same commands."""
+"""The module paths of vLLM that guides and scripts name lead to the same commands and classes."""
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
 import pytest
+
+import quire
+from quire.entrypoints.import_paths import NAMES
 
 
 @pytest.mark.parametrize(
@@ -22,3 +26,34 @@ def test_a_module_is_its_command(module: str, program: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 2
     assert done.stderr == f"quire: error: --max-modl-len is not a flag of {program}. Did you mean --max-model-len?\n"
+
+
+_REAL = {
+    "quire.outputs": ("CompletionOutput", "RequestOutput"),
+    "quire.sampling_params": (
+        "BeamSearchParams", "GuidedDecodingParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("module", "names"), sorted((NAMES | _REAL).items()))
+def test_a_script_of_vllm_finds_its_classes(module: str, names: tuple[str, ...]) -> None:
+    imported = importlib.import_module(module)
+    assert all(getattr(imported, name) is getattr(quire, name) for name in names)
+    assert set(names) <= set(dir(imported))
+
+
+@pytest.mark.parametrize("module", sorted(NAMES))
+def test_every_manner_of_importing_serves(module: str) -> None:
+    """In a process of its own, where nothing has been imported yet."""
+    statements = [f"import {module}", *(f"from {module} import {name}" for name in NAMES[module])]
+    code = ["-c", "; ".join(statements)]
+    for arguments in (code, ["-m", module]) if NAMES[module] else (code,):
+        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=240)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_files_come_before_the_table() -> None:
+    assert importlib.import_module("quire.engine.core").__file__
+    with pytest.raises(ModuleNotFoundError, match=r"quire\.engine\.no_such"):
+        importlib.import_module("quire.engine.no_such")

@@ -12,12 +12,12 @@ from typing import Any
 
 from quire.foundation.messages.workers import TokenLogprobs
 from quire.outputs import BeamSearchSequence
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.serving.api.engine_session import EngineSession, check_num_sequences
 from quire.serving.api.request_choices import RequestChoices
 from quire.serving.api.shared_turn import SharedTurn
 from quire.serving.api.stream_writer import StreamFormat
-from quire.text.beam_search import BatchedBeamSearch, BeamSearchParams
+from quire.text.beam_search import BatchedBeamSearch
 from quire.text.deltas import ChoiceDelta
 from quire.text.text_stream import TextStream
 from quire.text.tokenizer import Tokenizer

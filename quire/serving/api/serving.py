@@ -15,7 +15,7 @@ from starlette.responses import Response
 from quire.errors import RequestError, UnknownModelError
 from quire.foundation.config import Config
 from quire.foundation.messages.to_engine import Add
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.serving.api.beam_search_request import FoundStream, FoundUsage, run_beam_search, whole
 from quire.serving.api.chat_service import ChatService
 from quire.serving.api.engine_session import EngineSession
@@ -31,7 +31,6 @@ from quire.serving.api.sse_chunks import SseChunks
 from quire.serving.api.stream_response import StreamResponse
 from quire.serving.api.stream_writer import StreamFormat, StreamWriter
 from quire.serving.store.store import Store
-from quire.text.beam_search import BeamSearchParams
 from quire.text.deltas import ChoiceDelta
 from quire.text.model_text import ModelText
 

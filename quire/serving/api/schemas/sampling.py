@@ -9,12 +9,18 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from quire.errors import RequestError
-from quire.sampling_params import MAX_N, RepetitionDetectionParams, SamplingParams, check_num_biases
+from quire.sampling_params import (
+    MAX_BEAM_WIDTH,
+    MAX_N,
+    BeamSearchParams,
+    RepetitionDetectionParams,
+    SamplingParams,
+    check_num_biases,
+)
 from quire.serving.api.prompt_fields import PromptFields
 from quire.serving.api.schemas.output_form import OutputFormFields
 from quire.serving.api.schemas.request_fields import RequestFields
 from quire.serving.api.token_names import TokenNames
-from quire.text.beam_search import MAX_BEAM_WIDTH, BeamSearchParams
 from quire.text.generation_config import DefaultSampling
 from quire.text.tokenizer import Tokenizer
 from quire.validation import integer
