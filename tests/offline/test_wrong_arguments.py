@@ -16,7 +16,8 @@ from quire.errors import RequestError
 from tests.checkpoints import make_llama
 
 PROMPTS: tuple[Any, ...] = (None, 5, 2.5, b"hi", object(), [None], [b"hi"], [5.5], [["a"]], [[1, "a"]], {},
-                            {"prompt": 5}, {"prompt_token_ids": 5}, {"prompt_token_ids": "5"}, [True, "a"])  # fmt: skip
+                            {"prompt": 5}, {"prompt_token_ids": 5}, {"prompt_token_ids": "5"}, [True, "a"],
+                            {"prompt_token_ids": [5, True]})  # fmt: skip
 CONVERSATIONS: tuple[Any, ...] = ("hi", {"role": "user", "content": "hi"}, None, 5, ["hi"], [["hi"]], [{}], [5],
                                   [{"content": "hi"}], [{"role": 5}])  # fmt: skip
 WRONG_PARAMS: tuple[Any, ...] = ({"temperature": 0}, "greedy", 5, [{"temperature": 0}], [5])
@@ -92,7 +93,7 @@ def test_prompts_may_come_from_any_iterable(llm: LLM) -> None:
     params = SamplingParams(max_tokens=2)
     assert len(llm.generate(([number, 6] for number in (5, 6, 7)), params)) == 3  # type: ignore[arg-type]
     assert llm.generate(range(5, 8), params)[0].prompt_token_ids == [5, 6, 7]
-    for ids in (torch.tensor([5, 6, 7]), np.array([5, 6, 7])):
+    for ids in (torch.tensor([5, 6, 7]), np.array([5, 6, 7]), (5, 6, 7), [5, np.int64(6), 7]):
         assert llm.generate({"prompt_token_ids": ids}, params)[0].prompt_token_ids == [5, 6, 7]
     refused(lambda: llm.generate([[5]], params, priority=5), "a list of as many priorities")  # type: ignore[arg-type]
 
