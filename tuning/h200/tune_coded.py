@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 
 from quire.compute.kernels.reference.coded_experts import stack_weights
-from quire.compute.kernels.triton.experts.coded_experts import coded_experts_with_config
+from quire.compute.kernels.triton.experts.experts import experts_with_configs
 from quire.compute.kernels.triton.linear.codebook import expand_codebook
 from quire.compute.kernels.triton.linear.coded_gemm import CodedConfig, coded_gemm
+from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from tests.kernels.triton.linear.coded_weights import CODED
 
 SHAPES = ((4096, 4096), (14336, 4096))
@@ -31,7 +32,7 @@ def main() -> None:
             _dense(name, 1, outputs, columns, FEW)
     for rows in (32, 64):
         _dense("nf4, groups of 64", rows, *SHAPES[1], MANY)
-    for name in ("4 bits, groups of 32", "fp8, channels"):
+    for name in ("4 bits, groups of 32", "mxfp4"):
         _experts(name, 128, 8, 2048, 768)
 
 
@@ -52,8 +53,12 @@ def _experts(name: str, count: int, chosen: int, hidden: int, width: int) -> Non
         x = torch.randn(tokens, hidden, device="cuda").bfloat16()
         numbers = torch.rand(tokens, count, device="cuda").topk(chosen).indices.int().contiguous()
         weights, out = torch.rand(tokens, chosen, device="cuda").bfloat16(), torch.empty_like(x)
-        run = partial(coded_experts_with_config, x, gate_up, down, numbers, weights, out, overlap=False)
-        found = {config: _timed(partial(run, config=config)) for config in MANY}
+        run = partial(experts_with_configs, x, gate_up, down, numbers, weights, out, overlap=False)
+        tiles = {
+            config: GemmConfig(config.block_m, config.block_n, config.block_k, 1, config.warps, 3, True)
+            for config in MANY
+        }
+        found = {config: _timed(partial(run, configs=(tile, tile))) for config, tile in tiles.items()}
         print("experts", name, tokens)
         _show(found)
 

@@ -1,6 +1,6 @@
 """Which kernel multiplies 8-bit codes with scales fastest, for each shape of Llama-3.1-8B and number of rows.
 
-    python tuning/h200/tune_scaled.py [--dtype fp8|int8] [--seconds 100]
+    python tuning/h200/tune_scaled.py [--dtype fp8|int8] [--shapes 5120x2048 …] [--seconds 100]
 
 Times every candidate in graphs, over weights that outgrow the GPU's cache together, and checks each result against a
 product in fp64 of what the codes stand for. The kernel that quantizes x is timed too, by itself, and torch's product
@@ -36,27 +36,48 @@ _ONE_ROW = (
     (1, 4096, 4), (2, 1024, 2), (2, 2048, 4), (2, 4096, 8), (4, 1024, 4), (4, 2048, 8), (8, 512, 4), (4, 512, 2),
 )  # fmt: skip
 _TILES = {  # block_n, block_k, warps, stages, swapped
-    16: ((64, 128, 4, 6, True), (64, 256, 4, 4, True), (64, 256, 4, 5, True), (128, 128, 8, 5, True)),
-    32: ((64, 128, 4, 6, True), (64, 256, 4, 4, True), (128, 128, 8, 5, True), (128, 128, 4, 5, True)),
-    64: ((64, 128, 4, 6, True), (64, 256, 4, 4, True), (128, 128, 4, 5, True), (128, 128, 8, 4, True)),
+    16: (
+        (64, 128, 4, 6, True),
+        (64, 128, 4, 8, True),
+        (64, 256, 4, 4, True),
+        (64, 256, 4, 5, True),
+        (128, 128, 8, 5, True),
+    ),
+    32: (
+        (64, 128, 4, 6, True),
+        (64, 128, 4, 8, True),
+        (64, 256, 4, 4, True),
+        (128, 128, 8, 5, True),
+        (128, 128, 4, 5, True),
+    ),
+    64: (
+        (32, 256, 4, 5, False),
+        (32, 128, 4, 6, False),
+        (64, 128, 4, 6, True),
+        (64, 256, 4, 4, True),
+        (128, 128, 4, 5, True),
+        (128, 128, 8, 4, True),
+    ),
     128: ((64, 128, 4, 5, True), (128, 128, 4, 5, True), (128, 128, 8, 5, True), (128, 128, 8, 5, False)),
 }
-_BLOCKS = {1: (16,), 16: (16,), 32: (32,), 64: (64,), 128: (64, 128), 256: (128,)}
+_BLOCKS = {1: (16,), 16: (16,), 32: (32, 64), 64: (64,), 128: (64, 128), 256: (128,)}
 MOST_PROGRAMS = 900
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", choices=DTYPES, default="fp8")
+    parser.add_argument("--shapes", nargs="+", default=[], help="outputs x columns of weights, in place of Llama's")
     parser.add_argument("--seconds", type=float, default=100, help="shapes that are not begun by then are left out")
     options = parser.parse_args()
     began, dtype = time.perf_counter(), DTYPES[options.dtype]
-    jobs = list({(least(c), w.columns, w.gate, dtype): 0 for w in WEIGHTS for r in ROWS for c in candidates(w, r)})
+    shapes = [Weight(*map(int, shape.split("x"))) for shape in options.shapes] or WEIGHTS
+    jobs = list({(least(c), w.columns, w.gate, dtype): 0 for w in shapes for r in ROWS for c in candidates(w, r)})
     for job, text in compile_all(compile_one, jobs, 16).items():
         print(f"left out: {job}: {text}")
     print(f"compiled {len(jobs)} kernels in {time.perf_counter() - began:.0f} s", flush=True)
     sums: dict[int, float] = {}
-    for weight in WEIGHTS:
+    for weight in shapes:
         if time.perf_counter() - began > options.seconds:
             print(f"no time left for {weight}")
             continue
@@ -77,7 +98,7 @@ def candidates(weight: Weight, rows: int) -> Iterator[GemvConfig | GemmConfig]:
         for block_n, block_k, warps, stages, swapped in _TILES[block_m]:
             tiles, steps = -(-weight.outputs // block_n) * -(-rows // block_m), -(-weight.columns // block_k)
             splits = [n for n in (1, 2, 3, 4, 6, 8) if n == 1 or (2 * n <= steps and tiles * n <= MOST_PROGRAMS)]
-            enough = [n for n in splits if tiles * n >= 110] or splits[-1:]
+            enough = [n for n in splits if tiles * n >= 60] or splits[-1:]
             yield from (GemmConfig(block_m, block_n, block_k, n, warps, stages, swapped) for n in enough)
 
 

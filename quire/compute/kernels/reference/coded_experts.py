@@ -48,7 +48,8 @@ def coded_experts(
 ) -> None:
     """As the op `experts`, with weights from `stack_weights`: [experts, 2 · width, hidden], [experts, hidden, width].
 
-    Activations stay dense, also for schemes whose other products quantize them: that is at least as exact.
+    Activations stay dense here. A version may quantize those of 8-bit codes as `scaled_linear` does, between the two
+    products in groups of any size.
     """
     experts(x, _all(gate_up), _all(down), numbers, weights, out, others, linear=_multiply)
 

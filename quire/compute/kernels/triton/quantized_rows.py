@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.compute.kernels.reference.quantized_rows import LARGEST, SMALLEST, QuantizedRows
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.launch import fast_launch, next_power_of_2
-from quire.compute.kernels.triton.linear.quantize_rows import row_scales
+from quire.compute.kernels.triton.linear.quantize_rows import row_scales, to_codes
 
 PER_THREAD = 8
 """Elements, 16 bytes of bf16, of rows so narrow that 1,024 threads or fewer take them."""
@@ -33,7 +33,7 @@ def rms_norm_quantized(
         overlap, block = can_overlap(x.device), next_power_of_2(width)
         _rms_norm_quantized[(rows,)](
             x, delta, weight, made.codes, made.scales, x.stride(0), eps, LARGEST[dtype], SMALLEST,
-            WIDTH=width, BLOCK=block, ROUND=dtype == torch.int8, OVERLAP=overlap,
+            WIDTH=width, BLOCK=block, OVERLAP=overlap,
             num_warps=min(32, max(1, block // (32 * PER_THREAD))), launch_pdl=overlap,
         )  # fmt: skip
     return made
@@ -53,7 +53,6 @@ def _rms_norm_quantized(
     smallest,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    ROUND: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     release_dependents(OVERLAP)
@@ -73,8 +72,5 @@ def _rms_norm_quantized(
         normed = normed.to(values.dtype).to(tl.float32)
     normed = (normed * w.to(tl.float32)).to(values.dtype).to(tl.float32)
     scale, shrink = row_scales(normed, largest, smallest, 0)
-    made = normed * shrink
-    if ROUND:
-        made = (made + 12582912.0) - 12582912.0  # to the nearest integer, even at halves: 1.5 · 2^23
-    tl.store(codes + row * WIDTH + column, made.to(codes.dtype.element_ty), inside)
+    tl.store(codes + row * WIDTH + column, to_codes(normed * shrink, codes.dtype.element_ty), inside)
     tl.store(scales + row, scale)

@@ -1,4 +1,4 @@
-"""Cases of a mixture of experts: bf16, Qwen3-30B-A3B's, each token going to experts drawn uniformly."""
+"""Cases of a mixture of experts, Qwen3-30B-A3B's, each token going to experts drawn uniformly."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.expert_adapters import ExpertAdapters, StackedLowRank
 from quire.compute.kernels.reference.grouped_linear import GroupedWeight
+from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 from quire.tools.bench.kernel_cases import Arguments, KernelCase
 
 _ITEM = 2
@@ -130,6 +131,28 @@ def _coded_experts(tokens: int, mixture: _Mixture, bits: int) -> KernelCase:
     return KernelCase("coded_experts", name, make, moved, _flops(tokens, mixture))
 
 
+def _scaled_experts(tokens: int, mixture: _Mixture) -> KernelCase:
+    """The same of fp8 with a scale for each output."""
+
+    def make(device: torch.device) -> Arguments:
+        gate_up = _scaled(mixture.here, 2 * mixture.width, mixture.hidden, device)
+        down = _scaled(mixture.here, mixture.hidden, mixture.width, device)
+        numbers, weights = _routed(tokens, mixture, device)
+        x = _normal(device, tokens, mixture.hidden)
+        return (x, gate_up, down, numbers, weights, torch.empty_like(x), mixture.experts - mixture.here), {}
+
+    touched = _touched(tokens, mixture)
+    moved = round(touched * 3 * mixture.hidden * mixture.width) + 4 * tokens * mixture.hidden
+    name = f"fp8, {tokens} tokens, {touched:.0f} of {mixture.name}"
+    return KernelCase("coded_experts", name, make, moved, _flops(tokens, mixture))
+
+
+def _scaled(experts: int, rows: int, columns: int, device: torch.device) -> ScaledWeight:
+    codes = _normal(device, experts, rows, columns).mul_(16 * columns**0.25).to(torch.float8_e4m3fn)
+    scales = torch.rand((experts, rows, 1), device=device).add_(0.5).div_(16 * columns**0.5)
+    return ScaledWeight(codes, scales, (1, columns))
+
+
 def _coded(experts: int, rows: int, columns: int, bits: int, device: torch.device) -> GroupedWeight:
     shape = (experts, rows, columns * bits // 8)
     codes = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
@@ -170,6 +193,7 @@ def _cases(tokens: Sequence[int], mixture: _Mixture) -> tuple[KernelCase, ...]:
     return (
         *(case(count, mixture) for case in (_route, _experts) for count in tokens),
         *(_coded_experts(count, mixture, bits) for bits in (4, 8) for count in tokens),
+        *(_scaled_experts(count, mixture) for count in tokens),
     )
 
 
@@ -180,6 +204,7 @@ def _adapted_cases(sizes: Sequence[tuple[int, int]], mixture: _Mixture) -> tuple
         *(_lora_of_pairs(tokens, mixture, adapters, first) for first in (True, False) for tokens, adapters in sizes),
         *(_adapted(_experts(tokens, mixture), tokens, mixture, adapters) for tokens, adapters in sizes),
         *(_adapted(_coded_experts(tokens, mixture, 4), tokens, mixture, adapters) for tokens, adapters in sizes),
+        *(_adapted(_scaled_experts(tokens, mixture), tokens, mixture, adapters) for tokens, adapters in sizes),
     )
 
 
@@ -190,6 +215,6 @@ CASES = (
 )
 SMALL_CASES = (
     *_cases((3,), _Mixture(4, 2, 64, 32, 4)),
-    *_cases((3, 200), _Mixture(4, 2, 64, 32, 2)),
+    *_cases((3, 20, 200), _Mixture(4, 2, 64, 32, 2)),
     *_adapted_cases(((3, 2), (200, 1)), _Mixture(4, 2, 64, 32, 4)),
 )

@@ -1,4 +1,5 @@
-"""Products of experts whose weights are codes, of every scheme, against fp64 of what the codes stand for."""
+"""Products of experts whose weights are codes, of every scheme, against fp64 of what the codes stand for, and of what
+codes of activations stand for where these are quantized too."""
 
 from __future__ import annotations
 
@@ -6,16 +7,36 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from quire.compute.kernels.reference import coded_experts as reference
 from quire.compute.kernels.reference.coded_experts import Coded, one_of, stack_weights
-from quire.compute.kernels.triton.experts.coded_experts import coded_experts, coded_experts_with_config
+from quire.compute.kernels.reference.quantized_rows import quantize_rows
+from quire.compute.kernels.reference.scaled_linear import ScaledWeight
+from quire.compute.kernels.triton.experts import coded_experts as module
+from quire.compute.kernels.triton.experts.coded_experts import SCALED as TABLE
+from quire.compute.kernels.triton.experts.coded_experts import coded_experts, scaled_configs
+from quire.compute.kernels.triton.experts.expert_gemms import ExpertConfigs
+from quire.compute.kernels.triton.experts.experts import experts_with_configs
+from quire.compute.kernels.triton.experts.routing import group_and_quantize, group_by_expert
 from quire.compute.kernels.triton.linear.coded_gemm import CodedConfig, coded_gemm, coded_linear
+from quire.compute.kernels.triton.linear.gemm import GemmConfig
+from quire.compute.kernels.triton.linear.gemv import GemvConfig
+from quire.compute.kernels.triton.linear.quantize_rows import quantize_rows as quantize_rows_alone
 from tests.kernels.triton.experts.test_experts import close, exact, mixture
 from tests.kernels.triton.linear.coded_weights import CODED, gate_and_up
 
 EXPERTS, CHOSEN, HIDDEN, WIDTH = 3, 2, 128, 128
-CONFIGS = [CodedConfig(16, 32, 128, 4, 3), CodedConfig(32, 64, 64, 4, 3)]
+CONFIGS = [GemmConfig(16, 32, 128, 1, 4, 3, True), GemmConfig(32, 64, 64, 1, 4, 3, True)]
+EXPANDED = [scheme for scheme in CODED if "fp8" not in scheme and "int8" not in scheme]
+SCALED = [scheme for scheme in CODED if scheme not in EXPANDED]
+WAYS: tuple[ExpertConfigs, ...] = (
+    (GemvConfig(16, 128, 2), GemvConfig(8, 128, 1)),
+    (GemmConfig(16, 128, 64, 1, 4, 4, True), GemmConfig(16, 64, 32, 1, 4, 3, True)),
+    (GemmConfig(32, 64, 128, 1, 4, 3, False), GemmConfig(32, 32, 32, 1, 4, 3, False)),
+    (GemmConfig(128, 64, 64, 1, 4, 3, False), GemmConfig(128, 32, 32, 1, 4, 3, True)),
+    (GemmConfig(16, 64, 64, 1, 4, 3, True), GemmConfig(16, 64, 64, 1, 4, 3, True)),
+)
 
 
 def layer(make: Callable[..., Coded], device: str) -> tuple[Coded, Coded]:
@@ -27,19 +48,169 @@ def dense(stack: Coded) -> torch.Tensor:
     return torch.stack([one_of(stack, number).dense() for number in range(EXPERTS)]).double()
 
 
-@pytest.mark.parametrize(
-    ("tokens", "scheme"), [*((1, scheme) for scheme in CODED), (17, "nf4, groups of 64"), (17, "fp8, blocks")]
-)
+@pytest.mark.parametrize(("tokens", "scheme"), [*((1, scheme) for scheme in EXPANDED), (17, "nf4, groups of 64")])
 def test_products(tokens: int, scheme: str, device: str) -> None:
     x, _, _, numbers, weights = mixture(tokens, EXPERTS, CHOSEN, HIDDEN, WIDTH, torch.bfloat16, device)
     gate_up, down = layer(CODED[scheme], device)
     expected = exact(x, dense(gate_up), dense(down), numbers, weights)
     found = torch.full_like(x, float("nan"))
-    config = CONFIGS[tokens > 1]
-    coded_experts_with_config(x, gate_up, down, numbers, weights, found, config, overlap=False)
+    configs = (CONFIGS[tokens > 1],) * 2
+    experts_with_configs(x, gate_up, down, numbers, weights, found, configs, overlap=False)
     close(found, expected)
     reference.coded_experts(x, gate_up, down, numbers, weights, found.fill_(float("nan")))
     close(found, expected)
+
+
+def quantized(
+    x: Tensor, gate_up: ScaledWeight, down: ScaledWeight, numbers: Tensor, weights: Tensor, configs: ExpertConfigs
+) -> Tensor:
+    """In fp64, pair by pair, with activations as codes: those of tokens as the reference has them. Those of the second
+    product have a scale for each tile of the first one, or are quantized between the two."""
+    first, second = configs
+    assert isinstance(first, GemmConfig)
+    of_tile = first.block_n // 2
+    at_once = of_tile % second.block_k == 0
+
+    def seen(rows: Tensor, group: int) -> Tensor:
+        codes, scales = quantize_rows(rows, gate_up.codes.dtype, group)
+        return codes.double() * scales.double().repeat_interleave(group, 1)[:, : rows.shape[1]]
+
+    out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    rows = seen(x, gate_up.block[1])
+    for token, own in enumerate(numbers.tolist()):
+        for number, weight in zip(own, weights[token].tolist(), strict=True):
+            if number < len(down.codes):
+                one, two = (one_of(stack, number).dense().double() for stack in (gate_up, down))
+                middle = gate_and_up((rows[token] @ one.T)[None])
+                between = seen(middle.float(), of_tile) if at_once else seen(middle.to(x.dtype), down.block[1])
+                out[token] += weight * (between @ two.T)[0]
+    return out
+
+
+@pytest.mark.parametrize("configs", WAYS)
+@pytest.mark.parametrize(("tokens", "scheme"), [*((1, scheme) for scheme in SCALED), (17, "fp8, channels")])
+def test_products_of_codes_of_8_bits(tokens: int, scheme: str, configs: ExpertConfigs, device: str) -> None:
+    x, _, _, numbers, weights = mixture(tokens, EXPERTS, CHOSEN, HIDDEN, WIDTH, torch.bfloat16, device)
+    gate_up, down = layer(CODED[scheme], device)
+    found = torch.full_like(x, float("nan"))
+    experts_with_configs(x, gate_up, down, numbers, weights, found, configs, overlap=False)
+    if isinstance(configs[0], GemvConfig):
+        close(found, exact(x, dense(gate_up), dense(down), numbers, weights))
+    else:
+        assert isinstance(gate_up, ScaledWeight)
+        assert isinstance(down, ScaledWeight)
+        close(found, quantized(x, gate_up, down, numbers, weights, configs))
+
+
+@pytest.mark.parametrize("configs", WAYS)
+@pytest.mark.parametrize("scheme", ["fp8, channels", "fp8, blocks"])
+def test_sizes_that_fill_no_tile_and_experts_that_are_elsewhere(
+    scheme: str, configs: ExpertConfigs, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else there is in memory."""
+    empty, dtype, hidden, width = torch.empty, torch.bfloat16, 144, 160
+    x, _, _, numbers, weights = mixture(5, EXPERTS + 2, CHOSEN, hidden, width, dtype, device)
+    numbers[0] = EXPERTS
+    gate_up = stack_weights(EXPERTS, lambda number: CODED[scheme](2 * width, hidden, number, device))
+    down = stack_weights(EXPERTS, lambda number: CODED[scheme](hidden, width, 10 + number, device))
+    assert isinstance(gate_up, ScaledWeight)
+    assert isinstance(down, ScaledWeight)
+    if scheme == "fp8, blocks":
+        assert gate_up.scales.shape[1:] == (3, 2)
+        assert down.scales.shape[1:] == (2, 2)
+    own, here = numbers.clamp(max=EXPERTS), numbers < EXPERTS
+    found = torch.full_like(x, float("nan"))
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            torch,
+            "empty",
+            lambda *size, **kind: empty(*size, **kind).fill_(77 if kind["dtype"] == torch.int32 else float("nan")),
+        )
+        experts_with_configs(x, gate_up, down, own, weights, found, configs, overlap=False, others=2)
+    if isinstance(configs[0], GemvConfig):
+        expected = exact(x, dense(gate_up), dense(down), numbers.where(here, 0), weights.where(here, 0))
+    else:
+        expected = quantized(x, gate_up, down, own, weights, configs)
+    close(found, expected)
+    assert not found[0].any()
+
+
+def test_rows_are_quantized_beside_grouping(device: str) -> None:
+    """As by the kernel that does nothing else, and pairs are grouped as without."""
+    numbers = torch.rand(9, 6).topk(3).indices.to(device, torch.int32)
+    x = torch.randn(9, 200, device=device).bfloat16()
+    for dtype in (torch.float8_e4m3fn, torch.int8):
+        for group in (200, 16):
+            order, tiles, (codes, scales) = group_and_quantize(numbers, 6, 16, x, dtype, group)
+            expected_codes, expected_scales = quantize_rows_alone(x, dtype, group)
+            assert torch.equal(codes.view(torch.int8), expected_codes.view(torch.int8))
+            assert torch.equal(scales, expected_scales)
+            expected_order, expected_tiles = group_by_expert(numbers, 6, 16)
+            assert torch.equal(order, expected_order)
+            assert torch.equal(tiles, expected_tiles)
+
+
+MEMORY = 227 * 1024
+"""Bytes of shared memory that a program may have."""
+
+
+@pytest.mark.parametrize("block", [None, 128])
+@pytest.mark.parametrize("codes", [torch.float8_e4m3fn, torch.int8])
+def test_configs_of_8_bits_go_together(codes: torch.dtype, block: int | None) -> None:
+    """They fit a card, and with blocks no step has more columns than one of them."""
+    for measured, configs in TABLE.items():
+        assert configs[-1][0] == float("inf")
+        for most, own in configs:
+            first, second = scaled_configs(measured, int(min(most, 100_000)), codes, block, MEMORY)
+            if isinstance(first, GemvConfig):
+                assert codes != torch.int8
+                continue
+            assert isinstance(second, GemmConfig)
+            assert first.block_m == second.block_m
+            assert (first.block_m + first.block_n) * first.block_k * (first.stages - 1) <= MEMORY
+            if block is None:
+                assert isinstance(own[0], GemvConfig) or (first, second) == own
+            else:
+                assert block % first.block_k == block % second.block_k == 0
+
+
+@pytest.mark.parametrize("scheme", SCALED)
+def test_only_blocks_of_scales_change_configs(scheme: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scale for each output is none of them, although rows of the second weight are shorter than of the first."""
+    given: list[tuple[GemmConfig, ...]] = []
+    monkeypatch.setattr(module, "experts_with_configs", lambda *args, **kwargs: given.append(args[-1]))
+    make = CODED[scheme]
+    gate_up, down = (stack_weights(2, lambda n, s=shape: make(*s, n, device)) for shape in ((256, 512), (512, 128)))
+    x = torch.empty(100, 512, device=device).bfloat16()
+    coded_experts(x, gate_up, down, torch.zeros(100, 2, dtype=torch.int32), torch.ones(100, 2), torch.empty_like(x))
+    assert ("blocks" in scheme) == (given[0][0].block_n == 128)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scheme", SCALED)
+@pytest.mark.parametrize("tokens", [1, 30, 70, 200, 600])
+def test_every_choice_of_8_bits_on_a_card(tokens: int, scheme: str) -> None:
+    count, chosen, hidden, width = 16, 4, 512, 256
+    x, _, _, numbers, weights = mixture(tokens, count, chosen, hidden, width, torch.bfloat16, "cuda")
+    make = CODED[scheme]
+    gate_up = stack_weights(count, lambda number: make(2 * width, hidden, number, "cuda"))
+    down = stack_weights(count, lambda number: make(hidden, width, count + number, "cuda"))
+    assert isinstance(gate_up, ScaledWeight)
+    assert isinstance(down, ScaledWeight)
+    block = 128 if "blocks" in scheme else None
+    configs = scaled_configs((count, chosen, hidden, width), tokens, gate_up.codes.dtype, block, MEMORY)
+    found = [torch.full_like(x, float("nan")) for _ in range(3)]
+    for out in found:
+        coded_experts(x, gate_up, down, numbers, weights, out)
+    if isinstance(configs[0], GemvConfig):
+        expected = exact(
+            x, *(torch.stack([one_of(w, n).dense() for n in range(count)]) for w in (gate_up, down)), numbers, weights
+        )
+    else:
+        expected = quantized(x, gate_up, down, numbers, weights, configs)
+    error = (found[0].double() - expected).norm() / expected.norm()
+    assert error < 0.015, f"{error:.2e}"  # what stays in the tensor cores for long is less exact
+    assert all(torch.equal(out, found[0]) for out in found)
 
 
 def test_products_of_some_of_the_experts(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +244,7 @@ def test_op(device: str) -> None:
 
 
 @pytest.mark.parametrize("gate", [False, True])
-@pytest.mark.parametrize("scheme", CODED)
+@pytest.mark.parametrize("scheme", EXPANDED)
 def test_a_dense_layer(scheme: str, gate: bool, device: str) -> None:
     """Rows and outputs that fill no tile, and rows of x that lie apart."""
     outputs, columns = 72, 128

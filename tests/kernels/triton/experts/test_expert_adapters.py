@@ -18,7 +18,8 @@ from quire.compute.kernels.reference.coded_experts import stack_weights
 from quire.compute.kernels.reference.expert_adapters import ExpertAdapters, StackedLowRank
 from quire.compute.kernels.triton.experts import expert_adapters as ours
 from quire.compute.kernels.triton.experts.coded_experts import adapted_coded_experts
-from quire.compute.kernels.triton.experts.experts import ExpertConfigs, adapted_experts, experts_with_configs
+from quire.compute.kernels.triton.experts.expert_gemms import ExpertConfigs
+from quire.compute.kernels.triton.experts.experts import adapted_experts, experts_with_configs
 from quire.compute.kernels.triton.experts.routing import group_by_adapter
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from tests.kernels.triton.experts.test_coded_experts import dense

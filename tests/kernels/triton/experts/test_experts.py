@@ -11,7 +11,8 @@ from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.experts import route as reference_route
-from quire.compute.kernels.triton.experts.experts import IN_FP32, ExpertConfigs, experts_with_configs, tuned_config
+from quire.compute.kernels.triton.experts.expert_gemms import ExpertConfigs
+from quire.compute.kernels.triton.experts.experts import IN_FP32, experts_with_configs, tuned_config
 from quire.compute.kernels.triton.experts.routing import group_by_expert, route
 from quire.compute.kernels.triton.experts.tuned_expert_configs import CONFIGS
 from quire.compute.kernels.triton.linear.gemm import GemmConfig

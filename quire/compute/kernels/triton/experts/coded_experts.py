@@ -1,38 +1,57 @@
-"""The products of a mixture of experts whose weights are codes with scales, expanded as they are multiplied.
+"""A mixture of experts whose weights are codes with scales: which kernels and configs serve how many tokens.
 
-Pairs of token and choice stand in the order of experts (see routing.py), and a program multiplies a tile of one
-expert's pairs with a tile of its weight, as `gemm_by_expert` does; of the weights that tokens go to, 0.5 to 1 byte each
-is read, once for each tile of an expert's pairs. Launches do not depend on where tokens go, so graphs capture them.
+Of the weights that tokens go to, 0.5 to 1 byte each is read. fp8 and int8 are multiplied by activations of 8 bits, but
+for few tokens of fp8, whose activations stay dense; other codes are expanded as they are multiplied.
 """
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
+
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from quire.compute.kernels.reference.expert_adapters import ExpertAdapters
-from quire.compute.kernels.triton.experts.expert_adapters import AddedRows
-from quire.compute.kernels.triton.experts.expert_gemms import added_to, finished, sum_choices
-from quire.compute.kernels.triton.experts.routing import group_by_expert
-from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
-from quire.compute.kernels.triton.launching.launch import fast_launch
-from quire.compute.kernels.triton.linear.coded_gemm import CodedConfig
-from quire.compute.kernels.triton.linear.coded_loop import AnyCoded, CodedArguments, coded_arguments, coded_loop
-from quire.compute.kernels.triton.linear.inner_loops import weight_rows
+from quire.compute.kernels.reference.scaled_linear import ScaledWeight
+from quire.compute.kernels.triton.experts.expert_gemms import ExpertConfigs, Table
+from quire.compute.kernels.triton.experts.experts import experts_with_configs, nearest_configs
+from quire.compute.kernels.triton.launching.dependent_launch import can_overlap
+from quire.compute.kernels.triton.launching.device_properties import program_memory
+from quire.compute.kernels.triton.linear.coded_loop import AnyCoded, coded_arguments
+from quire.compute.kernels.triton.linear.gemm import GemmConfig
+from quire.compute.kernels.triton.linear.gemv import GemvConfig
 
-CONFIGS = (
-    (0.5, CodedConfig(16, 64, 128, 8, 3)),
-    (8, CodedConfig(16, 128, 64, 4, 3)),
-    (32, CodedConfig(32, 64, 64, 4, 3)),
-    (float("inf"), CodedConfig(64, 64, 64, 4, 3)),
+SCALED: Table = {
+    (128, 8, 2048, 768): (
+        (8, (GemvConfig(4, 1024, 2), GemvConfig(4, 256, 2))),
+        (160, (GemmConfig(16, 64, 256, 1, 4, 5, True), GemmConfig(16, 64, 128, 1, 4, 4, True))),
+        (320, (GemmConfig(32, 64, 256, 1, 4, 4, True), GemmConfig(32, 128, 128, 1, 4, 4, True))),
+        (1024, (GemmConfig(64, 128, 128, 1, 4, 4, False), GemmConfig(64, 128, 128, 1, 4, 4, False))),
+        (float("inf"), (GemmConfig(128, 256, 128, 1, 8, 4, False), GemmConfig(128, 128, 128, 1, 8, 4, False))),
+    )
+}
+"""Of fp8 and int8, as tuned_expert_configs has those of 16 bits; by tuning/h200/tune_experts.py on an NVIDIA H200."""
+EXPANDED = (
+    (0.5, GemmConfig(16, 64, 128, 1, 8, 3, True)),
+    (8, GemmConfig(16, 128, 64, 1, 4, 3, True)),
+    (32, GemmConfig(32, 64, 64, 1, 4, 3, True)),
+    (float("inf"), GemmConfig(64, 64, 64, 1, 4, 3, True)),
 )
-"""Up to how many pairs an expert has on average. The first two were measured on an NVIDIA H200."""
+"""Of codes that are expanded, for up to how many pairs an expert has on average. The first two were measured on an
+NVIDIA H200."""
+_LARGEST_BLOCKED = 128
+"""Rows of a weight, of tiles whose sums are scaled at each step: more take more registers than there are."""
 
 
 def coded_experts(
-    x: Tensor, gate_up: AnyCoded, down: AnyCoded, numbers: Tensor, weights: Tensor, out: Tensor, others: int = 0
+    x: Tensor,
+    gate_up: AnyCoded | ScaledWeight,
+    down: AnyCoded | ScaledWeight,
+    numbers: Tensor,
+    weights: Tensor,
+    out: Tensor,
+    others: int = 0,
 ) -> None:
     """Arguments as in reference/coded_experts.py; dense ones are contiguous, and the numbers int32."""
     adapted_coded_experts(x, gate_up, down, numbers, weights, out, others, None)
@@ -40,8 +59,8 @@ def coded_experts(
 
 def adapted_coded_experts(
     x: Tensor,
-    gate_up: AnyCoded,
-    down: AnyCoded,
+    gate_up: AnyCoded | ScaledWeight,
+    down: AnyCoded | ScaledWeight,
     numbers: Tensor,
     weights: Tensor,
     out: Tensor,
@@ -49,100 +68,33 @@ def adapted_coded_experts(
     adapters: ExpertAdapters | None,
 ) -> None:
     """Arguments as in reference/coded_experts.py, and as of `coded_experts`."""
+    assert all(tensor.is_contiguous() for tensor in (x, numbers, weights, out))
     if not len(x):
         return
-    count = len(coded_arguments(down).codes) + others
-    config = next(config for most, config in CONFIGS if numbers.numel() <= most * count)
+    if isinstance(down, ScaledWeight):
+        mixture = (len(down.codes) + others, numbers.shape[1], *down.codes.shape[1:])
+        assert isinstance(gate_up, ScaledWeight)
+        block = next((weight.block[1] for weight in (gate_up, down) if weight.scales.shape[2] > 1), None)
+        configs = scaled_configs(mixture, len(x), down.codes.dtype, block, program_memory(x.device))
+    else:
+        count = len(coded_arguments(down).codes) + others
+        configs = next((config,) * 2 for most, config in EXPANDED if numbers.numel() <= most * count)
     overlap = can_overlap(x.device)
-    coded_experts_with_config(
-        x, gate_up, down, numbers, weights, out, config, overlap=overlap, others=others, adapters=adapters
+    experts_with_configs(
+        x, gate_up, down, numbers, weights, out, configs, overlap=overlap, others=others, adapters=adapters
     )
 
 
-def coded_experts_with_config(
-    x: Tensor,
-    gate_up: AnyCoded,
-    down: AnyCoded,
-    numbers: Tensor,
-    weights: Tensor,
-    out: Tensor,
-    config: CodedConfig,
-    *,
-    overlap: bool,
-    others: int = 0,
-    adapters: ExpertAdapters | None = None,
-) -> None:
-    """`adapted_coded_experts` (without adapters `coded_experts`), with this config; `overlap`: see dependent_launch."""
-    assert all(tensor.is_contiguous() for tensor in (x, numbers, weights, out))
-    first, second = coded_arguments(gate_up), coded_arguments(down)
-    pairs, chosen = numbers.numel(), numbers.shape[1]
-    order, tiles = group_by_expert(numbers, len(second.codes), config.block_m)
-    middle = torch.empty((pairs, second.columns), dtype=x.dtype, device=x.device)
-    parts = torch.empty((pairs, second.rows), dtype=x.dtype, device=x.device)
-    added = None if adapters is None else AddedRows(numbers, adapters)
-    _launch_tiles(x, first, order, tiles, weights, middle, chosen, config, True, overlap, added)
-    _launch_tiles(middle, second, order, tiles, weights, parts, chosen, config, False, overlap, added)
-    sum_choices(parts, out, numbers, len(second.codes), overlap, others > 0)
-
-
-def _launch_tiles(
-    x: Tensor,
-    w: CodedArguments,
-    order: Tensor,
-    tiles: Tensor,
-    weights: Tensor,
-    y: Tensor,
-    chosen: int,
-    config: CodedConfig,
-    first: bool,
-    overlap: bool,
-    adapters: AddedRows | None,
-) -> None:
-    places, made = tiles.shape[1], y.shape[1]
-    across = -(-made // (config.block_n // 2 if first else config.block_n))
-    added, slots = added_to(x, y, first, adapters)
-    _coded_tile_kernel[(across * places,)](
-        x, w.codes, w.scales, w.zeros, w.factors, w.table, order, tiles, weights, added, slots, y, places, made,
-        w.columns, CHOSEN=chosen, BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, FIRST=first,
-        ADAPTED=adapters is not None, OVERLAP=overlap, **w.facts,
-        num_warps=config.warps, num_stages=config.stages, launch_pdl=overlap,
-    )  # fmt: skip
-
-
-@fast_launch
-@triton.jit(do_not_specialize=["places"], do_not_specialize_on_alignment=["slots"])
-def _coded_tile_kernel(
-    x, codes, scales, zeros, factors, table, order, tiles, weights, added, slots, y, places, made, columns,
-    CHOSEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FIRST: tl.constexpr,
-    ADAPTED: tl.constexpr, OVERLAP: tl.constexpr,
-    BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_ROWS: tl.constexpr, MIDDLE: tl.constexpr, ZEROS: tl.constexpr,
-    EXPONENTS: tl.constexpr, FACTORS: tl.constexpr, VALUES: tl.constexpr,
-):  # fmt: skip
-    """y [pairs, made], as _tile_kernel of expert_gemms.py."""
-    release_dependents(OVERLAP)
-    MADE: tl.constexpr = BLOCK_N // 2 if FIRST else BLOCK_N
-    across = tl.cdiv(made, MADE)
-    place = tl.program_id(0) // across
-    begin = tl.program_id(0) % across * MADE
-    wait_for_inputs(OVERLAP)
-    from_pair = tl.load(tiles + places + place, cache_modifier=".cg")
-    to_pair = tl.load(tiles + 2 * places + place, cache_modifier=".cg")
-    if from_pair < to_pair:
-        expert = tl.load(tiles + place, cache_modifier=".cg").to(tl.int64)
-        w_rows = made * 2 if FIRST else made
-        of_codes = expert * w_rows * (columns // 2 if BITS == 4 else columns)
-        of_scales = expert * tl.cdiv(w_rows, SCALE_ROWS) * tl.cdiv(columns, GROUP)
-        m = from_pair + tl.arange(0, BLOCK_M)
-        pair = tl.load(order + m, m < to_pair, 0, cache_modifier=".cg").to(tl.int64)
-        values = coded_loop(
-            x, (pair // CHOSEN if FIRST else pair) * columns, m < to_pair,
-            codes + of_codes, scales + of_scales, zeros + of_scales, factors + expert * w_rows, table,
-            weight_rows(begin, made, BLOCK_N, FIRST), columns,
-            BLOCK_M, BLOCK_N, BLOCK_K, BITS, GROUP, SCALE_ROWS, MIDDLE, ZEROS, EXPONENTS, FACTORS, VALUES,
-        )  # fmt: skip
-        values = finished(
-            values, added, slots, weights, pair, m < to_pair, begin, made, BLOCK_M, MADE, CHOSEN, FIRST, ADAPTED
-        )
-        n = begin + tl.arange(0, MADE)
-        inside = (m < to_pair)[:, None] & (n < made)[None, :]
-        tl.store(y + pair[:, None] * made + n[None, :], values.to(y.dtype.element_ty), inside)
+@functools.cache
+def scaled_configs(
+    mixture: tuple[int, int, int, int], tokens: int, codes: torch.dtype, block: int | None, memory: int
+) -> ExpertConfigs:
+    """The configs for a mixture (experts, chosen, hidden, width) of 8-bit codes and this many tokens, as tuned_config
+    has them. The steps of products are no longer than `block` columns that share a scale; None: all of a row do."""
+    first, second = nearest_configs(SCALED, mixture, tokens, memory, item=1, in_tiles=codes == torch.int8)
+    if block is None or isinstance(first, GemvConfig) or isinstance(second, GemvConfig):
+        return first, second  # type: ignore[return-value]
+    longer = max(1, first.block_k // block)
+    rows = min(_LARGEST_BLOCKED, first.block_n)
+    first = replace(first, block_n=rows, block_k=first.block_k // longer, stages=min(6, first.stages * longer))
+    return first, replace(second, block_k=min(second.block_k, block))

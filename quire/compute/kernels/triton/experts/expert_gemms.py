@@ -1,14 +1,19 @@
-"""The products of a mixture of experts.
+"""The products of a mixture of experts, whose weights may be dense, 8-bit codes with scales, or codes of other schemes.
 
 Few tokens, so that hardly two go to the same expert: `gemv_by_pair`. Each program multiplies one pair of token and
 expert with a few rows of the expert's weight, and those of the second product add up all of a token's experts, so two
-kernels do all. The experts' weights of a pair are read: 2 · 3 · hidden · width bytes of 16-bit weights.
+kernels do all. The experts' weights of a pair are read: 3 · hidden · width values. fp8 is widened in registers.
 
 More: `gemm_by_expert`. Pairs stand in the order of experts (see `routing`), and a program multiplies a tile of one
 expert's pairs with a tile of its weight on the tensor cores: the gate is applied in the first product, the router's
 weight in the second, and a last kernel adds each token's outputs in the order of its choices. Every weight that a token
 goes to is read from memory once; second tiles of an expert find it in the cache. With many tokens the tensor cores are
 the limit: 6 · pairs · hidden · width operations.
+
+Forms differ in what is done before and behind a tile's loop. 8-bit codes are multiplied as they are: the kernel that
+groups pairs quantizes the tokens too, and the first product quantizes what it makes, with a scale for each of its tiles
+of outputs, since no program sees a whole row; the second one multiplies its sums by that scale at each of its steps,
+which is as many columns or a part of them. Other codes are expanded in the loop; their activations stay dense.
 
 What adapters add to a product is computed before it (see expert_adapters), and added to its sums; steps without such
 adapters launch what they would in an engine that serves none.
@@ -19,16 +24,27 @@ the GPU's shared cache (.cg): its multiprocessor's own may still hold what stood
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.compute.kernels.reference.expert_adapters import ExpertAdapters
+from quire.compute.kernels.reference.quantized_rows import LARGEST, SMALLEST
+from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 from quire.compute.kernels.triton.experts.expert_adapters import AddedRows
-from quire.compute.kernels.triton.experts.routing import group_by_expert
+from quire.compute.kernels.triton.experts.routing import group_and_quantize, group_by_expert
 from quire.compute.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
-from quire.compute.kernels.triton.launching.launch import fast_launch
+from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
+from quire.compute.kernels.triton.linear.coded_loop import (
+    AnyCoded,
+    CodedArguments,
+    coded_arguments,
+    coded_loop,
+    facts_of,
+)
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from quire.compute.kernels.triton.linear.gemv import GemvConfig
 from quire.compute.kernels.triton.linear.inner_loops import (
@@ -36,17 +52,30 @@ from quire.compute.kernels.triton.linear.inner_loops import (
     gates_and_ups,
     gemm_loop,
     gemv_loop,
+    scaled_by_group,
     silu_times,
     weight_rows,
 )
+from quire.compute.kernels.triton.linear.quantize_rows import quantize_rows, row_scales, to_codes
+
+ExpertsWeight = Tensor | AnyCoded | ScaledWeight
+"""Of all experts: [experts, rows, columns], or codes with one more dimension in front than in the reference's form."""
+ExpertConfigs = tuple[GemvConfig, GemvConfig] | tuple[GemmConfig, GemmConfig]
+"""Of the first product, whose rows of weight are gates and ups together, and of the second."""
+Table = dict[tuple[int, int, int, int], tuple[tuple[float, ExpertConfigs], ...]]
+"""(experts, chosen, hidden, width) → up to how many tokens, and the configs of both products."""
 
 _SUM_BLOCK = 1024
+_QUANTIZED_BESIDE = 512
+"""Tokens, up to which grouping and quantizing them share a launch; the programs for more pairs are too large for it."""
+_MANY = 128
+"""Rows of tiles of which the tensor cores are the limit: sums of 8-bit floats stay in them to the end."""
 
 
 def gemv_by_pair(
     x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Tensor | ScaledWeight,
+    down: Tensor | ScaledWeight,
     numbers: Tensor,
     weights: Tensor,
     out: Tensor,
@@ -57,59 +86,53 @@ def gemv_by_pair(
 ) -> None:
     """Arguments as those of the op `experts`, the configs of both products, and `overlap` as in dependent_launch;
     `partial`: whether some experts are elsewhere. Their pairs are left out."""
-    (tokens, hidden), (_, chosen), width = x.shape, numbers.shape, down.shape[2]
+    (tokens, hidden), chosen = x.shape, numbers.shape[1]
+    w, w_scales, w_facts = _widened(gate_up)
+    of_down, down_scales, down_facts = _widened(down)
+    width = of_down.shape[2]
     middle = torch.empty((tokens * chosen, width), dtype=x.dtype, device=x.device)
     first, second = configs
     by_adapters = None if adapters is None else AddedRows(numbers, adapters)
     added, slots = added_to(x, middle, True, by_adapters)
-    _pair_kernel[(-(-width // (first.block_n // 2)) * tokens * chosen,)](
-        x,
-        gate_up,
-        numbers,
-        added,
-        slots,
-        middle,
-        tokens * chosen,
-        width,
-        len(down),
-        CHOSEN=chosen,
-        COLUMNS=hidden,
-        BLOCK_N=first.block_n,
-        BLOCK_K=first.block_k,
-        PARTIAL=partial,
-        ADAPTED=adapters is not None,
-        OVERLAP=overlap,
-        num_warps=first.warps,
-        launch_pdl=overlap,
-    )
+    _pair_kernel[(cdiv(width, first.block_n // 2) * tokens * chosen,)](
+        x, w, w_scales, numbers, added, slots, middle, tokens * chosen, width, len(of_down), CHOSEN=chosen,
+        COLUMNS=hidden, BLOCK_N=first.block_n, BLOCK_K=first.block_k, **w_facts, PARTIAL=partial,
+        ADAPTED=adapters is not None, OVERLAP=overlap, num_warps=first.warps, launch_pdl=overlap,
+    )  # fmt: skip
     added, slots = added_to(middle, out, False, by_adapters)
-    _token_kernel[(-(-hidden // second.block_n) * tokens,)](
-        middle,
-        down,
-        numbers,
-        weights,
-        added,
-        slots,
-        out,
-        tokens,
-        hidden,
-        len(down),
-        CHOSEN=chosen,
-        COLUMNS=width,
-        BLOCK_N=second.block_n,
-        BLOCK_K=second.block_k,
-        PARTIAL=partial,
-        ADAPTED=adapters is not None,
-        OVERLAP=overlap,
-        num_warps=second.warps,
+    _token_kernel[(cdiv(hidden, second.block_n) * tokens,)](
+        middle, of_down, down_scales, numbers, weights, added, slots, out, tokens, hidden, len(of_down),
+        CHOSEN=chosen, SLOTS=next_power_of_2(chosen), COLUMNS=width, BLOCK_N=second.block_n, BLOCK_K=second.block_k,
+        **down_facts, PARTIAL=partial, ADAPTED=adapters is not None, OVERLAP=overlap, num_warps=second.warps,
         launch_pdl=overlap,
-    )
+    )  # fmt: skip
+
+
+def _widened(weight: Tensor | ScaledWeight) -> tuple[Tensor, Tensor | None, dict[str, int]]:
+    """Values or codes, their scales, and what kernels are compiled for."""
+    if isinstance(weight, Tensor):
+        return weight, None, {"GROUPS": 0, "GROUP": 0, "SCALE_ROWS": 1}
+    facts = {"GROUPS": weight.scales.shape[2], "GROUP": _group_of(weight), "SCALE_ROWS": weight.block[0]}
+    return weight.codes, weight.scales, facts
+
+
+def _group_of(weight: ScaledWeight) -> int:
+    """How many columns of a row share a scale; 0: all."""
+    return weight.block[1] if weight.scales.shape[2] > 1 else 0
+
+
+class _Rows(NamedTuple):
+    """Rows of activations: dense, or 8-bit codes with a scale for `group` columns each; 0: for all of a row."""
+
+    values: Tensor
+    scales: Tensor | None = None
+    group: int = 0
 
 
 def gemm_by_expert(
     x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: ExpertsWeight,
+    down: ExpertsWeight,
     numbers: Tensor,
     weights: Tensor,
     out: Tensor,
@@ -118,17 +141,58 @@ def gemm_by_expert(
     partial: bool = False,
     adapters: ExpertAdapters | None = None,
 ) -> None:
-    """Arguments as those of `gemv_by_pair`; both configs have the same block_m and no splits."""
-    (tokens, hidden), (_, chosen), width = x.shape, numbers.shape, down.shape[2]
+    """Arguments as those of `gemv_by_pair`; both configs have the same block_m and no splits. With 8-bit codes, each
+    block_k divides a weight's blocks. If the second one does not divide the outputs of the first product's tiles, rows
+    are quantized between the products."""
     first, second = configs
     assert first.block_m == second.block_m and first.splits == second.splits == 1
-    order, tiles = group_by_expert(numbers, len(down), first.block_m)
-    middle = torch.empty((tokens * chosen, width), dtype=x.dtype, device=x.device)
-    parts = torch.empty((tokens * chosen, hidden), dtype=x.dtype, device=x.device)
+    w, of_down, of_tile = _arguments(gate_up), _arguments(down), first.block_n // 2
+    order, tiles, rows = _grouped(x, gate_up, numbers, first.block_m)
+    codes = down.codes.dtype if isinstance(down, ScaledWeight) else None
     added = None if adapters is None else AddedRows(numbers, adapters)
-    _launch_tiles(x, gate_up, order, tiles, weights, middle, chosen, first, True, overlap, added)
-    _launch_tiles(middle, down, order, tiles, weights, parts, chosen, second, False, overlap, added)
-    sum_choices(parts, out, numbers, len(down), overlap, partial)
+    at_once = codes if adapters is None and of_tile % second.block_k == 0 else None
+    middle = _middle(x, len(order), of_down.columns, of_tile, at_once)
+    parts = _Rows(torch.empty((len(order), of_down.rows), dtype=x.dtype, device=x.device))
+    shared = (order, tiles, weights, numbers.shape[1], overlap)
+    _launch_tiles(*shared, rows, w, middle, first, True, *added_to(x, middle.values, True, added), added is not None)
+    more = added_to(middle.values, parts.values, False, added)
+    if isinstance(down, ScaledWeight) and middle.scales is None:
+        middle = _Rows(*quantize_rows(middle.values, down.codes.dtype, down.block[1]), _group_of(down))
+    _launch_tiles(*shared, middle, of_down, parts, second, False, *more, added is not None)
+    sum_choices(parts.values, out, numbers, len(of_down.codes), overlap, partial)
+
+
+def _grouped(x: Tensor, gate_up: ExpertsWeight, numbers: Tensor, tile: int) -> tuple[Tensor, Tensor, _Rows]:
+    """Pairs and tiles as group_by_expert makes them, and x as the first product takes it."""
+    experts = len(_arguments(gate_up).codes)
+    if not isinstance(gate_up, ScaledWeight):
+        return *group_by_expert(numbers, experts, tile), _Rows(x)
+    codes, block = gate_up.codes.dtype, gate_up.block[1]
+    if len(x) <= _QUANTIZED_BESIDE:
+        order, tiles, rows = group_and_quantize(numbers, experts, tile, x, codes, block)
+    else:
+        rows = quantize_rows(x, codes, block)
+        order, tiles = group_by_expert(numbers, experts, tile)
+    return order, tiles, _Rows(*rows, _group_of(gate_up))
+
+
+def _middle(x: Tensor, pairs: int, width: int, of_tile: int, codes: torch.dtype | None) -> _Rows:
+    """For what the first product makes, as codes or of the dtype of x."""
+    values = torch.empty((pairs, width), dtype=codes or x.dtype, device=x.device)
+    if codes is None:
+        return _Rows(values)
+    return _Rows(values, torch.empty((pairs, cdiv(width, of_tile)), dtype=torch.float32, device=x.device), of_tile)
+
+
+def _arguments(weight: ExpertsWeight) -> CodedArguments:
+    """What kernels are given of a weight of any form; a group of 0 columns: all of a row share a scale."""
+    if isinstance(weight, Tensor):
+        _, rows, columns = weight.shape
+        return CodedArguments(weight, None, None, None, None, rows, columns, facts_of(16, 0))
+    if isinstance(weight, ScaledWeight):
+        (_, rows, columns), facts = weight.codes.shape, facts_of(8, _group_of(weight))
+        return CodedArguments(weight.codes, weight.scales, None, None, None, rows, columns, facts, weight.block[0])
+    return coded_arguments(weight)
 
 
 def sum_choices(parts: Tensor, out: Tensor, numbers: Tensor, experts: int, overlap: bool, partial: bool) -> None:
@@ -148,46 +212,30 @@ def sum_choices(parts: Tensor, out: Tensor, numbers: Tensor, experts: int, overl
 
 
 def _launch_tiles(
-    x: Tensor,
-    w: Tensor,
     order: Tensor,
     tiles: Tensor,
     weights: Tensor,
-    y: Tensor,
     chosen: int,
+    overlap: bool,
+    x: _Rows,
+    w: CodedArguments,
+    y: _Rows,
     config: GemmConfig,
     first: bool,
-    overlap: bool,
-    adapters: AddedRows | None,
+    added: Tensor,
+    slots: Tensor,
+    adapted: bool,
 ) -> None:
-    places, made, columns = tiles.shape[1], y.shape[1], w.shape[2]
-    across = -(-made // (config.block_n // 2 if first else config.block_n))
-    added, slots = added_to(x, y, first, adapters)
+    places, made = tiles.shape[1], y.values.shape[1]
+    across = cdiv(made, config.block_n // 2 if first else config.block_n)
     _tile_kernel[(across * places,)](
-        x,
-        w,
-        order,
-        tiles,
-        weights,
-        added,
-        slots,
-        y,
-        places,
-        made,
-        columns,
-        CHOSEN=chosen,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        WHOLE=columns % config.block_k == 0,
-        SWAPPED=config.swapped,
-        FIRST=first,
-        ADAPTED=adapters is not None,
-        OVERLAP=overlap,
-        num_warps=config.warps,
-        num_stages=config.stages,
-        launch_pdl=overlap,
-    )
+        x.values, x.scales, w.codes, w.scales, w.zeros, w.factors, w.table, order, tiles, weights, added, slots,
+        y.values, y.scales, places, made, w.columns, LARGEST.get(y.values.dtype, 1.0), SMALLEST, CHOSEN=chosen,
+        BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, X_GROUP=x.group, **w.facts,
+        SCALE_ROWS=w.scale_rows, WHOLE=w.columns % config.block_k == 0, SWAPPED=config.swapped,
+        FAST=config.block_m >= _MANY, FIRST=first, ADAPTED=adapted, OVERLAP=overlap, num_warps=config.warps,
+        num_stages=config.stages, launch_pdl=overlap,
+    )  # fmt: skip
 
 
 def added_to(x: Tensor, y: Tensor, first: bool, adapters: AddedRows | None) -> tuple[Tensor, Tensor]:
@@ -201,23 +249,10 @@ def added_to(x: Tensor, y: Tensor, first: bool, adapters: AddedRows | None) -> t
 @fast_launch
 @triton.jit(do_not_specialize=["pairs", "experts"], do_not_specialize_on_alignment=["slots"])
 def _pair_kernel(
-    x,
-    w,
-    numbers,
-    added,
-    slots,
-    y,
-    pairs,
-    width,
-    experts,
-    CHOSEN: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PARTIAL: tl.constexpr,
-    ADAPTED: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x, w, scales, numbers, added, slots, y, pairs, width, experts, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
+    PARTIAL: tl.constexpr, ADAPTED: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """y [pairs, width] = silu(gate) · up. Pairs that share an expert read the same rows at about the same time."""
     pair = tl.program_id(0) % pairs
     begin = tl.program_id(0) // pairs * (BLOCK_N // 2)
@@ -227,38 +262,37 @@ def _pair_kernel(
     if PARTIAL:
         if expert < experts:
             _multiply_pair(
-                x, w, added, slots, y, expert, pair, begin, width, CHOSEN, COLUMNS, BLOCK_N, BLOCK_K, ADAPTED
-            )
+                x, w, scales, added, slots, y, expert, pair, begin, width,
+                CHOSEN, COLUMNS, BLOCK_N, BLOCK_K, SCALE_ROWS, GROUPS, GROUP, ADAPTED,
+            )  # fmt: skip
     else:
-        _multiply_pair(x, w, added, slots, y, expert, pair, begin, width, CHOSEN, COLUMNS, BLOCK_N, BLOCK_K, ADAPTED)
+        _multiply_pair(
+            x, w, scales, added, slots, y, expert, pair, begin, width,
+            CHOSEN, COLUMNS, BLOCK_N, BLOCK_K, SCALE_ROWS, GROUPS, GROUP, ADAPTED,
+        )  # fmt: skip
 
 
 @triton.jit
 def _multiply_pair(
-    x,
-    w,
-    added,
-    slots,
-    y,
-    expert,
-    pair,
-    begin,
-    width,
-    CHOSEN: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    x, w, scales, added, slots, y, expert, pair, begin, width, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
     ADAPTED: tl.constexpr,
-):
+):  # fmt: skip
     """The outputs from `begin` on of a pair."""
     MADE: tl.constexpr = BLOCK_N // 2
-    rows = weight_rows(begin, width, BLOCK_N, True) + expert * (2 * width)
+    rows = weight_rows(begin, width, BLOCK_N, True)
     own = x + (pair // CHOSEN).to(tl.int64) * COLUMNS
-    sums = gemv_loop(tl.zeros((BLOCK_N, BLOCK_K), tl.float32), own, w, rows, 1.0, COLUMNS, BLOCK_K, False)
+    of_expert = rows + expert * (2 * width)
+    sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    if scales is None:
+        values = tl.sum(gemv_loop(sums, own, w, of_expert, COLUMNS, BLOCK_K, False), 1)
+    else:
+        scales += (expert * tl.cdiv(2 * width, SCALE_ROWS) + rows // SCALE_ROWS) * GROUPS
+        values = tl.sum(gemv_loop(sums, own, w, of_expert, COLUMNS, BLOCK_K, False, scales, GROUP), 1)
+        if GROUP == 0:
+            values *= tl.load(scales)
     one = pair.to(tl.int64) + tl.arange(0, 1)
-    values = finished(
-        tl.sum(sums, 1)[None, :], added, slots, y, one, one >= 0, begin, width, 1, MADE, CHOSEN, True, ADAPTED
-    )
+    values = finished(values[None, :], added, slots, y, one, one >= 0, begin, width, 1, MADE, 1, CHOSEN, True, ADAPTED)
     values = tl.reshape(values, (MADE,))
     n = begin + tl.arange(0, MADE)
     tl.store(y + pair.to(tl.int64) * width + n, values.to(y.dtype.element_ty), n < width)
@@ -267,48 +301,71 @@ def _multiply_pair(
 @fast_launch
 @triton.jit(do_not_specialize=["tokens", "experts"], do_not_specialize_on_alignment=["slots"])
 def _token_kernel(
-    x,
-    w,
-    numbers,
-    weights,
-    added,
-    slots,
-    y,
-    tokens,
-    hidden,
-    experts,
-    CHOSEN: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PARTIAL: tl.constexpr,
-    ADAPTED: tl.constexpr,
+    x, w, scales, numbers, weights, added, slots, y, tokens, hidden, experts, CHOSEN: tl.constexpr,
+    SLOTS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, PARTIAL: tl.constexpr, ADAPTED: tl.constexpr,
     OVERLAP: tl.constexpr,
-):
+):  # fmt: skip
     """y [tokens, hidden]: each token's experts on its rows of x [pairs, COLUMNS], by weight."""
     release_dependents(OVERLAP)
     token = (tl.program_id(0) % tokens).to(tl.int64)
     begin = tl.program_id(0) // tokens * BLOCK_N
     rows = weight_rows(begin, hidden, BLOCK_N, False)
-    sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    choice = tl.arange(0, SLOTS)
+    there = choice < CHOSEN
+    pair = token * CHOSEN + choice
     if PARTIAL:  # which of the experts is the first one here is not known
         wait_for_inputs(OVERLAP)
-    for choice in tl.static_range(CHOSEN):
-        pair = token * CHOSEN + choice
-        expert = tl.load(numbers + pair, cache_modifier=".cg").to(tl.int64)
-        scale = tl.load(weights + pair, cache_modifier=".cg").to(tl.float32)
-        if PARTIAL:
-            if expert < experts:
-                own = rows + expert * hidden
-                sums = gemv_loop(sums, x + pair * COLUMNS, w, own, scale, COLUMNS, BLOCK_K, False)
-        else:
-            own = rows + expert * hidden
-            sums = gemv_loop(sums, x + pair * COLUMNS, w, own, scale, COLUMNS, BLOCK_K, OVERLAP and choice == 0)
+    expert = tl.load(numbers + pair, there, 0, cache_modifier=".cg").to(tl.int64)
+    if PARTIAL:
+        there &= expert < experts
+        expert = tl.where(there, expert, 0)
+    of_rows = rows[:, None] + expert[None, :] * hidden
+    k = tl.arange(0, BLOCK_K)
+    WHOLE: tl.constexpr = COLUMNS % BLOCK_K == 0 and SLOTS == CHOSEN and not PARTIAL
+    x_pointers = x + pair[:, None] * COLUMNS + k[None, :]
+    w_pointers = w + of_rows[:, :, None] * COLUMNS + k[None, None, :]
+    inside = there[:, None] & (k < COLUMNS)[None, :]
+    if WHOLE:
+        w_ahead = tl.load(w_pointers, eviction_policy="evict_first")
+    else:
+        w_ahead = tl.load(w_pointers, inside[None, :, :], 0.0, eviction_policy="evict_first")
+    if not PARTIAL:
+        wait_for_inputs(OVERLAP)
+    weight = tl.load(weights + pair, there, 0.0, cache_modifier=".cg").to(tl.float32)
+    x_ahead = tl.load(x_pointers) if WHOLE else tl.load(x_pointers, inside, 0.0)
+    sums = tl.zeros((BLOCK_N, SLOTS, BLOCK_K), tl.float32)
+    for column in tl.static_range(0, COLUMNS, BLOCK_K):
+        part, values = w_ahead, x_ahead
+        if column + BLOCK_K < COLUMNS:
+            x_pointers += BLOCK_K
+            w_pointers += BLOCK_K
+            if WHOLE:
+                w_ahead = tl.load(w_pointers, eviction_policy="evict_first")
+                x_ahead = tl.load(x_pointers)
+            else:
+                inside = there[:, None] & (column + BLOCK_K + k < COLUMNS)[None, :]
+                w_ahead = tl.load(w_pointers, inside[None, :, :], 0.0, eviction_policy="evict_first")
+                x_ahead = tl.load(x_pointers, inside, 0.0)
+        products = part.to(tl.float32) * values.to(tl.float32)[None, :, :]
+        if GROUP > 0:
+            of_w = _scales_at(scales, expert, rows, hidden, SCALE_ROWS, GROUPS)
+            products = scaled_by_group(products, of_w, column, COLUMNS, (BLOCK_N, SLOTS, BLOCK_K // GROUP, GROUP))
+        sums += products
+    of_pairs = tl.sum(sums, 2) * weight[None, :]
+    if scales is not None and GROUP == 0:
+        of_pairs *= tl.load(_scales_at(scales, expert, rows, hidden, SCALE_ROWS, GROUPS))
     n = begin + tl.arange(0, BLOCK_N)
-    total = tl.sum(sums, 1)
+    total = tl.sum(of_pairs, 1)
     if ADAPTED:
         total += _added_to_token(added, slots, numbers, weights, token, n, hidden, experts, CHOSEN, BLOCK_N)
     tl.store(y + token * hidden + n, total.to(y.dtype.element_ty), n < hidden)
+
+
+@triton.jit
+def _scales_at(scales, expert, rows, outputs, SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr):
+    """[rows, experts]: where the scales of these rows of experts' weights begin."""
+    return scales + (expert[None, :] * tl.cdiv(outputs, SCALE_ROWS) + (rows // SCALE_ROWS)[:, None]) * GROUPS
 
 
 @triton.jit
@@ -329,32 +386,20 @@ def _added_to_token(
 @fast_launch
 @triton.jit(do_not_specialize=["places"], do_not_specialize_on_alignment=["slots"])
 def _tile_kernel(
-    x,
-    w,
-    order,
-    tiles,
-    weights,
-    added,
-    slots,
-    y,
-    places,
-    made,
-    columns,
-    CHOSEN: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    WHOLE: tl.constexpr,
-    SWAPPED: tl.constexpr,
-    FIRST: tl.constexpr,
-    ADAPTED: tl.constexpr,
+    x, x_scales, w, scales, zeros, factors, table, order, tiles, weights, added, slots, y, y_scales,
+    places, made, columns, largest, smallest,
+    CHOSEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, X_GROUP: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_ROWS: tl.constexpr, MIDDLE: tl.constexpr, ZEROS: tl.constexpr,
+    EXPONENTS: tl.constexpr, FACTORS: tl.constexpr, VALUES: tl.constexpr,
+    WHOLE: tl.constexpr, SWAPPED: tl.constexpr, FAST: tl.constexpr, FIRST: tl.constexpr, ADAPTED: tl.constexpr,
     OVERLAP: tl.constexpr,
-):
+):  # fmt: skip
     """y [pairs, made]: x's row of each pair by its expert's weight.
 
     FIRST, a token's pairs have one row of x, and the weight is a gate and an up; else each has its own, and the result
     is scaled by the router's weight. ADAPTED, rows of tokens with adapters have something added. An expert's last tile
     may have few pairs; where tiles are large, and operations the limit, it goes as one of half the size if it can.
+    The weight is dense where it has no scales, else codes: expanded where x has none (see CodedArguments).
     """
     MADE: tl.constexpr = BLOCK_N // 2 if FIRST else BLOCK_N
     across = tl.cdiv(made, MADE)
@@ -368,94 +413,106 @@ def _tile_kernel(
     from_pair = tl.load(tiles + places + place, cache_modifier=".cg")
     to_pair = tl.load(tiles + 2 * places + place, cache_modifier=".cg")
     if from_pair < to_pair:
-        own = w + tl.load(tiles + place, cache_modifier=".cg").to(tl.int64) * made * columns * (2 if FIRST else 1)
-        rows = weight_rows(begin, made, BLOCK_N, FIRST) * columns
+        expert = tl.load(tiles + place, cache_modifier=".cg").to(tl.int64)
+        outputs = made * 2 if FIRST else made
+        stored = columns // 2 if BITS == 4 else columns
+        rows = weight_rows(begin, made, BLOCK_N, FIRST, 1 if SWAPPED else 8)
+        of_w = w + expert * outputs * stored
+        before = expert * tl.cdiv(outputs, SCALE_ROWS) * (tl.cdiv(columns, GROUP) if GROUP > 0 else 1)
+        of_scales = None if scales is None else scales + before
+        of_zeros = None if zeros is None else zeros + before
+        of_factors = None if factors is None else factors + expert * outputs
         if not FIRST and OVERLAP:
-            fetch_ahead(own, rows, 0, columns, BLOCK_N, 2 * BLOCK_K)
+            fetch_ahead(of_w, rows * stored, 0, stored, BLOCK_N, 2 * BLOCK_K)
             wait_for_inputs(OVERLAP)
         if BLOCK_M > 64 and to_pair - from_pair <= BLOCK_M // 2:
             _multiply(
-                x, own, order, weights, added, slots, y, from_pair, to_pair, begin, made, columns, rows,
-                CHOSEN, BLOCK_M // 2, BLOCK_N, BLOCK_K, MADE, WHOLE, SWAPPED, FIRST, ADAPTED,
+                x, x_scales, of_w, of_scales, of_zeros, of_factors, table, order, weights, added, slots, y, y_scales,
+                from_pair, to_pair, begin, made, columns, rows, largest, smallest,
+                CHOSEN, BLOCK_M // 2, BLOCK_N, BLOCK_K, X_GROUP,
+                BITS, GROUP, SCALE_ROWS, MIDDLE, ZEROS, EXPONENTS, FACTORS, VALUES,
+                WHOLE, SWAPPED, FAST, FIRST, ADAPTED,
             )  # fmt: skip
         else:
             _multiply(
-                x, own, order, weights, added, slots, y, from_pair, to_pair, begin, made, columns, rows,
-                CHOSEN, BLOCK_M, BLOCK_N, BLOCK_K, MADE, WHOLE, SWAPPED, FIRST, ADAPTED,
+                x, x_scales, of_w, of_scales, of_zeros, of_factors, table, order, weights, added, slots, y, y_scales,
+                from_pair, to_pair, begin, made, columns, rows, largest, smallest,
+                CHOSEN, BLOCK_M, BLOCK_N, BLOCK_K, X_GROUP,
+                BITS, GROUP, SCALE_ROWS, MIDDLE, ZEROS, EXPONENTS, FACTORS, VALUES,
+                WHOLE, SWAPPED, FAST, FIRST, ADAPTED,
             )  # fmt: skip
 
 
 @triton.jit
 def _multiply(
-    x,
-    w,
-    order,
-    weights,
-    added,
-    slots,
-    y,
-    from_pair,
-    to_pair,
-    begin,
-    made,
-    columns,
-    rows,
-    CHOSEN: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    MADE: tl.constexpr,
-    WHOLE: tl.constexpr,
-    SWAPPED: tl.constexpr,
-    FIRST: tl.constexpr,
-    ADAPTED: tl.constexpr,
-):
-    """A tile of at most BLOCK_M pairs, by the weight rows that begin at `rows` and make the outputs from `begin` on."""
+    x, x_scales, w, scales, zeros, factors, table, order, weights, added, slots, y, y_scales,
+    from_pair, to_pair, begin, made, columns, rows, largest, smallest,
+    CHOSEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, X_GROUP: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_ROWS: tl.constexpr, MIDDLE: tl.constexpr, ZEROS: tl.constexpr,
+    EXPONENTS: tl.constexpr, FACTORS: tl.constexpr, VALUES: tl.constexpr,
+    WHOLE: tl.constexpr, SWAPPED: tl.constexpr, FAST: tl.constexpr, FIRST: tl.constexpr, ADAPTED: tl.constexpr,
+):  # fmt: skip
+    """A tile of at most BLOCK_M pairs, by `rows` of an expert's weight, which make the outputs from `begin` on."""
+    MADE: tl.constexpr = BLOCK_N // 2 if FIRST else BLOCK_N
     m = from_pair + tl.arange(0, BLOCK_M)
-    pair = tl.load(order + m, m < to_pair, 0, cache_modifier=".cg").to(tl.int64)
-    values = gemm_loop(
-        x,
-        (pair // CHOSEN if FIRST else pair) * columns,
-        m < to_pair,
-        w,
-        rows,
-        columns,
-        0,
-        tl.cdiv(columns, BLOCK_K),
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_K,
-        WHOLE,
-        SWAPPED,
-    )
+    there = m < to_pair
+    pair = tl.load(order + m, there, 0, cache_modifier=".cg").to(tl.int64)
+    own = pair // CHOSEN if FIRST else pair
+    if zeros is not None:
+        values = coded_loop(
+            x, own * columns, there, w, scales, zeros, factors, table, rows, columns,
+            BLOCK_M, BLOCK_N, BLOCK_K, BITS, GROUP, MIDDLE, ZEROS, EXPONENTS, FACTORS, VALUES,
+        )  # fmt: skip
+    elif scales is not None:
+        of_x = x_scales + own * (tl.cdiv(columns, X_GROUP) if X_GROUP > 0 else 1)
+        of_w = scales + rows // SCALE_ROWS * (tl.cdiv(columns, GROUP) if GROUP > 0 else 1)
+        values = gemm_loop(
+            x, own * columns, there, w, rows * columns, columns, 0, tl.cdiv(columns, BLOCK_K),
+            BLOCK_M, BLOCK_N, BLOCK_K, WHOLE, SWAPPED, of_x, of_w, X_GROUP, GROUP, FAST,
+        )  # fmt: skip
+        if X_GROUP == 0:
+            values *= tl.load(of_x, there, 0.0)[:, None]
+        if GROUP == 0:
+            values *= tl.load(of_w)[None, :]
+    else:
+        values = gemm_loop(
+            x, own * columns, there, w, rows * columns, columns, 0, tl.cdiv(columns, BLOCK_K),
+            BLOCK_M, BLOCK_N, BLOCK_K, WHOLE, SWAPPED,
+        )  # fmt: skip
     values = finished(
-        values, added, slots, weights, pair, m < to_pair, begin, made, BLOCK_M, MADE, CHOSEN, FIRST, ADAPTED
+        values,
+        added,
+        slots,
+        weights,
+        pair,
+        there,
+        begin,
+        made,
+        BLOCK_M,
+        MADE,
+        1 if SWAPPED else 8,
+        CHOSEN,
+        FIRST,
+        ADAPTED,
     )
+    if y_scales is not None:
+        scale, shrink = row_scales(values, largest, smallest, 1)
+        tl.store(y_scales + pair * tl.cdiv(made, MADE) + begin // MADE, scale, there)
+        values *= shrink[:, None]
     n = begin + tl.arange(0, MADE)
-    inside = (m < to_pair)[:, None] & (n < made)[None, :]
-    tl.store(y + pair[:, None] * made + n[None, :], values.to(y.dtype.element_ty), inside)
+    inside = there[:, None] & (n < made)[None, :]
+    tl.store(y + pair[:, None] * made + n[None, :], to_codes(values, y.dtype.element_ty), inside)
 
 
 @triton.jit
 def finished(
-    values,
-    added,
-    slots,
-    weights,
-    pair,
-    there,
-    begin,
-    made,
-    ROWS: tl.constexpr,
-    MADE: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    FIRST: tl.constexpr,
-    ADAPTED: tl.constexpr,
-):
+    values, added, slots, weights, pair, there, begin, made, ROWS: tl.constexpr, MADE: tl.constexpr,
+    RUN: tl.constexpr, CHOSEN: tl.constexpr, FIRST: tl.constexpr, ADAPTED: tl.constexpr,
+):  # fmt: skip
     """[ROWS, MADE]: what becomes of a product's sums for the outputs from `begin` on.
 
     Args:
-        values: [ROWS, MADE], or FIRST [ROWS, 2 · MADE], each gate before its up.
+        values: [ROWS, MADE], or FIRST [ROWS, 2 · MADE], RUN gates before their ups.
         added: Of rows with adapters, which `slots` says by token, what is added to them.
         weights: The router's, by which they are scaled; FIRST they are gated instead.
         pair, there: [ROWS], whose they are, int64, and which of them there are.
@@ -466,7 +523,7 @@ def finished(
         inside = adapted[:, None] & (n < made)[None, :]
         added += pair[:, None] * (2 * made if FIRST else made) + n[None, :]
     if FIRST:
-        gate, up = gates_and_ups(values, ROWS, MADE)
+        gate, up = gates_and_ups(values, ROWS, MADE, RUN)
         if ADAPTED:
             gate += tl.load(added, inside, 0.0).to(tl.float32)
             up += tl.load(added + made, inside, 0.0).to(tl.float32)
@@ -481,16 +538,9 @@ def finished(
 @fast_launch
 @triton.jit(do_not_specialize=["experts"])
 def _sum_kernel(
-    parts,
-    out,
-    numbers,
-    hidden,
-    experts,
-    CHOSEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PARTIAL: tl.constexpr,
+    parts, out, numbers, hidden, experts, CHOSEN: tl.constexpr, BLOCK: tl.constexpr, PARTIAL: tl.constexpr,
     OVERLAP: tl.constexpr,
-):
+):  # fmt: skip
     """out [tokens, hidden]: the sum of each token's CHOSEN rows of parts."""
     release_dependents(OVERLAP)
     token = tl.program_id(0).to(tl.int64)

@@ -13,16 +13,20 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.reference.expert_adapters import ExpertAdapters
+from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 from quire.compute.kernels.triton.experts import routing
-from quire.compute.kernels.triton.experts.expert_gemms import gemm_by_expert, gemv_by_pair
+from quire.compute.kernels.triton.experts.expert_gemms import (
+    ExpertConfigs,
+    ExpertsWeight,
+    Table,
+    gemm_by_expert,
+    gemv_by_pair,
+)
 from quire.compute.kernels.triton.experts.tuned_expert_configs import CONFIGS, OVERLAP
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap
 from quire.compute.kernels.triton.launching.device_properties import program_memory
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from quire.compute.kernels.triton.linear.gemv import GemvConfig
-
-ExpertConfigs = tuple[GemvConfig, GemvConfig] | tuple[GemmConfig, GemmConfig]
-"""Of the first product, whose rows of weight are gates and ups together, and of the second."""
 
 IN_FP32 = (GemmConfig(16, 32, 32, 1, 4, 3, False), GemmConfig(16, 32, 32, 1, 4, 3, False))
 """Tensor cores have no fp32: this is for correctness."""
@@ -68,8 +72,8 @@ def adapted_experts(
 
 def experts_with_configs(
     x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: ExpertsWeight,
+    down: ExpertsWeight,
     numbers: Tensor,
     weights: Tensor,
     out: Tensor,
@@ -79,8 +83,10 @@ def experts_with_configs(
     others: int = 0,
     adapters: ExpertAdapters | None = None,
 ) -> None:
-    """`adapted_experts`, or without adapters `experts`, with these configs; `overlap`: see dependent_launch."""
+    """`adapted_experts` or `adapted_coded_experts`, or without adapters `experts` or `coded_experts`, with these
+    configs; `overlap`: see dependent_launch."""
     if isinstance(configs[0], GemvConfig):
+        assert isinstance(gate_up, Tensor | ScaledWeight) and isinstance(down, Tensor | ScaledWeight)
         gemv_by_pair(x, gate_up, down, numbers, weights, out, configs, overlap, others > 0, adapters)
     else:
         gemm_by_expert(x, gate_up, down, numbers, weights, out, configs, overlap, others > 0, adapters)
@@ -90,21 +96,31 @@ def experts_with_configs(
 def tuned_config(mixture: tuple[int, int, int, int], tokens: int, memory: int) -> ExpertConfigs:
     """The configs for a mixture (experts, chosen, hidden, width) and this many tokens; of tiles that are larger than a
     program's shared memory, the next smaller ones."""
+    return nearest_configs(CONFIGS, mixture, tokens, memory)
+
+
+def nearest_configs(
+    table: Table, mixture: tuple[int, int, int, int], tokens: int, memory: int, item: int = 2, in_tiles: bool = False
+) -> ExpertConfigs:
+    """`tuned_config`, of a table, for values of `item` bytes; `in_tiles`: only such as multiply tiles."""
 
     def distance(measured: tuple[int, int, int, int]) -> float:
         return sum(abs(math.log(ours / theirs)) for ours, theirs in zip(mixture, measured, strict=True))
 
-    nearest = min(CONFIGS, key=distance)
+    nearest = min(table, key=distance)
     experts, chosen, *_ = mixture
     alike = tokens * (chosen / experts) / (nearest[1] / nearest[0])
     fitting = [
-        (most, configs) for most, configs in CONFIGS[nearest] if all(_bytes_of(config) <= memory for config in configs)
+        (most, configs)
+        for most, configs in table[nearest]
+        if all(_bytes_of(config, item) <= memory for config in configs)
+        and not (in_tiles and isinstance(configs[0], GemvConfig))
     ]
     return next((configs for most, configs in fitting if alike <= most), fitting[-1][1])
 
 
-def _bytes_of(config: GemvConfig | GemmConfig) -> int:
-    """Of shared memory, on GPUs before Hopper; for that the table was measured, and it has as much as is asked for."""
+def _bytes_of(config: GemvConfig | GemmConfig, item: int) -> int:
+    """Of shared memory, on GPUs before Hopper; for that tables were measured, and it has as much as is asked for."""
     if isinstance(config, GemvConfig):
         return 0
-    return (config.block_m + config.block_n) * config.block_k * 2 * (config.stages - 1)
+    return (config.block_m + config.block_n) * config.block_k * item * (config.stages - 1)

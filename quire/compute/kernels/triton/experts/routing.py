@@ -9,6 +9,8 @@ leaves each as many places as it can need, or at `pairs before e`, if that is le
 pairs before its own, writes its own in their order, and fills its places; none waits for another. The last one fills
 those of experts that are elsewhere too: nothing is in them.
 
+Rows that products take as 8-bit codes are quantized by further programs of the same launch, one a token.
+
 Pairs with adapters that change experts are grouped once more, by adapter and expert: such a group is then what an
 expert is above. Those of other tokens are in no group.
 """
@@ -20,11 +22,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.compute.kernels.reference.quantized_rows import LARGEST, SMALLEST
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
-from quire.compute.kernels.triton.launching.launch import fast_launch
+from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
+from quire.compute.kernels.triton.linear.quantize_rows import GROUPS, quantize_groups
 
-_BLOCKS = ((512, 1), (2048, 4), (4096, 8))
+_BLOCKS = ((512, 1), (2048, 4), (4096, 8), (8192, 16))
 """Pairs that a program looks at together, and by how many warps: the first that has room for all, or the last."""
+_ELEMENTS_PER_WARP = 2048
+"""Of a row that is quantized."""
 
 
 def route(
@@ -38,20 +44,10 @@ def route(
     overlap = can_overlap(logits.device)
     if tokens:
         _route_kernel[(tokens,)](
-            logits,
-            weights,
-            numbers,
-            EXPERTS=experts,
-            BLOCK=1 << (experts - 1).bit_length(),
-            CHOSEN=chosen,
-            SLOTS=1 << (chosen - 1).bit_length(),
-            RENORMALISE=renormalise,
-            FIRST=first,
-            COUNT=experts if count is None else count,
-            OVERLAP=overlap,
-            num_warps=1,
-            launch_pdl=overlap,
-        )
+            logits, weights, numbers, EXPERTS=experts, BLOCK=1 << (experts - 1).bit_length(), CHOSEN=chosen,
+            SLOTS=1 << (chosen - 1).bit_length(), RENORMALISE=renormalise, FIRST=first,
+            COUNT=experts if count is None else count, OVERLAP=overlap, num_warps=1, launch_pdl=overlap,
+        )  # fmt: skip
     return weights, numbers
 
 
@@ -71,6 +67,18 @@ def group_by_expert(numbers: Tensor, experts: int, tile: int) -> tuple[Tensor, T
     return _group(numbers, None, experts, experts, tile)
 
 
+def group_and_quantize(
+    numbers: Tensor, experts: int, tile: int, x: Tensor, dtype: torch.dtype, group: int
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """`group_by_expert` and, in the same launch, `quantize_rows` of x: [tokens, columns], contiguous."""
+    tokens, columns = x.shape
+    group = min(group, columns)
+    codes = torch.empty((tokens, columns), dtype=dtype, device=x.device)
+    scales = torch.empty((tokens, cdiv(columns, group)), dtype=torch.float32, device=x.device)
+    order, tiles = _group(numbers, None, experts, experts, tile, (x, codes, scales, group))
+    return order, tiles, (codes, scales)
+
+
 def group_by_adapter(numbers: Tensor, slots: Tensor, experts: int, adapters: int, tile: int) -> tuple[Tensor, Tensor]:
     """Pairs by adapter and expert, and the tiles they make.
 
@@ -86,15 +94,32 @@ def group_by_adapter(numbers: Tensor, slots: Tensor, experts: int, adapters: int
     return _group(numbers, slots, experts, adapters * experts, tile)
 
 
-def _group(numbers: Tensor, slots: Tensor | None, experts: int, groups: int, tile: int) -> tuple[Tensor, Tensor]:
+def _group(
+    numbers: Tensor,
+    slots: Tensor | None,
+    experts: int,
+    groups: int,
+    tile: int,
+    quantized: tuple[Tensor, Tensor, Tensor, int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`quantized`: rows, their codes and scales, and how many columns share one."""
     pairs = numbers.numel()
     order = torch.empty(pairs, dtype=torch.int32, device=numbers.device)
     tiles = torch.empty((3, min(pairs, pairs // tile + groups)), dtype=torch.int32, device=numbers.device)
     block, warps = next((config for config in _BLOCKS if pairs <= config[0]), _BLOCKS[-1])
+    rows, columns, of_scale, largest = 0, 1, 1, 1.0
+    x = codes = scales = None
+    if quantized is not None:
+        x, codes, scales, of_scale = quantized
+        (rows, columns), largest = x.shape, LARGEST[codes.dtype]
+    of_row, of_scale_up = cdiv(columns, of_scale), next_power_of_2(of_scale)
+    together = min(GROUPS, next_power_of_2(of_row))
+    warps = max(warps, min(8, together * of_scale_up // _ELEMENTS_PER_WARP))
     overlap = can_overlap(numbers.device)
-    _group_kernel[(groups,)](
-        numbers, numbers if slots is None else slots, order, tiles, pairs, tiles.shape[1], experts,
-        CHOSEN=numbers.shape[1], ADAPTED=slots is not None, TILE=tile, BLOCK=block, OVERLAP=overlap,
+    _group_kernel[(groups + rows,)](
+        numbers, slots, order, tiles, x, codes, scales, pairs, tiles.shape[1], experts, groups, largest, SMALLEST,
+        CHOSEN=numbers.shape[1], TILE=tile, BLOCK=block, COLUMNS=columns, SCALED=of_scale,
+        SCALES=of_row, SCALED_UP=of_scale_up, TOGETHER=together, OVERLAP=overlap,
         num_warps=warps, launch_pdl=overlap,
     )  # fmt: skip
     return order, tiles
@@ -103,18 +128,9 @@ def _group(numbers: Tensor, slots: Tensor | None, experts: int, groups: int, til
 @fast_launch
 @triton.jit
 def _route_kernel(
-    logits,
-    weights,
-    numbers,
-    EXPERTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    SLOTS: tl.constexpr,
-    RENORMALISE: tl.constexpr,
-    FIRST: tl.constexpr,
-    COUNT: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    logits, weights, numbers, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr,
+    RENORMALISE: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     release_dependents(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
@@ -145,48 +161,57 @@ def _route_kernel(
 
 
 @fast_launch
-@triton.jit(do_not_specialize=["pairs", "places", "experts"], do_not_specialize_on_alignment=["slots"])
+@triton.jit(do_not_specialize=["pairs", "places", "experts", "groups"], do_not_specialize_on_alignment=["slots"])
 def _group_kernel(
-    numbers,
-    slots,
-    order,
-    tiles,
-    pairs,
-    places,
-    experts,
-    CHOSEN: tl.constexpr,
-    ADAPTED: tl.constexpr,
-    TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    """ADAPTED, a group is one of an adapter and an expert, else an expert."""
+    numbers, slots, order, tiles, x, codes, scales, pairs, places, experts, groups, largest, smallest,
+    CHOSEN: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, SCALED: tl.constexpr,
+    SCALES: tl.constexpr, SCALED_UP: tl.constexpr, TOGETHER: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """With slots, a group is one of an adapter and an expert, else an expert. With x, each of its rows has a program
+    behind those of groups, which looks at scales TOGETHER, each for SCALED of its COLUMNS."""
     release_dependents(OVERLAP)
-    group = tl.program_id(0)
+    program = tl.program_id(0)
     wait_for_inputs(OVERLAP)
+    if x is None or program < groups:
+        _group_pairs(program, numbers, slots, order, tiles, pairs, places, experts, groups, CHOSEN, TILE, BLOCK)
+    else:
+        row = (program - groups).to(tl.int64)
+        for first in tl.static_range(0, SCALES, TOGETHER):
+            quantize_groups(
+                x + row * COLUMNS, codes + row * COLUMNS, scales + row * SCALES, first + tl.arange(0, TOGETHER),
+                largest, smallest, COLUMNS, SCALED, SCALES, SCALED_UP,
+            )  # fmt: skip
+
+
+@triton.jit
+def _group_pairs(
+    group, numbers, slots, order, tiles, pairs, places, experts, groups, CHOSEN: tl.constexpr, TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the pairs of a group, and its tiles."""
     whole = pairs // BLOCK * BLOCK  # as far as no load needs a mask, they are of 16 bytes
     rest = whole + tl.arange(0, BLOCK)
     last_groups = tl.load(numbers + rest, rest < pairs, 0x7FFFFFFF)
-    if ADAPTED:
+    if slots is not None:
         last_groups = _adapted_groups(last_groups, slots, rest, pairs, experts, CHOSEN)
     theirs = (last_groups < group).to(tl.int32)
     for begin in tl.range(0, whole, BLOCK, num_stages=3):
         pair = begin + tl.arange(0, BLOCK)
-        groups = tl.load(numbers + pair)
-        if ADAPTED:
-            groups = _adapted_groups(groups, slots, pair, pairs, experts, CHOSEN)
-        theirs += (groups < group).to(tl.int32)
+        own = tl.load(numbers + pair)
+        if slots is not None:
+            own = _adapted_groups(own, slots, pair, pairs, experts, CHOSEN)
+        theirs += (own < group).to(tl.int32)
     before = tl.sum(theirs, 0)
     end = before
     for begin in tl.range(0, whole, BLOCK, num_stages=3):
         pair = begin + tl.arange(0, BLOCK)
-        groups = tl.load(numbers + pair)
-        if ADAPTED:
-            groups = _adapted_groups(groups, slots, pair, pairs, experts, CHOSEN)
-        end = _write_pairs(order, end, pair, groups == group)
+        own = tl.load(numbers + pair)
+        if slots is not None:
+            own = _adapted_groups(own, slots, pair, pairs, experts, CHOSEN)
+        end = _write_pairs(order, end, pair, own == group)
     end = _write_pairs(order, end, rest, last_groups == group)
     first = tl.minimum(before, before // TILE + group)
-    last = tl.where(group + 1 < tl.num_programs(0), tl.minimum(end, end // TILE + group + 1), places)
+    last = tl.where(group + 1 < groups, tl.minimum(end, end // TILE + group + 1), places)
     for some in range(first, last, 32):
         place = some + tl.arange(0, 32)
         from_pair = tl.minimum(before + (place - first) * TILE, end)

@@ -5,15 +5,14 @@ Written by tuning/h200/tune_experts.py on an NVIDIA H200.
 
 from __future__ import annotations
 
+from quire.compute.kernels.triton.experts.expert_gemms import Table
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from quire.compute.kernels.triton.linear.gemv import GemvConfig
 
-CONFIGS: dict[
-    tuple[int, int, int, int], tuple[tuple[float, tuple[GemvConfig, GemvConfig] | tuple[GemmConfig, GemmConfig]], ...]
-] = {
+CONFIGS: Table = {
     (128, 8, 2048, 768): (
         (2, (GemvConfig(4, 2048, 8), GemvConfig(2, 256, 1))),
-        (8, (GemvConfig(8, 1024, 8), GemvConfig(8, 256, 2))),
+        (8, (GemvConfig(4, 1024, 4), GemvConfig(4, 256, 4))),
         (128, (GemmConfig(16, 64, 128, 1, 4, 3, True), GemmConfig(16, 64, 128, 1, 4, 4, True))),
         (256, (GemmConfig(32, 128, 64, 1, 4, 4, True), GemmConfig(32, 128, 64, 1, 4, 5, True))),
         (512, (GemmConfig(64, 128, 64, 1, 4, 3, True), GemmConfig(64, 128, 64, 1, 4, 4, False))),
@@ -29,7 +28,6 @@ CONFIGS: dict[
         (float("inf"), (GemmConfig(128, 256, 64, 1, 8, 4, False), GemmConfig(128, 256, 64, 1, 8, 4, False))),
     ),
 }
-"""(experts, chosen, hidden, width) → up to how many tokens, and the configs of both products."""
 
 OVERLAP = True
 """Start while the kernel before ends; see dependent_launch."""

@@ -81,7 +81,7 @@ def _coded_kernel(
     x, codes, scales, zeros, factors, table, bias, y, rows, outputs, columns, x_stride,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
     OVERLAP: tl.constexpr,
-    BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_ROWS: tl.constexpr, MIDDLE: tl.constexpr, ZEROS: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, MIDDLE: tl.constexpr, ZEROS: tl.constexpr,
     EXPONENTS: tl.constexpr, FACTORS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     release_dependents(OVERLAP)
@@ -89,6 +89,6 @@ def _coded_kernel(
     wait_for_inputs(OVERLAP)
     sums = coded_loop(
         x, m.to(tl.int64) * x_stride, m < rows, codes, scales, zeros, factors, table, w_rows, columns,
-        BLOCK_M, BLOCK_N, BLOCK_K, BITS, GROUP, SCALE_ROWS, MIDDLE, ZEROS, EXPONENTS, FACTORS, VALUES,
+        BLOCK_M, BLOCK_N, BLOCK_K, BITS, GROUP, MIDDLE, ZEROS, EXPONENTS, FACTORS, VALUES,
     )  # fmt: skip
     _write_tile(sums, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N, GATED, BIASED)

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from quire.compute.kernels.reference.codebook_linear import CodebookWeight
 from quire.compute.kernels.reference.grouped_linear import GroupedWeight
-from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 
-AnyCoded = GroupedWeight | CodebookWeight | ScaledWeight
+AnyCoded = GroupedWeight | CodebookWeight
 
 
 class CodedArguments(NamedTuple):
@@ -38,38 +37,34 @@ class CodedArguments(NamedTuple):
     """
 
     codes: Tensor
-    scales: Tensor
-    zeros: Tensor
-    factors: Tensor
-    table: Tensor
+    scales: Tensor | None
+    zeros: Tensor | None
+    factors: Tensor | None
+    table: Tensor | None
     rows: int
     columns: int
     facts: dict[str, int | bool | str]
+    scale_rows: int = 1
 
 
 def coded_arguments(weight: AnyCoded) -> CodedArguments:
     """Of a weight in the reference's form, whose order of columns x is in already."""
-    if isinstance(weight, ScaledWeight):
-        rows, columns = weight.codes.shape[-2:]
-        facts = _facts(8, weight.block[1], scale_rows=weight.block[0], values="signed")
-        return CodedArguments(weight.codes, weight.scales, *(weight.scales,) * 3, rows, columns, facts)
     rows = weight.packed.shape[-2]
     if isinstance(weight, CodebookWeight):
         exponents = weight.scales.dtype == torch.float8_e8m0fnu
         scales = weight.scales.view(torch.uint8) if exponents else weight.scales
         factors = weight.table if weight.factors is None else weight.factors
-        facts = _facts(4, weight.group, exponents=exponents, factors=weight.factors is not None, values=weight.values)
+        facts = facts_of(4, weight.group, exponents=exponents, factors=weight.factors is not None, values=weight.values)
         return CodedArguments(weight.packed, scales, scales, factors, weight.table, rows, weight.columns, facts)
     zeros = weight.scales if weight.zeros is None else weight.zeros
-    facts = _facts(weight.bits, weight.group, middle=weight.zeros is None, zeros=weight.zeros is not None)
+    facts = facts_of(weight.bits, weight.group, middle=weight.zeros is None, zeros=weight.zeros is not None)
     return CodedArguments(weight.packed, weight.scales, zeros, *(weight.scales,) * 2, rows, weight.columns, facts)
 
 
-def _facts(
+def facts_of(
     bits: int,
     group: int,
     *,
-    scale_rows: int = 1,
     middle: bool = False,
     zeros: bool = False,
     exponents: bool = False,
@@ -79,7 +74,6 @@ def _facts(
     return {
         "BITS": bits,
         "GROUP": group,
-        "SCALE_ROWS": scale_rows,
         "MIDDLE": 1 << (bits - 1) if middle else 0,
         "ZEROS": zeros,
         "EXPONENTS": exponents,
@@ -92,7 +86,7 @@ def _facts(
 def coded_loop(
     x, x_rows, x_mask, codes, scales, zeros, factors, table, rows, columns,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_ROWS: tl.constexpr, MIDDLE: tl.constexpr, ZEROS: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, MIDDLE: tl.constexpr, ZEROS: tl.constexpr,
     EXPONENTS: tl.constexpr, FACTORS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     """[BLOCK_M, BLOCK_N] fp32: rows of x by rows of a weight.
@@ -106,7 +100,7 @@ def coded_loop(
     PART: tl.constexpr = 16 if BITS == 4 or GROUP % 32 != 0 else 32  # of a run, that is multiplied at once
     groups = tl.cdiv(columns, GROUP)
     code_rows = (rows * (columns // 2 if BITS == 4 else columns))[:, None, None]
-    scale_rows = (rows // SCALE_ROWS * groups)[:, None]
+    scale_rows = (rows * groups)[:, None]
     run = tl.arange(0, RUNS)
     place = tl.arange(0, PART)
     flat = tl.arange(0, RUNS * PART)
@@ -153,14 +147,12 @@ def scale_values(stored, EXPONENTS: tl.constexpr):
 
 @triton.jit
 def code_values(codes, table, VALUES: tl.constexpr):
-    """fp32, of codes: numbers with a sign as they are, numbers without one, e2m1, or places in a table.
+    """fp32, of codes: numbers without a sign, e2m1, or places in a table.
 
     Without conversions of integers, which GPUs do at an eighth of the rate of other operations: a number below 2^23 is
     what its bits are in the last places of 2^23, and e2m1's bits are those of an fp16 that is 2^14 times less.
     """
-    if VALUES == "signed":
-        values = codes.to(tl.float32)
-    elif VALUES == "unsigned":
+    if VALUES == "unsigned":
         values = (codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
     elif VALUES == "e2m1":
         bits = codes.to(tl.int32)

@@ -72,7 +72,7 @@ def _gemv_kernel(
     MADE: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     begin = tl.program_id(0) * MADE
     rows = weight_rows(begin, outputs, BLOCK_N, GATED)
-    sums = gemv_loop(tl.zeros((BLOCK_N, BLOCK_K), tl.float32), x, w, rows, 1.0, COLUMNS, BLOCK_K, OVERLAP)
+    sums = gemv_loop(tl.zeros((BLOCK_N, BLOCK_K), tl.float32), x, w, rows, COLUMNS, BLOCK_K, OVERLAP)
     values = tl.sum(sums, 1)
     if BIASED:
         values += tl.load(bias + rows).to(tl.float32)

@@ -33,7 +33,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, group: int) -> tuple[Tensor, Te
     overlap = can_overlap(x.device)
     _quantize_rows[(rows, cdiv(groups, tile))](
         x, codes, scales, x.stride(0), LARGEST[dtype], SMALLEST,
-        COLUMNS=columns, GROUP=group, GROUPS=groups, BLOCK=block, TILE=tile, ROUND=dtype == torch.int8, OVERLAP=overlap,
+        COLUMNS=columns, GROUP=group, GROUPS=groups, BLOCK=block, TILE=tile, OVERLAP=overlap,
         num_warps=min(16, max(1, tile * block // (32 * PER_THREAD))), launch_pdl=overlap,
     )  # fmt: skip
     return codes, scales
@@ -42,34 +42,40 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, group: int) -> tuple[Tensor, Te
 @fast_launch
 @triton.jit
 def _quantize_rows(
-    x,
-    codes,
-    scales,
-    x_stride,
-    largest,
-    smallest,
-    COLUMNS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    ROUND: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x, codes, scales, x_stride, largest, smallest, COLUMNS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     release_dependents(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    wait_for_inputs(OVERLAP)
+    quantize_groups(
+        x + row * x_stride, codes + row * COLUMNS, scales + row * GROUPS, group, largest, smallest,
+        COLUMNS, GROUP, GROUPS, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def quantize_groups(
+    x, codes, scales, group, largest, smallest, COLUMNS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write codes and scales of some groups [TILE] of a row, each of GROUP of its COLUMNS; BLOCK has room for one."""
     within = tl.arange(0, BLOCK)
     column = group[:, None] * GROUP + within[None, :]
     inside = (within < GROUP)[None, :] & (column < COLUMNS)
-    wait_for_inputs(OVERLAP)
-    values = tl.load(x + row * x_stride + column, inside, 0.0).to(tl.float32)
+    values = tl.load(x + column, inside, 0.0).to(tl.float32)
     scale, shrink = row_scales(values, largest, smallest, 1)
-    made = values * shrink[:, None]
-    if ROUND:
-        made = (made + 12582912.0) - 12582912.0  # to the nearest integer, even at halves: 1.5 · 2^23
-    tl.store(codes + row * COLUMNS + column, made.to(codes.dtype.element_ty), inside)
-    tl.store(scales + row * GROUPS + group, scale, group < GROUPS)
+    tl.store(codes + column, to_codes(values * shrink[:, None], codes.dtype.element_ty), inside)
+    tl.store(scales + group, scale, group < GROUPS)
+
+
+@triton.jit
+def to_codes(values, DTYPE: tl.constexpr):
+    """Values in the range of codes, as such."""
+    if tl.int8 == DTYPE:
+        values = (values + 12582912.0) - 12582912.0  # to the nearest integer, even at halves: 1.5 · 2^23
+    return values.to(DTYPE)
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 from quire.compute.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.launch import fast_launch
 from quire.compute.kernels.triton.linear.gemm import GemmConfig, place_of_tile, scratch_of_tiles, tiles_of
-from quire.compute.kernels.triton.linear.inner_loops import fetch_ahead, gated
+from quire.compute.kernels.triton.linear.inner_loops import fetch_ahead, gated, gemm_loop
 
 BLOCK_COLUMNS = 128
 """The number of neighbouring columns that share a scale, in weights whose scales are of blocks."""
@@ -45,60 +45,21 @@ def scaled_gemm(
     tiles = tiles_of(rows, outputs, config, gate)
     sums, arrived = scratch_of_tiles(y, tiles, config.splits, config.block_m * config.block_n)
     _scaled_tile_kernel[(tiles, config.splits)](
-        codes,
-        scales,
-        weight.codes,
-        weight.scales,
-        weight.codes if bias is None else bias,
-        y,
-        sums,
-        arrived,
-        rows,
-        outputs,
-        columns,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        SCALE_ROWS=weight.block[0],
-        GROUPS=weight.scales.shape[1],
-        SPLIT=config.splits > 1,
-        WHOLE=columns % config.block_k == 0,
-        SWAPPED=config.swapped,
-        GATED=gate,
-        BIASED=bias is not None,
-        OVERLAP=overlap,
-        num_warps=config.warps,
-        num_stages=config.stages,
-        launch_pdl=overlap,
-    )
+        codes, scales, weight.codes, weight.scales, weight.codes if bias is None else bias, y, sums, arrived, rows,
+        outputs, columns, BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
+        SCALE_ROWS=weight.block[0], GROUPS=weight.scales.shape[1], SPLIT=config.splits > 1,
+        WHOLE=columns % config.block_k == 0, SWAPPED=config.swapped, GATED=gate, BIASED=bias is not None,
+        OVERLAP=overlap, num_warps=config.warps, num_stages=config.stages, launch_pdl=overlap,
+    )  # fmt: skip
 
 
 @fast_launch
 @triton.jit(do_not_specialize=["rows"])
 def _scaled_tile_kernel(
-    x,
-    x_scales,
-    w,
-    w_scales,
-    bias,
-    y,
-    sums,
-    arrived,
-    rows,
-    outputs,
-    columns,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SCALE_ROWS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    WHOLE: tl.constexpr,
-    SWAPPED: tl.constexpr,
-    GATED: tl.constexpr,
-    BIASED: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x, x_scales, w, w_scales, bias, y, sums, arrived, rows, outputs, columns, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr, SPLIT: tl.constexpr,
+    WHOLE: tl.constexpr, SWAPPED: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     release_dependents(OVERLAP)
     tile = tl.program_id(0)
     split = 0
@@ -112,9 +73,12 @@ def _scaled_tile_kernel(
     if OVERLAP:
         fetch_ahead(w, w_rows * columns, first * BLOCK_K, columns, BLOCK_N, 2 * BLOCK_K)
         wait_for_inputs(OVERLAP)
-    values = _scaled_loop(
-        x, x_scales, m, m < rows, w, w_scales, w_rows, columns, first, last,
-        BLOCK_M, BLOCK_N, BLOCK_K, SCALE_ROWS, GROUPS, WHOLE, SWAPPED,
+    row = m.to(tl.int64)
+    GROUP: tl.constexpr = BLOCK_K if GROUPS > 1 else 0
+    values = gemm_loop(
+        x, row * columns, m < rows, w, w_rows * columns, columns, first, last,
+        BLOCK_M, BLOCK_N, BLOCK_K, WHOLE, SWAPPED,
+        x_scales + row * GROUPS, w_scales + w_rows // SCALE_ROWS * GROUPS, GROUP, GROUP,
     )  # fmt: skip
     if SPLIT:
         SIZE: tl.constexpr = BLOCK_M * BLOCK_N
@@ -139,84 +103,10 @@ def _scaled_tile_kernel(
 
 
 @triton.jit
-def _scaled_loop(
-    x,
-    x_scales,
-    m,
-    x_mask,
-    w,
-    w_scales,
-    w_rows,
-    columns,
-    first,
-    last,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SCALE_ROWS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    WHOLE: tl.constexpr,
-    SWAPPED: tl.constexpr,
-):
-    """[BLOCK_M, BLOCK_N] fp32, with the scales of blocks in it where GROUPS > 1. As gemm_loop."""
-    k = first * BLOCK_K + tl.arange(0, BLOCK_K)
-    m = m.to(tl.int64)
-    x_pointers = x + (m * columns)[:, None] + k[None, :]
-    w_pointers = w + (w_rows * columns)[:, None] + k[None, :]
-    EXACT: tl.constexpr = w.dtype.element_ty == tl.int8
-    KIND: tl.constexpr = tl.int32 if EXACT else tl.float32
-    if SWAPPED:
-        sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32 if GROUPS > 1 else KIND)
-        none = tl.zeros((BLOCK_N, BLOCK_M), KIND)
-    else:
-        sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32 if GROUPS > 1 else KIND)
-        none = tl.zeros((BLOCK_M, BLOCK_N), KIND)
-    for step in range(first, last):
-        if WHOLE:
-            a = tl.load(x_pointers, x_mask[:, None], 0.0)
-            b = tl.load(w_pointers, eviction_policy="evict_first")
-        else:
-            inside = (step * BLOCK_K + tl.arange(0, BLOCK_K) < columns)[None, :]
-            a = tl.load(x_pointers, x_mask[:, None] & inside, 0.0)
-            b = tl.load(w_pointers, inside, 0.0, eviction_policy="evict_first")
-        if GROUPS > 1:
-            x_scale = tl.load(x_scales + m * GROUPS + step, x_mask, 0.0)
-            w_scale = tl.load(w_scales + w_rows // SCALE_ROWS * GROUPS + step)
-            if SWAPPED:
-                part = tl.dot(b, tl.trans(a), none, out_dtype=KIND).to(tl.float32)
-                sums += part * (w_scale[:, None] * x_scale[None, :])
-            else:
-                part = tl.dot(a, tl.trans(b), none, out_dtype=KIND).to(tl.float32)
-                sums += part * (x_scale[:, None] * w_scale[None, :])
-        elif SWAPPED:
-            sums = tl.dot(b, tl.trans(a), sums, max_num_imprecise_acc=BLOCK_K, out_dtype=KIND)
-        else:
-            sums = tl.dot(a, tl.trans(b), sums, max_num_imprecise_acc=BLOCK_K, out_dtype=KIND)
-        x_pointers += BLOCK_K
-        w_pointers += BLOCK_K
-    if SWAPPED:
-        sums = tl.trans(sums)
-    return sums.to(tl.float32)
-
-
-@triton.jit
 def _write_scaled(
-    sums,
-    x_scales,
-    w_scales,
-    bias,
-    y,
-    m,
-    w_rows,
-    begin,
-    rows,
-    outputs,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    GROUPS: tl.constexpr,
-    GATED: tl.constexpr,
-    BIASED: tl.constexpr,
-):
+    sums, x_scales, w_scales, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    GROUPS: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
+):  # fmt: skip
     """What sums [BLOCK_M, BLOCK_N] make of y [rows, outputs]."""
     MADE: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     if GROUPS == 1:

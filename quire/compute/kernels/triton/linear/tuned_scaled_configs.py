@@ -45,6 +45,22 @@ PLAIN: dict[tuple[int, int], tuple[GemvConfig | GemmConfig | None, ...]] = {
         None,
         None,
     ),
+    (5120, 2048): (
+        GemvConfig(4, 512, 2),
+        GemmConfig(16, 64, 256, 1, 4, 4, True),
+        GemmConfig(32, 64, 256, 1, 4, 4, True),
+        GemmConfig(64, 64, 256, 1, 4, 4, True),
+        GemmConfig(64, 64, 128, 1, 4, 6, True),
+        None,
+    ),
+    (2048, 4096): (
+        GemvConfig(2, 1024, 2),
+        GemmConfig(16, 64, 256, 4, 4, 4, True),
+        GemmConfig(32, 64, 128, 4, 4, 8, True),
+        GemmConfig(64, 64, 128, 3, 4, 6, True),
+        GemmConfig(64, 64, 128, 2, 4, 6, True),
+        GemmConfig(128, 64, 128, 2, 4, 5, True),
+    ),
 }
 """(outputs, columns) of the weight → a config for each of UP_TO; None: torch's product, or MANY."""
 
