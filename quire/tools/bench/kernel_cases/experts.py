@@ -10,6 +10,7 @@ import torch
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.expert_adapters import ExpertAdapters, StackedLowRank
 from quire.compute.kernels.reference.grouped_linear import GroupedWeight
+from quire.compute.kernels.reference.quantized_rows import LARGEST
 from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 from quire.tools.bench.kernel_cases import Arguments, KernelCase
 
@@ -148,7 +149,9 @@ def _scaled_experts(tokens: int, mixture: _Mixture) -> KernelCase:
 
 
 def _scaled(experts: int, rows: int, columns: int, device: torch.device) -> ScaledWeight:
-    codes = _normal(device, experts, rows, columns).mul_(16 * columns**0.25).to(torch.float8_e4m3fn)
+    wide = _normal(device, experts, rows, columns).mul_(16 * columns**0.25)
+    most = LARGEST[torch.float8_e4m3fn]
+    codes = wide.clamp_(-most, most).to(torch.float8_e4m3fn)  # of what is larger, some versions of torch make NaN
     scales = torch.rand((experts, rows, 1), device=device).add_(0.5).div_(16 * columns**0.5)
     return ScaledWeight(codes, scales, (1, columns))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from quire.compute.kernels.reference.codebook_linear import pack_codebook
 from quire.compute.kernels.reference.coded_experts import Coded
 from quire.compute.kernels.reference.grouped_linear import pack_grouped
-from quire.compute.kernels.reference.quantized_rows import quantize_rows
+from quire.compute.kernels.reference.quantized_rows import LARGEST, quantize_rows
 from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 
 
@@ -46,7 +46,8 @@ def scaled(rows: int, columns: int, seed: int, device: str, dtype: torch.dtype, 
     down, across = -(-rows // block), -(-columns // block)
     scales = torch.rand(down, across, generator=torch.Generator().manual_seed(seed)) / 1e4 + 1e-4
     wide = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * 100
-    return ScaledWeight(wide.to(dtype).to(device), scales.to(device), (block, block))
+    codes = wide.clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype)  # of what is larger, some versions of torch make NaN
+    return ScaledWeight(codes.to(device), scales.to(device), (block, block))
 
 
 CODED: dict[str, Callable[[int, int, int, str], Coded]] = {
