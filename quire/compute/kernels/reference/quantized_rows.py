@@ -57,7 +57,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, group: int) -> tuple[Tensor, Te
     groups = -(-columns // group)
     padded = torch.nn.functional.pad(x.float(), (0, groups * group - columns)).view(rows, groups, group)
     scales = padded.abs().amax(-1).clamp_(min=SMALLEST) / LARGEST[dtype]
-    codes = (padded / scales.unsqueeze(-1)).view(rows, -1)[:, :columns]
+    codes = (padded / scales.unsqueeze(-1)).view(rows, groups * group)[:, :columns]
     if dtype == torch.int8:
         codes = codes.round()
     return codes.to(dtype), scales

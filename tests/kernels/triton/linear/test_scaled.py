@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 
 import pytest
@@ -76,6 +77,15 @@ def test_rows_become_codes(dtype: torch.dtype, group: int, device: str) -> None:
     error = (codes.float() - expected.float()).abs() * wide
     assert (error.amax(1) <= x.abs().amax(1) * (1 / 127 if dtype == torch.int8 else 1 / 14)).all(), "one code apart"
     assert (error > 0).float().mean() < 0.02
+
+
+@pytest.mark.parametrize("make", [quantize_rows, reference.quantize_rows])
+def test_no_rows_become_no_codes(
+    make: Callable[[Tensor, torch.dtype, int], tuple[Tensor, Tensor]], device: str
+) -> None:
+    codes, scales = make(torch.empty(0, 200, device=device), torch.int8, 16)
+    assert codes.shape == (0, 200)
+    assert scales.shape == (0, 13)
 
 
 def test_a_row_that_is_not_finite_stays_so(device: str) -> None:
