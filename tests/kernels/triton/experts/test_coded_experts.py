@@ -7,11 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
 from quire.compute.kernels.reference import coded_experts as reference
 from quire.compute.kernels.reference.coded_experts import Coded, one_of, stack_weights
-from quire.compute.kernels.reference.quantized_rows import quantize_rows
 from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 from quire.compute.kernels.triton.experts import coded_experts as module
 from quire.compute.kernels.triton.experts.coded_experts import SCALED as TABLE
@@ -23,6 +21,7 @@ from quire.compute.kernels.triton.linear.coded_gemm import CodedConfig, coded_ge
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from quire.compute.kernels.triton.linear.gemv import GemvConfig
 from quire.compute.kernels.triton.linear.quantize_rows import quantize_rows as quantize_rows_alone
+from tests.kernels.triton.experts.expected import close_in_codes, quantized
 from tests.kernels.triton.experts.test_experts import close, exact, mixture
 from tests.kernels.triton.linear.coded_weights import CODED, gate_and_up
 
@@ -45,7 +44,8 @@ def layer(make: Callable[..., Coded], device: str) -> tuple[Coded, Coded]:
 
 
 def dense(stack: Coded) -> torch.Tensor:
-    return torch.stack([one_of(stack, number).dense() for number in range(EXPERTS)]).double()
+    count = len(stack.codes if isinstance(stack, ScaledWeight) else stack.packed)
+    return torch.stack([one_of(stack, number).dense() for number in range(count)]).double()
 
 
 @pytest.mark.parametrize(("tokens", "scheme"), [*((1, scheme) for scheme in EXPANDED), (17, "nf4, groups of 64")])
@@ -61,32 +61,6 @@ def test_products(tokens: int, scheme: str, device: str) -> None:
     close(found, expected)
 
 
-def quantized(
-    x: Tensor, gate_up: ScaledWeight, down: ScaledWeight, numbers: Tensor, weights: Tensor, configs: ExpertConfigs
-) -> Tensor:
-    """In fp64, pair by pair, with activations as codes: those of tokens as the reference has them. Those of the second
-    product have a scale for each tile of the first one, or are quantized between the two."""
-    first, second = configs
-    assert isinstance(first, GemmConfig)
-    of_tile = first.block_n // 2
-    at_once = of_tile % second.block_k == 0
-
-    def seen(rows: Tensor, group: int) -> Tensor:
-        codes, scales = quantize_rows(rows, gate_up.codes.dtype, group)
-        return codes.double() * scales.double().repeat_interleave(group, 1)[:, : rows.shape[1]]
-
-    out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
-    rows = seen(x, gate_up.block[1])
-    for token, own in enumerate(numbers.tolist()):
-        for number, weight in zip(own, weights[token].tolist(), strict=True):
-            if number < len(down.codes):
-                one, two = (one_of(stack, number).dense().double() for stack in (gate_up, down))
-                middle = gate_and_up((rows[token] @ one.T)[None])
-                between = seen(middle.float(), of_tile) if at_once else seen(middle.to(x.dtype), down.block[1])
-                out[token] += weight * (between @ two.T)[0]
-    return out
-
-
 @pytest.mark.parametrize("configs", WAYS)
 @pytest.mark.parametrize(("tokens", "scheme"), [*((1, scheme) for scheme in SCALED), (17, "fp8, channels")])
 def test_products_of_codes_of_8_bits(tokens: int, scheme: str, configs: ExpertConfigs, device: str) -> None:
@@ -99,7 +73,7 @@ def test_products_of_codes_of_8_bits(tokens: int, scheme: str, configs: ExpertCo
     else:
         assert isinstance(gate_up, ScaledWeight)
         assert isinstance(down, ScaledWeight)
-        close(found, quantized(x, gate_up, down, numbers, weights, configs))
+        close_in_codes(found, quantized(x, gate_up, down, numbers, weights, configs))
 
 
 @pytest.mark.parametrize("configs", WAYS)
@@ -128,10 +102,9 @@ def test_sizes_that_fill_no_tile_and_experts_that_are_elsewhere(
         )
         experts_with_configs(x, gate_up, down, own, weights, found, configs, overlap=False, others=2)
     if isinstance(configs[0], GemvConfig):
-        expected = exact(x, dense(gate_up), dense(down), numbers.where(here, 0), weights.where(here, 0))
+        close(found, exact(x, dense(gate_up), dense(down), numbers.where(here, 0), weights.where(here, 0)))
     else:
-        expected = quantized(x, gate_up, down, own, weights, configs)
-    close(found, expected)
+        close_in_codes(found, quantized(x, gate_up, down, own, weights, configs))
     assert not found[0].any()
 
 
@@ -187,27 +160,27 @@ def test_only_blocks_of_scales_change_configs(scheme: str, device: str, monkeypa
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("others", [0, 5])
 @pytest.mark.parametrize("scheme", SCALED)
 @pytest.mark.parametrize("tokens", [1, 30, 70, 200, 600])
-def test_every_choice_of_8_bits_on_a_card(tokens: int, scheme: str) -> None:
-    count, chosen, hidden, width = 16, 4, 512, 256
-    x, _, _, numbers, weights = mixture(tokens, count, chosen, hidden, width, torch.bfloat16, "cuda")
-    make = CODED[scheme]
+def test_every_choice_of_8_bits_on_a_card(tokens: int, scheme: str, others: int) -> None:
+    of_all, chosen, hidden, width = 16, 4, 512, 256
+    x, _, _, numbers, weights = mixture(tokens, of_all, chosen, hidden, width, torch.bfloat16, "cuda")
+    make, count = CODED[scheme], of_all - others
     gate_up = stack_weights(count, lambda number: make(2 * width, hidden, number, "cuda"))
-    down = stack_weights(count, lambda number: make(hidden, width, count + number, "cuda"))
+    down = stack_weights(count, lambda number: make(hidden, width, of_all + number, "cuda"))
     assert isinstance(gate_up, ScaledWeight)
     assert isinstance(down, ScaledWeight)
     block = 128 if "blocks" in scheme else None
-    configs = scaled_configs((count, chosen, hidden, width), tokens, gate_up.codes.dtype, block, MEMORY)
-    found = [torch.full_like(x, float("nan")) for _ in range(3)]
+    configs = scaled_configs((of_all, chosen, hidden, width), tokens, gate_up.codes.dtype, block, MEMORY)
+    own, found = numbers.clamp(max=count), [torch.full_like(x, float("nan")) for _ in range(3)]
     for out in found:
-        coded_experts(x, gate_up, down, numbers, weights, out)
+        coded_experts(x, gate_up, down, own, weights, out, others)
     if isinstance(configs[0], GemvConfig):
-        expected = exact(
-            x, *(torch.stack([one_of(w, n).dense() for n in range(count)]) for w in (gate_up, down)), numbers, weights
-        )
+        here = numbers < count
+        expected = exact(x, dense(gate_up), dense(down), numbers.where(here, 0), weights.where(here, 0))
     else:
-        expected = quantized(x, gate_up, down, numbers, weights, configs)
+        expected = quantized(x, gate_up, down, own, weights, configs)
     error = (found[0].double() - expected).norm() / expected.norm()
     assert error < 0.015, f"{error:.2e}"  # what stays in the tensor cores for long is less exact
     assert all(torch.equal(out, found[0]) for out in found)

@@ -14,14 +14,18 @@ from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference import coded_experts as reference_coded
 from quire.compute.kernels.reference import expert_adapters as reference
 from quire.compute.kernels.reference import experts as reference_experts
-from quire.compute.kernels.reference.coded_experts import stack_weights
+from quire.compute.kernels.reference.coded_experts import Coded, stack_weights
 from quire.compute.kernels.reference.expert_adapters import ExpertAdapters, StackedLowRank
+from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 from quire.compute.kernels.triton.experts import expert_adapters as ours
-from quire.compute.kernels.triton.experts.coded_experts import adapted_coded_experts
+from quire.compute.kernels.triton.experts.coded_experts import adapted_coded_experts, scaled_configs
 from quire.compute.kernels.triton.experts.expert_gemms import ExpertConfigs
 from quire.compute.kernels.triton.experts.experts import adapted_experts, experts_with_configs
 from quire.compute.kernels.triton.experts.routing import group_by_adapter
+from quire.compute.kernels.triton.launching.device_properties import program_memory
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
+from quire.compute.kernels.triton.linear.gemv import GemvConfig
+from tests.kernels.triton.experts.expected import close_in_codes, quantized, update
 from tests.kernels.triton.experts.test_coded_experts import dense
 from tests.kernels.triton.experts.test_experts import ALL, NEAR, WAYS, close, mixture
 from tests.kernels.triton.linear.coded_weights import CODED
@@ -61,14 +65,6 @@ def adapters_of(
     return ExpertAdapters(slots, gate_up, stacked(1, rank, width, hidden, dtype, device, experts))
 
 
-def update(weights: StackedLowRank, slot: int, number: int) -> Tensor:
-    """B A, fp64 [outputs, columns], of an expert and an adapter."""
-    modules, rank = weights.modules, weights.b.shape[3]
-    a = weights.a[slot - 1, number].double().view(modules, rank, -1)
-    b = weights.b[slot - 1, number].double().view(modules, -1, rank)
-    return (b @ a).flatten(0, 1)
-
-
 def exact(
     x: Tensor, gate_up: Tensor, down: Tensor, numbers: Tensor, weights: Tensor, adapters: ExpertAdapters
 ) -> Tensor:
@@ -85,6 +81,32 @@ def exact(
             gate, up = (first @ x[token].double()).chunk(2)
             out[token] += weight * (second @ (F.silu(gate) * up))
     return out
+
+
+def close_to_codes(
+    found: Tensor,
+    x: Tensor,
+    gate_up: Coded,
+    down: Coded,
+    numbers: Tensor,
+    weights: Tensor,
+    adapters: ExpertAdapters,
+    others: int = 0,
+) -> None:
+    """To what the op makes of codes of 8 bits; also alone where there is no adapter, as adapters add more than that."""
+    assert isinstance(gate_up, ScaledWeight)
+    assert isinstance(down, ScaledWeight)
+    sizes = (len(down.codes) + others, numbers.shape[1], *down.codes.shape[1:])
+    block = down.block[1] if down.scales.shape[2] > 1 else None
+    configs = scaled_configs(sizes, len(x), down.codes.dtype, block, program_memory(x.device))
+    if isinstance(configs[0], GemvConfig):
+        close(found, exact(x, dense(gate_up), dense(down), numbers, weights, adapters))
+        return
+    expected = quantized(x, gate_up, down, numbers, weights, configs, adapters)
+    close_in_codes(found, expected)
+    plain = adapters.slots == 0
+    if plain.any():
+        close_in_codes(found[plain], expected[plain])
 
 
 @pytest.fixture
@@ -205,18 +227,26 @@ def test_rows_of_the_base_model_are_the_same_to_the_bit_when_no_row_has_an_adapt
 
 
 @pytest.mark.usefixtures("other_memory")
-@pytest.mark.parametrize("scheme", ["nf4, groups of 64", "fp8, blocks"])
-def test_products_of_codes_with_adapters(scheme: str, device: str) -> None:
-    hidden, width, count, make = 128, 128, 3, CODED[scheme]
-    gate_up = stack_weights(count, lambda number: make(2 * width, hidden, number, device))
-    down = stack_weights(count, lambda number: make(hidden, width, 10 + number, device))
-    x, _, _, numbers, weights = mixture(9, count + 1, 2, hidden, width, torch.bfloat16, device)
+@pytest.mark.parametrize(
+    ("tokens", "scheme", "columns"),
+    [(9, "nf4, groups of 64", 128), (9, "fp8, blocks", 128), (9, "fp8, blocks", 256), (1, "fp8, blocks", 256)],
+)
+def test_products_of_codes_with_adapters(tokens: int, scheme: str, columns: int, device: str) -> None:
+    count, make = 3, CODED[scheme]
+    gate_up = stack_weights(count, lambda number: make(2 * columns, columns, number, device))
+    down = stack_weights(count, lambda number: make(columns, columns, 10 + number, device))
+    x, _, _, numbers, weights = mixture(tokens, count + 1, 2, columns, columns, torch.bfloat16, device)
     weights = weights.where(numbers < count, 0)
-    adapters = adapters_of(9, 16, hidden, width, torch.bfloat16, device, count)
+    adapters = adapters_of(tokens, 16, columns, columns, torch.bfloat16, device, count)
+    if tokens == 1:
+        adapters = adapters._replace(slots=adapters.slots + 1)
     out = torch.empty_like(x)
     adapted_coded_experts(x, gate_up, down, numbers, weights, out, 1, adapters)
     expected = exact(x, dense(gate_up), dense(down), numbers, weights, adapters)
-    close(out, expected)
+    if isinstance(gate_up, ScaledWeight):
+        close_to_codes(out, x, gate_up, down, numbers, weights, adapters, 1)
+    else:
+        close(out, expected)
     reference_coded.adapted_coded_experts(x, gate_up, down, numbers, weights, out, 1, adapters)
     close(out, expected)
 
@@ -257,7 +287,7 @@ def test_every_choice_on_a_card_with_adapters(
 @pytest.mark.parametrize("tokens", [1, 5, 40, 300])
 def test_layers_with_adapters_in_a_graph(tokens: int, coded: bool) -> None:
     """Each reads what the one before wrote; every replay goes to other experts, and its tokens have other adapters."""
-    count, hidden, width, dtype = 3 if coded else 16, 128, 128, torch.bfloat16
+    count, hidden, width, dtype = 16, 256 if coded else 128, 128, torch.bfloat16
     chosen, make = 2, CODED["fp8, blocks"]
     layers: list[tuple[Any, Any]] = [mixture(1, count, chosen, hidden, width, dtype, "cuda")[1:3] for _ in range(4)]
     if coded:
@@ -269,7 +299,7 @@ def test_layers_with_adapters_in_a_graph(tokens: int, coded: bool) -> None:
             for _ in layers
         ]
     op = kernel("adapted_coded_experts" if coded else "adapted_experts", "cuda")
-    updates = [adapters_of(tokens, 16, hidden, width, dtype, "cuda", count) for _ in layers]
+    all_adapters = [adapters_of(tokens, 16, hidden, width, dtype, "cuda", count) for _ in layers]
     routers = [torch.randn(count, hidden, dtype=dtype, device="cuda") / 8 for _ in layers]
     x, weight = torch.empty(tokens, hidden, dtype=dtype, device="cuda"), torch.ones(hidden, dtype=dtype, device="cuda")
     slots = torch.zeros(tokens, dtype=torch.int64, device="cuda")
@@ -277,11 +307,11 @@ def test_layers_with_adapters_in_a_graph(tokens: int, coded: bool) -> None:
 
     def run() -> None:
         y = x
-        for router, (gate_up, down), update in zip(routers, layers, updates, strict=True):
+        for router, (gate_up, down), own in zip(routers, layers, all_adapters, strict=True):
             normed, out = torch.empty_like(y), torch.empty_like(y)
             kernel("rms_norm", "cuda")(y, weight, 1e-6, normed)
             weights, numbers = kernel("route", "cuda")(F.linear(normed, router), chosen, True)
-            adapters = update._replace(slots=slots)
+            adapters = own._replace(slots=slots)
             op(normed, gate_up, down, numbers, weights, out, 0, adapters)
             seen.append((normed, gate_up, down, numbers, weights, adapters, out))
             y = out
@@ -296,5 +326,7 @@ def test_layers_with_adapters_in_a_graph(tokens: int, coded: bool) -> None:
         slots.copy_(torch.randint(0, SLOTS + 1, (tokens,)) * (number > 0))
         graph.replay()
         for normed, gate_up, down, numbers, weights, adapters, out in seen:
-            dense_weights = (dense(gate_up), dense(down)) if coded else (gate_up, down)
-            close(out, exact(normed, *dense_weights, numbers, weights, adapters))
+            if coded:
+                close_to_codes(out, normed, gate_up, down, numbers, weights, adapters)
+            else:
+                close(out, exact(normed, gate_up, down, numbers, weights, adapters))
