@@ -1,13 +1,13 @@
 """Which config of each product is fastest amid a layer, where kernels begin while others end.
 
-    python tuning/h200/tune_layers.py [--model llama-3.1-8b qwen3-0.6b qwen3-30b-a3b] [--rows 8 16 32 64 128]
+    python tuning/h200/tune_layers.py [--model llama-3.1-8b …] [--rows 8 16 32 64 128] [--out DIR]
 
 `tune_linear.py` times a product that follows itself. A layer has a norm, a rotation or attention before each product
 and behind it: these fill what a product leaves of the GPU at its end, and a product of few programs leaves more; with
 more steps under way it reads on while they end. So here a layer's kernels run as in a decode step, layer after layer in
 a graph, each with weights and a cache of its own, and one product after the other takes the config with which the whole
-is fastest. Prints microseconds of a layer by config, and the entries for
-quire/compute/kernels/triton/linear/tuned_linear_configs.py.
+is fastest. Prints microseconds of a layer by config, and puts the fastest into this GPU's table of bf16, which
+`tune_linear.py` has written, or into a copy of it in DIR.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from sweep import compile_all, graph_seconds
@@ -26,7 +27,10 @@ from tune_linear import Weight, candidates, compile_one, compiled, least, source
 from quire.compute.kernels.reference.paged_attention import KV_SPLIT_COLUMNS, new_decode_partials
 from quire.compute.kernels.triton.attention import decode_split_kv, qk_norm_rope
 from quire.compute.kernels.triton.linear import linear as products
-from quire.compute.kernels.triton.linear.linear import LinearConfig
+from quire.compute.kernels.triton.linear.gemm import GemmConfig
+from quire.compute.kernels.triton.linear.gemv import GemvConfig
+from quire.compute.kernels.triton.linear.linear import KERNELS, LinearConfig, dense_configs
+from quire.compute.kernels.triton.linear.tuned_configs import CONFIGS, TunedConfigs, configs_path, write_configs
 from quire.compute.kernels.triton.norm import rms_norm
 
 SHOWN = 4
@@ -77,15 +81,20 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", default=list(MODELS), choices=MODELS)
     parser.add_argument("--rows", nargs="+", type=int, default=[8, 16, 32, 64, 128])
     parser.add_argument("--processes", type=int, default=16)
+    parser.add_argument("--out", type=Path, default=CONFIGS, help="the directory that the table goes to")
     options = parser.parse_args()
     began = time.perf_counter()
     broken = {
         config for config, _ in compile_all(compile_one, to_compile(options.model, options.rows), options.processes)
     }
+    chosen: dict[tuple[Weight, int], LinearConfig] = {}
     for model in options.model:
         for rows in options.rows:
             with torch.inference_mode():
-                tune(model, Layers(MODELS[model], rows), broken)
+                best = tune(model, Layers(MODELS[model], rows), broken)
+            chosen |= {(weight, rows): config for weight, config in best.items()}
+    path = configs_path(options.out, torch.cuda.get_device_name(), "bf16")
+    write_configs(path, with_chosen(dense_configs(), chosen), KERNELS)
     print(f"{time.perf_counter() - began:.0f} s")
 
 
@@ -167,8 +176,8 @@ class Layers:
         return torch.randn(*shape, generator=self._generator, dtype=torch.bfloat16, device="cuda")
 
 
-def tune(model: str, layers: Layers, broken: set[LinearConfig]) -> None:
-    """Print the best configs, one product after the other."""
+def tune(model: str, layers: Layers, broken: set[LinearConfig]) -> dict[Weight, LinearConfig]:
+    """Print the best configs, one product after the other, and return them."""
     chosen: dict[Weight, LinearConfig] = {}
     print(f"\n{model}, {layers.rows} rows: {layers.microseconds({}):.2f} µs a layer by the table", flush=True)
     for name, weight in layers.weights.items():
@@ -179,6 +188,22 @@ def tune(model: str, layers: Layers, broken: set[LinearConfig]) -> None:
         shown = "  ".join(f"{source(config)} {took[config]:.2f}" for config in best[:SHOWN])
         print(f"  {name:8} ({weight.outputs}, {weight.columns}): {shown}  cuBLAS {took[None]:.2f}", flush=True)
     print(f"  all of them {layers.microseconds(chosen):.2f}", flush=True)
+    return chosen
+
+
+def with_chosen(
+    table: TunedConfigs[GemvConfig | GemmConfig], chosen: Mapping[tuple[Weight, int], LinearConfig]
+) -> TunedConfigs[GemvConfig | GemmConfig]:
+    """The table with these configs in the places that it has for them."""
+
+    def replaced(gate: bool) -> dict[tuple[int, int], tuple[LinearConfig, ...]]:
+        rows_of = table.gated if gate else table.plain
+        return {
+            shape: tuple(chosen.get((Weight(*shape, gate), n), c) for n, c in zip(table.up_to, configs, strict=True))
+            for shape, configs in rows_of.items()
+        }
+
+    return TunedConfigs(table.up_to, replaced(False), replaced(True))
 
 
 @contextmanager

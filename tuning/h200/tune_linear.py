@@ -1,12 +1,10 @@
 """Which kernel multiplies few rows fastest, for each shape of weight and number of rows.
 
-    python tuning/h200/tune_linear.py --out DIR [--tolerance 0.015] [--seconds 140]
+    python tuning/h200/tune_linear.py [--out DIR] [--figures FILE] [--tolerance 0.015] [--seconds 140]
 
 Times cuBLAS and every candidate in graphs, over weights that outgrow the GPU's cache together, and checks each result
-against a product in fp64. Prints the best of each shape and number of rows, and writes
-
-    DIR/linear_table.json   all figures
-    DIR/linear_table.py     the table; copy it to quire/compute/kernels/triton/linear/tuned_linear_configs.py
+against a product in fp64. Prints the best of each shape and number of rows, and writes this GPU's table of bf16 to
+quire/compute/kernels/triton/linear/configs/, or to DIR; all figures to FILE.
 
 A table that names few different kernels starts faster, since each is compiled at the first start on a machine. So it
 names as few as keep every product within the tolerance of its best; cuBLAS, which needs no compiling, comes first.
@@ -17,9 +15,10 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +28,10 @@ from torch import Tensor
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from quire.compute.kernels.triton.linear.gemv import GemvConfig
-from quire.compute.kernels.triton.linear.linear import LinearConfig, linear_with_config
+from quire.compute.kernels.triton.linear.linear import KERNELS, LinearConfig, linear_with_config
+from quire.compute.kernels.triton.linear.tuned_configs import CONFIGS, TunedConfigs, configs_path, write_configs
+
+C = TypeVar("C")
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 BYTES_PER_S = 4.25e12
@@ -93,7 +95,8 @@ _BLOCKS = {1: (8, 16), 2: (8, 16), 4: (8, 16), 8: (8, 16), 16: (16,), 32: (32,),
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=CONFIGS, help="the directory that the table goes to")
+    parser.add_argument("--figures", type=Path, help="the file that all figures go to")
     parser.add_argument("--tolerance", type=float, default=0.015, help="how much slower than its best a product may be")
     parser.add_argument("--seconds", type=float, default=140, help="shapes that are not begun by then are left out")
     parser.add_argument("--processes", type=int, default=16)
@@ -111,12 +114,12 @@ def main() -> None:
         for rows, seconds in measure(weight, {config for config, _ in broken}):
             figures[weight, rows] = seconds
             print(line(weight, rows, seconds), flush=True)
-    overlap = print_overlap(figures)
+    print_overlap(figures)
     chosen = choose(figures, options.tolerance)
     print_sums(figures, chosen)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "linear_table.json").write_text(json.dumps(as_json(figures, chosen), indent=1))
-    (options.out / "linear_table.py").write_text(as_module(chosen, overlap))
+    if options.figures is not None:
+        options.figures.write_text(json.dumps(as_json(figures, chosen), indent=1))
+    write_configs(configs_path(options.out, torch.cuda.get_device_name(), "bf16"), table_of(chosen, ROWS), KERNELS)
     print(f"{len({compiled(c, w) for (w, _), c in chosen.items()})} kernels, {time.perf_counter() - began:.0f} s")
 
 
@@ -238,8 +241,8 @@ def error(y: Tensor, expected: Tensor) -> float:
     return float((y.double() - expected).abs().max() / expected.abs().max())
 
 
-def print_overlap(figures: dict[tuple[Weight, int], dict[LinearConfig, float]]) -> bool:
-    """What starting early gains, over Llama-8B's best configs at a few rows; whether it does."""
+def print_overlap(figures: dict[tuple[Weight, int], dict[LinearConfig, float]]) -> None:
+    """What starting early gains, over Llama-8B's best configs at a few rows."""
     early, late = 0.0, 0.0
     for (weight, rows), seconds in figures.items():
         config = min((config for config in seconds if config is not None), key=seconds.__getitem__)
@@ -248,7 +251,6 @@ def print_overlap(figures: dict[tuple[Weight, int], dict[LinearConfig, float]]) 
             early += time_one(x, weights, y, with_cut(config, weight.gate, True), seconds[config])
             late += time_one(x, weights, y, with_cut(config, weight.gate, False), seconds[config])
     print(f"starting while the kernel before ends: {early * 1e6:.0f} µs, after it: {late * 1e6:.0f} µs")
-    return early < late
 
 
 # --- choice ---------------------------------------------------------------------------------------------------------
@@ -331,43 +333,17 @@ def source(config: LinearConfig) -> str:
     return "None" if config is None else f"{type(config).__name__}({', '.join(map(str, astuple(config)))})"
 
 
-def as_module(chosen: dict[tuple[Weight, int], LinearConfig], overlap: bool) -> str:
-    """The table as the source of a module; numbers of rows that cuBLAS serves for all shapes are left off."""
-    sizes = list(ROWS)
-    while sizes and all(config is None for (_, rows), config in chosen.items() if rows == sizes[-1]):
-        sizes.pop()
+def table_of(
+    chosen: Mapping[tuple[Weight, int], C | None], rows: Sequence[int], before: TunedConfigs[C] | None = None
+) -> TunedConfigs[C]:
+    """The configs that were chosen for each weight and each of these numbers of rows, in the table that was before."""
 
-    def table(gate: bool) -> str:
-        lines = []
-        for weight in WEIGHTS:
-            if weight.gate == gate and all((weight, rows) in chosen for rows in sizes):
-                configs = "".join(f"        {source(chosen[weight, rows])},\n" for rows in sizes)
-                lines.append(f"    ({weight.outputs}, {weight.columns}): (\n{configs}    ),\n")
-        return "{\n" + "".join(lines) + "}"
+    def by_shape(gate: bool) -> dict[tuple[int, int], tuple[C | None, ...]]:
+        weights = dict.fromkeys(weight for weight, _ in chosen if weight.gate == gate)
+        return {(w.outputs, w.columns): tuple(chosen[w, count] for count in rows) for w in weights}
 
-    kind = "dict[tuple[int, int], tuple[GemvConfig | GemmConfig | None, ...]]"
-    return f'''"""Which kernel multiplies few rows fastest, by the shape of the weight.
-
-Written by tuning/h200/tune_linear.py on an {torch.cuda.get_device_name()}.
-"""
-
-from __future__ import annotations
-
-from quire.compute.kernels.triton.linear.gemv import GemvConfig
-from quire.compute.kernels.triton.linear.gemm import GemmConfig
-
-UP_TO = {tuple(sizes)}
-"""Rows of x: a config serves this many and fewer. More than the last go to cuBLAS."""
-
-PLAIN: {kind} = {table(False)}
-"""(outputs, columns) of the weight → a config for each of UP_TO; None is cuBLAS."""
-
-GATED: {kind} = {table(True)}
-"""The same where a gate is applied; None is the plain product and a kernel for the gate."""
-
-OVERLAP = {overlap}
-"""Start while the kernel before ends; see dependent_launch."""
-'''
+    plain, gated = ({}, {}) if before is None else (before.plain, before.gated)
+    return TunedConfigs(tuple(rows), {**plain, **by_shape(False)}, {**gated, **by_shape(True)})
 
 
 if __name__ == "__main__":

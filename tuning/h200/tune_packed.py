@@ -1,9 +1,9 @@
 """Which kernel multiplies a packed 4-bit weight fastest, for each shape of Llama-3.1-8B and number of rows.
 
-    python tuning/h200/tune_packed.py [--seconds 100] [--zeros]
+    python tuning/h200/tune_packed.py [--seconds 100] [--zeros] [--out DIR]
 
 As tune_scaled.py; times of the gemm include bringing the columns of x into its order. Prints the best of each shape and
-number of rows, as the lines of quire/compute/kernels/triton/linear/tuned_packed_configs.py.
+number of rows, and writes this GPU's table of int4 to quire/compute/kernels/triton/linear/configs/, or to DIR.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ import time
 from collections.abc import Iterator
 from dataclasses import astuple, replace
 from itertools import product
+from pathlib import Path
 
 import torch
 from sweep import compile_all, copies, graph_seconds
 from torch import Tensor
-from tune_linear import LLAMA_8B, Weight, error, gated
+from tune_linear import LLAMA_8B, Weight, error, gated, table_of
 
+from quire.compute.kernels.triton.linear.grouped import KERNELS, MAX_ROWS, PackedConfig
 from quire.compute.kernels.triton.linear.packed_expand import expand_packed
 from quire.compute.kernels.triton.linear.packed_gemm import PackedGemmConfig, packed_gemm
 from quire.compute.kernels.triton.linear.packed_gemm_many import PackedGemmManyConfig, packed_gemm_many
 from quire.compute.kernels.triton.linear.packed_gemv import PackedGemvConfig, packed_gemv
 from quire.compute.kernels.triton.linear.packed_layout import PackedWeight, pack_int4
 from quire.compute.kernels.triton.linear.permute_columns import permute_columns
-from quire.compute.kernels.triton.linear.tuned_packed_configs import PackedConfig
+from quire.compute.kernels.triton.linear.tuned_configs import CONFIGS, configs_path, write_configs
 
 ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 2048)
 _BLOCKS = {32: (32,), 64: (64,), 128: (64, 128), 256: (128, 256), 512: (128, 256), 2048: (256,)}
@@ -35,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=100, help="shapes that are not begun by then are left out")
     parser.add_argument("--zeros", action="store_true", help="each group has a zero of its own")
+    parser.add_argument("--out", type=Path, default=CONFIGS, help="the directory that the table goes to")
     options = parser.parse_args()
     began = time.perf_counter()
     jobs = list(
@@ -45,14 +48,18 @@ def main() -> None:
         print(f"left out: {job}: {text}")
     print(f"compiled {len(jobs)} kernels in {time.perf_counter() - began:.0f} s", flush=True)
     sums: dict[int, float] = {}
+    chosen: dict[tuple[Weight, int], PackedConfig | None] = {}
     for weight in LLAMA_8B:
         if time.perf_counter() - began > options.seconds:
             print(f"no time left for {weight}")
             continue
-        for rows, best in measure(weight, options.zeros, {job[0] for job in broken}):
+        for rows, config, best in measure(weight, options.zeros, {job[0] for job in broken}):
+            chosen[replace(weight, gate=False), MAX_ROWS if rows == ROWS[-1] else rows] = config  # a table for both
             sums[rows] = sums.get(rows, 0.0) + best
     for rows, seconds in sums.items():
         print(f"32 layers, {rows} rows: {32e3 * seconds:.3f} ms")
+    path = configs_path(options.out, torch.cuda.get_device_name(), "int4_w4a16")
+    write_configs(path, table_of(chosen, (*ROWS[:-1], MAX_ROWS)), KERNELS)
 
 
 def candidates(weight: Weight, rows: int) -> Iterator[PackedConfig]:
@@ -109,8 +116,8 @@ def run(config: PackedConfig, x: Tensor, weight: PackedWeight, y: Tensor) -> Non
         packed_gemm_many(permute_columns(x), weight, y, config, True)
 
 
-def measure(weight: Weight, zeros: bool, broken: set[PackedConfig]) -> Iterator[tuple[int, float]]:
-    """For each number of rows the seconds of the best config; prints the three best."""
+def measure(weight: Weight, zeros: bool, broken: set[PackedConfig]) -> Iterator[tuple[int, PackedConfig, float]]:
+    """For each number of rows the best config and its seconds; prints the three best."""
     count = copies(weight.outputs * weight.columns // 2)
     weights = [make(weight.outputs, weight.columns, weight.gate, zeros) for _ in range(count)]
     exact = expand_packed(weights[0], torch.float32).double()
@@ -134,7 +141,7 @@ def measure(weight: Weight, zeros: bool, broken: set[PackedConfig]) -> Iterator[
             + "; ".join(f"{type(c).__name__}{astuple(c)} {times[c] * 1e6:.2f}" for c in best),
             flush=True,
         )
-        yield rows, times[best[0]]
+        yield rows, best[0], times[best[0]]
 
 
 if __name__ == "__main__":

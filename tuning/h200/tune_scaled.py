@@ -1,11 +1,12 @@
 """Which kernel multiplies 8-bit codes with scales fastest, for each shape of Llama-3.1-8B and number of rows.
 
-    python tuning/h200/tune_scaled.py [--dtype fp8|int8] [--shapes 5120x2048 …] [--seconds 100]
+    python tuning/h200/tune_scaled.py [--dtype fp8|int8] [--shapes 5120x2048 …] [--seconds 100] [--out DIR]
 
 Times every candidate in graphs, over weights that outgrow the GPU's cache together, and checks each result against a
 product in fp64 of what the codes stand for. The kernel that quantizes x is timed too, by itself, and torch's product
-for comparison. Prints the best of each shape and number of rows, as the lines of
-quire/compute/kernels/triton/linear/tuned_scaled_configs.py.
+for comparison. Prints the best of each shape and number of rows, and writes this GPU's table of fp8, or that of single
+rows of int8, to quire/compute/kernels/triton/linear/configs/, or to DIR. Where shapes are given, they are added to the
+table.
 """
 
 from __future__ import annotations
@@ -14,20 +15,23 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, replace
+from pathlib import Path
 
 import torch
 from sweep import compile_all, copies, graph_seconds
 from torch import Tensor
-from tune_linear import LLAMA_8B, Weight, error, gated
+from tune_linear import LLAMA_8B, Weight, error, gated, table_of
 
 from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 from quire.compute.kernels.triton.activation import silu_and_mul
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from quire.compute.kernels.triton.linear.gemv import GemvConfig
 from quire.compute.kernels.triton.linear.int8_gemv import int8_gemv
+from quire.compute.kernels.triton.linear.linear import KERNELS, LinearConfig
 from quire.compute.kernels.triton.linear.quantize_rows import quantize_rows
 from quire.compute.kernels.triton.linear.scaled_gemm import scaled_gemm
 from quire.compute.kernels.triton.linear.scaled_gemv import scaled_gemv
+from quire.compute.kernels.triton.linear.tuned_configs import CONFIGS, configs_path, read_configs, write_configs
 
 ROWS = (1, 16, 32, 64, 128, 256)
 WEIGHTS = (*LLAMA_8B, Weight(28672, 4096))
@@ -69,6 +73,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="fp8")
     parser.add_argument("--shapes", nargs="+", default=[], help="outputs x columns of weights, in place of Llama's")
     parser.add_argument("--seconds", type=float, default=100, help="shapes that are not begun by then are left out")
+    parser.add_argument("--out", type=Path, default=CONFIGS, help="the directory that the table goes to")
     options = parser.parse_args()
     began, dtype = time.perf_counter(), DTYPES[options.dtype]
     shapes = [Weight(*map(int, shape.split("x"))) for shape in options.shapes] or WEIGHTS
@@ -77,15 +82,20 @@ def main() -> None:
         print(f"left out: {job}: {text}")
     print(f"compiled {len(jobs)} kernels in {time.perf_counter() - began:.0f} s", flush=True)
     sums: dict[int, float] = {}
+    chosen: dict[tuple[Weight, int], LinearConfig] = {}
     for weight in shapes:
         if time.perf_counter() - began > options.seconds:
             print(f"no time left for {weight}")
             continue
-        for rows, best in measure(weight, dtype):
+        for rows, config, best in measure(weight, dtype):
+            chosen[weight, rows] = config
             if weight in LLAMA_8B:
                 sums[rows] = sums.get(rows, 0.0) + best
     for rows, seconds in sums.items():
         print(f"32 layers, {rows} rows: {32e3 * seconds:.3f} ms")
+    form, in_table = ("fp8_w8a8", ROWS) if options.dtype == "fp8" else ("int8_w8a8", ROWS[:1])
+    table = table_of(chosen, in_table, read_configs(form, KERNELS) if options.shapes else None)
+    write_configs(configs_path(options.out, torch.cuda.get_device_name(), form), table, KERNELS)
 
 
 def candidates(weight: Weight, rows: int) -> Iterator[GemvConfig | GemmConfig]:
@@ -131,8 +141,11 @@ def run(config: GemvConfig | GemmConfig, x: Tensor, weight: ScaledWeight, y: Ten
         scaled_gemm(codes, weight, None, y, config, gate, True)
 
 
-def measure(weight: Weight, dtype: torch.dtype) -> Iterator[tuple[int, float]]:
-    """For each number of rows the seconds of the best config; prints the three best. Times include quantizing x."""
+def measure(weight: Weight, dtype: torch.dtype) -> Iterator[tuple[int, LinearConfig, float]]:
+    """For each number of rows the best config, None where torch's product is faster, and the config's seconds.
+
+    Prints the three best. Times include quantizing x.
+    """
     weights = [make(weight.outputs, weight.columns, dtype) for _ in range(copies(weight.outputs * weight.columns))]
     exact = weights[0].dense().double()
     for rows in ROWS:
@@ -153,18 +166,16 @@ def measure(weight: Weight, dtype: torch.dtype) -> Iterator[tuple[int, float]]:
             calls = [lambda w=w, c=config, x=x, y=y: run(c, x, w, y, weight.gate) for w in weights]
             times[config] = graph_seconds(calls, 2e-5)
         best = sorted(times, key=times.__getitem__)[:3]
-        library = ""
+        library = float("inf")
         if dtype == torch.float8_e4m3fn and rows > 1:
-            library = (
-                f" library {graph_seconds([torch_product(x, w, y, weight.gate) for w in weights], 2e-5) * 1e6:.2f}"
-            )
+            library = graph_seconds([torch_product(x, w, y, weight.gate) for w in weights], 2e-5)
         print(
             f"{weight.outputs} × {weight.columns}{' gate' if weight.gate else ''} rows {rows}: quantize "
-            f"{quantizing * 1e6:.2f} µs{library}; "
+            f"{quantizing * 1e6:.2f} µs, library {library * 1e6:.2f}; "
             + "; ".join(f"{type(c).__name__}{astuple(c)} {times[c] * 1e6:.2f}" for c in best),
             flush=True,
         )
-        yield rows, times[best[0]]
+        yield rows, None if library < times[best[0]] else best[0], times[best[0]]
 
 
 def torch_product(x: Tensor, w: ScaledWeight, y: Tensor, gate: bool) -> Callable[[], object]:

@@ -8,7 +8,7 @@ import torch
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap
 from quire.compute.kernels.triton.linear.gemm import GemmConfig, gemm
 from quire.compute.kernels.triton.linear.gemm import tiles_of as tiles_of_product
-from quire.compute.kernels.triton.linear.tuned_linear_configs import PLAIN, UP_TO
+from quire.compute.kernels.triton.linear.linear import dense_configs
 from quire.compute.kernels.triton.lora_linear import gemm_and_shrink, room_beside
 from tests.kernels.triton.not_interpreted import printed_by
 from tests.kernels.triton.test_lora import NEAR, random_weights, tiles_of
@@ -63,8 +63,9 @@ def test_a_product_and_a_x_in_one_launch(
 
 def test_a_x_takes_the_room_that_products_of_a_layer_leave() -> None:
     """On the 132 multiprocessors of an H100, for tuned products of up to 64 rows; a head has no adapters."""
-    for (outputs, _), configs in PLAIN.items():
-        for config, rows in zip(configs, UP_TO, strict=True):
+    table = dense_configs()
+    for (outputs, _), configs in table.plain.items():
+        for config, rows in zip(configs, table.up_to, strict=True):
             if isinstance(config, GemmConfig) and rows <= 64 and outputs < 100_000:
                 count = tiles_of_product(rows, outputs, config)
                 programs = room_beside(config, 132, 227 * 1024, count, 2)

@@ -28,7 +28,6 @@ from quire.compute.kernels.triton.linear.gemm import (
 )
 from quire.compute.kernels.triton.linear.inner_loops import fetch_ahead
 from quire.compute.kernels.triton.linear.linear import config_for, linear_behind
-from quire.compute.kernels.triton.linear.tuned_linear_configs import OVERLAP
 from quire.compute.kernels.triton.lora import lora_shrink, scratch_of_splits, store_split_sum
 
 _MOST_ROWS = 64
@@ -52,7 +51,7 @@ def linear_and_shrink(
     if isinstance(config, GemmConfig) and len(x) <= _MOST_ROWS and 0 < len(tiles.rows) <= _MOST_TILES:
         device, count = x.device, tiles_of(len(x), len(packed), config)
         programs = room_beside(config, multiprocessors(device), program_memory(device), count, x.element_size())
-        return gemm_and_shrink(x, packed, bias, weights, tiles, config, programs, OVERLAP and can_overlap(device))
+        return gemm_and_shrink(x, packed, bias, weights, tiles, config, programs, can_overlap(device))
     low = lora_shrink(x, weights, tiles)
     return linear_behind(x, packed, bias), low
 

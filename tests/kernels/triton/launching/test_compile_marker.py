@@ -34,7 +34,10 @@ def test_others_do_not(sources: Path, tmp_path: Path) -> None:
     os.utime(sources / "attention" / "decode.py", (1, 1))
     changed = marker_path(tmp_path, b"settings")
     (sources / "new.py").touch()
-    assert len({first, changed, marker_path(tmp_path, b"settings")}) == 3
+    larger = marker_path(tmp_path, b"settings")
+    (sources / "configs").mkdir()
+    (sources / "configs" / "device_name=A_GPU,dtype=bf16.json").write_text("{}")
+    assert len({first, changed, larger, marker_path(tmp_path, b"settings")}) == 4
 
 
 def test_what_cannot_be_looked_at_is_not_there(sources: Path, tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from quire.compute.kernels.reference import grouped_linear as reference
 from quire.compute.kernels.triton.linear import grouped
+from quire.compute.kernels.triton.linear.grouped import MAX_ROWS, PackedConfig, packed_configs
 from quire.compute.kernels.triton.linear.packed_expand import expand_grouped, expand_packed
 from quire.compute.kernels.triton.linear.packed_gemm import PackedGemmConfig, packed_gemm
 from quire.compute.kernels.triton.linear.packed_gemm_many import PackedGemmManyConfig, packed_gemm_many
 from quire.compute.kernels.triton.linear.packed_gemv import PackedGemvConfig, packed_gemv
 from quire.compute.kernels.triton.linear.packed_layout import PackedWeight, pack_int4, permuted
 from quire.compute.kernels.triton.linear.permute_columns import permute_columns
-from quire.compute.kernels.triton.linear.tuned_packed_configs import TABLE, UP_TO, PackedConfig
 
 NEAR = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Beside the largest value."""
@@ -165,9 +165,11 @@ def test_every_number_of_rows(rows: int, gated: bool, dtype: torch.dtype) -> Non
 
 
 def test_tables_have_a_config_for_every_number_of_rows() -> None:
-    for (outputs, _), configs in TABLE.items():
-        assert len(configs) == len(UP_TO)
-        for most, config in zip(UP_TO, configs, strict=True):
+    table = packed_configs()
+    assert table.up_to[-1] == MAX_ROWS
+    for (outputs, _), configs in table.plain.items():
+        for most, config in zip(table.up_to, configs, strict=True):
+            assert config is not None
             gemv = isinstance(config, PackedGemvConfig)
             assert config.block_m >= most if gemv else config.block_m % 32 == 0
             assert gemv or outputs % (64 * config.warpgroups) == 0

@@ -14,13 +14,15 @@ from quire.compute.kernels.reference.linear import linear as reference
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from quire.compute.kernels.triton.linear.gemv import GemvConfig
 from quire.compute.kernels.triton.linear.linear import (
+    MAX_ROWS,
     LinearConfig,
+    dense_configs,
     linear_silu_and_mul,
     linear_with_config,
     tuned_config,
 )
-from quire.compute.kernels.triton.linear.tuned_linear_configs import GATED, PLAIN, UP_TO
 
+UP_TO, PLAIN, GATED = dense_configs().up_to, dense_configs().plain, dense_configs().gated
 FEW_ROWS = (
     GemvConfig(1, 64, 1),
     GemvConfig(4, 128, 2),
@@ -102,6 +104,7 @@ def test_more_splits_than_steps(device: str) -> None:
 
 
 def test_a_shape_is_served_like_the_nearest_measured_one() -> None:
+    assert UP_TO[-1] == MAX_ROWS
     for table, gate in ((PLAIN, False), (GATED, True)):
         for shape, configs in table.items():
             assert len(configs) == len(UP_TO)

@@ -17,11 +17,11 @@ from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from quire.compute.kernels.triton.linear.gemv import GemvConfig
 from quire.compute.kernels.triton.linear.int8_gemv import int8_gemv, supports_int8_gemv
 from quire.compute.kernels.triton.linear.quantize_rows import quantize_rows
-from quire.compute.kernels.triton.linear.scaled import fitting, scaled_config, scaled_linear
+from quire.compute.kernels.triton.linear.scaled import MANY, fitting, scaled_config, scaled_configs, scaled_linear
 from quire.compute.kernels.triton.linear.scaled_gemm import scaled_gemm
 from quire.compute.kernels.triton.linear.scaled_gemv import scaled_gemv
-from quire.compute.kernels.triton.linear.tuned_scaled_configs import GATED, MANY, PLAIN, UP_TO
 
+UP_TO, PLAIN, GATED = scaled_configs().up_to, scaled_configs().plain, scaled_configs().gated
 DTYPES = (torch.float8_e4m3fn, torch.int8)
 TILES = (GemmConfig(16, 64, 128, 1, 4, 3, True), GemmConfig(16, 32, 128, 2, 4, 2, False))
 NEAR = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}

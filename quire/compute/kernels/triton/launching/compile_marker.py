@@ -1,9 +1,9 @@
 """A marker in Triton's cache: an earlier start with these settings has left all its kernels on disk, so no processes
 need to get ready to compile.
 
-The marker is an empty file whose name stands for the settings, and for the sources of kernels and Triton; it goes with
-the cache. It may be wrong, because the GPU is another one or somebody tidied up: then threads compile,
-that start takes longer, and nothing else happens. Imports no Triton.
+The marker is an empty file whose name stands for the settings, the sources of kernels, the tables of their configs and
+Triton; it goes with the cache. It may be wrong, because the GPU is another one or somebody tidied up: then threads
+compile, that start takes longer, and nothing else happens. Imports no Triton.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ def marker_path(cache: Path, settings: bytes) -> Path:
 
     Args:
         cache: Triton's directory.
-        settings: Whatever decides which kernels there are, the environment too, but for sources and Triton.
+        settings: Whatever decides which kernels there are, the environment too, but for sources, tables and Triton.
     """
     digest = hashlib.sha256(settings)
     triton = util.find_spec("triton")  # whatever its package is called
-    for path in (*sorted(_SOURCES.rglob("*.py")), *([Path(triton.origin)] if triton and triton.origin else ())):
+    files = sorted(path for path in _SOURCES.rglob("*") if path.suffix in (".py", ".json"))
+    for path in (*files, *([Path(triton.origin)] if triton and triton.origin else ())):
         with suppress(OSError):  # an editor's file that is gone again
             status = path.stat()
             digest.update(f"{path} {status.st_mtime_ns} {status.st_size}\n".encode())

@@ -19,15 +19,23 @@ from quire.compute.kernels.triton.launching.dependent_launch import can_overlap
 from quire.compute.kernels.triton.launching.device_properties import is_sm_90
 from quire.compute.kernels.triton.linear.coded_gemm import coded_linear, suits
 from quire.compute.kernels.triton.linear.linear import linear_silu_and_mul
-from quire.compute.kernels.triton.linear.nearest_shape import nearest
 from quire.compute.kernels.triton.linear.packed_expand import expand_grouped, expand_packed
 from quire.compute.kernels.triton.linear.packed_gemm import PackedGemmConfig, packed_gemm
-from quire.compute.kernels.triton.linear.packed_gemm_many import packed_gemm_many
+from quire.compute.kernels.triton.linear.packed_gemm_many import PackedGemmManyConfig, packed_gemm_many
 from quire.compute.kernels.triton.linear.packed_gemv import PackedGemvConfig, packed_gemv
 from quire.compute.kernels.triton.linear.packed_layout import COLUMNS, FIRST_INTEGER, PackedWeight, pack_int4
 from quire.compute.kernels.triton.linear.permute_columns import permute_columns
-from quire.compute.kernels.triton.linear.tuned_packed_configs import TABLE, UP_TO, PackedConfig
+from quire.compute.kernels.triton.linear.tuned_configs import TunedConfigs, read_configs
 
+PackedConfig = PackedGemvConfig | PackedGemmConfig | PackedGemmManyConfig
+KERNELS: dict[str, type[PackedConfig]] = {
+    "gemv": PackedGemvConfig,
+    "gemm": PackedGemmConfig,
+    "gemm_many": PackedGemmManyConfig,
+}
+"""The classes of configs, by the names that the table has for them."""
+MAX_ROWS = 4096
+"""For more rows of x than this the weight is expanded; the table has no more."""
 _ROW_TILE = 128
 """Of the largest tile of a weight: its rows are divided by it."""
 
@@ -90,16 +98,21 @@ def grouped_linear_silu_and_mul(
 
 def _config_for(x: Tensor, weight: PackedWeight) -> PackedConfig | None:
     """None: the weight is expanded."""
-    if not 0 < x.shape[0] <= UP_TO[-1] or x.dtype != weight.scales.dtype:
+    if not 0 < x.shape[0] <= MAX_ROWS or x.dtype != weight.scales.dtype:
         return None
     return packed_config(weight.rows, weight.columns, x.shape[0])
 
 
 @functools.cache
-def packed_config(outputs: int, columns: int, rows: int) -> PackedConfig:
-    """The config for `rows` of x and a weight of this shape: that of the nearest shape, by the ratios of its sides."""
-    size = next(number for number, most in enumerate(UP_TO) if rows <= most)
-    return nearest(TABLE, outputs, columns)[size]
+def packed_config(outputs: int, columns: int, rows: int) -> PackedConfig | None:
+    """The table's config for `rows` of x and a weight of this shape."""
+    return packed_configs().config(outputs, columns, rows, gate=False)
+
+
+@functools.cache
+def packed_configs() -> TunedConfigs[PackedConfig]:
+    """The table for packed weights of 4-bit codes, with a gate or without, read once. None: the weight is expanded."""
+    return read_configs("int4_w4a16", KERNELS)
 
 
 def _multiply(x: Tensor, weight: PackedWeight, y: Tensor, config: PackedConfig) -> None:

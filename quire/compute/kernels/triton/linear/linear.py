@@ -1,8 +1,8 @@
 """Matrix products on a GPU: own kernels for few rows and for large gated products on sm_90, cuBLAS for all else.
 
 With few rows a product is bound by reading its weight; cuBLAS reads at half to nine tenths of the memory's speed there.
-What serves which shape is a table of measured choices, `tuned_linear_configs`; a shape that was not measured is served
-like the measured one nearest to it. With many rows cuBLAS is as fast as products can be, but knows nothing of gates.
+What serves which shape is a table of measured choices (tuned_configs.py); a shape that was not measured is served like
+the measured one nearest to it. With many rows cuBLAS is as fast as products can be, but knows nothing of gates.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from quire.compute.kernels.triton.launching.device_properties import is_sm_90
 from quire.compute.kernels.triton.linear.gated import gated_gemm, supports_gated_gemm
 from quire.compute.kernels.triton.linear.gemm import GemmConfig, gemm
 from quire.compute.kernels.triton.linear.gemv import GemvConfig, gemv
-from quire.compute.kernels.triton.linear.nearest_shape import nearest
-from quire.compute.kernels.triton.linear.tuned_linear_configs import GATED, OVERLAP, PLAIN, UP_TO
+from quire.compute.kernels.triton.linear.tuned_configs import TunedConfigs, read_configs
 
 LinearConfig = GemvConfig | GemmConfig | None
 """Which kernel multiplies, and how its work is divided into programs; None is cuBLAS."""
+KERNELS: dict[str, type[GemvConfig | GemmConfig]] = {"gemv": GemvConfig, "gemm": GemmConfig}
+"""The classes of configs, by the names that tables have for them."""
+MAX_ROWS = 128
+"""More rows of x than this are cuBLAS's; a table has no more."""
 MANY_ROWS = 1024
 """The number of rows from which a gated product of a large weight is one kernel.
 
@@ -58,7 +61,7 @@ def linear_silu_and_mul(x: Tensor, packed: Tensor, bias: Tensor | None, out: Ten
 
     With few rows, and with many, this is a single kernel that applies the gate to sums in fp32.
     """
-    overlap = OVERLAP and can_overlap(x.device)
+    overlap = can_overlap(x.device)
     if (
         bias is None
         and prefers_gated_gemm(x.shape[0], *packed.shape)
@@ -108,7 +111,7 @@ def linear_with_config(
 def config_for(x: Tensor, w: Tensor, gate: bool) -> LinearConfig:
     """Return the config of the kernel that multiplies x [rows, columns] with w [outputs, columns]; None: cuBLAS."""
     rows = x.shape[0]
-    if not 0 < rows <= UP_TO[-1] or x.dtype == torch.float32 or x.stride(1) != 1 or not is_sm_90(x.device):
+    if not 0 < rows <= MAX_ROWS or x.dtype == torch.float32 or x.stride(1) != 1 or not is_sm_90(x.device):
         return None
     return tuned_config(*w.shape, rows, gate)
 
@@ -118,10 +121,13 @@ def tuned_config(outputs: int, columns: int, rows: int, gate: bool) -> LinearCon
     """The config for `rows` of x and a weight of this shape: that of the nearest shape, by the ratios of its sides."""
     if columns % 16:
         return None  # rows of the weight do not begin at 16-byte addresses
-    table = GATED if gate else PLAIN
+    return dense_configs().config(outputs, columns, rows, gate)
 
-    size = next(number for number, most in enumerate(UP_TO) if rows <= most)
-    return nearest(table, outputs, columns)[size]
+
+@functools.cache
+def dense_configs() -> TunedConfigs[GemvConfig | GemmConfig]:
+    """The table for dense weights, read once. None in it is cuBLAS, and a kernel for the gate behind it."""
+    return read_configs("bf16", KERNELS)
 
 
 def _linear(x: Tensor, packed: Tensor, bias: Tensor | None, *, waits_late: bool) -> Tensor:
@@ -129,6 +135,6 @@ def _linear(x: Tensor, packed: Tensor, bias: Tensor | None, *, waits_late: bool)
     if config is None:
         return F.linear(x, packed, bias)
     y = x.new_empty((x.shape[0], packed.shape[0]))
-    overlap = OVERLAP and can_overlap(x.device)
+    overlap = can_overlap(x.device)
     linear_with_config(x, packed, bias, y, config, gate=False, overlap=overlap, waits_late=waits_late)
     return y

@@ -18,14 +18,16 @@ from quire.compute.kernels.triton.linear.gated import scaled_gated_gemm, support
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from quire.compute.kernels.triton.linear.gemv import GemvConfig
 from quire.compute.kernels.triton.linear.int8_gemv import int8_gemv, supports_int8_gemv
-from quire.compute.kernels.triton.linear.nearest_shape import nearest
+from quire.compute.kernels.triton.linear.linear import KERNELS
 from quire.compute.kernels.triton.linear.quantize_rows import quantize_rows
 from quire.compute.kernels.triton.linear.scaled_gemm import BLOCK_COLUMNS, scaled_gemm
 from quire.compute.kernels.triton.linear.scaled_gemv import scaled_gemv
-from quire.compute.kernels.triton.linear.tuned_scaled_configs import GATED, INT8_GATED_ROW, INT8_ROW, MANY, PLAIN, UP_TO
+from quire.compute.kernels.triton.linear.tuned_configs import TunedConfigs, read_configs
 
 _BLOCKED_STAGES = 6
 """Stages of a GEMM whose scales are of blocks: its steps have half as many columns."""
+MANY = GemmConfig(128, 128, 128, 1, 8, 5, True)
+"""The config for products of many rows that torch's product does not take."""
 FEWEST_TILES = 100
 """The fewest tiles of a gated product that keep most of a GPU at work.
 
@@ -59,7 +61,7 @@ def _config_for(x: Rows, weight: ScaledWeight, gate: bool) -> GemvConfig | GemmC
     rows = x.shape[0]
     if weight.codes.dtype == torch.int8:
         if rows == 1 and supports_int8_gemv(weight):
-            return INT8_GATED_ROW if gate else nearest(INT8_ROW, *weight.codes.shape)
+            return int8_row_config(*weight.codes.shape, gate)
         rows = max(rows, 2)  # the tensor cores take integers as they are; for scaled_gemv they would become fp32
     config = scaled_config(*weight.codes.shape, rows, gate)
     if config is None:
@@ -75,11 +77,23 @@ def _config_for(x: Rows, weight: ScaledWeight, gate: bool) -> GemvConfig | GemmC
 
 @functools.cache
 def scaled_config(outputs: int, columns: int, rows: int, gate: bool) -> GemvConfig | GemmConfig | None:
-    """The config for `rows` of x and a weight of this shape: that of the nearest shape, by the ratios of its sides."""
-    if rows > UP_TO[-1]:
-        return None
-    size = next(number for number, most in enumerate(UP_TO) if rows <= most)
-    return nearest(GATED if gate else PLAIN, outputs, columns)[size]
+    """The table's config for `rows` of x and a weight of this shape."""
+    return scaled_configs().config(outputs, columns, rows, gate)
+
+
+@functools.cache
+def int8_row_config(outputs: int, columns: int, gate: bool) -> GemvConfig | GemmConfig | None:
+    """The config for one row of int8 codes, which int8_gemv multiplies."""
+    return read_configs("int8_w8a8", KERNELS).config(outputs, columns, 1, gate)
+
+
+@functools.cache
+def scaled_configs() -> TunedConfigs[GemvConfig | GemmConfig]:
+    """The table for fp8, which int8 has as well for two rows and more, read once.
+
+    None in it is torch's product, `scaled_gated_gemm`, or MANY.
+    """
+    return read_configs("fp8_w8a8", KERNELS)
 
 
 @functools.cache
