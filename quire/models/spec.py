@@ -14,9 +14,10 @@ from quire.models.config_file import ConfigFile
 from quire.models.families import FAMILIES, TEXT_MODELS, WRAPPERS, Family
 from quire.models.head_spec import HeadSpec, read_head
 from quire.models.kv_cache_groups import KVCacheGroup, kv_groups, read_window, read_windowed_layers
-from quire.models.quantization.description import Quantization, read_quantization
+from quire.models.quantization.description import Quantization
 from quire.models.quantization.formats import GgufFormat
 from quire.models.quantization.held_bytes import HeldWeights, expected_weights, held_in
+from quire.models.quantization.parsers import read_quantization
 from quire.models.registry import ARCHITECTURES, HEADS
 from quire.models.rope_spec import RopeSpec, read_local_rope, read_rope
 from quire.models.weights.tied_head import has_own_head

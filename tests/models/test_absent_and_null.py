@@ -12,7 +12,7 @@ import pytest
 from quire.errors import CheckpointError
 from quire.models.families import FAMILIES
 from quire.models.lora.settings import read_settings
-from quire.models.quantization.description import read_quantization
+from quire.models.quantization.parsers import read_quantization
 from quire.models.spec import read_spec
 from quire.text.generation_config import eos_ids
 from tests.checkpoints import TINY

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from quire.errors import CheckpointError
-from quire.models.quantization.coded_experts import CodedScheme, StackedExperts
-from quire.models.quantization.expert_loop import ExpertLoop
+from quire.models.quantization.coded_experts import CodedLinearWeight, ExpertLoop, MakeWeight, StackedExperts
 from quire.models.quantization.formats import CodebookFormat, Format, Fp8Format, GroupFormat, Int8Format
 from quire.models.quantization.registry import scheme_of
 from quire.models.quantization.scheme import ExpertNames, ExpertsShape
@@ -29,8 +28,8 @@ ROUNDED: tuple[Format, ...] = (Int8Format(), Fp8Format("block"), Fp8Format("tens
 """One by one, activations are rounded as well."""
 
 
-def scheme(form: Format) -> CodedScheme:
-    return scheme_of(form)  # type: ignore[return-value]
+def scheme(form: Format) -> MakeWeight[CodedLinearWeight]:
+    return scheme_of(form).linear  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("form", EXACT + ROUNDED, ids=str)

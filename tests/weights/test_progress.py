@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from quire.models.weights.checkpoint import WeightSpec
+from quire.models.weights.checkpoint import ObservedReads, WeightSpec
 from quire.models.weights.dummy import DummyCheckpoint
-from quire.models.weights.progress import CountedReads, ReadingProgress
+from quire.models.weights.progress import ReadingProgress
 
 
 class Ticks:
@@ -46,7 +46,7 @@ def test_reads_count_by_the_bytes_that_weights_take_where_they_live() -> None:
     counts: list[int] = []
     progress = ReadingProgress(0, Ticks(0.0), visible=False)
     progress.advance = counts.append  # type: ignore[method-assign]
-    checkpoint = CountedReads(DummyCheckpoint([WeightSpec("a", (7, 4))], 0), progress)
+    checkpoint = ObservedReads(DummyCheckpoint([WeightSpec("a", (7, 4))], 0), progress.count)
     checkpoint.read("a", torch.empty(7, 4))
     checkpoint.read("a", out := torch.full((3, 4), 7.0, dtype=torch.bfloat16), (2, 0))
     assert counts == [7 * 4 * 4, 3 * 4 * 2]

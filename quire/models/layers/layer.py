@@ -11,8 +11,8 @@ from typing import Protocol
 
 import torch
 
-from quire.models.weights.checkpoint import Checkpoint, WeightSpec
-from quire.models.weights.progress import CountedReads, ReadingProgress
+from quire.models.weights.checkpoint import Checkpoint, ObservedReads, WeightSpec
+from quire.models.weights.progress import ReadingProgress
 
 
 class Layer(Protocol):
@@ -41,7 +41,7 @@ def load_all_weights(layers: Sequence[Layer], checkpoint: Checkpoint, threads: i
         threads: How many layers load at a time.
         progress: Advances by the bytes that weights take where they live.
     """
-    counted = CountedReads(checkpoint, progress)
+    counted = ObservedReads(checkpoint, progress.count)
 
     def load(layer: Layer) -> None:
         with torch.inference_mode():

@@ -18,25 +18,11 @@ from quire.compute.kernels.reference.grouped_linear import RUN
 from quire.compute.kernels.reference.quantized_rows import Rows
 from quire.errors import CheckpointError
 from quire.models.quantization.codebook_layouts import CODEBOOK_LAYOUTS, CodebookLayout, CodedModule
-from quire.models.quantization.coded_experts import experts_of
 from quire.models.quantization.dense import dense_specs, read_dense
 from quire.models.quantization.formats import CodebookFormat
-from quire.models.quantization.scheme import ExpertsShape, ExpertWeights, LinearShape, RowForm
+from quire.models.quantization.scheme import LinearShape, RowForm
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
-
-
-class Codebook:
-    """The scheme of CodebookFormat."""
-
-    def __init__(self, form: CodebookFormat) -> None:
-        self._form = form
-
-    def linear(self, shape: LinearShape, options: TensorOptions) -> CodebookLinearWeight:
-        return CodebookLinearWeight(self._form, shape, options)
-
-    def experts(self, shape: ExpertsShape, options: TensorOptions) -> ExpertWeights:
-        return experts_of(self, shape, options)
 
 
 class CodebookLinearWeight:

@@ -1,13 +1,15 @@
-"""Experts of any scheme: on a processor one after the other, on a GPU stacked for a product that expands codes itself.
+"""The scheme of codes, and experts of any scheme: on a processor one after the other, each three linear weights; on a
+GPU stacked for a product that expands codes itself.
 
-The stack takes as much memory as the codes and scales of all experts.
+How many tokens an expert has is known only to the device, so one after the other serves processors alone. The stack
+takes as much memory as the codes and scales of all experts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,12 +17,16 @@ from torch import Tensor
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.coded_experts import Coded, stack_weights
 from quire.compute.kernels.reference.expert_adapters import ExpertAdapters
+from quire.compute.kernels.reference.experts import experts
 from quire.compute.kernels.reference.grouped_linear import GroupedWeight
 from quire.errors import CheckpointError
-from quire.models.quantization.expert_loop import ExpertLoop
 from quire.models.quantization.scheme import ExpertsShape, ExpertWeights, LinearShape, LinearWeight
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
+
+W = TypeVar("W", bound=LinearWeight)
+MakeWeight = Callable[[LinearShape, TensorOptions], W]
+"""Makes the weight of a matrix product, not loaded yet."""
 
 
 class CodedLinearWeight(LinearWeight, Protocol):
@@ -31,18 +37,53 @@ class CodedLinearWeight(LinearWeight, Protocol):
         ...
 
 
-class CodedScheme(Protocol):
-    """A WeightScheme whose linear weights are codes."""
+class CodedScheme:
+    """The WeightScheme of a format whose weights are codes.
+
+    Args:
+        weight: The class of its linear weights.
+        form: The format.
+    """
+
+    def __init__(self, weight: Callable[[Any, LinearShape, TensorOptions], CodedLinearWeight], form: object) -> None:
+        self._weight = weight
+        self._form = form
 
     def linear(self, shape: LinearShape, options: TensorOptions) -> CodedLinearWeight:
-        """Make the weight of a matrix product; it is not loaded yet."""
-        ...
+        return self._weight(self._form, shape, options)
+
+    def experts(self, shape: ExpertsShape, options: TensorOptions) -> ExpertWeights:
+        kind = ExpertLoop if options.device.type == "cpu" else StackedExperts
+        return kind(self.linear, shape, options)
 
 
-def experts_of(scheme: CodedScheme, shape: ExpertsShape, options: TensorOptions) -> ExpertWeights:
-    """Make the weights of experts in this scheme; they are not loaded yet."""
-    loops = options.device.type == "cpu"
-    return ExpertLoop(scheme, shape, options) if loops else StackedExperts(scheme, shape, options)
+class ExpertLoop:
+    """ExpertWeights that compute one expert after the other, each by its linear weights."""
+
+    def __init__(self, linear: MakeWeight[LinearWeight], shape: ExpertsShape, options: TensorOptions) -> None:
+        self._gate_up, self._down = _weights_of(linear, shape, options)
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        return _specs_of(self._gate_up, self._down)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        for weight in (*self._gate_up, *self._down):
+            weight.load(checkpoint)
+
+    def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        experts(x, self._gate_up, self._down, numbers, weights, out, linear=_multiply)
+        return out
+
+    def gate_up(self, number: int, x: Tensor) -> Tensor:
+        return self._gate_up[number].multiply(x, None)
+
+    def down(self, number: int, x: Tensor) -> Tensor:
+        return self._down[number].multiply(x, None)
+
+
+def _multiply(x: Tensor, weight: LinearWeight, bias: None) -> Tensor:
+    return weight.multiply(x, bias)
 
 
 class StackedCodes:
@@ -78,21 +119,12 @@ class StackedCodes:
 class StackedExperts(StackedCodes):
     """ExpertWeights of any coded scheme, stacked into one product for a GPU."""
 
-    def __init__(self, scheme: CodedScheme, shape: ExpertsShape, options: TensorOptions) -> None:
+    def __init__(self, linear: MakeWeight[CodedLinearWeight], shape: ExpertsShape, options: TensorOptions) -> None:
         super().__init__(shape, options)
-        names = shape.names
-        self._gate_up = [
-            self._weight(scheme, options, number, (names.gate, names.up), shape.width, shape.hidden)
-            for number in shape.numbers
-        ]
-        self._down = [
-            self._weight(scheme, options, number, (names.down,), shape.hidden, shape.width) for number in shape.numbers
-        ]
+        self._gate_up, self._down = _weights_of(linear, shape, options)
 
     def weight_specs(self) -> Iterator[WeightSpec]:
-        for gate_up, down in zip(self._gate_up, self._down, strict=True):
-            yield from gate_up.weight_specs()
-            yield from down.weight_specs()
+        return _specs_of(self._gate_up, self._down)
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Read all experts and stack them. Called once, in any thread.
@@ -115,14 +147,20 @@ class StackedExperts(StackedCodes):
 
         return stack_weights(len(weights), weight_of)
 
-    def _weight(
-        self,
-        scheme: CodedScheme,
-        options: TensorOptions,
-        number: int,
-        projections: tuple[str, ...],
-        rows: int,
-        columns: int,
-    ) -> CodedLinearWeight:
-        modules = tuple(f"{self._shape.name}.{number}.{projection}" for projection in projections)
-        return scheme.linear(LinearShape(modules, (rows,) * len(modules), columns), options)
+
+def _weights_of(linear: MakeWeight[W], shape: ExpertsShape, options: TensorOptions) -> tuple[list[W], list[W]]:
+    """Make the weights of all experts' gates and ups, and of their downs."""
+
+    def weight(expert: int, projections: tuple[str, ...], rows: int, columns: int) -> W:
+        modules = tuple(f"{shape.name}.{expert}.{projection}" for projection in projections)
+        return linear(LinearShape(modules, (rows,) * len(modules), columns), options)
+
+    names = shape.names
+    gate_up = [weight(number, (names.gate, names.up), shape.width, shape.hidden) for number in shape.numbers]
+    return gate_up, [weight(number, (names.down,), shape.hidden, shape.width) for number in shape.numbers]
+
+
+def _specs_of(gate_up: Sequence[LinearWeight], down: Sequence[LinearWeight]) -> Iterator[WeightSpec]:
+    for weights in zip(gate_up, down, strict=True):
+        for weight in weights:
+            yield from weight.weight_specs()

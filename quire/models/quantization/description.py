@@ -1,34 +1,16 @@
-"""What quantizes which module: a checkpoint's `quantization_config`, and --quantization, read into plain data.
-
-Whatever is not served is refused here by name, before any weight is read. Imports no torch.
-"""
+"""What quantizes which module, as plain data. Imports no torch."""
 
 from __future__ import annotations
 
-import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import CheckpointError, ConfigError
-from quire.models.quantization.formats import CodebookFormat, Format, Fp8Format
+from quire.errors import CheckpointError
+from quire.models.quantization.formats import Format
 from quire.models.weights.text_names import text_name
 
-PARSERS: dict[str, str] = {
-    "fp8": "quire.models.quantization.parsers:fp8",
-    "compressed-tensors": "quire.models.quantization.parsers:compressed_tensors",
-    "gptq": "quire.models.quantization.parsers:gptq",
-    "awq": "quire.models.quantization.parsers:awq",
-    "bitsandbytes": "quire.models.quantization.codebook_parsers:bitsandbytes",
-    "mxfp4": "quire.models.quantization.codebook_parsers:mxfp4",
-    "quark": "quire.models.quantization.codebook_parsers:quark",
-    "gguf": "quire.models.quantization.parsers:gguf",
-    "modelopt": "quire.models.quantization.parsers:modelopt",
-}
-"""By `quant_method`: what reads the rest of a `quantization_config`."""
-_ALIASES = {"compressed_tensors": "compressed-tensors", "awq_marlin": "awq", "gptq_marlin": "gptq"}
-"""Names that vLLM's users give to kernels, not formats."""
 _ADVICE = "use the model's bf16 checkpoint, with --quantization fp8 for half of the memory"
 
 
@@ -81,74 +63,6 @@ class Quantization:
                 param="quantization_config",
             )
         return formats.pop()
-
-
-AT_LOAD: dict[str, Quantization] = {
-    "fp8": Quantization("fp8", (Rule(("Linear",), Fp8Format(at_load=True)),), ignored=("gate",)),
-    "bitsandbytes": Quantization(
-        "bitsandbytes", (Rule(("Linear",), CodebookFormat("dense", "nf4", 64)),), ignored=("gate",)
-    ),
-}
-"""What --quantization makes of dense weights; routers of experts stay as they are."""
-
-
-def read_quantization(described: object, asked: str | None) -> Quantization | None:
-    """What quantizes a model's weights.
-
-    Args:
-        described: The checkpoint's `quantization_config`, if it has one.
-        asked: --quantization.
-
-    Raises:
-        CheckpointError: The checkpoint is quantized in a way that is not served.
-        ConfigError: --quantization contradicts the checkpoint, or is not known.
-    """
-    asked = _ALIASES.get(asked, asked) if asked else None
-    if asked is not None and asked not in {*PARSERS, *AT_LOAD}:
-        raise ConfigError(
-            f"--quantization {asked} is not supported: served are {', '.join(sorted({*PARSERS, *AT_LOAD}))}. Leave it "
-            "out for a checkpoint that says itself how it is quantized.",
-            param="quantization",
-        )
-    if not described:
-        if asked is None or asked in AT_LOAD:
-            return AT_LOAD[asked] if asked else None
-        raise ConfigError(
-            f"--quantization {asked}: the checkpoint's config.json has no quantization_config, so its weights are not "
-            f"quantized: leave it out, or give {' or '.join(AT_LOAD)}, which quantize at the start.",
-            param="quantization",
-        )
-    found = _parse(described)
-    if asked is not None and asked != found.method:
-        raise ConfigError(
-            f"--quantization {asked}: the checkpoint is quantized by {found.method}: leave the flag out.",
-            param="quantization",
-        )
-    return found
-
-
-def _parse(described: object) -> Quantization:
-    if not isinstance(described, Mapping):
-        raise refused(f"is {described!r}, it must be an object")
-    method = str(described.get("quant_method", "unknown")).lower()
-    method = _ALIASES.get(method, method)
-    if method not in PARSERS:
-        raise refused(f"has quant_method '{method}', which is not supported: served are {', '.join(PARSERS)}")
-    module, name = PARSERS[method].split(":")
-    parse: Callable[[Mapping[str, Any]], Quantization] = getattr(importlib.import_module(module), name)
-    try:
-        return parse(_without_nulls(described))
-    except (TypeError, ValueError, AttributeError, KeyError, re.error) as error:
-        raise refused(f"cannot be read as {method} writes it ({error!r})") from None
-
-
-def _without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without keys whose value is null, at any depth: they are as if they were absent."""
-    return {
-        key: _without_nulls(value) if isinstance(value, Mapping) else value
-        for key, value in config.items()
-        if value is not None
-    }
 
 
 def listed(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:

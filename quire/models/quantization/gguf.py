@@ -17,8 +17,8 @@ from quire.compute.gguf.tensor_types import QUANTIZED
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.gguf_blocks import BlockWeight
 from quire.compute.kernels.reference.quantized_rows import Rows
+from quire.models.quantization.coded_experts import ExpertLoop
 from quire.models.quantization.dense import DenseEmbedding, DenseWeight, dense_specs
-from quire.models.quantization.expert_loop import ExpertLoop
 from quire.models.quantization.formats import GgufFormat
 from quire.models.quantization.gguf_coded import CodedPart, GgufExperts, types_of
 from quire.models.quantization.scheme import (
@@ -51,7 +51,7 @@ class Gguf:
 
     def experts(self, shape: ExpertsShape, options: TensorOptions) -> ExpertWeights:
         return (
-            ExpertLoop(self, shape, options)
+            ExpertLoop(self.linear, shape, options)
             if options.device.type == "cpu"
             else GgufExperts(self._form, shape, options)
         )

@@ -15,25 +15,11 @@ from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.grouped_linear import GroupedWeight, pack_grouped
 from quire.compute.kernels.reference.quantized_rows import Rows
 from quire.errors import CheckpointError
-from quire.models.quantization.coded_experts import experts_of
 from quire.models.quantization.formats import GroupFormat
 from quire.models.quantization.grouped_layouts import LAYOUTS, WORD, Codes, Layout
-from quire.models.quantization.scheme import ExpertsShape, ExpertWeights, LinearShape, RowForm
+from quire.models.quantization.scheme import LinearShape, RowForm
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
-
-
-class Grouped:
-    """The scheme of GroupFormat."""
-
-    def __init__(self, form: GroupFormat) -> None:
-        self._form = form
-
-    def linear(self, shape: LinearShape, options: TensorOptions) -> GroupedLinearWeight:
-        return GroupedLinearWeight(self._form, shape, options)
-
-    def experts(self, shape: ExpertsShape, options: TensorOptions) -> ExpertWeights:
-        return experts_of(self, shape, options)
 
 
 class GroupedLinearWeight:

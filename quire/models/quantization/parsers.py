@@ -1,16 +1,86 @@
-"""How each tool writes `quantization_config`. Imports no torch."""
+"""What quantizes a model's weights: `quantization_config`, as each tool writes it, and --quantization.
+
+Whatever is not served is refused here by name, before any weight is read. Imports no torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from quire.models.quantization.codebook_parsers import compressed_floats
+from quire.errors import ConfigError
 from quire.models.quantization.description import Quantization, Rule, glob, listed, refused
 from quire.models.quantization.formats import CodebookFormat, Format, Fp8Format, GgufFormat, GroupFormat, Int8Format
 
 _ALL = ("Linear",)
 _GROUPED_BITS = (4, 8)
+_BITSANDBYTES_GROUP = 64
+"""bitsandbytes' on all devices of today; a file with another one has absmax of another shape, which is refused."""
+_ALIASES = {"compressed_tensors": "compressed-tensors", "awq_marlin": "awq", "gptq_marlin": "gptq"}
+"""Names that vLLM's users give to kernels, not formats."""
+AT_LOAD: dict[str, Quantization] = {
+    "fp8": Quantization("fp8", (Rule(_ALL, Fp8Format(at_load=True)),), ignored=("gate",)),
+    "bitsandbytes": Quantization("bitsandbytes", (Rule(_ALL, CodebookFormat("dense", "nf4", 64)),), ignored=("gate",)),
+}
+"""What --quantization makes of dense weights; routers of experts stay as they are."""
+
+
+def read_quantization(described: object, asked: str | None) -> Quantization | None:
+    """What quantizes a model's weights.
+
+    Args:
+        described: The checkpoint's `quantization_config`, if it has one.
+        asked: --quantization.
+
+    Raises:
+        CheckpointError: The checkpoint is quantized in a way that is not served.
+        ConfigError: --quantization contradicts the checkpoint, or is not known.
+    """
+    asked = _ALIASES.get(asked, asked) if asked else None
+    if asked is not None and asked not in {*PARSERS, *AT_LOAD}:
+        raise ConfigError(
+            f"--quantization {asked} is not supported: served are {', '.join(sorted({*PARSERS, *AT_LOAD}))}. Leave it "
+            "out for a checkpoint that says itself how it is quantized.",
+            param="quantization",
+        )
+    if not described:
+        if asked is None or asked in AT_LOAD:
+            return AT_LOAD[asked] if asked else None
+        raise ConfigError(
+            f"--quantization {asked}: the checkpoint's config.json has no quantization_config, so its weights are not "
+            f"quantized: leave it out, or give {' or '.join(AT_LOAD)}, which quantize at the start.",
+            param="quantization",
+        )
+    found = _parse(described)
+    if asked is not None and asked != found.method:
+        raise ConfigError(
+            f"--quantization {asked}: the checkpoint is quantized by {found.method}: leave the flag out.",
+            param="quantization",
+        )
+    return found
+
+
+def _parse(described: object) -> Quantization:
+    if not isinstance(described, Mapping):
+        raise refused(f"is {described!r}, it must be an object")
+    method = str(described.get("quant_method", "unknown")).lower()
+    method = _ALIASES.get(method, method)
+    if method not in PARSERS:
+        raise refused(f"has quant_method '{method}', which is not supported: served are {', '.join(PARSERS)}")
+    try:
+        return PARSERS[method](_without_nulls(described))
+    except (TypeError, ValueError, AttributeError, KeyError, re.error) as error:
+        raise refused(f"cannot be read as {method} writes it ({error!r})") from None
+
+
+def _without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without keys whose value is null, at any depth: they are as if they were absent."""
+    return {
+        key: _without_nulls(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if value is not None
+    }
 
 
 def fp8(config: Mapping[str, Any]) -> Quantization:
@@ -96,6 +166,46 @@ def compressed_tensors(config: Mapping[str, Any]) -> Quantization:
     return Quantization("compressed-tensors", rules, ignored, head or "lm_head" not in ignored)
 
 
+def bitsandbytes(config: Mapping[str, Any]) -> Quantization:
+    """transformers' BitsAndBytesConfig: nf4 or fp4, or int8, whose activations stay dense here."""
+    form: Format
+    if config.get("load_in_4bit"):
+        values = str(config.get("bnb_4bit_quant_type", "fp4"))
+        if values not in ("nf4", "fp4"):
+            raise refused(f"has bnb_4bit_quant_type '{values}', which is not supported: served are nf4 and fp4")
+        storage = config.get("bnb_4bit_quant_storage", "uint8")
+        if storage != "uint8":
+            raise refused(f"has codes stored as {storage} (bnb_4bit_quant_storage): served is uint8")
+        nested = bool(config.get("bnb_4bit_use_double_quant"))
+        form = CodebookFormat("bitsandbytes", values, _BITSANDBYTES_GROUP, nested)  # type: ignore[arg-type]
+    elif config.get("load_in_8bit"):
+        form = GroupFormat("bitsandbytes", 8, None, symmetric=True)
+    else:
+        raise refused("has neither load_in_4bit nor load_in_8bit")
+    return Quantization("bitsandbytes", (Rule(_ALL, form),), (*listed(config, "llm_int8_skip_modules"), "gate"))
+
+
+def mxfp4(config: Mapping[str, Any]) -> Quantization:
+    """transformers' mxfp4, as gpt-oss has it: all experts of a layer in one tensor."""
+    ignored = listed(config, "modules_to_not_convert")
+    rule = Rule(("re:.*\\.experts\\.",), CodebookFormat("mxfp4", "e2m1", 32))
+    return Quantization("mxfp4", (rule,), ignored)
+
+
+def quark(config: Mapping[str, Any]) -> Quantization:
+    """AMD's Quark: mxfp4 weights; activations, which it quantizes as well, stay dense here."""
+    everywhere = config["global_quant_config"]
+    if config.get("layer_quant_config") or config.get("layer_type_quant_config"):
+        raise refused("has settings for single layers (layer_quant_config), which are not supported")
+    weight = everywhere["weight"]
+    weight = weight[0] if isinstance(weight, list) and len(weight) == 1 else weight
+    kind = (weight.get("dtype"), weight.get("qscheme"), weight.get("group_size"), weight.get("scale_format"))
+    if kind != ("fp4", "per_group", 32, "e8m0"):
+        raise refused(f"is Quark's {' '.join(map(str, kind))}, which is not supported: served is fp4 per_group 32 e8m0")
+    form = CodebookFormat("quark", "e2m1", 32)
+    return Quantization("quark", (Rule(_ALL, form),), (*map(glob, listed(config, "exclude")), "gate"))
+
+
 def _compressed_rules(config: Mapping[str, Any]) -> Iterator[Rule]:
     for name, group in config["config_groups"].items():
         stored = group.get("format") or config.get("format", "dense")
@@ -107,7 +217,7 @@ def _compressed_rules(config: Mapping[str, Any]) -> Iterator[Rule]:
 
 
 def _compressed_format(stored: str, weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> Format:
-    if (floats := compressed_floats(stored, weights)) is not None:
+    if (floats := _compressed_floats(stored, weights)) is not None:
         return floats
     kind, bits = weights.get("type", "int"), weights.get("num_bits")
     strategy: Any = weights.get("strategy") or _usual_strategy(weights.get("group_size"))
@@ -130,6 +240,16 @@ def _compressed_format(stored: str, weights: Mapping[str, Any], inputs: Mapping[
     raise refused(f"has the format '{stored}' with {kind}{bits} weights by {strategy}, which is not supported")
 
 
+def _compressed_floats(stored: str, weights: Mapping[str, Any]) -> CodebookFormat | None:
+    """compressed-tensors' 4-bit floats; None: it is something else."""
+    group = {"mxfp4-pack-quantized": 32, "nvfp4-pack-quantized": 16}.get(stored)
+    if group is None:
+        return None
+    if weights["num_bits"] != 4 or weights.get("type") != "float" or weights.get("group_size") != group:
+        raise refused(f"has the format '{stored}' without 4-bit floats in groups of {group}")
+    return CodebookFormat("compressed-tensors", "e2m1", group)
+
+
 def _usual_strategy(group: int | None) -> str:
     """What the size of a group says where `strategy` is silent."""
     return "tensor" if group is None else "channel" if group == -1 else "group"
@@ -147,3 +267,17 @@ def _group(size: Any) -> int | None:
     if size not in (32, 64, 128):
         raise refused(f"has groups of {size}: served are 32, 64, 128 and -1")
     return int(size)
+
+
+PARSERS: dict[str, Callable[[Mapping[str, Any]], Quantization]] = {
+    "fp8": fp8,
+    "compressed-tensors": compressed_tensors,
+    "gptq": gptq,
+    "awq": awq,
+    "bitsandbytes": bitsandbytes,
+    "mxfp4": mxfp4,
+    "quark": quark,
+    "gguf": gguf,
+    "modelopt": modelopt,
+}
+"""By `quant_method`: what reads the rest of a `quantization_config`."""

@@ -1,43 +1,35 @@
-"""Which scheme serves which format: "module:class", made from the format."""
+"""Which scheme serves which format."""
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from quire.models.quantization.codebook import CodebookLinearWeight
+from quire.models.quantization.coded_experts import CodedScheme
 from quire.models.quantization.dense import Dense
-from quire.models.quantization.formats import Format
+from quire.models.quantization.formats import CodebookFormat, Format, Fp8Format, GgufFormat, GroupFormat, Int8Format
+from quire.models.quantization.gguf import Gguf
+from quire.models.quantization.grouped import GroupedLinearWeight
+from quire.models.quantization.scaled import ScaledLinearWeight
 from quire.models.quantization.scheme import EmbeddingScheme, WeightScheme
 
-SCHEMES: dict[str, str] = {
-    "Fp8Format": "quire.models.quantization.scaled:Scaled",
-    "Int8Format": "quire.models.quantization.scaled:Scaled",
-    "CodebookFormat": "quire.models.quantization.codebook:Codebook",
-    "GgufFormat": "quire.models.quantization.gguf:Gguf",
-    "GroupFormat": "quire.models.quantization.grouped:Grouped",
+SCHEMES: dict[type[Format], Callable[[Any], WeightScheme]] = {
+    Fp8Format: partial(CodedScheme, ScaledLinearWeight),
+    Int8Format: partial(CodedScheme, ScaledLinearWeight),
+    CodebookFormat: partial(CodedScheme, CodebookLinearWeight),
+    GroupFormat: partial(CodedScheme, GroupedLinearWeight),
+    GgufFormat: Gguf,
 }
-"""The schemes of linear weights and experts, by the name of the format's class."""
-
-
-EMBEDDING_SCHEMES = {"GgufFormat": SCHEMES["GgufFormat"]}
-"""The schemes of embeddings that are not dense, by the name of the format's class."""
+"""What makes the scheme of linear weights and experts from a format."""
 
 
 def scheme_of(form: Format | None) -> WeightScheme:
     """Return the scheme for weights of this format; None: dense weights."""
-    if form is None:
-        return Dense()
-    scheme: WeightScheme = _made(SCHEMES[type(form).__name__], form)
-    return scheme
+    return Dense() if form is None else SCHEMES[type(form)](form)
 
 
 def embedding_scheme_of(form: Format | None) -> EmbeddingScheme:
-    """Return the scheme for embeddings of this format, which is the dense one for most."""
-    name = EMBEDDING_SCHEMES.get(type(form).__name__)
-    scheme: EmbeddingScheme = Dense() if name is None else _made(name, form)
-    return scheme
-
-
-def _made(scheme: str, form: Format | None) -> Any:
-    module, name = scheme.split(":")
-    return getattr(importlib.import_module(module), name)(form)
+    """Return the scheme for embeddings of this format: all but GGUF's are dense."""
+    return Gguf(form) if isinstance(form, GgufFormat) else Dense()

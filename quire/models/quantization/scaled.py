@@ -12,10 +12,9 @@ from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.quantized_rows import LARGEST, Rows, quantize_rows
 from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 from quire.errors import CheckpointError
-from quire.models.quantization.coded_experts import experts_of
 from quire.models.quantization.dense import dense_specs, read_dense
 from quire.models.quantization.formats import Fp8Format, Int8Format
-from quire.models.quantization.scheme import ExpertsShape, ExpertWeights, LinearShape, RowForm
+from quire.models.quantization.scheme import LinearShape, RowForm
 from quire.models.weights.checkpoint import Checkpoint, DummyValues, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
 
@@ -23,24 +22,15 @@ FIRST_WITH_FP8 = (8, 9)
 """Compute capability of the first GPUs whose matrix units take fp8."""
 
 
-class Scaled:
-    """The scheme of Fp8Format and Int8Format."""
-
-    def __init__(self, form: Fp8Format | Int8Format) -> None:
-        self._form = form
-
-    def linear(self, shape: LinearShape, options: TensorOptions) -> ScaledLinearWeight:
-        _check_device(self._form, options.device)
-        return ScaledLinearWeight(self._form, shape, options)
-
-    def experts(self, shape: ExpertsShape, options: TensorOptions) -> ExpertWeights:
-        return experts_of(self, shape, options)
-
-
 class ScaledLinearWeight:
-    """A LinearWeight of 8-bit codes with scales, fp8 or int8, whose product quantizes activations too."""
+    """A LinearWeight of 8-bit codes with scales, fp8 or int8, whose product quantizes activations too.
+
+    Raises:
+        CheckpointError: The device does not multiply fp8.
+    """
 
     def __init__(self, form: Fp8Format | Int8Format, shape: LinearShape, options: TensorOptions) -> None:
+        _check_device(form, options.device)
         self._form = form
         self._shape = shape
         self._options = options

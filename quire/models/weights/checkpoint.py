@@ -7,7 +7,7 @@ nothing about file formats or architectures.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -91,6 +91,32 @@ class Checkpoint(Protocol):
     def close(self) -> None:
         """Close the files."""
         ...
+
+
+class ObservedReads:
+    """A checkpoint that tells of what is read from it.
+
+    Args:
+        inner: The checkpoint.
+        on_read: Called with the name, and the tensor that was read into.
+    """
+
+    def __init__(self, inner: Checkpoint, on_read: Callable[[str, Tensor], None]) -> None:
+        self._inner = inner
+        self._on_read = on_read
+
+    def contents(self) -> dict[str, StoredTensor]:
+        """List the inner checkpoint's tensors."""
+        return self._inner.contents()
+
+    def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
+        """Read from the inner checkpoint, and tell."""
+        self._inner.read(name, out, start)
+        self._on_read(name, out)
+
+    def close(self) -> None:
+        """Close the inner checkpoint."""
+        self._inner.close()
 
 
 def check_weights(checkpoint: Checkpoint, specs: Iterable[WeightSpec], architecture: str) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor
 
 from quire.errors import CheckpointError
-from quire.models.weights.checkpoint import Checkpoint, StoredTensor
+from quire.models.weights.checkpoint import Checkpoint
+from quire.models.weights.standard_names import Renamed
 
 FUSION = "fc"
 """The product that makes one state of a model's streams. It is computed with the model, all else with the head."""
@@ -16,54 +14,43 @@ _NOT_READ = ("t2d",)
 """A mask of the tokens that d2t names, which is checked."""
 
 
-class HeadNames:
-    """A part of a head's checkpoint. `layers.0`, as in vLLM's, is `midlayer`, as in those of EAGLE's authors.
+def head_part(checkpoint: Checkpoint, fusion: bool) -> Checkpoint:
+    """A part of a head's checkpoint under standard names. `layers.0`, as in vLLM's, is `midlayer`, as in those of
+    EAGLE's authors.
 
     Args:
-        inner: The files.
+        checkpoint: The files.
         fusion: Whether the part is FUSION, or all else.
 
     Raises:
         CheckpointError: Its two lists of the tokens that it knows differ.
     """
-
-    def __init__(self, inner: Checkpoint, fusion: bool) -> None:
-        self._inner = inner
-        names = {_standard(name): name for name in inner.contents()}
-        self._names = {
+    names = {_standard(name): name for name in checkpoint.contents()}
+    if not fusion and "t2d" in names and "d2t" in names:
+        _check_known_tokens(checkpoint, names["t2d"], names["d2t"])
+    return Renamed(
+        checkpoint,
+        {
             name: stored
             for name, stored in names.items()
             if name not in _NOT_READ and name.startswith(f"{FUSION}.") == fusion
-        }
-        if not fusion and "t2d" in names and "d2t" in names:
-            self._check_known_tokens(names["t2d"], names["d2t"])
+        },
+    )
 
-    def contents(self) -> dict[str, StoredTensor]:
-        """Of this part."""
-        stored = self._inner.contents()
-        return {name: stored[inner] for name, inner in self._names.items()}
 
-    def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
-        """Read from the inner checkpoint."""
-        self._inner.read(self._names[name], out, start)
-
-    def close(self) -> None:
-        """Close the inner checkpoint."""
-        self._inner.close()
-
-    def _check_known_tokens(self, mask: str, offsets: str) -> None:
-        """The mask of the model's tokens names those that the offsets do."""
-        stored = self._inner.contents()
-        types = {"BOOL": torch.bool, "U8": torch.uint8, "I64": torch.int64, "I32": torch.int32}
-        if not {stored[mask].dtype, stored[offsets].dtype} <= types.keys():
-            return  # no tool writes that: reading d2t says so
-        known, added = (torch.empty(stored[name].shape, dtype=types[stored[name].dtype]) for name in (mask, offsets))
-        self._inner.read(mask, known)
-        self._inner.read(offsets, added)
-        named = torch.arange(len(added)) + added
-        in_range = bool(((named >= 0) & (named < len(known))).all())  # else reading d2t says so
-        if in_range and not torch.equal(known.nonzero()[:, 0], named.sort().values):
-            raise CheckpointError(f"{mask} and {offsets} name different tokens: download the head again.")
+def _check_known_tokens(checkpoint: Checkpoint, mask: str, offsets: str) -> None:
+    """The mask of the model's tokens names those that the offsets do."""
+    stored = checkpoint.contents()
+    types = {"BOOL": torch.bool, "U8": torch.uint8, "I64": torch.int64, "I32": torch.int32}
+    if not {stored[mask].dtype, stored[offsets].dtype} <= types.keys():
+        return  # no tool writes that: reading d2t says so
+    known, added = (torch.empty(stored[name].shape, dtype=types[stored[name].dtype]) for name in (mask, offsets))
+    checkpoint.read(mask, known)
+    checkpoint.read(offsets, added)
+    named = torch.arange(len(added)) + added
+    in_range = bool(((named >= 0) & (named < len(known))).all())  # else reading d2t says so
+    if in_range and not torch.equal(known.nonzero()[:, 0], named.sort().values):
+        raise CheckpointError(f"{mask} and {offsets} name different tokens: download the head again.")
 
 
 def _standard(name: str) -> str:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from quire.foundation.clock import Clock
-from quire.models.weights.checkpoint import Checkpoint, StoredTensor
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -47,6 +45,10 @@ class ReadingProgress:
         if self._bar is not None:
             self._bar.stop()
 
+    def count(self, name: str, out: Tensor) -> None:
+        """A tensor is read, and takes so many bytes where it lives; for ObservedReads."""
+        self.advance(out.nbytes)
+
     def advance(self, amount: int) -> None:
         """`amount` more bytes are read."""
         with self._lock:
@@ -67,24 +69,3 @@ class ReadingProgress:
         self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
         self._task = self._bar.add_task("", total=self._total, rate="")
         self._bar.start()
-
-
-class CountedReads:
-    """A checkpoint whose reads advance a progress."""
-
-    def __init__(self, inner: Checkpoint, progress: ReadingProgress) -> None:
-        self._inner = inner
-        self._progress = progress
-
-    def contents(self) -> dict[str, StoredTensor]:
-        """Of the inner checkpoint."""
-        return self._inner.contents()
-
-    def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
-        """Read from the inner checkpoint, and count what was read as it is held."""
-        self._inner.read(name, out, start)
-        self._progress.advance(out.nbytes)
-
-    def close(self) -> None:
-        """Close the inner checkpoint."""
-        self._inner.close()

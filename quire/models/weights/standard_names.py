@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from quire.models.weights.checkpoint import Checkpoint, StoredTensor
-from quire.models.weights.stacked_experts import StackedBlocks, StackedExperts
+from quire.models.weights.stacked_experts import unstacked
 from quire.models.weights.text_names import text_name
 from quire.models.weights.tied_head import HEAD
 
@@ -31,15 +31,13 @@ def with_standard_names(checkpoint: Checkpoint, *, tied: bool = False) -> Checkp
         names = checkpoint.contents()
     for bare, prefix in _BARE.items():
         if bare in names and prefix + bare not in names:
-            checkpoint = WithoutPrefix(checkpoint, prefix)
+            outer = {name if name.startswith("lm_head.") else prefix + name: name for name in names}
+            checkpoint = Renamed(checkpoint, outer)  # one of the bare decoder, saved without the prefix
     names = checkpoint.contents()
     embedding = _GPT2_EMBEDDING if any(name.startswith("transformer.") for name in names) else _EMBEDDING
     if tied and embedding not in names and HEAD in names:
         checkpoint = Renamed(checkpoint, {name: name for name in names if name != HEAD} | {embedding: HEAD})
-    for stacked in (StackedExperts, StackedBlocks):
-        if stacked.has_any(names):
-            checkpoint = stacked(checkpoint)
-    return checkpoint
+    return unstacked(checkpoint)
 
 
 class Renamed:
@@ -66,26 +64,3 @@ class Renamed:
     def close(self) -> None:
         """Close the inner checkpoint."""
         self._inner.close()
-
-
-class WithoutPrefix:
-    """A checkpoint of the bare decoder, saved without the prefix (`model.`) in front of its names."""
-
-    def __init__(self, inner: Checkpoint, prefix: str) -> None:
-        self._inner = inner
-        self._prefix = prefix
-
-    def contents(self) -> dict[str, StoredTensor]:
-        """The inner contents, with the prefix."""
-        return {self._outer_name(name): stored for name, stored in self._inner.contents().items()}
-
-    def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
-        """Read from the inner checkpoint."""
-        self._inner.read(name.removeprefix(self._prefix), out, start)
-
-    def close(self) -> None:
-        """Close the inner checkpoint."""
-        self._inner.close()
-
-    def _outer_name(self, name: str) -> str:
-        return name if name.startswith("lm_head.") else self._prefix + name

@@ -19,7 +19,7 @@ from quire.models.weights.checkpoint import Checkpoint, WeightSpec, check_weight
 from quire.models.weights.dummy import DummyCheckpoint
 from quire.models.weights.float16_range import refusing_overflow
 from quire.models.weights.gguf import GgufCheckpoint, find_gguf_files
-from quire.models.weights.head_names import HeadNames
+from quire.models.weights.head_names import head_part
 from quire.models.weights.progress import ReadingProgress
 from quire.models.weights.safetensors import SafetensorsCheckpoint
 from quire.models.weights.standard_names import with_standard_names
@@ -124,7 +124,7 @@ def _open(config: Config, spec: ModelSpec, specs: list[WeightSpec], *, fusion: b
     if is_gguf:
         return GgufCheckpoint(directory)
     if spec.head is not None:
-        return HeadNames(SafetensorsCheckpoint(directory), fusion)
+        return head_part(SafetensorsCheckpoint(directory), fusion)
     files = SafetensorsCheckpoint(directory)
     _log_other_parts(files)
     return with_standard_names(files, tied=spec.tie_embeddings)
