@@ -29,8 +29,7 @@ from torch import Tensor
 import quire.offline.local_engine
 from quire import LLM, SamplingParams
 from quire.compute.attention import metadata_builder
-from quire.compute.attention.metadata import AttentionMetadata, IntArray
-from quire.compute.attention.padded_limits import PaddedLimits
+from quire.compute.attention.metadata import AttentionMetadata, IntArray, PaddedLimits
 from quire.foundation.messages.workers import DeviceLimits, Plan, Result
 from quire.planning.step_limits import StepLimits
 from quire.runtime.worker.graph_shapes import GraphShape, GraphShapes

@@ -13,8 +13,7 @@ from quire.models.layers.factory import LayerFactory
 from quire.models.layers.mlp import MLP
 from quire.models.layers.moe import MixtureOfExperts, Routing
 from quire.models.layers.norm import RMS
-from quire.models.layers.positions import Positions
-from quire.models.layers.rotary import Angles
+from quire.models.layers.rotary import Angles, Positions
 from quire.models.projections import build_attention, build_gated_mlp
 from quire.models.quantization.scheme import ExpertNames
 from quire.models.rope import build_rotary

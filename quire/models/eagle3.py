@@ -19,7 +19,7 @@ from quire.errors import CheckpointError
 from quire.models.layers.attention import Attention, Heads
 from quire.models.layers.factory import LayerFactory, Outputs
 from quire.models.layers.norm import RMS
-from quire.models.layers.positions import Positions
+from quire.models.layers.rotary import Positions
 from quire.models.lent import Lent
 from quire.models.projections import attention_layer, build_gated_mlp
 from quire.models.rope import build_rotary

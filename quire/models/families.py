@@ -1,4 +1,9 @@
-"""What each architecture fixes without writing it in config.json, and how it writes the rest. Imports no torch."""
+"""Which architectures are served: the class of each, what it fixes without writing it in config.json, and how it writes
+the rest.
+
+A model that differs from a listed one by flags is one more entry here; one that differs in `forward` is a file beside
+`decoder.py` as well. Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from typing import Any, Literal
 
 GATED = ("silu", "gelu_pytorch_tanh")
 """Activations of gated MLPs."""
+_GEMMA = "quire.models.gemma:Gemma"
 GEMMA_NAMES = {"hidden_act": "hidden_activation"}
 GEMMA = {
     "hidden_act": "gelu_pytorch_tanh",
@@ -22,6 +28,7 @@ class Family:
     """One architecture.
 
     Attributes:
+        decoder: The class that builds it, as "module:class".
         names: Its keys, by the keys that Llama uses for the same.
         defaults: What its silence means, where that differs from Llama's.
         activations: The values of `hidden_act` that it is served with.
@@ -41,6 +48,7 @@ class Family:
         overflows_float16: Its activations go beyond what float16 holds.
     """
 
+    decoder: str = "quire.models.decoder:Decoder"
     names: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     activations: tuple[str, ...] = GATED
@@ -119,6 +127,7 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "Gemma2ForCausalLM": Family(
+        decoder=_GEMMA,
         windows="by type",
         overflows_float16=True,
         norms=4,
@@ -134,6 +143,7 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "Gemma3ForCausalLM": Family(
+        decoder=_GEMMA,
         windows="by type",
         overflows_float16=True,
         norms=4,
@@ -150,6 +160,7 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "GPT2LMHeadModel": Family(
+        decoder="quire.models.gpt2:GPT2",
         names={
             "hidden_size": "n_embd",
             "num_hidden_layers": "n_layer",
@@ -177,6 +188,12 @@ FAMILIES: dict[str, Family] = {
         rotary=False,
     ),
 }
+
+HEADS: dict[str, str] = {
+    "LlamaForCausalLMEagle3": "quire.models.eagle3:Eagle3Head",
+    "Eagle3LlamaForCausalLM": "quire.models.eagle3:Eagle3Head",
+}
+"""Architectures of heads that propose tokens for another model → "module:class"; their layers are Llama's."""
 
 WRAPPERS = (
     "Gemma3ForConditionalGeneration",

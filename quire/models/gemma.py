@@ -14,8 +14,7 @@ from quire.compute.collectives.stream import Stream
 from quire.compute.kernels.dispatch import kernel
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.norm import RMS
-from quire.models.layers.positions import Positions
-from quire.models.layers.rotary import Angles
+from quire.models.layers.rotary import Angles, Positions
 from quire.models.projections import build_attention, build_gated_mlp
 from quire.models.rope import build_rotary
 from quire.models.spec import ModelSpec

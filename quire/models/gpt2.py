@@ -11,7 +11,7 @@ from quire.compute.collectives.delta import Delta
 from quire.compute.collectives.stream import Stream
 from quire.models.layers.attention import Heads
 from quire.models.layers.factory import LayerFactory, Outputs
-from quire.models.layers.positions import Positions
+from quire.models.layers.rotary import Positions
 from quire.models.projections import attention_layer
 from quire.models.spec import ModelSpec
 

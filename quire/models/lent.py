@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.compute.collectives.stream import Stream
-from quire.models.layers.positions import Positions
+from quire.models.layers.rotary import Positions
 
 
 class LentStates(Protocol):

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from quire.compute.attention.backend import AttentionBackend
 from quire.compute.collectives.stream import Stream, StreamSink, StreamSource
+from quire.models.families import HEADS
 from quire.models.layers.factory import LayerFactory
-from quire.models.layers.positions import Positions
+from quire.models.layers.rotary import Positions
 from quire.models.lent import Lent
-from quire.models.registry import ARCHITECTURES, HEADS
 from quire.models.spec import ModelSpec
 
 
@@ -39,7 +39,7 @@ class Model(Protocol):
         ...
 
 
-class Decoder(Protocol):
+class DecoderParts(Protocol):
     """A model family's decoder, in parts: a pipeline stage computes some of them."""
 
     def embed(self, tokens: Tensor, positions: Positions) -> Stream:
@@ -74,16 +74,6 @@ class StreamReader(Protocol):
         ...
 
 
-class _Nobody:
-    """A StreamReader that reads nothing."""
-
-    def read(self, number: int, stream: Stream) -> None:
-        """Ignore the stream."""
-
-    def finish(self) -> None:
-        """Do nothing, since nothing was read."""
-
-
 class Stage:
     """A Model, or the part of one that a pipeline stage computes.
 
@@ -94,15 +84,15 @@ class Stage:
             as hidden states.
 
     Attributes:
-        reader: Reads the streams of a model that is not divided into stages.
+        reader: Reads the streams of a model that is not divided into stages; None: nobody does.
         has_logits: Whether this is the last stage. In all others, `logits` returns its argument.
     """
 
-    def __init__(self, decoder: Decoder, before: StreamSource | None, after: StreamSink | None) -> None:
+    def __init__(self, decoder: DecoderParts, before: StreamSource | None, after: StreamSink | None) -> None:
         self._decoder = decoder
         self._before = before
         self._after = after
-        self.reader: StreamReader = _Nobody()
+        self.reader: StreamReader | None = None
         self.has_logits = after is None
         self.embed = decoder.embed
 
@@ -122,10 +112,13 @@ class Stage:
     def _through_blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Stream:
         """Run this rank's blocks and return the stream after the last one."""
         reader, last = self.reader, stream
-        reader.read(0, last)
+        if reader is not None:
+            reader.read(0, last)
         for number, last in enumerate(self._decoder.blocks(stream, positions, attention), 1):
-            reader.read(number, last)
-        reader.finish()
+            if reader is not None:
+                reader.read(number, last)
+        if reader is not None:
+            reader.finish()
         return last
 
 
@@ -144,7 +137,7 @@ def build_model(
         before, after: The links to other pipeline stages, as in Stage.
         lent: What a draft head reads of the model that it drafts for; None: the model is not a draft head.
     """
-    module, name = (ARCHITECTURES if spec.head is None else HEADS)[spec.architecture].split(":")
+    module, name = (spec.family.decoder if spec.head is None else HEADS[spec.architecture]).split(":")
     build = getattr(importlib.import_module(module), name)
-    decoder: Decoder = build(spec, factory) if spec.head is None else build(spec, factory, lent)
+    decoder: DecoderParts = build(spec, factory) if spec.head is None else build(spec, factory, lent)
     return Stage(decoder, before, after)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference import rope_by_length as reference
+from quire.compute.kernels.reference import rotary as reference
 from quire.models.layers.rotary import Rotary
 from quire.models.rope_spec import (
     DynamicScaling,

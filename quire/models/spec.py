@@ -11,14 +11,13 @@ from pathlib import Path
 
 from quire.foundation.config.kv_cache_dtype import element_bytes
 from quire.models.config_file import ConfigFile
-from quire.models.families import FAMILIES, TEXT_MODELS, WRAPPERS, Family
+from quire.models.families import FAMILIES, HEADS, TEXT_MODELS, WRAPPERS, Family
 from quire.models.head_spec import HeadSpec, read_head
 from quire.models.kv_cache_groups import KVCacheGroup, kv_groups, read_window, read_windowed_layers
 from quire.models.quantization.description import Quantization
 from quire.models.quantization.formats import GgufFormat
 from quire.models.quantization.held_bytes import HeldWeights, expected_weights, held_in
 from quire.models.quantization.parsers import read_quantization
-from quire.models.registry import ARCHITECTURES, HEADS
 from quire.models.rope_spec import RopeSpec, read_local_rope, read_rope
 from quire.models.weights.tied_head import has_own_head
 from quire.scheduling.kvcache.rope_length_mode import RopeLengthMode
@@ -60,7 +59,7 @@ class ModelSpec:
     """A decoder's shape and flags.
 
     Attributes:
-        architecture: A key of ARCHITECTURES, or of HEADS.
+        architecture: A key of FAMILIES, or of HEADS.
         family: What the architecture fixes.
         head_dim: Width of one head; `heads * head_dim` may differ from `hidden`.
         qkv_bias, out_bias, mlp_bias: Which projections have a bias.
@@ -263,11 +262,11 @@ def _architecture(fields: ConfigFile) -> str:
     """Return the architecture that is computed: for a model that reads images too, that of its text model."""
     names = fields.get("architectures", [])
     for name in names if isinstance(names, list) else []:
-        if name in ARCHITECTURES or name in HEADS:
+        if name in FAMILIES or name in HEADS:
             return str(name)
         if name in WRAPPERS:
             return _text_architecture(fields)
-    raise fields.wrong("architectures", f"is not supported: served are {', '.join((*ARCHITECTURES, *WRAPPERS))}")
+    raise fields.wrong("architectures", f"is not supported: served are {', '.join((*FAMILIES, *WRAPPERS))}")
 
 
 def _text_architecture(fields: ConfigFile) -> str:

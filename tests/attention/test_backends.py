@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.compute.attention.backend import AttentionBackend, AttentionLayer, KVView, QKNormRope, Rows
+from quire.compute.attention.backend import AttentionBackend, AttentionLayer, KVView, QKNormRope, StepRows
 from quire.compute.attention.cpu import CpuAttention
-from quire.compute.attention.metadata import AttentionMetadata
-from quire.compute.attention.padded_limits import PaddedLimits
+from quire.compute.attention.metadata import AttentionMetadata, PaddedLimits
 from quire.compute.kernels.dispatch import KERNELS
 from quire.compute.kernels.reference.norm import rms_norm
 from quire.compute.kernels.reference.rotary import rotary
@@ -116,7 +115,7 @@ class Scene:
         arrays = [torch.from_numpy(array).to(self.device) for array in metadata.arrays()]
         assert all(array.dtype == torch.int64 and array.dim() == 1 for array in arrays)
         self.backend.prepare(
-            Rows(
+            StepRows(
                 counts,
                 rows,
                 bounds,
@@ -307,7 +306,7 @@ def test_queries_and_keys_are_normed_then_turned(backend: str, turned: int, devi
     metadata = metadata.with_arrays([torch.from_numpy(array).to(place) for array in metadata.arrays()])
     slots, table = torch.zeros(1, dtype=torch.int64, device=place), torch.tensor([[2, 1]], device=place)
     order = torch.arange(9, device=place)
-    attend.prepare(Rows(counts, np.zeros(9, int), zero, slots.repeat(9), slots, order, slots, (table,), metadata))
+    attend.prepare(StepRows(counts, np.zeros(9, int), zero, slots.repeat(9), slots, order, slots, (table,), metadata))
     norm_rope = QKNormRope(norm.to(place), 1e-3, *(None if t is None else t.to(place) for t in (cos, sin)))
     out = torch.empty(9, HEADS, D, device=place)
     attend.run(AttentionLayer(0, 0.3, cap=2.0), qkv.to(place), norm_rope, out)
@@ -347,7 +346,7 @@ def test_a_recorded_step_serves_any_lengths() -> None:
     ones = np.ones(rows, dtype=np.int64)
 
     def step() -> None:
-        attend.prepare(Rows(ones, np.arange(rows), 0 * ones, slots, starts, positions, slots, (table,)))
+        attend.prepare(StepRows(ones, np.arange(rows), 0 * ones, slots, starts, positions, slots, (table,)))
         attend.run(AttentionLayer(0, d**-0.5), qkv, QKNormRope(), out)
 
     step()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from quire.compute.attention.gathered_kv import DENSE_MIN_QUERIES, GATHER_CHUNK, gathered_tokens
-from quire.compute.attention.metadata import IntArray, PrefillMetadata
+from quire.compute.attention.metadata import IntArray, PaddedLimits, PrefillMetadata
 from quire.compute.attention.metadata_builder import (
     PrefillTiling,
     RowKinds,
@@ -19,7 +19,6 @@ from quire.compute.attention.metadata_builder import (
     split_kv,
     tiles_of,
 )
-from quire.compute.attention.padded_limits import PaddedLimits
 
 TILING = PrefillTiling(
     tile_queries=32, dense_tile_queries=128, dense_min_queries=256, gather_chunk=128, gather_capacity=4096

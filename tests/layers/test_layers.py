@@ -11,8 +11,7 @@ from quire.models.layers.factory import LayerFactory
 from quire.models.layers.layer import load_all_weights, weight_specs_of
 from quire.models.layers.moe import Routing
 from quire.models.layers.norm import RMS
-from quire.models.layers.positions import Positions
-from quire.models.layers.rotary import Rotary
+from quire.models.layers.rotary import Positions, Rotary
 from quire.models.quantization.scheme import ExpertNames
 from quire.models.weights.checkpoint import WeightSpec
 from quire.models.weights.dummy import DummyCheckpoint

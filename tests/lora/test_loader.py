@@ -12,7 +12,7 @@ import torch
 from quire.foundation.messages.to_engine import Adapter
 from quire.foundation.messages.workers import AdapterLoaded
 from quire.models.lora.files import read_adapter
-from quire.models.lora.loader import AdapterLoader
+from quire.models.lora.loader import DeviceAdapterLoader
 from quire.models.lora.updates import AdapterMemory, HostAdapter, LowRankUpdates
 from tests.lora.adapter_files import Base, small_updates, write
 
@@ -26,7 +26,7 @@ class Loader:
         self.updates: LowRankUpdates = small_updates()
         self.memory = AdapterMemory(self.updates, torch.float32, torch.device("cpu"))
         self.read: list[str] = []
-        self.loader = AdapterLoader(self._read, self.memory, kept)
+        self.loader = DeviceAdapterLoader(self._read, self.memory, kept)
 
     def _read(self, path: str) -> HostAdapter:
         self.read.append(Path(path).name)

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.compute.attention.backend import Rows
+from quire.compute.attention.backend import StepRows
 from quire.compute.attention.cpu import CpuAttention
 from quire.compute.collectives.collectives import Collectives
 from quire.compute.mesh import Mesh
 from quire.foundation.clock import SystemClock
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.layer import load_all_weights, weight_specs_of
-from quire.models.layers.positions import Positions
+from quire.models.layers.rotary import Positions
 from quire.models.model import build_model
 from quire.models.rank_share import rank_share
 from quire.models.spec import read_spec
@@ -74,7 +74,7 @@ def _logits(
     backend = CpuAttention(kv_view(allocate_kv_cache(spec, blocks * groups, 16, dtype, CPU), spec))
     positions = torch.arange(length)
     backend.prepare(
-        Rows(
+        StepRows(
             counts=np.array([length]),
             row_of_token=np.zeros(length, dtype=np.int64),
             bounds=np.zeros(1, dtype=np.int64),

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from quire.errors import CheckpointError
+from quire.models.families import FAMILIES, HEADS
 from quire.models.kv_cache_groups import KVCacheGroup
-from quire.models.registry import ARCHITECTURES
 from quire.models.rope_spec import Llama3Scaling, RopeSpec
 from quire.models.spec import read_spec
 from tests.checkpoints import LLAMA3_ROPE, make_llama
@@ -147,7 +147,7 @@ def test_a_directory_without_config_is_told(tmp_path: Path) -> None:
 def test_every_listed_architecture_exists() -> None:
     import importlib
 
-    for entry in ARCHITECTURES.values():
+    for entry in (*(family.decoder for family in FAMILIES.values()), *HEADS.values()):
         module, name = entry.split(":")
         assert callable(getattr(importlib.import_module(module), name))
 

@@ -11,8 +11,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from quire.compute.attention.metadata import AttentionMetadata, IntArray
-from quire.compute.attention.padded_limits import PaddedLimits
+from quire.compute.attention.metadata import AttentionMetadata, IntArray, PaddedLimits
 from quire.compute.kernels.reference.lora import RowUpdate
 
 
@@ -78,7 +77,7 @@ class KVView:
 
 
 @dataclass(frozen=True)
-class Rows:
+class StepRows:
     """What a step moves forward, and by how much.
 
     What the host knows has its shape from the plan; what only the device knows (lengths) has no copy on the host.
@@ -115,12 +114,12 @@ class AttentionBackend(Protocol):
     def build_metadata(
         self, counts: IntArray, bounds: IntArray, limits: PaddedLimits | None = None
     ) -> AttentionMetadata[IntArray]:
-        """What `prepare` wants to find on the device, made of the host's part of Rows. With limits, the lengths of its
-        arrays and all that is launched follow from these alone.
+        """What `prepare` wants to find on the device, made of the host's part of StepRows. With limits, the lengths of
+        its arrays and all that is launched follow from these alone.
         """
         ...
 
-    def prepare(self, rows: Rows) -> None:
+    def prepare(self, rows: StepRows) -> None:
         """Take in a step: whatever its layers share is computed here, once."""
         ...
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.compute.attention.backend import AttentionLayer, KVView, QKNormRope, Rows
-from quire.compute.attention.metadata import AttentionMetadata, IntArray
-from quire.compute.attention.padded_limits import PaddedLimits
+from quire.compute.attention.backend import AttentionLayer, KVView, QKNormRope, StepRows
+from quire.compute.attention.metadata import AttentionMetadata, IntArray, PaddedLimits
 from quire.compute.kernels.dispatch import kernel
 
 
@@ -19,8 +18,8 @@ class _Step:
 
     Attributes:
         slot_mappings: By KV group, [tokens] int64: block · block_size + offset.
-        tables: See Rows.
-        slots, starts, counts: [rows] int64, see Rows.
+        tables: See StepRows.
+        slots, starts, counts: [rows] int64, see StepRows.
     """
 
     slot_mappings: tuple[Tensor, ...]
@@ -46,7 +45,7 @@ class CpuAttention:
         """Nothing: all of it is on the host, where `prepare` finds it."""
         return AttentionMetadata()
 
-    def prepare(self, rows: Rows) -> None:
+    def prepare(self, rows: StepRows) -> None:
         mappings = tuple(torch.empty_like(rows.positions) for _ in rows.tables)
         for table, mapping in zip(rows.tables, mappings, strict=True):
             self._compute_slot_mapping(table, rows.slot_of_token, rows.positions, self._kv.block_size, mapping)

@@ -154,3 +154,18 @@ class AttentionMetadata(Generic[A]):
             None if self.prefill is None else self.prefill.with_arrays(left),
             None if self.dense_prefill is None else self.dense_prefill.with_arrays(left),
         )
+
+
+@dataclass(frozen=True)
+class PaddedLimits:
+    """What a padded step has at most. Its metadata's arrays are always equally long, so that it can be replayed from a
+    graph. The last of its rows has no token.
+
+    Attributes:
+        tokens, rows: Of the step.
+        decode_rows: Its rows of one token.
+    """
+
+    tokens: int
+    rows: int
+    decode_rows: int

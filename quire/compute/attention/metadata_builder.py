@@ -20,9 +20,9 @@ from quire.compute.attention.metadata import (
     DensePrefillMetadata,
     IntArray,
     KVSplitMetadata,
+    PaddedLimits,
     PrefillMetadata,
 )
-from quire.compute.attention.padded_limits import PaddedLimits
 
 
 @dataclass(frozen=True)

@@ -9,24 +9,24 @@ step that is padded to PaddedLimits.
 from __future__ import annotations
 
 import dataclasses
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from quire.compute.attention import gathered_kv
-from quire.compute.attention.aux_stream import AuxStream
-from quire.compute.attention.backend import AttentionLayer, KVView, QKNormRope, Rows
+from quire.compute.attention.backend import AttentionLayer, KVView, QKNormRope, StepRows
 from quire.compute.attention.metadata import (
     AttentionMetadata,
     DecodeMetadata,
     DensePrefillMetadata,
     IntArray,
+    PaddedLimits,
     PrefillMetadata,
 )
 from quire.compute.attention.metadata_builder import PrefillTiling, build_metadata
-from quire.compute.attention.padded_limits import PaddedLimits
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.paged_attention import KV_SPLIT_COLUMNS, new_decode_partials, new_prefill_partials
 from quire.compute.kernels.triton.attention import prefill_dense, prefill_split_kv
@@ -136,7 +136,7 @@ class TritonAttention:
     ) -> AttentionMetadata[IntArray]:
         return build_metadata(counts, bounds, self._tiling, limits)
 
-    def prepare(self, rows: Rows) -> None:
+    def prepare(self, rows: StepRows) -> None:
         self._steps = [self._prepare_group(rows, group) for group in range(len(self._kv.windows))]
 
     def run(self, layer: AttentionLayer, qkv: Tensor, norm_rope: QKNormRope, out: Tensor) -> None:
@@ -179,7 +179,7 @@ class TritonAttention:
             out, layer.scale, layer.cap, scales,
         )  # fmt: skip
 
-    def _prepare_group(self, rows: Rows, group: int) -> _GroupStep:
+    def _prepare_group(self, rows: StepRows, group: int) -> _GroupStep:
         """Layers with a window have no dense prefill: their dense rows are among the tiles."""
         table, window, metadata = rows.tables[group], self._kv.windows[group], rows.metadata
         slot_mapping = self._slot_mapping[group, : len(rows.positions)]
@@ -194,7 +194,7 @@ class TritonAttention:
         return _GroupStep(table, window, slot_mapping, rows.starts, rows.slots, decode_rows, kv_splits, prefill, dense)
 
     def _split_decode_rows(
-        self, rows: Rows, group: int, decode: DecodeMetadata[Tensor] | None, decode_rows: int
+        self, rows: StepRows, group: int, decode: DecodeMetadata[Tensor] | None, decode_rows: int
     ) -> Tensor:
         """Plan the KV splits of the decode rows, on the device."""
         kv_splits = self._kv_splits[group, : kv_splits_for(decode_rows, self._splits_at_once)]
@@ -239,3 +239,34 @@ def _tiling(kv: KVView, heads: int, dtype: torch.dtype, max_tokens: int, max_len
         gather_chunk=gathered_kv.GATHER_CHUNK,
         gather_capacity=gathered_kv.gathered_tokens(2 * kv_heads * d * item, max_tokens, max_length),
     )
+
+
+class AuxStream:
+    """A second stream within a recorded step: kernels on it run beside those that follow, if the device has room.
+
+    A step that is launched kernel by kernel does not use it: events and a second stream cost the host more than the
+    device gains. Kernels on it may start while the one before ends (dependent launch); where the streams join, the next
+    kernel waits for both. Nobody else may read or write what is written on it until then.
+
+    Args:
+        device: On a CPU there is no second stream, and everything runs in order.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def fork(self) -> Iterator[None]:
+        """What is launched inside may run at the same time as what is launched until `join`."""
+        if self._stream is None or not torch.cuda.is_current_stream_capturing():
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join(self) -> None:
+        """What is launched from here on comes after both."""
+        if self._stream is not None and torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)

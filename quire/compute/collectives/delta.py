@@ -1,4 +1,7 @@
-"""What a layer adds to the residual stream, which the norm behind it may finish while it adds it."""
+"""What a layer adds to the residual stream, which the norm behind it may finish while it adds it.
+
+Sums over ranks are such: they are made when they are read, so that whoever reads them may add up in its own kernel.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
-from quire.compute.collectives.collectives import Norms
+from quire.compute.collectives.collectives import Collectives, Norms
 
 
 class PendingDelta(Protocol):
@@ -30,3 +33,33 @@ Delta: TypeAlias = Tensor | PendingDelta
 def total_of(delta: Delta) -> Tensor:
     """The finished delta."""
     return delta if isinstance(delta, Tensor) else delta.total()
+
+
+class PartialSum:
+    """A sum over ranks that is not made yet. All ranks read it at the same point of their step, in the same way.
+
+    Args:
+        own: This rank's summand, contiguous.
+        collectives: Of all ranks.
+    """
+
+    def __init__(self, own: Tensor, collectives: Collectives) -> None:
+        self._own = own
+        self._collectives = collectives
+        self._is_made = False
+
+    def total(self) -> Tensor:
+        """The sum; it is made once, in place of the summand."""
+        if not self._is_made:
+            self._collectives.all_reduce(self._own)
+            self._is_made = True
+        return self._own
+
+    def for_norms(self, norms: Norms) -> tuple[Norms, Tensor]:
+        """The norms that can add this to the stream, and what they are given: a summand for norms that add up over
+        ranks themselves; else the sum, for `norms`.
+        """
+        summing = self._collectives.norms
+        if summing is None or self._is_made:
+            return norms, self.total()
+        return summing, self._own

@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.compute.gguf.control_tokens import FILL_IN_MIDDLE, end_texts
 from quire.compute.gguf.pre_tokenizers import PreTokenizer, pre_tokenizer_of
 from quire.errors import CheckpointError
 
@@ -27,6 +26,31 @@ _NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
 _MARKS = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _VARINT, _BYTES, _FLOAT = 0, 2, 5
 """Protobuf's wire types."""
+# Tokens that are known by their text to control a model, whatever type a file says they are of: converters wrote the
+# types of tokens that a fine-tune added as they found them, often as those of ordinary text. Source: llama.cpp's
+# llama-vocab.cpp, which knows these tokens by their text, too.
+_ENDS = frozenset({
+    "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>",  # Llama 3, Granite
+    "<|im_end|>", "<|endoftext|>",  # ChatML, Qwen, GPT-2
+    "<|end|>", "<|return|>", "<|call|>",  # Phi-3, Harmony
+    "<|calls|>", "<|flush|>",  # Solar
+    "<end_of_turn>", "<eos>", "<turn|>", "<|tool_response>",  # Gemma
+    "</s>", "<EOT>", "_<EOT>",  # Llama 2, CodeLlama
+    "[EOT]", "[EOS]",  # Kimi
+    "<end_of_utterance>",  # SmolVLM
+    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]",  # what follows a middle that is filled in
+    "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
+})  # fmt: skip
+FILL_IN_MIDDLE = frozenset({
+    "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<PRE>", "<|code_prefix|>", "<|prefix|>",
+    "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<SUF>", "<|code_suffix|>", "<|suffix|>",
+    "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<MID>", "<|code_middle|>", "<|middle|>",
+})  # fmt: skip
+"""Tokens around the parts of a text whose middle is asked for."""
+_WITHIN_TURNS: dict[str, tuple[frozenset[str], ...]] = {
+    "<|end|>": (frozenset({"<|return|>", "<|call|>"}), frozenset({"<|flush|>", "<|calls|>"})),
+}
+"""Tokens that end a part of a turn where a vocabulary has all of these beside them."""
 _log = logging.getLogger(__name__)
 
 
@@ -238,3 +262,10 @@ def _dumped(value: dict[str, Any]) -> bytes:
 
 def _refused(text: str, name: str) -> CheckpointError:
     return CheckpointError(f"The GGUF file's '{_PREFIX}{name}' {text}: {_ADVICE}.", param="tokenizer")
+
+
+def end_texts(tokens: Collection[object]) -> frozenset[str]:
+    """The texts that end a turn or a sequence, in a vocabulary of these tokens."""
+    found = _ENDS.intersection(token for token in tokens if isinstance(token, str))
+    parts = {text for text, sets in _WITHIN_TURNS.items() if any(others <= found for others in sets)}
+    return found - parts

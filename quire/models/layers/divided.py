@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from quire.compute.collectives.collectives import Collectives
+from quire.compute.collectives.delta import PartialSum
 from quire.compute.collectives.engine_group import ExpertLayers
-from quire.compute.collectives.partial_sum import PartialSum
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.mesh import Span
 from quire.models.quantization.scheme import ExpertsShape

@@ -1,4 +1,4 @@
-"""The angles of rotary position embedding, computed once a step for all layers."""
+"""Positions of tokens, and the angles of rotary position embedding, computed once a step for all layers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,21 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
-from quire.models.layers.positions import Positions
 from quire.models.weights.tensor_options import TensorOptions
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Where each token of a step stands in its sequence.
+
+    Attributes:
+        own: [tokens] int64, from 0 on.
+        lengths: [tokens] int64, how long its sequence counts as, for layers that compute differently in long ones;
+            None for models that have no such layer.
+    """
+
+    own: Tensor
+    lengths: Tensor | None = None
 
 
 @dataclass(frozen=True)

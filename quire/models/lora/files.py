@@ -23,7 +23,7 @@ from quire.models.lora.magnitudes import BaseNorms, OpenCheckpoint
 from quire.models.lora.settings import AdapterSettings, read_settings
 from quire.models.lora.targets import take_spans
 from quire.models.lora.updates import HostAdapter, LowRankUpdates
-from quire.models.weights.text_names import text_name
+from quire.models.weights.headers import text_name
 
 WEIGHTS = "adapter_model.safetensors"
 _PICKLED = "adapter_model.bin"

@@ -33,7 +33,7 @@ class _Wanted(NamedTuple):
     reading: Future[HostAdapter] | None
 
 
-class AdapterLoader:
+class DeviceAdapterLoader:
     """The executor's AdapterLoader: reads adapters and copies them to slots of the device, in threads of its own.
 
     Args:

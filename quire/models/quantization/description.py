@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.errors import CheckpointError
 from quire.models.quantization.formats import Format
-from quire.models.weights.text_names import text_name
+from quire.models.weights.headers import text_name
 
 _ADVICE = "use the model's bf16 checkpoint, with --quantization fp8 for half of the memory"
 

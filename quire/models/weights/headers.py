@@ -1,13 +1,24 @@
-"""The headers of safetensors files: names, dtypes and shapes, without any values. Imports no torch."""
+"""The headers of safetensors files: names, dtypes and shapes, without any values; and what a text model calls tensors.
+
+Models that also read images or sounds wrap a text model, and each generation of transformers has other prefixes for
+its names. Imports no torch.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _LENGTH_BYTES = 8
+_TEXT = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
+_HEAD = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(lm_head(?:\..+)?)$")
+_OTHERS = re.compile(
+    r"^(?:model\.)?(?:vision_tower|vision_model|visual|audio_tower|multi_modal_projector|multimodal_projector|mm_projector"
+    r"|connector|image_newline)(?:\.|$)"
+)
 
 
 @dataclass(frozen=True)
@@ -53,3 +64,12 @@ def located_tensors(files: Sequence[Path]) -> Iterator[tuple[str, LocatedTensor]
                     begin, end = entry["data_offsets"]
                     offset = _LENGTH_BYTES + length + begin
                     yield name, LocatedTensor(path, offset, end - begin, entry["dtype"], tuple(entry["shape"]))
+
+
+def text_name(name: str) -> str | None:
+    """What the text model alone calls a tensor; None: it is of a part that reads something else."""
+    if found := _HEAD.match(name):
+        return found[1]
+    if found := _TEXT.match(name):
+        return f"model.{name[found.end() :]}"
+    return None if _OTHERS.match(name) else name

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from quire.models.weights.checkpoint import Checkpoint, StoredTensor
+from quire.models.weights.headers import text_name
 from quire.models.weights.stacked_experts import unstacked
-from quire.models.weights.text_names import text_name
 from quire.models.weights.tied_head import HEAD
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from quire.compute.gguf.file_bytes import FileBytes, are_equal
 from quire.errors import CheckpointError
-from quire.models.weights.headers import LocatedTensor, located_tensors
+from quire.models.weights.headers import LocatedTensor, located_tensors, text_name
 from quire.models.weights.safetensors_files import find_files
-from quire.models.weights.text_names import text_name
 
 HEAD = "lm_head.weight"
 EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight", "transformer.wte.weight", "wte.weight")

@@ -34,7 +34,7 @@ from quire.runtime.worker.startup.threads import cpu_quota
 
 if TYPE_CHECKING:
     from quire.compute.kernels.triton.launching.precompiler import Precompiler
-    from quire.models.lora.loader import AdapterLoader
+    from quire.models.lora.loader import DeviceAdapterLoader
     from quire.runtime.worker.step_handle import StepHandle
     from quire.runtime.worker.worker import Worker
 
@@ -89,7 +89,7 @@ class GpuExecutor:
         self._worker: Worker | None = None
 
     @property
-    def adapters(self) -> AdapterLoader | None:
+    def adapters(self) -> DeviceAdapterLoader | None:
         assert self._worker is not None, "not started, or closed"
         return self._worker.adapters
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.compute.attention.backend import Rows
+from quire.compute.attention.backend import StepRows
 from quire.compute.kernels.dispatch import kernel
-from quire.models.layers.positions import Positions
+from quire.models.layers.rotary import Positions
 from quire.runtime.worker.graph_shapes import MOST_SHORT_TOKENS
 from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.slot_table import SlotTable
@@ -31,7 +31,7 @@ class Batch:
         tokens: [tokens] int64 token ids.
     """
 
-    rows: Rows
+    rows: StepRows
     positions: Positions
     tokens: Tensor
 
@@ -100,7 +100,7 @@ class BatchBuffers:
         if self._by_length:
             lengths = torch.empty_like(positions)
             self._sequence_lengths(table.rope_length, slot_of_token, positions, lengths)
-        rows_on_device = Rows(
+        rows_on_device = StepRows(
             counts=host.counts,
             row_of_token=host.row_of_token,
             bounds=host.max_lengths,
@@ -116,7 +116,7 @@ class BatchBuffers:
             rows_on_device = self._by_token(rows_on_device)
         return Batch(rows_on_device, Positions(positions, lengths), tokens)
 
-    def _by_token(self, rows: Rows) -> Rows:
+    def _by_token(self, rows: StepRows) -> StepRows:
         """Each token as a row of its own, which reads the keys of those before it: they are written first."""
         places = np.arange(len(rows.row_of_token))
         return replace(

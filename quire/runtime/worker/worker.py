@@ -28,7 +28,7 @@ from quire.foundation.clock import Clock
 from quire.foundation.config import Config
 from quire.foundation.messages.workers import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
 from quire.models.layers.factory import LayerFactory
-from quire.models.lora.loader import AdapterLoader
+from quire.models.lora.loader import DeviceAdapterLoader
 from quire.models.lora.updates import AdapterMemory
 from quire.models.model import build_model
 from quire.models.rank_share import rank_share
@@ -121,7 +121,7 @@ class Worker:
         self._slots: SlotTable
         self._transfer: BlockTransfer | None = None
         self._reported_host_blocks = 0
-        self.adapters: AdapterLoader | None = None
+        self.adapters: DeviceAdapterLoader | None = None
 
     def load(self, agree: Agree = lambda blocks: blocks) -> DeviceLimits:
         """Run the whole start: `read_weights`, `measure`, plan, `allocate`, `capture_graphs`.

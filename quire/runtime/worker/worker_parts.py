@@ -20,7 +20,7 @@ from quire.logits_processors import load_processors
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.layer import weight_specs_of
 from quire.models.lora.files import read_adapter
-from quire.models.lora.loader import AdapterLoader
+from quire.models.lora.loader import DeviceAdapterLoader
 from quire.models.lora.sources import AdapterSources
 from quire.models.lora.updates import AdapterMemory, HostAdapter, LowRankUpdates
 from quire.models.model import Model
@@ -120,7 +120,7 @@ class WorkerParts:
         lora = self._config.lora
         return LowRankUpdates(lora.max_loras, lora.max_lora_rank, self._device.type) if lora.enable_lora else None
 
-    def adapter_loader(self, updates: LowRankUpdates, spec: ModelSpec, factory: LayerFactory) -> AdapterLoader:
+    def adapter_loader(self, updates: LowRankUpdates, spec: ModelSpec, factory: LayerFactory) -> DeviceAdapterLoader:
         """Reads adapters of this model from wherever they are; makes their slots.
 
         Args:
@@ -144,7 +144,7 @@ class WorkerParts:
             with sources.directory(path) as directory:
                 return read_adapter(directory, updates, self.options.dtype, open_base)
 
-        return AdapterLoader(read, memory, config.lora.host_adapters)
+        return DeviceAdapterLoader(read, memory, config.lora.host_adapters)
 
     def runner(
         self,

@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.compute.attention.backend import AttentionBackend
 from quire.foundation.clock import Clock
 from quire.foundation.messages.workers import Admitted, Plan
-from quire.models.layers.positions import Positions
+from quire.models.layers.rotary import Positions
 from quire.models.model import Model
 from quire.planning.auto_config import ResolvedConfig
 from quire.planning.kv_cache_plan import NumBlocks

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire.compute.kernels.cpu.rope_by_length import choose_frequencies, grow_frequencies, sequence_lengths
-from quire.compute.kernels.reference import rope_by_length as reference
+from quire.compute.kernels.reference import rotary as reference
 
 pytestmark = pytest.mark.usefixtures("instructions")
 LENGTHS = torch.tensor([1, 80, 80, 81, 200, 200, 3, 1_000])

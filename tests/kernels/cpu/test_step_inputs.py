@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire.compute.kernels.cpu import embedding, step_inputs
-from quire.compute.kernels.cpu import paged_attention as cpu_paged_attention
+from quire.compute.kernels.cpu import rowwise_attention as cpu_paged_attention
 from quire.compute.kernels.reference import embedding as reference_embedding
 from quire.compute.kernels.reference import paged_attention
 from quire.compute.kernels.reference import step_inputs as reference

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.compute.kernels.cpu.token_bitmask import apply_token_bitmask
-from quire.compute.kernels.reference import token_bitmask as reference
+from quire.compute.kernels.cpu.sample import apply_token_bitmask
+from quire.compute.kernels.reference import filters as reference
 
 pytestmark = pytest.mark.usefixtures("instructions")
 

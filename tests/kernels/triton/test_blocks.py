@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.compute.kernels.reference import blocks as reference
+from quire.compute.kernels.reference import host_transfer as reference
 from quire.compute.kernels.triton.blocks import move_blocks
 
 DTYPES = [torch.float32, torch.bfloat16]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.compute.kernels.cpu.library import library
-from quire.compute.kernels.reference import rope_by_length as reference
+from quire.compute.kernels.reference import rotary as reference
 
 
 def sequence_lengths(least: Tensor, slots: Tensor, positions: Tensor, out: Tensor) -> None:
-    """Arguments as in reference/rope_by_length.py; all are contiguous."""
+    """Arguments as in reference/rotary.py; all are contiguous."""
     if (kernels := library()) is None:
         reference.sequence_lengths(least, slots, positions, out)
         return
@@ -19,7 +19,7 @@ def sequence_lengths(least: Tensor, slots: Tensor, positions: Tensor, out: Tenso
 
 
 def choose_frequencies(lengths: Tensor, both: Tensor, original: int, out: Tensor) -> None:
-    """Arguments as in reference/rope_by_length.py; all are contiguous."""
+    """Arguments as in reference/rotary.py; all are contiguous."""
     if (kernels := library()) is None:
         reference.choose_frequencies(lengths, both, original, out)
         return
@@ -29,7 +29,7 @@ def choose_frequencies(lengths: Tensor, both: Tensor, original: int, out: Tensor
 
 
 def grow_frequencies(lengths: Tensor, theta: float, factor: float, original: int, out: Tensor) -> None:
-    """Arguments as in reference/rope_by_length.py; all are contiguous."""
+    """Arguments as in reference/rotary.py; all are contiguous."""
     if (kernels := library()) is None:
         reference.grow_frequencies(lengths, theta, factor, original, out)
         return

@@ -1,4 +1,7 @@
-"""Attention over a paged KV cache by our own kernels, in bf16 and fp32; the cache may be quantized."""
+"""Attention over a paged KV cache by our own kernels, in bf16 and fp32; the cache may be quantized.
+
+Also where a step's tokens go in the cache.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from torch import Tensor
 from quire.compute.kernels.cpu.library import QUANTIZED_CACHES, address, library
 from quire.compute.kernels.cpu.lora import lora_expand
 from quire.compute.kernels.cpu.norm import serves_weight
+from quire.compute.kernels.reference import paged_attention as paged_attention_reference
 from quire.compute.kernels.reference import rowwise_attention as reference
 from quire.compute.kernels.reference.lora import RowUpdate
 
@@ -113,3 +117,25 @@ def _name(op: str, x: Tensor, cache: Tensor, scales: Tensor | None) -> str | Non
         return op if cache.dtype == x.dtype else None
     kind = QUANTIZED_CACHES.get(cache.dtype)
     return None if kind is None else f"{op}_{kind}"
+
+
+def compute_slot_mapping(
+    block_table: Tensor, slots: Tensor, positions: Tensor, block_size: int, slot_mapping: Tensor
+) -> None:
+    """Arguments as in reference/paged_attention.py."""
+    kernels = library()
+    whole = all(tensor.is_contiguous() for tensor in (block_table, slots, positions, slot_mapping))
+    if kernels is None or not whole:
+        paged_attention_reference.compute_slot_mapping(block_table, slots, positions, block_size, slot_mapping)
+        return
+    kernels(
+        "compute_slot_mapping",
+        None,
+        block_table.data_ptr(),
+        block_table.stride(0),
+        slots.data_ptr(),
+        positions.data_ptr(),
+        len(positions),
+        block_size,
+        slot_mapping.data_ptr(),
+    )

@@ -1,10 +1,13 @@
-"""Sampling by our own kernel: one pass over a row of logits where it is greedy."""
+"""Sampling by our own kernel: one pass over a row of logits where it is greedy; and token bitmasks, of which a bit is
+looked at where it is, and only logits of forbidden tokens are written.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from quire.compute.kernels.cpu.library import address, library
+from quire.compute.kernels.reference import filters
 from quire.compute.kernels.reference import sample as reference
 from quire.compute.kernels.reference.sample import SamplingColumns, SamplingThresholds
 from quire.sampling_params import MIN_TEMPERATURE
@@ -40,4 +43,23 @@ def sample(
         address(last),
         address(thresholds and thresholds.value),
         address(thresholds and thresholds.last_id),
+    )
+
+
+def apply_token_bitmask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """Arguments as in reference/filters.py; all but the rows of `logits` are contiguous."""
+    kernels, vocab = library(), logits.shape[1]
+    assert rows.is_contiguous() and bits.is_contiguous() and bits.shape == (len(rows), -(-vocab // 32))
+    if kernels is None or logits.stride(1) != 1 or not kernels.serves(logits):
+        filters.apply_token_bitmask(logits, rows, bits)
+        return
+    kernels(
+        "apply_token_bitmask",
+        logits.dtype,
+        logits.data_ptr(),
+        logits.stride(0),
+        vocab,
+        rows.data_ptr(),
+        len(rows),
+        bits.data_ptr(),
     )

@@ -1,4 +1,5 @@
-"""Cutting the tail off a distribution: min_p, top_k and top_p, on scores that the temperature has divided.
+"""Cutting tokens: logits of those that a bitmask forbids; and the tail of a distribution, by min_p, top_k and top_p, on
+scores that the temperature has divided.
 
 What is cut becomes -inf. Ties are broken by the lower token id, so exactly k tokens stay. No full sort is made where
 the likeliest few decide.
@@ -12,6 +13,8 @@ from torch import Tensor
 _MINUS_INFINITY = float("-inf")
 _FIRST_LOOK = 1024
 """How many of the likeliest tokens are sorted first; the whole vocabulary only where top_p reaches beyond them."""
+_MOST_LOGITS = 2**24
+"""Logits that are changed at a time, at most, but one row at least. Each takes some 5 bytes meanwhile."""
 
 
 def apply_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
@@ -71,3 +74,20 @@ def _keep(scores: Tensor, kept: Tensor, worst: Tensor) -> Tensor:
         room = kept.unsqueeze(1) - above.sum(-1, keepdim=True)
         stays = above | (equal & (equal.cumsum(-1) <= room))
     return scores.masked_fill(~stays, _MINUS_INFINITY)
+
+
+def apply_token_bitmask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """Set the logits of forbidden tokens to -inf.
+
+    Args:
+        logits: [reads, vocab] floating, changed in place.
+        rows: [n] int64, which of the reads; each once.
+        bits: [n, words] int32, a bitmask for each of them: token t is allowed where bit t % 32 of word t // 32 is 1.
+    """
+    vocab, places = logits.shape[1], torch.arange(8, dtype=torch.uint8, device=bits.device)
+    each = max(1, _MOST_LOGITS // vocab)
+    for some, theirs in zip(torch.split(rows, each), torch.split(bits, each), strict=True):
+        in_bytes = theirs.contiguous().view(torch.uint8).unsqueeze(-1)  # [n, words · 4, 1], the lowest byte first
+        forbidden = in_bytes.bitwise_right_shift(places).bitwise_and_(1).logical_not().flatten(1)  # [n, words · 32]
+        own = logits.index_select(0, some).masked_fill_(forbidden[:, :vocab], float("-inf"))
+        logits.index_copy_(0, some, own)

@@ -1,4 +1,4 @@
-"""What a step takes from the host's memory, and what it leaves there."""
+"""What a step takes from the host's memory, and what it leaves there; and blocks of the KV cache, which come and go."""
 
 from __future__ import annotations
 
@@ -27,3 +27,22 @@ def copy_outputs_to_host(outputs: Tensor, buffers: Tensor, turn: Tensor) -> None
         turn: See `copy_inputs_from_host`.
     """
     buffers[(int(turn[0]) - 1) % len(buffers)] = outputs
+
+
+def move_blocks(source: Tensor, origins: Tensor | None, target: Tensor, goals: Tensor | None) -> None:
+    """target[goals] = source[origins]: whole blocks, of all layers at once.
+
+    Args:
+        source, target: [blocks, storages, …] of one dtype; they may be the same tensor.
+        origins, goals: [n] int64 block numbers; None: 0 to n - 1, for one of them. No goal stands twice, and none is an
+            origin where source and target are the same.
+    """
+    if origins is None:
+        assert goals is not None
+        moved = source[: len(goals)]
+    else:
+        moved = source.index_select(0, origins)
+    if goals is None:
+        target[: len(moved)] = moved
+    else:
+        target.index_copy_(0, goals, moved)

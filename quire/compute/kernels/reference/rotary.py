@@ -1,4 +1,4 @@
-"""Rotary position embedding."""
+"""Rotary position embedding, and its frequencies where they depend on a sequence's length."""
 
 from __future__ import annotations
 
@@ -24,3 +24,45 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [tokens, 1, d/2]
     torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)
     torch.mul(second, cos, out=out_second).addcmul_(first, sin)
+
+
+def sequence_lengths(least: Tensor, slots: Tensor, positions: Tensor, out: Tensor) -> None:
+    """The length that each token's sequence counts as: its slot's, and at least up to the token.
+
+    Args:
+        least: [slots] int64.
+        slots: [tokens] int64, each token's.
+        positions: [tokens] int64.
+        out: [tokens] int64.
+    """
+    torch.maximum(least.index_select(0, slots), positions + 1, out=out)
+
+
+def choose_frequencies(lengths: Tensor, both: Tensor, original: int, out: Tensor) -> None:
+    """One of two lists of frequencies for each token (LongRoPE, Ding et al. 2024).
+
+    Args:
+        lengths: [tokens] int64.
+        both: [2, width / 2] fp32; the second is for sequences longer than `original` tokens.
+        original: See above.
+        out: [tokens, width / 2] fp32.
+    """
+    out.copy_(both[(lengths > original).long()])
+
+
+def grow_frequencies(lengths: Tensor, theta: float, factor: float, original: int, out: Tensor) -> None:
+    """The base grows with the sequence beyond the original length ("NTK-aware scaled RoPE", bloc97 2023, in its dynamic
+    form).
+
+    Args:
+        lengths: [tokens] int64.
+        theta: The base up to the original length.
+        factor: How much longer sequences may become.
+        original: That length, in tokens.
+        out: [tokens, width / 2] fp32.
+    """
+    width = 2 * out.shape[1]
+    growth = factor * lengths.clamp(min=original).float() / original - (factor - 1)
+    base = theta * growth ** (width / (width - 2))
+    exponents = torch.arange(0, width, 2, dtype=torch.float32, device=lengths.device) / width
+    out.copy_(1.0 / base.unsqueeze(1) ** exponents)

@@ -21,7 +21,7 @@ from quire.compute.kernels.dispatch import kernel
 from quire.foundation.config import Config
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.linear import Projection
-from quire.models.layers.positions import Positions
+from quire.models.layers.rotary import Positions
 from quire.models.lent import Lent
 from quire.models.spec import ModelSpec, read_spec
 from quire.models.weights.head_names import FUSION

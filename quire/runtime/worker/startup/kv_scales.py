@@ -14,16 +14,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quire.compute.attention.backend import AttentionLayer, QKNormRope, Rows
-from quire.compute.attention.metadata import AttentionMetadata, IntArray
-from quire.compute.attention.padded_limits import PaddedLimits
+from quire.compute.attention.backend import AttentionLayer, QKNormRope, StepRows
+from quire.compute.attention.metadata import AttentionMetadata, IntArray, PaddedLimits
 from quire.compute.kernels.reference.paged_attention import prefill_attention
 from quire.compute.kernels.reference.quantized_rows import LARGEST
 from quire.compute.kernels.reference.rowwise_attention import qk_norm_rope_and_cache
 from quire.errors import CheckpointError
 from quire.foundation.config import Config
 from quire.foundation.config.kv_cache_dtype import QUANTIZED
-from quire.models.layers.positions import Positions
+from quire.models.layers.rotary import Positions
 from quire.models.model import Model
 from quire.models.spec import ModelSpec
 from quire.models.weights.safetensors import SafetensorsCheckpoint
@@ -118,7 +117,7 @@ class _KVRanges:
     ) -> AttentionMetadata[IntArray]:
         return AttentionMetadata()
 
-    def prepare(self, rows: Rows) -> None:
+    def prepare(self, rows: StepRows) -> None:
         """Do nothing: the row is all there is."""
 
     def run(self, layer: AttentionLayer, qkv: Tensor, norm_rope: QKNormRope, out: Tensor) -> None:

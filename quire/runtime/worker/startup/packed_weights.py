@@ -16,8 +16,8 @@ from quire.compute.mesh import Mesh
 from quire.foundation.config import Config, ModelConfig, environment
 from quire.models.spec import ModelSpec
 from quire.models.weights.gguf import find_gguf_files
-from quire.models.weights.packed import PackedAtStart, PackedWeights
 from quire.models.weights.safetensors_files import find_files
+from quire.models.weights.tensor_options import PackedAtStart, PackedWeights
 
 LEAST_BYTES = 1 << 26
 """Smaller weights are packed at each start, in less than a tenth of a second."""

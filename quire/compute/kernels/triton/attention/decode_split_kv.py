@@ -22,9 +22,8 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.compute.kernels.reference.paged_attention import SPLIT_OVERHEAD_TILES, DecodePartials
-from quire.compute.kernels.triton.attention.cache_elements import widened
 from quire.compute.kernels.triton.attention.decode_large_batch import decode_attention_large_batch, serves_large_batch
-from quire.compute.kernels.triton.attention.score_scaling import padded_size, scaled_scores, score_factors
+from quire.compute.kernels.triton.attention.score_scaling import padded_size, scaled_scores, score_factors, widened
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.device_properties import multiprocessors
 from quire.compute.kernels.triton.launching.launch import fast_launch, next_power_of_2

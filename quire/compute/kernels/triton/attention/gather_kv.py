@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.compute.kernels.triton.attention.cache_elements import widened
+from quire.compute.kernels.triton.attention.score_scaling import widened
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.launch import fast_launch
 

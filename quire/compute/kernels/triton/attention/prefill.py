@@ -17,8 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.compute.kernels.triton.attention.cache_elements import widened
-from quire.compute.kernels.triton.attention.score_scaling import padded_size, scaled_scores, score_factors
+from quire.compute.kernels.triton.attention.score_scaling import padded_size, scaled_scores, score_factors, widened
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.device_properties import program_memory
 from quire.compute.kernels.triton.launching.launch import fast_launch

@@ -1,4 +1,5 @@
-"""What kernels of attention share: products of queries and keys to scores, and how wide a head is in products.
+"""What kernels of attention share: products of queries and keys to scores, how wide a head is in products, and
+elements of a quantized cache.
 
 Scores are in powers of two, which is how the GPU takes exponentials.
 """
@@ -31,3 +32,11 @@ def scaled_scores(products, before, after, CAPPED: tl.constexpr):
     if CAPPED:
         return after - 2.0 * after / (tl.exp2(products * before) + 1.0)
     return products * before
+
+
+@triton.jit
+def widened(x, dtype: tl.constexpr):
+    """Elements of a cache as numbers of the products' dtype, which holds each of them exactly."""
+    if x.dtype == tl.int8:
+        return x.to(tl.float32).to(dtype)
+    return x.to(dtype)
