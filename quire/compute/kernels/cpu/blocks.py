@@ -117,19 +117,9 @@ def _multiply(name: str, x: Tensor, weight: BlockWeight, bias: Tensor | None, y:
         y.copy_(exact)
         return
     kernels(
-        name,
-        x.dtype,
-        x.data_ptr(),
-        x.stride(0),
-        x.shape[0],
-        weight.data.data_ptr(),
-        weight.rows,
-        weight.columns,
-        _number(weight.name),
-        address(bias),
-        y.data_ptr(),
-        y.stride(0),
-    )
+        name, x.dtype, x.data_ptr(), x.stride(0), x.shape[0], weight.data.data_ptr(), weight.rows, weight.columns,
+        _number(weight.name), address(bias), y.data_ptr(), y.stride(0),
+    )  # fmt: skip
 
 
 def _pack(blocks: Tensor, form: QuantizedType, to: Tensor) -> None:

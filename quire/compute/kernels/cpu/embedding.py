@@ -59,14 +59,6 @@ def angles(positions: Tensor, frequencies: Tensor, scale: float, cos: Tensor, si
         return
     tokens, half = cos.shape
     kernels(
-        "angles",
-        cos.dtype,
-        positions.data_ptr(),
-        tokens,
-        frequencies.data_ptr(),
-        half if frequencies.dim() == 2 else 0,
-        half,
-        scale,
-        cos.data_ptr(),
-        sin.data_ptr(),
-    )
+        "angles", cos.dtype, positions.data_ptr(), tokens, frequencies.data_ptr(),
+        half if frequencies.dim() == 2 else 0, half, scale, cos.data_ptr(), sin.data_ptr(),
+    )  # fmt: skip

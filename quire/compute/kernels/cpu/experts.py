@@ -29,16 +29,9 @@ def route(
     weights = torch.empty((tokens, chosen), dtype=logits.dtype)
     numbers = torch.empty((tokens, chosen), dtype=torch.int64)
     kernels(
-        "route",
-        logits.dtype,
-        logits.data_ptr(),
-        tokens,
-        experts,
-        chosen,
-        renormalise,
-        weights.data_ptr(),
+        "route", logits.dtype, logits.data_ptr(), tokens, experts, chosen, renormalise, weights.data_ptr(),
         numbers.data_ptr(),
-    )
+    )  # fmt: skip
     if count is None:
         return weights, numbers
     own = torch.empty_like(numbers)
@@ -85,24 +78,10 @@ def experts(
     fused = gate_up.rows % (2 * PANEL) == 0
     memory = torch.empty(workspace_bytes(tokens, count, hidden, width, chosen, x.element_size()), dtype=torch.uint8)
     gate_up.library(
-        "experts",
-        x.dtype,
-        x.data_ptr(),
-        tokens,
-        gate_up.data.data_ptr(),
-        gate_up.data.numel() // count,
-        down.data.data_ptr(),
-        down.data.numel() // count,
-        count,
-        hidden,
-        width,
-        fused,
-        numbers.data_ptr(),
-        weights.data_ptr(),
-        chosen,
-        memory.data_ptr(),
-        out.data_ptr(),
-    )
+        "experts", x.dtype, x.data_ptr(), tokens, gate_up.data.data_ptr(), gate_up.data.numel() // count,
+        down.data.data_ptr(), down.data.numel() // count, count, hidden, width, fused, numbers.data_ptr(),
+        weights.data_ptr(), chosen, memory.data_ptr(), out.data_ptr(),
+    )  # fmt: skip
 
 
 def workspace_bytes(tokens: int, count: int, hidden: int, width: int, chosen: int, element: int) -> int:

@@ -86,15 +86,6 @@ def _multiply(name: str, x: Tensor, packed: PackedWeight, bias: Tensor | None, y
     assert x.dtype == data.dtype and x.shape[1] == columns and y.stride(1) == 1
     assert bias is None or bias.dtype == x.dtype
     kernels(
-        name,
-        x.dtype,
-        x.data_ptr(),
-        x.stride(0),
-        x.shape[0],
-        data.data_ptr(),
-        rows,
-        columns,
-        address(bias),
-        y.data_ptr(),
-        y.stride(0),
-    )
+        name, x.dtype, x.data_ptr(), x.stride(0), x.shape[0], data.data_ptr(), rows, columns, address(bias),
+        y.data_ptr(), y.stride(0),
+    )  # fmt: skip

@@ -20,22 +20,9 @@ def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
     assert a.stride(2) == 1 and a.stride(1) == x.shape[1] == a.shape[2]
     low = x.new_empty((1, len(tiles.slots), modules * most))
     kernels(
-        "lora_shrink",
-        x.dtype,
-        x.data_ptr(),
-        x.stride(0),
-        x.shape[1],
-        a.data_ptr(),
-        a.stride(0),
-        ranks.data_ptr(),
-        ranks.stride(0),
-        modules,
-        most,
-        tiles.slots.data_ptr(),
-        tiles.rows.data_ptr(),
-        len(tiles.slots),
-        low.data_ptr(),
-    )
+        "lora_shrink", x.dtype, x.data_ptr(), x.stride(0), x.shape[1], a.data_ptr(), a.stride(0), ranks.data_ptr(),
+        ranks.stride(0), modules, most, tiles.slots.data_ptr(), tiles.rows.data_ptr(), len(tiles.slots), low.data_ptr(),
+    )  # fmt: skip
     return low
 
 
@@ -56,26 +43,13 @@ def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -
     assert scaling is None or lies_beside(scaling, weights)
     for module, outputs in enumerate(weights.rows):
         kernels(
-            "lora_expand",
-            y.dtype,
-            low.data_ptr() + module * b.shape[2] * element,
-            low.shape[2],
-            b.data_ptr() + begin * element,
-            b.stride(0),
-            b.stride(2),
-            outputs,
-            ranks.data_ptr(),
-            ranks.stride(0),
-            b.shape[2],
-            tiles.slots.data_ptr(),
-            tiles.rows.data_ptr(),
-            len(tiles.slots),
+            "lora_expand", y.dtype, low.data_ptr() + module * b.shape[2] * element, low.shape[2],
+            b.data_ptr() + begin * element, b.stride(0), b.stride(2), outputs, ranks.data_ptr(), ranks.stride(0),
+            b.shape[2], tiles.slots.data_ptr(), tiles.rows.data_ptr(), len(tiles.slots),
             scaling.factors.data_ptr() + begin * element if scaling else 0,
-            scaling.summands.data_ptr() + begin * element if scaling else 0,
-            scaling.used.data_ptr() if scaling else 0,
-            y.data_ptr() + begin * element,
-            y.stride(0),
-        )
+            scaling.summands.data_ptr() + begin * element if scaling else 0, scaling.used.data_ptr() if scaling else 0,
+            y.data_ptr() + begin * element, y.stride(0),
+        )  # fmt: skip
         begin += outputs
 
 

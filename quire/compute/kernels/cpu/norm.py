@@ -18,18 +18,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor |
         return
     width = x.shape[-1]
     kernels(
-        "rms_norm",
-        x.dtype,
-        x.data_ptr(),
-        address(delta),
-        weight.data_ptr(),
-        weight.dtype == torch.float32,
-        weight.numel() // width,
-        eps,
-        x.numel() // width,
-        width,
-        out.data_ptr(),
-    )
+        "rms_norm", x.dtype, x.data_ptr(), address(delta), weight.data_ptr(), weight.dtype == torch.float32,
+        weight.numel() // width, eps, x.numel() // width, width, out.data_ptr(),
+    )  # fmt: skip
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, delta: Tensor | None = None) -> None:
@@ -40,16 +31,9 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor,
         reference.layer_norm(x, weight, bias, eps, out, delta)
         return
     kernels(
-        "layer_norm",
-        x.dtype,
-        x.data_ptr(),
-        address(delta),
-        weight.data_ptr(),
-        bias.data_ptr(),
-        eps,
-        *x.shape,
+        "layer_norm", x.dtype, x.data_ptr(), address(delta), weight.data_ptr(), bias.data_ptr(), eps, *x.shape,
         out.data_ptr(),
-    )
+    )  # fmt: skip
 
 
 def serves_weight(weight: Tensor, x: Tensor) -> bool:

@@ -41,25 +41,11 @@ def qk_norm_rope_and_cache(
         return
     tokens, heads, d = q.shape
     kernels(
-        name,
-        qkv.dtype,
-        qkv.data_ptr(),
-        tokens,
-        heads,
-        keys.shape[2],
-        d,
-        address(norm),
-        norm is not None and norm.dtype == torch.float32,
-        eps,
-        address(cos),
-        address(sin),
-        0 if cos is None else cos.shape[1],
-        slot_mapping.data_ptr(),
-        keys.data_ptr(),
-        values.data_ptr(),
-        q.data_ptr(),
+        name, qkv.dtype, qkv.data_ptr(), tokens, heads, keys.shape[2], d, address(norm),
+        norm is not None and norm.dtype == torch.float32, eps, address(cos), address(sin),
+        0 if cos is None else cos.shape[1], slot_mapping.data_ptr(), keys.data_ptr(), values.data_ptr(), q.data_ptr(),
         address(scales),
-    )
+    )  # fmt: skip
 
 
 def paged_attention(
@@ -87,28 +73,10 @@ def paged_attention(
         reference.paged_attention(q, keys, values, table, slots, starts, counts, window, out, scale, cap, scales)
         return
     kernels(
-        name,
-        q.dtype,
-        q.data_ptr(),
-        keys.data_ptr(),
-        values.data_ptr(),
-        out.data_ptr(),
-        table.data_ptr(),
-        table.stride(0),
-        slots.data_ptr(),
-        starts.data_ptr(),
-        counts.data_ptr(),
-        len(counts),
-        heads,
-        kv_heads,
-        d,
-        keys.shape[1],
-        keys.stride(0),
-        window or 0,
-        scale,
-        cap or 0.0,
-        address(scales),
-    )
+        name, q.dtype, q.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), table.data_ptr(),
+        table.stride(0), slots.data_ptr(), starts.data_ptr(), counts.data_ptr(), len(counts), heads, kv_heads, d,
+        keys.shape[1], keys.stride(0), window or 0, scale, cap or 0.0, address(scales),
+    )  # fmt: skip
 
 
 def _name(op: str, x: Tensor, cache: Tensor, scales: Tensor | None) -> str | None:
@@ -129,13 +97,6 @@ def compute_slot_mapping(
         paged_attention_reference.compute_slot_mapping(block_table, slots, positions, block_size, slot_mapping)
         return
     kernels(
-        "compute_slot_mapping",
-        None,
-        block_table.data_ptr(),
-        block_table.stride(0),
-        slots.data_ptr(),
-        positions.data_ptr(),
-        len(positions),
-        block_size,
-        slot_mapping.data_ptr(),
-    )
+        "compute_slot_mapping", None, block_table.data_ptr(), block_table.stride(0), slots.data_ptr(),
+        positions.data_ptr(), len(positions), block_size, slot_mapping.data_ptr(),
+    )  # fmt: skip

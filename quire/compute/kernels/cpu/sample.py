@@ -30,20 +30,10 @@ def sample(
         reference.sample(logits, slots, asked, tokens, faults, last, thresholds)
         return
     kernels(
-        "sample",
-        logits.dtype,
-        logits.data_ptr(),
-        logits.stride(0),
-        *logits.shape,
-        slots.data_ptr(),
-        *(column.data_ptr() for column in asked),
-        MIN_TEMPERATURE,
-        tokens.data_ptr(),
-        faults.data_ptr(),
-        address(last),
-        address(thresholds and thresholds.value),
-        address(thresholds and thresholds.last_id),
-    )
+        "sample", logits.dtype, logits.data_ptr(), logits.stride(0), *logits.shape, slots.data_ptr(),
+        *(column.data_ptr() for column in asked), MIN_TEMPERATURE, tokens.data_ptr(), faults.data_ptr(), address(last),
+        address(thresholds and thresholds.value), address(thresholds and thresholds.last_id),
+    )  # fmt: skip
 
 
 def apply_token_bitmask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
@@ -54,12 +44,6 @@ def apply_token_bitmask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         filters.apply_token_bitmask(logits, rows, bits)
         return
     kernels(
-        "apply_token_bitmask",
-        logits.dtype,
-        logits.data_ptr(),
-        logits.stride(0),
-        vocab,
-        rows.data_ptr(),
-        len(rows),
+        "apply_token_bitmask", logits.dtype, logits.data_ptr(), logits.stride(0), vocab, rows.data_ptr(), len(rows),
         bits.data_ptr(),
-    )
+    )  # fmt: skip

@@ -34,14 +34,6 @@ def prepare_inputs(
         return
     assert all(tensor.is_contiguous() for tensor in (*given, *columns, *found, tokens))
     kernels(
-        "prepare_inputs",
-        None,
-        *(tensor.data_ptr() for tensor in given),
-        len(slots),
-        len(ids),
-        length.data_ptr(),
-        last.data_ptr(),
-        dummy,
-        *(tensor.data_ptr() for tensor in found),
-        tokens.data_ptr(),
-    )
+        "prepare_inputs", None, *(tensor.data_ptr() for tensor in given), len(slots), len(ids), length.data_ptr(),
+        last.data_ptr(), dummy, *(tensor.data_ptr() for tensor in found), tokens.data_ptr(),
+    )  # fmt: skip

@@ -65,13 +65,9 @@ def _programs(whole: Tensor) -> tuple[int] | None:
 @fast_launch
 @triton.jit
 def _gated(
-    x,
-    out,
-    ACTIVATION: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x, out,
+    ACTIVATION: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     release_dependents(OVERLAP)
     row, column = _place(WIDTH, BLOCK)
     inside = column < WIDTH

@@ -35,20 +35,9 @@ def move_blocks(source: Tensor, origins: Tensor | None, target: Tensor, goals: T
 @fast_launch
 @triton.jit(do_not_specialize_on_alignment=["origins", "goals"])
 def _move(
-    source,
-    origins,
-    source_block,
-    source_storage,
-    target,
-    goals,
-    target_block,
-    target_storage,
-    STORAGES: tl.constexpr,
-    SIZE: tl.constexpr,
-    PARTS: tl.constexpr,
-    PART: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    source, origins, source_block, source_storage, target, goals, target_block, target_storage,
+    STORAGES: tl.constexpr, SIZE: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """Program (n · STORAGES + s) · PARTS + p moves part p of the n-th block's piece in storage s."""
     release_dependents(OVERLAP)
     piece, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS

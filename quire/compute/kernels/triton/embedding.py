@@ -49,15 +49,9 @@ def angles(positions: Tensor, frequencies: Tensor, scale: float, cos: Tensor, si
 @fast_launch
 @triton.jit(do_not_specialize_on_alignment=["tokens"])
 def _embed(
-    tokens,
-    weight,
-    scale,
-    out,
-    WIDTH: tl.constexpr,
-    PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    tokens, weight, scale, out,
+    WIDTH: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     release_dependents(OVERLAP)
     place = (tl.program_id(0) // PARTS).to(tl.int64)
     column = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)
@@ -72,18 +66,9 @@ def _embed(
 @fast_launch
 @triton.jit(do_not_specialize=["total"], do_not_specialize_on_alignment=["positions"])
 def _angles(
-    positions,
-    frequencies,
-    cos,
-    sin,
-    total,
-    scale,
-    HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TOKENS: tl.constexpr,
-    EACH: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    positions, frequencies, cos, sin, total, scale,
+    HALF: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr, EACH: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """TOKENS tokens; EACH has frequencies of its own, or all share them."""
     release_dependents(OVERLAP)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)

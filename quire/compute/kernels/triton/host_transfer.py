@@ -44,15 +44,9 @@ def copy_outputs_to_host(outputs: Tensor, buffers: Tensor, turn: Tensor) -> None
 @fast_launch
 @triton.jit(do_not_specialize=["entries", "capacity"], do_not_specialize_on_alignment=["buffers", "turn", "out"])
 def _copy_inputs_from_host(
-    buffers,
-    turn,
-    out,
-    entries,
-    capacity,
-    NUMBER: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    buffers, turn, out, entries, capacity,
+    NUMBER: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     release_dependents(OVERLAP)
     program = tl.program_id(0)
     wait_for_inputs(OVERLAP)
@@ -68,14 +62,9 @@ def _copy_inputs_from_host(
 @fast_launch
 @triton.jit(do_not_specialize=["entries"], do_not_specialize_on_alignment=["outputs", "buffers", "turn"])
 def _copy_outputs_to_host(
-    outputs,
-    buffers,
-    turn,
-    entries,
-    NUMBER: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    outputs, buffers, turn, entries,
+    NUMBER: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     release_dependents(OVERLAP)
     wait_for_inputs(OVERLAP)
     own = buffers + (tl.load(turn) - 1) % NUMBER * entries

@@ -147,27 +147,10 @@ def _splits(rows: int, columns: int) -> int:
 @fast_launch
 @triton.jit(do_not_specialize_on_alignment=["ranks", "ranks_stride", "slots", "rows"])
 def _shrink(
-    x,
-    a,
-    ranks,
-    slots,
-    rows,
-    partial,
-    arrived,
-    low,
-    a_stride,
-    ranks_stride,
-    COLUMNS: tl.constexpr,
-    RANK: tl.constexpr,
-    MODULES: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SPLITS_UP: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    IEEE: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x, a, ranks, slots, rows, partial, arrived, low, a_stride, ranks_stride,
+    COLUMNS: tl.constexpr, RANK: tl.constexpr, MODULES: tl.constexpr, SPLITS: tl.constexpr, SPLITS_UP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, IEEE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """BLOCK_R ranks of one module, of a tile's rows, over one of SPLITS parts of the columns.
 
     Dependents start only when all before this kernel has ended: so the product behind it may read x at once, and
@@ -208,18 +191,9 @@ def _shrink(
 
 @triton.jit
 def store_split_sum(
-    sums,
-    to,
-    mask,
-    partial,
-    arrived,
-    block,
-    split,
-    splits,
-    SPLITS_UP: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-):
+    sums, to, mask, partial, arrived, block, split, splits,
+    SPLITS_UP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
     """Store sums [BLOCK_M, BLOCK_R] of all columns, of which each of `splits` programs, SPLITS_UP at most, has a part:
     the last one adds them up, in the order of the columns."""
     if splits == 1:
@@ -247,31 +221,11 @@ def store_split_sum(
     do_not_specialize_on_alignment=["ranks", "ranks_stride", "factors", "summands", "scaled", "slots", "rows"],
 )
 def _expand(
-    low,
-    b,
-    ranks,
-    factors,
-    summands,
-    scaled,
-    slots,
-    rows,
-    y,
-    tiles,
-    step,
-    b_stride,
-    ranks_stride,
-    ROWS_0: tl.constexpr,
-    ROWS_1: tl.constexpr,
-    ROWS_2: tl.constexpr,
-    RANK: tl.constexpr,
-    MODULES: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    IEEE: tl.constexpr,
-    SCALED: tl.constexpr,
+    low, b, ranks, factors, summands, scaled, slots, rows, y, tiles, step, b_stride, ranks_stride,
+    ROWS_0: tl.constexpr, ROWS_1: tl.constexpr, ROWS_2: tl.constexpr, RANK: tl.constexpr, MODULES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, IEEE: tl.constexpr, SCALED: tl.constexpr,
     OVERLAP: tl.constexpr,
-):
+):  # fmt: skip
     """BLOCK_N outputs of one module, of each `step`th tile's rows. Tiles and the first weights are read before the
     product has ended."""
     release_dependents(OVERLAP)
@@ -321,30 +275,10 @@ def _expand(
     do_not_specialize_on_alignment=["ranks", "ranks_stride", "factors", "summands", "scaled", "slots", "rows"],
 )
 def _expand_silu_and_mul(
-    low,
-    b,
-    ranks,
-    factors,
-    summands,
-    scaled,
-    slots,
-    rows,
-    y,
-    out,
-    tiles,
-    step,
-    b_stride,
-    ranks_stride,
-    WIDTH: tl.constexpr,
-    RANK: tl.constexpr,
-    MODULES: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    IEEE: tl.constexpr,
-    SCALED: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    low, b, ranks, factors, summands, scaled, slots, rows, y, out, tiles, step, b_stride, ranks_stride,
+    WIDTH: tl.constexpr, RANK: tl.constexpr, MODULES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr, IEEE: tl.constexpr, SCALED: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """BLOCK_N results, of each `step`th tile's rows, with an adapter or without."""
     release_dependents(OVERLAP)
     BLOCKS: tl.constexpr = (WIDTH + BLOCK_N - 1) // BLOCK_N
@@ -434,22 +368,9 @@ def _low_of_rows(low, row, module, RANK: tl.constexpr, MODULES: tl.constexpr, BL
 
 @triton.jit
 def _b_low(
-    low,
-    b,
-    own,
-    weight,
-    slot,
-    used,
-    row,
-    module,
-    output,
-    inside,
-    b_stride,
-    RANK: tl.constexpr,
-    MODULES: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    IEEE: tl.constexpr,
-):
+    low, b, own, weight, slot, used, row, module, output, inside, b_stride,
+    RANK: tl.constexpr, MODULES: tl.constexpr, BLOCK_R: tl.constexpr, IEEE: tl.constexpr,
+):  # fmt: skip
     """[rows, outputs], B A x of a tile's rows, from A x; `own` and `weight` are the first ranks of that and of B."""
     precision: tl.constexpr = "ieee" if IEEE else "tf32"
     sums = tl.dot(own, tl.trans(weight), input_precision=precision)

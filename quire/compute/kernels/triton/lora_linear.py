@@ -120,47 +120,13 @@ def _columns_of_step(config: GemmConfig) -> int:
     do_not_specialize_on_alignment=["ranks", "ranks_stride", "slots", "tile_rows"],
 )
 def _tile_and_shrink_kernel(
-    x,
-    w,
-    bias,
-    y,
-    sums,
-    arrived,
-    a,
-    ranks,
-    slots,
-    tile_rows,
-    partial,
-    arrived_low,
-    low,
-    rows,
-    outputs,
-    columns,
-    product_tiles,
-    splits,
-    tiles,
-    programs,
-    most,
-    a_stride,
-    ranks_stride,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SPLIT: tl.constexpr,
-    WHOLE: tl.constexpr,
-    SWAPPED: tl.constexpr,
-    BIASED: tl.constexpr,
-    RANK: tl.constexpr,
-    MODULES: tl.constexpr,
-    MOST_TILES: tl.constexpr,
-    MOST_SPLITS: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    PARTS: tl.constexpr,
-    WHOLE_C: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x, w, bias, y, sums, arrived, a, ranks, slots, tile_rows, partial, arrived_low, low, rows, outputs, columns,
+    product_tiles, splits, tiles, programs, most, a_stride, ranks_stride,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, WHOLE: tl.constexpr,
+    SWAPPED: tl.constexpr, BIASED: tl.constexpr, RANK: tl.constexpr, MODULES: tl.constexpr, MOST_TILES: tl.constexpr,
+    MOST_SPLITS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PARTS: tl.constexpr,
+    WHOLE_C: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """A tile of the product, or nothing of it, and what falls to this program of A x.
 
     Dependents start when all before this kernel has ended, not sooner: before they wait they read which rows have which
@@ -204,30 +170,11 @@ def _tile_and_shrink_kernel(
 
 @triton.jit
 def _shrink_blocks(
-    begin_block,
-    end_block,
-    number,
-    workers,
-    x,
-    a,
-    ranks,
-    slots,
-    rows,
-    partial,
-    arrived,
-    low,
-    columns,
-    a_stride,
+    begin_block, end_block, number, workers, x, a, ranks, slots, rows, partial, arrived, low, columns, a_stride,
     ranks_stride,
-    RANK: tl.constexpr,
-    MODULES: tl.constexpr,
-    MOST_SPLITS: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    PARTS: tl.constexpr,
-    WHOLE_C: tl.constexpr,
-):
+    RANK: tl.constexpr, MODULES: tl.constexpr, MOST_SPLITS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr, PARTS: tl.constexpr, WHOLE_C: tl.constexpr,
+):  # fmt: skip
     """What falls to worker `number` of some blocks of A x, each of BLOCK_R ranks of a tile's rows: these are cut by the
     columns until every worker has some."""
     GROUPS: tl.constexpr = MODULES * (RANK // BLOCK_R)
@@ -256,20 +203,9 @@ def _shrink_blocks(
 
 @triton.jit
 def _shrink_loop(
-    x,
-    x_rows,
-    x_mask,
-    a,
-    a_rows,
-    columns,
-    first,
-    last,
-    BLOCK_T: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    PARTS: tl.constexpr,
-    WHOLE: tl.constexpr,
-):
+    x, x_rows, x_mask, a, a_rows, columns, first, last,
+    BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PARTS: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
     """[BLOCK_T, BLOCK_R] fp32, as `gemm_loop` has it, but a step's columns are in PARTS, one for each warp: warps could
     share nothing else of so small a tile, and all of its products would wait for each other."""
     EACH: tl.constexpr = BLOCK_C // PARTS

@@ -54,27 +54,10 @@ def lora_rms_norm(
 @fast_launch
 @triton.jit(do_not_specialize_on_alignment=["ranks", "ranks_stride", "factors", "summands", "scaled", "slot_of_row"])
 def _lora_rms_norm(
-    low,
-    b,
-    ranks,
-    factors,
-    summands,
-    scaled,
-    slot_of_row,
-    x,
-    delta,
-    weight,
-    out,
-    b_stride,
-    ranks_stride,
-    eps,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    RANK: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    SCALED: tl.constexpr,
+    low, b, ranks, factors, summands, scaled, slot_of_row, x, delta, weight, out, b_stride, ranks_stride, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, RANK: tl.constexpr, BLOCK_R: tl.constexpr, SCALED: tl.constexpr,
     OVERLAP: tl.constexpr,
-):
+):  # fmt: skip
     """A row."""
     release_dependents(OVERLAP)
     row = tl.program_id(0).to(tl.int64)

@@ -69,21 +69,10 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor,
 @fast_launch
 @triton.jit(do_not_specialize=["rows"])
 def _rms_norm(
-    x,
-    delta,
-    weight,
-    out,
-    rows,
-    x_token,
-    x_head,
-    eps,
-    HEADS: tl.constexpr,
-    EACH: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
+    x, delta, weight, out, rows, x_token, x_head, eps,
+    HEADS: tl.constexpr, EACH: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
-):
+):  # fmt: skip
     """TILE rows; row r is head r % HEADS of token r // HEADS. EACH head has a weight of its own, or all share one."""
     release_dependents(OVERLAP)
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -118,16 +107,9 @@ def rms_normed(values, w, eps, WIDTH: tl.constexpr, DTYPE: tl.constexpr):
 @fast_launch
 @triton.jit
 def _layer_norm(
-    x,
-    delta,
-    weight,
-    bias,
-    out,
-    eps,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x, delta, weight, bias, out, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     release_dependents(OVERLAP)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH

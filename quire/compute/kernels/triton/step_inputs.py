@@ -77,19 +77,9 @@ def init_slots(slots: Tensor, ints: Tensor, floats: Tensor, of_ints: Tensor, of_
 @fast_launch
 @triton.jit(do_not_specialize=["rows", "dummy"], do_not_specialize_on_alignment=_COLUMNS)
 def _prepare_decode_inputs(
-    slots,
-    ids,
-    length,
-    last,
-    rows,
-    dummy,
-    starts,
-    positions,
-    slot_of_token,
-    tokens,
-    BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    slots, ids, length, last, rows, dummy, starts, positions, slot_of_token, tokens,
+    BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """Row r has token r. Several rows may be the dummy's, but nobody else's."""
     release_dependents(OVERLAP)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -109,19 +99,9 @@ def _prepare_decode_inputs(
 @fast_launch
 @triton.jit(do_not_specialize=["total"], do_not_specialize_on_alignment=_COLUMNS)
 def _prepare_tokens(
-    slots,
-    row_of_token,
-    offsets,
-    ids,
-    length,
-    last,
-    total,
-    positions,
-    slot_of_token,
-    tokens,
-    BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    slots, row_of_token, offsets, ids, length, last, total, positions, slot_of_token, tokens,
+    BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     release_dependents(OVERLAP)
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = token < total
@@ -154,18 +134,9 @@ def _advance_slots(slots, counts, length, rows, dummy, starts, BLOCK: tl.constex
     do_not_specialize_on_alignment=["slots", "ints", "floats", "of_ints", "of_floats", "tables"],
 )
 def _init_slots(
-    slots,
-    ints,
-    floats,
-    of_ints,
-    of_floats,
-    tables,
-    every,
-    blocks,
-    INTS: tl.constexpr,
-    FLOATS: tl.constexpr,
-    LINE: tl.constexpr,
-):
+    slots, ints, floats, of_ints, of_floats, tables, every, blocks,
+    INTS: tl.constexpr, FLOATS: tl.constexpr, LINE: tl.constexpr,
+):  # fmt: skip
     owner, part, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + owner)
     if part + group == 0:

@@ -142,34 +142,11 @@ def _programs_8_bit(units: int, processors: int) -> int:
 @fast_launch
 @gluon.jit(do_not_specialize=["block_table_stride", "units"], do_not_specialize_on_alignment=["splits"])
 def _decode_attention_large_batch(
-    q,
-    keys,
-    values,
-    block_table,
-    splits,
-    outputs,
-    sums,
-    arrived,
-    out,
-    scales,
-    block_table_stride,
-    units,
-    before,
-    after,
-    CAPPED: gl.constexpr,
-    KIND: gl.constexpr,
-    HEADS: gl.constexpr,
-    KV_HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    GROUP_BLOCK: gl.constexpr,
-    D: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr,
-    COLUMNS: gl.constexpr,
-    TILE: gl.constexpr,
-    STAGES: gl.constexpr,
-    COLUMNS_MERGED: gl.constexpr,
-    OVERLAP: gl.constexpr,
-):
+    q, keys, values, block_table, splits, outputs, sums, arrived, out, scales, block_table_stride, units, before, after,
+    CAPPED: gl.constexpr, KIND: gl.constexpr, HEADS: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
+    GROUP_BLOCK: gl.constexpr, D: gl.constexpr, BLOCK_SIZE: gl.constexpr, COLUMNS: gl.constexpr, TILE: gl.constexpr,
+    STAGES: gl.constexpr, COLUMNS_MERGED: gl.constexpr, OVERLAP: gl.constexpr,
+):  # fmt: skip
     """Every so many units. Splits that do not exist stand behind all others: the first of them ends a program."""
     release_dependents(OVERLAP)
     mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])

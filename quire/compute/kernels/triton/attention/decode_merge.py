@@ -11,18 +11,9 @@ _MERGED = gl.constexpr(8)
 
 @gluon.jit
 def merge_kv_splits(
-    outputs,
-    sums,
-    first,
-    count,
-    head,
-    result,
-    HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    GROUP_BLOCK: gl.constexpr,
-    D: gl.constexpr,
-    WIDTH: gl.constexpr,
-):
+    outputs, sums, first, count, head, result,
+    HEADS: gl.constexpr, GROUP: gl.constexpr, GROUP_BLOCK: gl.constexpr, D: gl.constexpr, WIDTH: gl.constexpr,
+):  # fmt: skip
     """A row's splits, WIDTH columns after WIDTH columns. What others wrote is read past the nearest cache."""
     lanes: gl.constexpr = min(WIDTH // 4, 32)
     layout: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 32 // lanes, lanes], [1, 1, 1], [2, 1, 0])

@@ -14,18 +14,10 @@ M = gl.constexpr(16)
 
 @gluon.jit
 def load_queries(
-    q,
-    unit,
-    line,
-    before,
-    HEADS: gl.constexpr,
-    KV_HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    WORDS: gl.constexpr,
-    KIND: gl.constexpr,
-    dtype: gl.constexpr,
-    mma: gl.constexpr,
-):
+    q, unit, line, before,
+    HEADS: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, WORDS: gl.constexpr, KIND: gl.constexpr,
+    dtype: gl.constexpr, mma: gl.constexpr,
+):  # fmt: skip
     """Operands of the unit's token and KV head, one or two, and what their products are to be multiplied with."""
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     own, column = gl.arange(0, M, gl.SliceLayout(1, left)), gl.arange(0, WORDS, gl.SliceLayout(0, left))

@@ -106,22 +106,10 @@ def plan_kv_splits(
     do_not_specialize_on_alignment=["starts", "slots", "decode_rows", "tokens"],
 )
 def _plan_kv_splits(
-    starts,
-    slots,
-    decode_rows,
-    tokens,
-    splits,
-    rows,
-    room,
-    at_once,
-    window,
-    TILE: tl.constexpr,
-    MIN_SPLIT_TILES: tl.constexpr,
-    SPLIT_OVERHEAD_TILES: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    starts, slots, decode_rows, tokens, splits, rows, room, at_once, window,
+    TILE: tl.constexpr, MIN_SPLIT_TILES: tl.constexpr, SPLIT_OVERHEAD_TILES: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """One program; every row is a lane."""
     release_dependents(OVERLAP)
     lane = tl.arange(0, ROWS)
@@ -219,34 +207,11 @@ def decode_attention(
 @fast_launch
 @triton.jit(do_not_specialize=["block_table_stride"], do_not_specialize_on_alignment=["splits"])
 def _decode_attention_split_kv(
-    q,
-    keys,
-    values,
-    block_table,
-    splits,
-    outputs,
-    sums,
-    arrived,
-    out,
-    scales,
-    block_table_stride,
-    before,
-    after,
-    CAPPED: tl.constexpr,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUP_BLOCK: tl.constexpr,
-    M: tl.constexpr,
-    D: tl.constexpr,
-    D_BLOCK: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    TILE: tl.constexpr,
-    MERGED: tl.constexpr,
-    STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    q, keys, values, block_table, splits, outputs, sums, arrived, out, scales, block_table_stride, before, after,
+    CAPPED: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr,
+    M: tl.constexpr, D: tl.constexpr, D_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, COLUMNS: tl.constexpr,
+    TILE: tl.constexpr, MERGED: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """One split and one KV head; `own` are its query heads, M of them, as products want it, of which GROUP exist."""
     release_dependents(OVERLAP)
     split, kv_head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
@@ -307,18 +272,10 @@ def _decode_attention_split_kv(
 
 @triton.jit
 def _merge_kv_splits(
-    outputs,
-    sums,
-    first,
-    count,
-    head,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUP_BLOCK: tl.constexpr,
-    D: tl.constexpr,
-    D_BLOCK: tl.constexpr,
+    outputs, sums, first, count, head,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, D: tl.constexpr, D_BLOCK: tl.constexpr,
     MERGED: tl.constexpr,
-):
+):  # fmt: skip
     """[GROUP_BLOCK, D_BLOCK] of a row's splits, MERGED at a time. What others wrote is read past the nearest cache."""
     number, own, column = tl.arange(0, MERGED), tl.arange(0, GROUP_BLOCK), tl.arange(0, D_BLOCK)
     highest = tl.full((GROUP_BLOCK,), float("-inf"), tl.float32)

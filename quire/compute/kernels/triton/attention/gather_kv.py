@@ -50,25 +50,10 @@ def gather_kv(
     do_not_specialize_on_alignment=["slots", "chunk_rows", "chunk_offsets", "chunk_counts"],
 )
 def _gather_kv(
-    keys,
-    values,
-    block_table,
-    slots,
-    chunk_rows,
-    chunk_offsets,
-    chunk_counts,
-    k,
-    v,
-    scales,
-    block_table_stride,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    EACH: tl.constexpr,
-    TOKENS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    keys, values, block_table, slots, chunk_rows, chunk_offsets, chunk_counts, k, v, scales, block_table_stride,
+    D: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, EACH: tl.constexpr, TOKENS: tl.constexpr,
+    COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     release_dependents(OVERLAP)
     chunk, token = tl.program_id(0), tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     wait_for_inputs(OVERLAP)

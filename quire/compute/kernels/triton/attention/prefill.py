@@ -118,36 +118,12 @@ def prefill_attention(
     do_not_specialize_on_alignment=["tile_rows", "tile_offsets", "starts", "counts", "first_tokens", "slots"],
 )
 def _prefill_attention(
-    q,
-    keys,
-    values,
-    block_table,
-    tile_rows,
-    tile_offsets,
-    starts,
-    counts,
-    first_tokens,
-    slots,
-    out,
-    scales,
-    block_table_stride,
-    window,
-    before,
-    after,
-    CAPPED: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    QUERIES: tl.constexpr,
-    D: tl.constexpr,
-    D_BLOCK: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    q, keys, values, block_table, tile_rows, tile_offsets, starts, counts, first_tokens, slots, out, scales,
+    block_table_stride, window, before, after,
+    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    QUERIES: tl.constexpr, D: tl.constexpr, D_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, M: tl.constexpr,
+    N: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """Row m of the products is query m // GROUP of the tile, head m % GROUP of the KV head's."""
     release_dependents(OVERLAP)
     kv_head, tile = tl.program_id(0), tl.program_id(1)
@@ -174,33 +150,12 @@ def _prefill_attention(
 
 @triton.jit
 def attention_over_keys(
-    x,
-    keys,
-    values,
-    scales,
-    blocks,
-    position,
-    kv_head,
-    column,
-    lane,
-    begin,
-    stop,
-    seen_from,
-    end,
-    window,
-    before,
+    x, keys, values, scales, blocks, position, kv_head, column, lane, begin, stop, seen_from, end, window, before,
     after,
-    CAPPED: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    MAY_SEE_NOTHING: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    D_BLOCK: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
+    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, MAY_SEE_NOTHING: tl.constexpr, KV_HEADS: tl.constexpr,
+    D: tl.constexpr, D_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     STAGES: tl.constexpr,
-):
+):  # fmt: skip
     """Highest scores and sums of weights [M], and sums of values [M, D_BLOCK], of queries x at these positions, over
     keys from `begin`, a multiple of N, to `stop`. Together they see what is from `seen_from` to `end`.
     """
@@ -227,17 +182,9 @@ def attention_over_keys(
 
 @triton.jit
 def _load_kv_tile(
-    keys,
-    values,
-    blocks,
-    position,
-    kv_head,
-    column,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    D_BLOCK: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-):
+    keys, values, blocks, position, kv_head, column,
+    KV_HEADS: tl.constexpr, D: tl.constexpr, D_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
     """Keys and values [positions, D_BLOCK] through the block table."""
     block = tl.load(blocks + position // BLOCK_SIZE)
     where = ((block * BLOCK_SIZE + position % BLOCK_SIZE) * (KV_HEADS * D) + kv_head * D)[:, None] + column[None, :]

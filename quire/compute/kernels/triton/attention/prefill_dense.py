@@ -103,24 +103,10 @@ def _layout(rows: int, d: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
     do_not_specialize_on_alignment=["tile_tokens", "tile_queries", "tile_contexts", "tile_bases"],
 )
 def _prefill_attention_dense(
-    q_tiles,
-    k_tiles,
-    v_tiles,
-    out,
-    tile_tokens,
-    tile_queries,
-    tile_contexts,
-    tile_bases,
-    items,
-    before,
-    after,
-    CAPPED: gl.constexpr,
-    HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    D: gl.constexpr,
-    N: gl.constexpr,
+    q_tiles, k_tiles, v_tiles, out, tile_tokens, tile_queries, tile_contexts, tile_bases, items, before, after,
+    CAPPED: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, N: gl.constexpr,
     STAGES: gl.constexpr,
-):
+):  # fmt: skip
     """Barriers say ready: what the copy engine was asked for is there; and free: both groups are done with it."""
     q = gl.allocate_shared_memory(out.dtype.element_ty, [_GROUPS, _ROWS, D], q_tiles.layout)
     k = gl.allocate_shared_memory(out.dtype.element_ty, [STAGES, N, D], k_tiles.layout)
@@ -172,18 +158,9 @@ def _next(stage, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def _producer_warp(
-    memory,
-    barriers,
-    tiles,
-    q_tiles,
-    k_tiles,
-    v_tiles,
-    HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    D: gl.constexpr,
-    N: gl.constexpr,
-    STAGES: gl.constexpr,
-):
+    memory, barriers, tiles, q_tiles, k_tiles, v_tiles,
+    HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
     """One warp: asks for what the groups will need, as soon as they leave room for it."""
     q, k, v = memory
     q_ready, q_free, k_ready, k_free, v_ready, v_free = barriers
@@ -244,19 +221,10 @@ def _causal_mask(s, key, position, layout: gl.constexpr, N: gl.constexpr):
 
 @gluon.jit
 def _consumer_warps(
-    memory,
-    barriers,
-    tiles,
-    out,
-    before,
-    after,
-    NUMBER: gl.constexpr,
-    CAPPED: gl.constexpr,
-    HEADS: gl.constexpr,
-    D: gl.constexpr,
-    N: gl.constexpr,
+    memory, barriers, tiles, out, before, after,
+    NUMBER: gl.constexpr, CAPPED: gl.constexpr, HEADS: gl.constexpr, D: gl.constexpr, N: gl.constexpr,
     STAGES: gl.constexpr,
-):
+):  # fmt: skip
     """Four warps: 64 queries of each work item.
 
     The products of queries and keys are one tile ahead of those of weights and values. Both are asked for together;

@@ -109,41 +109,12 @@ def prefill_attention_split_kv(
     ],
 )
 def _prefill_attention_split_kv(
-    q,
-    keys,
-    values,
-    block_table,
-    tile_rows,
-    tile_offsets,
-    split_numbers,
-    split_counts,
-    starts,
-    counts,
-    first_tokens,
-    slots,
-    outputs,
-    sums,
-    out,
-    scales,
-    block_table_stride,
-    window,
-    before,
-    after,
-    CAPPED: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    QUERIES: tl.constexpr,
-    D: tl.constexpr,
-    D_BLOCK: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    STAGES: tl.constexpr,
-    MIN_SPLIT_TILES: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    q, keys, values, block_table, tile_rows, tile_offsets, split_numbers, split_counts, starts, counts, first_tokens,
+    slots, outputs, sums, out, scales, block_table_stride, window, before, after,
+    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    QUERIES: tl.constexpr, D: tl.constexpr, D_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, M: tl.constexpr,
+    N: tl.constexpr, STAGES: tl.constexpr, MIN_SPLIT_TILES: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """A split of a tile, and a KV head; row m of the products is query m // GROUP of the tile, head m % GROUP of the KV
     head's.
     """
@@ -196,29 +167,11 @@ def _prefill_attention_split_kv(
     ],
 )
 def _merge_splits(
-    tile_rows,
-    tile_offsets,
-    split_numbers,
-    split_counts,
-    starts,
-    counts,
-    first_tokens,
-    outputs,
-    sums,
-    out,
-    window,
-    WINDOWED: tl.constexpr,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    QUERIES: tl.constexpr,
-    D: tl.constexpr,
-    D_BLOCK: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    MIN_SPLIT_TILES: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    tile_rows, tile_offsets, split_numbers, split_counts, starts, counts, first_tokens, outputs, sums, out, window,
+    WINDOWED: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, D: tl.constexpr,
+    D_BLOCK: tl.constexpr, M: tl.constexpr, N: tl.constexpr, MIN_SPLIT_TILES: tl.constexpr, AT_ONCE: tl.constexpr,
     OVERLAP: tl.constexpr,
-):
+):  # fmt: skip
     """A share of the rows of a tile and a KV head, which has as many programs as splits: from rows `left` of what
     splits have left to rows `there` of the output. Written so that it reads them while it still finds out how many
     splits there are, and how many rows."""
@@ -272,16 +225,9 @@ def _merge_splits(
 
 @triton.jit
 def _kv_splits_of_tile(
-    start,
-    offset,
-    count,
-    splits,
-    window,
-    WINDOWED: tl.constexpr,
-    QUERIES: tl.constexpr,
-    N: tl.constexpr,
-    MIN_SPLIT_TILES: tl.constexpr,
-):
+    start, offset, count, splits, window,
+    WINDOWED: tl.constexpr, QUERIES: tl.constexpr, N: tl.constexpr, MIN_SPLIT_TILES: tl.constexpr,
+):  # fmt: skip
     """What a tile sees and how it is shared: the first position, where its tile of keys begins, the end, tiles of keys
     of a split, and how many splits are not empty, which is `splits` at most, and none for padding.
     """

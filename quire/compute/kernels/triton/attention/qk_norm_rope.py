@@ -93,39 +93,12 @@ def _block(n: int) -> int:
     ]
 )
 def _qk_norm_rope_and_cache(
-    qkv,
-    norm,
-    cos,
-    sin,
-    keys,
-    values,
-    slot_mapping,
-    q,
-    scales,
-    low,
-    slot_of_row,
-    b,
-    ranks,
-    factors,
-    summands,
-    scaled,
-    b_stride,
-    ranks_stride,
-    qkv_token,
-    eps,
-    MOST: tl.constexpr,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    HALF: tl.constexpr,
-    HALF_BLOCK: tl.constexpr,
-    REST_BLOCK: tl.constexpr,
-    RANK: tl.constexpr,
-    MODULES: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    TILE: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    qkv, norm, cos, sin, keys, values, slot_mapping, q, scales, low, slot_of_row, b, ranks, factors, summands, scaled,
+    b_stride, ranks_stride, qkv_token, eps,
+    MOST: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, RANK: tl.constexpr, MODULES: tl.constexpr,
+    BLOCK_R: tl.constexpr, TILE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """A head is three parts: HALF dimensions, the HALF that turn with them, and the rest, which is normed only."""
     release_dependents(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
@@ -228,20 +201,9 @@ def _of_b(b, column, mask, RANK: tl.constexpr):
 
 @triton.jit
 def _updated(
-    sums,
-    first_b,
-    b,
-    first_low,
-    low,
-    factors,
-    summands,
-    rescaled,
-    column,
-    used,
-    mask,
-    RANK: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-):
+    sums, first_b, b, first_low, low, factors, summands, rescaled, column, used, mask,
+    RANK: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
     """Sums [heads, columns] as an adapter's magnitudes scale them, plus B A x: `first_b` and `first_low` have B's and
     A x's first ranks, low [heads, ranks] points to A x; factors is None where no adapter has magnitudes."""
     if factors is not None:  # noqa: SIM102 (decided when it is compiled)
@@ -267,21 +229,9 @@ def _normed(x, scale, weights, mask, changes):
 
 @triton.jit
 def _store(
-    x,
-    q,
-    keys,
-    values,
-    scales,
-    token,
-    cache_slot,
-    head,
-    column,
-    mask,
-    MOST: tl.constexpr,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-):
+    x, q, keys, values, scales, token, cache_slot, head, column, mask,
+    MOST: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
     """[heads, columns] to wherever each head belongs."""
     is_query, is_value = head < HEADS, head >= HEADS + KV_HEADS
     of_query = ((token * HEADS + head) * D)[:, None] + column[None, :]

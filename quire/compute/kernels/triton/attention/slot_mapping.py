@@ -33,16 +33,9 @@ def compute_slot_mapping(
     do_not_specialize_on_alignment=["slots", "positions", "slot_mapping"],
 )
 def _compute_slot_mapping(
-    block_table,
-    slots,
-    positions,
-    slot_mapping,
-    tokens,
-    block_table_stride,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    block_table, slots, positions, slot_mapping, tokens, block_table_stride,
+    BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     release_dependents(OVERLAP)
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = token < tokens

@@ -107,23 +107,11 @@ def _launch(x: Tensor, w: Tensor, scales: tuple[Tensor, Tensor] | None, y: Tenso
     columns = 128 // x.element_size()
     x_scales, w_scales = (y, y) if scales is None else scales  # y is not touched as scales
     _gated_gemm_kernel[(min(down * across, multiprocessors(x.device)),)](
-        _tensor_descriptor(x, 64, columns),
-        _weight_descriptor(w, columns),
-        _tensor_descriptor(y, 64, 128),
-        x_scales,
-        w_scales,
-        rows,
-        outputs,
-        cdiv(x.shape[1], columns),
-        down,
-        across,
-        COLUMNS=columns,
-        SCALED=scales is not None,
-        OVERLAP=overlap,
-        num_warps=4,
-        maxnreg=_REGISTERS,
+        _tensor_descriptor(x, 64, columns), _weight_descriptor(w, columns), _tensor_descriptor(y, 64, 128), x_scales,
+        w_scales, rows, outputs, cdiv(x.shape[1], columns), down, across,
+        COLUMNS=columns, SCALED=scales is not None, OVERLAP=overlap, num_warps=4, maxnreg=_REGISTERS,
         launch_pdl=overlap,
-    )
+    )  # fmt: skip
 
 
 def _tensor_descriptor(x: Tensor, rows: int, columns: int) -> TensorDescriptor:

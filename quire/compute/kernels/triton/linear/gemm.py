@@ -68,30 +68,11 @@ def gemm(
     tiles = tiles_of(rows, outputs, config, gate)
     sums, arrived = scratch_of_tiles(y, tiles, config.splits, config.block_m * config.block_n)
     _tile_kernel[(tiles, config.splits)](
-        x,
-        w,
-        w if bias is None else bias,
-        y,
-        sums,
-        arrived,
-        rows,
-        outputs,
-        columns,
-        x.stride(0),
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        SPLIT=config.splits > 1,
-        WHOLE=columns % config.block_k == 0,
-        SWAPPED=config.swapped,
-        GATED=gate,
-        BIASED=bias is not None,
-        OVERLAP=overlap,
-        WAITS_LATE=waits_late,
-        num_warps=config.warps,
-        num_stages=config.stages,
-        launch_pdl=overlap,
-    )
+        x, w, w if bias is None else bias, y, sums, arrived, rows, outputs, columns, x.stride(0),
+        BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLIT=config.splits > 1,
+        WHOLE=columns % config.block_k == 0, SWAPPED=config.swapped, GATED=gate, BIASED=bias is not None,
+        OVERLAP=overlap, WAITS_LATE=waits_late, num_warps=config.warps, num_stages=config.stages, launch_pdl=overlap,
+    )  # fmt: skip
 
 
 def tiles_of(rows: int, outputs: int, config: GemmConfig, gate: bool = False) -> int:
@@ -118,27 +99,10 @@ def _counters(device: torch.device) -> Tensor:
 @fast_launch
 @triton.jit(do_not_specialize=["rows"])
 def _tile_kernel(
-    x,
-    w,
-    bias,
-    y,
-    sums,
-    arrived,
-    rows,
-    outputs,
-    columns,
-    x_stride,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SPLIT: tl.constexpr,
-    WHOLE: tl.constexpr,
-    SWAPPED: tl.constexpr,
-    GATED: tl.constexpr,
-    BIASED: tl.constexpr,
-    OVERLAP: tl.constexpr,
-    WAITS_LATE: tl.constexpr,
-):
+    x, w, bias, y, sums, arrived, rows, outputs, columns, x_stride,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, WHOLE: tl.constexpr,
+    SWAPPED: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, OVERLAP: tl.constexpr, WAITS_LATE: tl.constexpr,
+):  # fmt: skip
     release_dependents(OVERLAP)
     split = 0
     splits = 1
@@ -161,18 +125,9 @@ def _tile_kernel(
 
 @triton.jit
 def place_of_tile(
-    tile,
-    split,
-    splits,
-    rows,
-    outputs,
-    columns,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SPLIT: tl.constexpr,
-    GATED: tl.constexpr,
-):
+    tile, split, splits, rows, outputs, columns,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
     """A tile's first output, its rows of x [BLOCK_M], and its rows of the weight [BLOCK_N]; then a split's first step
     of BLOCK_K columns, and the one behind its last."""
     begin, m, w_rows = _tile_at(tile, tl.cdiv(rows, BLOCK_M), outputs, BLOCK_M, BLOCK_N, GATED)
@@ -187,35 +142,10 @@ def place_of_tile(
 
 @triton.jit
 def multiply_tile(
-    tile,
-    split,
-    splits,
-    begin,
-    m,
-    w_rows,
-    first,
-    last,
-    x,
-    w,
-    bias,
-    y,
-    sums,
-    arrived,
-    rows,
-    outputs,
-    columns,
-    x_stride,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SPLIT: tl.constexpr,
-    WHOLE: tl.constexpr,
-    SWAPPED: tl.constexpr,
-    GATED: tl.constexpr,
-    BIASED: tl.constexpr,
-    OVERLAP: tl.constexpr,
-    WAITS_LATE: tl.constexpr,
-):
+    tile, split, splits, begin, m, w_rows, first, last, x, w, bias, y, sums, arrived, rows, outputs, columns, x_stride,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, WHOLE: tl.constexpr,
+    SWAPPED: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, OVERLAP: tl.constexpr, WAITS_LATE: tl.constexpr,
+):  # fmt: skip
     """A tile of the product at its place, over one of `splits` parts of the columns. The caller has waited for x,
     unless x is there and WAITS_LATE."""
     values = gemm_loop(
@@ -264,19 +194,9 @@ def _tile_at(tile, down, outputs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, 
 
 @triton.jit
 def _write_tile(
-    sums,
-    bias,
-    y,
-    m,
-    w_rows,
-    begin,
-    rows,
-    outputs,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    GATED: tl.constexpr,
-    BIASED: tl.constexpr,
-):
+    sums, bias, y, m, w_rows, begin, rows, outputs,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
+):  # fmt: skip
     """What sums [BLOCK_M, BLOCK_N] make of y [rows, outputs]."""
     MADE: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     if BIASED:

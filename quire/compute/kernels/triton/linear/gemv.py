@@ -37,37 +37,19 @@ def gemv(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, config: GemvConfi
     outputs = y.shape[1]
     made = config.block_n // 2 if gate else config.block_n
     _gemv_kernel[(-(-outputs // made),)](
-        x,
-        w,
-        w if bias is None else bias,
-        y,
-        outputs,
-        COLUMNS=w.shape[1],
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        GATED=gate,
-        BIASED=bias is not None,
-        OVERLAP=overlap,
-        num_warps=config.warps,
-        launch_pdl=overlap,
-    )
+        x, w, w if bias is None else bias, y, outputs,
+        COLUMNS=w.shape[1], BLOCK_N=config.block_n, BLOCK_K=config.block_k, GATED=gate, BIASED=bias is not None,
+        OVERLAP=overlap, num_warps=config.warps, launch_pdl=overlap,
+    )  # fmt: skip
 
 
 @fast_launch
 @triton.jit
 def _gemv_kernel(
-    x,
-    w,
-    bias,
-    y,
-    outputs,
-    COLUMNS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GATED: tl.constexpr,
-    BIASED: tl.constexpr,
+    x, w, bias, y, outputs,
+    COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
     OVERLAP: tl.constexpr,
-):
+):  # fmt: skip
     release_dependents(OVERLAP)
     MADE: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     begin = tl.program_id(0) * MADE

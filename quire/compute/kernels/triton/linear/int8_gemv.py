@@ -52,43 +52,20 @@ def int8_gemv(
     outputs, columns = y.shape[1], weight.codes.shape[1]
     made = config.block_n // 2 if gate else config.block_n
     _int8_gemv_kernel[(cdiv(outputs, made),)](
-        codes.view(torch.int32),
-        scales,
-        weight.codes.view(torch.int32),
-        weight.scales,
-        weight.codes if bias is None else bias,
-        y,
-        outputs,
-        WORDS=columns // 4,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k // 4,
-        GATED=gate,
-        BIASED=bias is not None,
-        DP4A=codes.is_cuda,
-        OVERLAP=overlap,
-        num_warps=config.warps,
-        launch_pdl=overlap,
-    )
+        codes.view(torch.int32), scales, weight.codes.view(torch.int32), weight.scales,
+        weight.codes if bias is None else bias, y, outputs,
+        WORDS=columns // 4, BLOCK_N=config.block_n, BLOCK_K=config.block_k // 4, GATED=gate, BIASED=bias is not None,
+        DP4A=codes.is_cuda, OVERLAP=overlap, num_warps=config.warps, launch_pdl=overlap,
+    )  # fmt: skip
 
 
 @fast_launch
 @triton.jit
 def _int8_gemv_kernel(
-    x,
-    x_scale,
-    w,
-    w_scales,
-    bias,
-    y,
-    outputs,
-    WORDS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GATED: tl.constexpr,
-    BIASED: tl.constexpr,
-    DP4A: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x, x_scale, w, w_scales, bias, y, outputs,
+    WORDS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
+    DP4A: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """The next part of w is asked for before the last one is used, and the first before x is there."""
     release_dependents(OVERLAP)
     MADE: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N

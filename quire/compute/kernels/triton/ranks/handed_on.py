@@ -84,21 +84,10 @@ def _launch_tokens(kernel: object, last: Tensor, windows: Tensor, step: int, lay
 @fast_launch
 @triton.jit(do_not_specialize=["tiles", "flags", "streams"], do_not_specialize_on_alignment=["step"])
 def _send_stream(
-    x,
-    delta,
-    windows,
-    step,
-    tiles,
-    words,
-    flags,
-    streams,
-    STEPS: tl.constexpr,
-    MOST: tl.constexpr,
-    TILE: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    POLLS: tl.constexpr,
+    x, delta, windows, step, tiles, words, flags, streams,
+    STEPS: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, PROGRAMS: tl.constexpr, POLLS: tl.constexpr,
     OVERLAP: tl.constexpr,
-):
+):  # fmt: skip
     """The tiles program, program + PROGRAMS and so on, of TILE words. A program without tiles says so too, since a
     receiver may expect more rows."""
     wait_for_inputs(OVERLAP)
@@ -122,21 +111,10 @@ def _send_stream(
 @fast_launch
 @triton.jit(do_not_specialize=["tiles", "flags", "streams"], do_not_specialize_on_alignment=["step"])
 def _receive_stream(
-    x,
-    delta,
-    windows,
-    step,
-    tiles,
-    words,
-    flags,
-    streams,
-    STEPS: tl.constexpr,
-    MOST: tl.constexpr,
-    TILE: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    POLLS: tl.constexpr,
+    x, delta, windows, step, tiles, words, flags, streams,
+    STEPS: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, PROGRAMS: tl.constexpr, POLLS: tl.constexpr,
     OVERLAP: tl.constexpr,
-):
+):  # fmt: skip
     """Tiles as of _send_stream."""
     wait_for_inputs(OVERLAP)
     release_dependents(OVERLAP)

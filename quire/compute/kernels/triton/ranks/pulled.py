@@ -82,21 +82,10 @@ def gather_columns_pulled(
 @fast_launch
 @triton.jit(do_not_specialize=["tiles", "buffers"])
 def _all_reduce_pulled(
-    x,
-    windows,
-    calls,
-    words,
-    tiles,
-    buffers,
-    RANK: tl.constexpr,
-    RANKS: tl.constexpr,
-    MOST: tl.constexpr,
-    TILE: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    LINE: tl.constexpr,
-    POLLS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x, windows, calls, words, tiles, buffers,
+    RANK: tl.constexpr, RANKS: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, PROGRAMS: tl.constexpr,
+    LINE: tl.constexpr, POLLS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """The tiles program, program + PROGRAMS and so on, of TILE words: an fp32 each, or two of 16 bits."""
     wait_for_inputs(OVERLAP)
     release_dependents(OVERLAP)
@@ -124,24 +113,10 @@ def _all_reduce_pulled(
 @fast_launch
 @triton.jit(do_not_specialize=["tiles", "buffers"])
 def _gather_columns_pulled(
-    x,
-    out,
-    windows,
-    calls,
-    tiles,
-    columns,
-    width,
-    x_row,
-    buffers,
-    RANK: tl.constexpr,
-    RANKS: tl.constexpr,
-    MOST: tl.constexpr,
-    TILE: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    LINE: tl.constexpr,
-    POLLS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x, out, windows, calls, tiles, columns, width, x_row, buffers,
+    RANK: tl.constexpr, RANKS: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, PROGRAMS: tl.constexpr,
+    LINE: tl.constexpr, POLLS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """Tiles as of _all_reduce_pulled, of TILE columns of one row; the last of a row may be shorter."""
     wait_for_inputs(OVERLAP)
     release_dependents(OVERLAP)

@@ -71,33 +71,11 @@ def rms_norm_pulled(
 @fast_launch
 @triton.jit(do_not_specialize=["rows", "row_flags", "rings"])
 def _rms_norm_pulled(
-    x,
-    weight,
-    out,
-    scales,
-    delta,
-    windows,
-    counts,
-    rows,
-    eps,
-    largest,
-    smallest,
-    row_flags,
-    rings,
-    RANK: tl.constexpr,
-    RANKS: tl.constexpr,
-    ROUND: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WORDS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    PLACE: tl.constexpr,
-    PLACES: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    LINE: tl.constexpr,
-    POLLS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x, weight, out, scales, delta, windows, counts, rows, eps, largest, smallest, row_flags, rings,
+    RANK: tl.constexpr, RANKS: tl.constexpr, ROUND: tl.constexpr, WIDTH: tl.constexpr, WORDS: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, PLACE: tl.constexpr, PLACES: tl.constexpr, PROGRAMS: tl.constexpr,
+    LINE: tl.constexpr, POLLS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """ROWS rows a step: of steps program, program + PROGRAMS and so on. A word is an fp32, or two values of 16 bits."""
     release_dependents(OVERLAP)
     program = tl.program_id(0)

@@ -43,18 +43,10 @@ def all_reduce_pushed(x: Tensor, windows: Tensor, calls: Tensor, arrivals: int, 
 @fast_launch
 @triton.jit(do_not_specialize=["arrivals"])
 def _all_reduce_pushed(
-    x,
-    windows,
-    calls,
-    words,
-    arrivals,
-    RANK: tl.constexpr,
-    RANKS: tl.constexpr,
-    MOST: tl.constexpr,
-    TILE: tl.constexpr,
-    POLLS: tl.constexpr,
+    x, windows, calls, words, arrivals,
+    RANK: tl.constexpr, RANKS: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, POLLS: tl.constexpr,
     OVERLAP: tl.constexpr,
-):
+):  # fmt: skip
     """TILE words: an fp32 each, or two of 16 bits."""
     wait_for_inputs(OVERLAP)
     release_dependents(OVERLAP)

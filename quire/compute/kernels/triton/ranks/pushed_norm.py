@@ -67,30 +67,11 @@ def rms_norm_pushed(
 @fast_launch
 @triton.jit(do_not_specialize=["arrivals"])
 def _rms_norm_pushed(
-    x,
-    weight,
-    out,
-    scales,
-    delta,
-    windows,
-    calls,
-    eps,
-    largest,
-    smallest,
-    arrivals,
-    RANK: tl.constexpr,
-    RANKS: tl.constexpr,
-    ROUND: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WORDS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    MOST: tl.constexpr,
-    TILE: tl.constexpr,
-    TILES: tl.constexpr,
-    SPAN: tl.constexpr,
-    POLLS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x, weight, out, scales, delta, windows, calls, eps, largest, smallest, arrivals,
+    RANK: tl.constexpr, RANKS: tl.constexpr, ROUND: tl.constexpr, WIDTH: tl.constexpr, WORDS: tl.constexpr,
+    BLOCK: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, SPAN: tl.constexpr,
+    POLLS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """A row. A word is an fp32, or two values of 16 bits."""
     release_dependents(OVERLAP)
     dtype: tl.constexpr = x.dtype.element_ty
