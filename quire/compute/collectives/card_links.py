@@ -6,19 +6,16 @@ Hosts have no part in it. What arrives is awaited on the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from quire.compute.collectives.cards import Exchange
 from quire.compute.collectives.peer_memory import MappedMemory, OwnMemory, PeerMemoryError
 from quire.compute.collectives.stream import StageLinks, Stream
 from quire.compute.mesh import Mesh
 from quire.errors import ConfigError
-
-Exchange = Callable[[bytes], Sequence[bytes]]
-"""Gives the other ranks a message and returns all ranks' messages, by rank; all ranks call it equally often."""
 
 
 class StreamSize(NamedTuple):

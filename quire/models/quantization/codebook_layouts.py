@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import CheckpointError
+from quire.models.quantization.dense import read_tensor
 from quire.models.quantization.formats import MICROSCALED, CodebookFormat
 from quire.models.weights.checkpoint import SPREAD, Checkpoint, DummyValues, WeightSpec
 
@@ -75,15 +76,15 @@ class Bitsandbytes:
 
     def read(self, checkpoint: Checkpoint, name: str, rows: int, columns: int) -> CodedModule:
         name, groups = f"{name}.weight", rows * columns // self.form.group
-        packed = _read(checkpoint, name, (rows * columns // 2, 1), torch.uint8, self.device)
+        packed = read_tensor(checkpoint, name, (rows * columns // 2, 1), torch.uint8, self.device)
         codes = torch.cat((packed >> 4, packed & 15), 1).view(rows, columns)
         if not self.form.nested:
-            scales = _read(checkpoint, f"{name}.absmax", (groups,), torch.float32, self.device)
+            scales = read_tensor(checkpoint, f"{name}.absmax", (groups,), torch.float32, self.device)
         else:
-            stored = _read(checkpoint, f"{name}.absmax", (groups,), torch.uint8, self.device)
-            values = _read(checkpoint, f"{name}.nested_quant_map", (256,), torch.float32, self.device)
+            stored = read_tensor(checkpoint, f"{name}.absmax", (groups,), torch.uint8, self.device)
+            values = read_tensor(checkpoint, f"{name}.nested_quant_map", (256,), torch.float32, self.device)
             shape = (-(-groups // _NESTED_GROUP),)
-            outer = _read(checkpoint, f"{name}.nested_absmax", shape, torch.float32, self.device)
+            outer = read_tensor(checkpoint, f"{name}.nested_absmax", shape, torch.float32, self.device)
             scales = values[stored.long()] * outer.repeat_interleave(_NESTED_GROUP)[:groups]
             scales += self._nested_offset(checkpoint, name)
         return CodedModule(codes, scales.view(rows, -1), None)
@@ -98,7 +99,7 @@ class Bitsandbytes:
         stored = checkpoint.contents().get(state)
         if stored is None or stored.shape == (0,):  # dummy weights
             return 0.0
-        text = _read(checkpoint, state, stored.shape, torch.uint8, torch.device("cpu"))
+        text = read_tensor(checkpoint, state, stored.shape, torch.uint8, torch.device("cpu"))
         try:
             return float(json.loads(bytes(text.tolist()))["nested_offset"])
         except (ValueError, KeyError, TypeError) as error:
@@ -160,16 +161,16 @@ class Microscaled:
 
     def read(self, checkpoint: Checkpoint, name: str, rows: int, columns: int) -> CodedModule:
         names, groups = self._names, columns // self.form.group
-        packed = _read(checkpoint, f"{name}.{names.codes}", (rows, columns // 2), torch.uint8, self.device)
+        packed = read_tensor(checkpoint, f"{name}.{names.codes}", (rows, columns // 2), torch.uint8, self.device)
         codes = torch.stack((packed & 15, packed >> 4), 2).flatten(1)
         if names.factor is None:
             stored = checkpoint.contents().get(f"{name}.{names.scales}")
             dtype = torch.uint8 if stored is None or stored.dtype == "U8" else torch.float8_e8m0fnu
-            scales = _read(checkpoint, f"{name}.{names.scales}", (rows, groups), dtype, self.device)
+            scales = read_tensor(checkpoint, f"{name}.{names.scales}", (rows, groups), dtype, self.device)
             return CodedModule(codes, scales.view(torch.float8_e8m0fnu), None)
-        scales = _read(checkpoint, f"{name}.{names.scales}", (rows, groups), torch.float8_e4m3fn, self.device)
+        scales = read_tensor(checkpoint, f"{name}.{names.scales}", (rows, groups), torch.float8_e4m3fn, self.device)
         stored = checkpoint.contents().get(f"{name}.{names.factor}")
-        factor = _read(
+        factor = read_tensor(
             checkpoint, f"{name}.{names.factor}", stored.shape if stored else (1,), torch.float32, self.device
         ).reshape(())
         return CodedModule(codes, scales, 1 / factor if names.divides else factor)
@@ -187,11 +188,3 @@ CODEBOOK_LAYOUTS: dict[str, type[Bitsandbytes | Microscaled]] = {
     "modelopt": Microscaled,
 }
 """By CodebookFormat.layout."""
-
-
-def _read(
-    checkpoint: Checkpoint, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    out = torch.empty(shape, dtype=dtype, device=device)
-    checkpoint.read(name, out)
-    return out

@@ -93,6 +93,15 @@ def read_dense(shape: LinearShape, checkpoint: Checkpoint, options: TensorOption
     return whole
 
 
+def read_tensor(
+    checkpoint: Checkpoint, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Read a whole tensor."""
+    out = torch.empty(shape, dtype=dtype, device=device)
+    checkpoint.read(name, out)
+    return out
+
+
 class DenseEmbedding:
     """An EmbeddingWeight in the model's dtype.
 

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from quire.models.quantization.dense import read_tensor
 from quire.models.quantization.formats import GroupFormat
 from quire.models.weights.checkpoint import Checkpoint, DummyValues, WeightSpec
 
@@ -69,15 +70,15 @@ class Gptq:
     def read(self, checkpoint: Checkpoint, name: str, rows: int, columns: int) -> Codes:
         bits, groups = self.form.bits, columns // self.group
         each = WORD // bits
-        words = _read(checkpoint, f"{name}.qweight", (columns // each, rows), torch.int32, self.device)
-        scales = _read(checkpoint, f"{name}.scales", (groups, rows), torch.float32, self.device)
+        words = read_tensor(checkpoint, f"{name}.qweight", (columns // each, rows), torch.int32, self.device)
+        scales = read_tensor(checkpoint, f"{name}.scales", (groups, rows), torch.float32, self.device)
         zeros = owners = None
         if not self.form.symmetric:
-            packed = _read(checkpoint, f"{name}.qzeros", (groups, rows // each), torch.int32, self.device)
+            packed = read_tensor(checkpoint, f"{name}.qzeros", (groups, rows // each), torch.int32, self.device)
             zeros = unpack(packed, bits)
             zeros = zeros + 1 & (1 << bits) - 1 if self.form.layout == "gptq" else zeros
         if self.form.reordered:
-            owners = _read(checkpoint, f"{name}.g_idx", (columns,), torch.int32, self.device).long()
+            owners = read_tensor(checkpoint, f"{name}.g_idx", (columns,), torch.int32, self.device).long()
         return Codes(unpack(words.T, bits), scales.T, None if zeros is None else zeros.T, owners)
 
 
@@ -98,11 +99,11 @@ class Awq:
 
     def read(self, checkpoint: Checkpoint, name: str, rows: int, columns: int) -> Codes:
         each, groups = WORD // self.form.bits, columns // self.group
-        words = _read(checkpoint, f"{name}.qweight", (columns, rows // each), torch.int32, self.device)
-        scales = _read(checkpoint, f"{name}.scales", (groups, rows), torch.float32, self.device)
+        words = read_tensor(checkpoint, f"{name}.qweight", (columns, rows // each), torch.int32, self.device)
+        scales = read_tensor(checkpoint, f"{name}.scales", (groups, rows), torch.float32, self.device)
         zeros = None
         if not self.form.symmetric:
-            packed = _read(checkpoint, f"{name}.qzeros", (groups, rows // each), torch.int32, self.device)
+            packed = read_tensor(checkpoint, f"{name}.qzeros", (groups, rows // each), torch.int32, self.device)
             zeros = self._in_order(packed).T
         return Codes(self._in_order(words).T, scales.T, zeros, None)
 
@@ -134,14 +135,16 @@ class Compressed:
     def read(self, checkpoint: Checkpoint, name: str, rows: int, columns: int) -> Codes:
         bits, groups = self.form.bits, columns // self.group
         each = WORD // bits
-        words = _read(checkpoint, f"{name}.weight_packed", (rows, columns // each), torch.int32, self.device)
-        scales = _read(checkpoint, f"{name}.weight_scale", (rows, groups), torch.float32, self.device)
+        words = read_tensor(checkpoint, f"{name}.weight_packed", (rows, columns // each), torch.int32, self.device)
+        scales = read_tensor(checkpoint, f"{name}.weight_scale", (rows, groups), torch.float32, self.device)
         zeros = owners = None
         if not self.form.symmetric:
-            packed = _read(checkpoint, f"{name}.weight_zero_point", (rows // each, groups), torch.int32, self.device)
+            packed = read_tensor(
+                checkpoint, f"{name}.weight_zero_point", (rows // each, groups), torch.int32, self.device
+            )
             zeros = unpack(packed.T, bits).T
         if self.form.reordered:
-            owners = _read(checkpoint, f"{name}.weight_g_idx", (columns,), torch.int32, self.device).long()
+            owners = read_tensor(checkpoint, f"{name}.weight_g_idx", (columns,), torch.int32, self.device).long()
         return Codes(unpack(words, bits), scales, zeros, owners)
 
 
@@ -159,8 +162,8 @@ class BitsandbytesInt8:
         yield WeightSpec(f"{name}.weight_format", (), ("U8",), optional=True, any_rank=True)
 
     def read(self, checkpoint: Checkpoint, name: str, rows: int, columns: int) -> Codes:
-        signed = _read(checkpoint, f"{name}.weight", (rows, columns), torch.int8, self.device)
-        largest = _read(checkpoint, f"{name}.SCB", (rows,), torch.float32, self.device)
+        signed = read_tensor(checkpoint, f"{name}.weight", (rows, columns), torch.int8, self.device)
+        largest = read_tensor(checkpoint, f"{name}.SCB", (rows,), torch.float32, self.device)
         middle = 1 << (self.form.bits - 1)
         return Codes(signed.view(torch.uint8) ^ middle, (largest / (middle - 1)).unsqueeze(1), None, None)
 
@@ -189,11 +192,3 @@ def _is_reordered(form: GroupFormat) -> bool:
 
 def _scales(form: GroupFormat) -> DummyValues:
     return DummyValues("scales", 1 << (form.bits - 1))
-
-
-def _read(
-    checkpoint: Checkpoint, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    out = torch.empty(shape, dtype=dtype, device=device)
-    checkpoint.read(name, out)
-    return out
