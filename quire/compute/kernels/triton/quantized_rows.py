@@ -42,19 +42,9 @@ def rms_norm_quantized(
 @fast_launch
 @triton.jit
 def _rms_norm_quantized(
-    x,
-    delta,
-    weight,
-    codes,
-    scales,
-    x_stride,
-    eps,
-    largest,
-    smallest,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x, delta, weight, codes, scales, x_stride, eps, largest, smallest,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     release_dependents(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
