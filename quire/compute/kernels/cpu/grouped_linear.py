@@ -38,15 +38,9 @@ _Weight: TypeAlias = BlockWeight | ReorderedBlocks | GroupedWeight
 
 
 def pack_grouped(
-    codes: Tensor,
-    scales: Tensor,
-    zeros: Tensor | None,
-    bits: int,
-    group: int,
-    order: Tensor | None,
-    gated: bool = False,
-    dtype: torch.dtype = torch.bfloat16,
-) -> _Weight:
+    codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, group: int, order: Tensor | None,
+    gated: bool = False, dtype: torch.dtype = torch.bfloat16,
+) -> _Weight:  # fmt: skip
     """Arguments as in reference/grouped_linear.py; the reference's form without our kernels, or where 32 columns have
     several scales."""
     if library() is None or group % RUN:

@@ -60,15 +60,9 @@ def lora_expand_silu_and_mul(low: Tensor, weights: LowRankWeights, tiles: Tiles,
 
 
 def lora_rms_norm(
-    low: Tensor,
-    weights: LowRankWeights,
-    tiles: Tiles,
-    x: Tensor,
-    weight: Tensor,
-    eps: float,
-    out: Tensor,
+    low: Tensor, weights: LowRankWeights, tiles: Tiles, x: Tensor, weight: Tensor, eps: float, out: Tensor,
     delta: Tensor,
-) -> None:
+) -> None:  # fmt: skip
     """Arguments as in reference/lora.py."""
     lora_expand(low, weights, tiles, delta)
     rms_norm(x, weight, eps, out, delta)

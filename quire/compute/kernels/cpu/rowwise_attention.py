@@ -17,18 +17,9 @@ from quire.compute.kernels.reference.lora import RowUpdate
 
 
 def qk_norm_rope_and_cache(
-    qkv: Tensor,
-    norm: Tensor | None,
-    eps: float,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    update: RowUpdate | None,
-    keys: Tensor,
-    values: Tensor,
-    slot_mapping: Tensor,
-    q: Tensor,
-    scales: Tensor | None = None,
-) -> None:
+    qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor | None, sin: Tensor | None, update: RowUpdate | None,
+    keys: Tensor, values: Tensor, slot_mapping: Tensor, q: Tensor, scales: Tensor | None = None,
+) -> None:  # fmt: skip
     """Arguments as in reference/rowwise_attention.py."""
     if update is not None:
         lora_expand(*update, qkv.view(len(qkv), -1))
@@ -49,19 +40,9 @@ def qk_norm_rope_and_cache(
 
 
 def paged_attention(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    slots: Tensor,
-    starts: Tensor,
-    counts: Tensor,
-    window: int | None,
-    out: Tensor,
-    scale: float,
-    cap: float | None = None,
-    scales: Tensor | None = None,
-) -> None:
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, slots: Tensor, starts: Tensor, counts: Tensor,
+    window: int | None, out: Tensor, scale: float, cap: float | None = None, scales: Tensor | None = None,
+) -> None:  # fmt: skip
     """Arguments as in reference/rowwise_attention.py."""
     kernels = library()
     heads, d = q.shape[1:]

@@ -9,19 +9,9 @@ from quire.compute.kernels.reference import step_inputs as reference
 
 
 def prepare_inputs(
-    slots: Tensor,
-    counts: Tensor,
-    row_of_token: Tensor,
-    offsets: Tensor,
-    ids: Tensor,
-    length: Tensor,
-    last: Tensor,
-    dummy: int,
-    starts: Tensor,
-    positions: Tensor,
-    slot_of_token: Tensor,
-    tokens: Tensor,
-) -> None:
+    slots: Tensor, counts: Tensor, row_of_token: Tensor, offsets: Tensor, ids: Tensor, length: Tensor, last: Tensor,
+    dummy: int, starts: Tensor, positions: Tensor, slot_of_token: Tensor, tokens: Tensor,
+) -> None:  # fmt: skip
     """Arguments as in reference/step_inputs.py; all are contiguous."""
     kernels = library()
     given, columns, found = (

@@ -26,16 +26,9 @@ def look_up_tokens(ids: Tensor, slots: Tensor, known: Tensor, out: Tensor) -> No
 
 
 def follow_slots(
-    slots: Tensor,
-    row_of_token: Tensor,
-    offsets: Tensor,
-    ids: Tensor,
-    followed_length: Tensor,
-    followed_drawn: Tensor,
-    before: int,
-    length: Tensor,
-    drawn: Tensor,
-) -> None:
+    slots: Tensor, row_of_token: Tensor, offsets: Tensor, ids: Tensor, followed_length: Tensor, followed_drawn: Tensor,
+    before: int, length: Tensor, drawn: Tensor,
+) -> None:  # fmt: skip
     """Arguments as in reference/drafts.py; all are contiguous."""
     options = _options(slots.device)
     _follow_slots[(cdiv(len(ids), _BLOCK),)](
@@ -58,18 +51,9 @@ def position_columns(slots: Tensor, offsets: Tensor, asked: SamplingColumns, out
 
 
 def keep_drafts(
-    tokens: Tensor,
-    faults: Tensor,
-    next_drafts: Tensor,
-    ends: Tensor,
-    slots: Tensor,
-    most: int,
-    length: Tensor,
-    last: Tensor,
-    drawn: Tensor,
-    recent: Tensor,
-    counts: Tensor,
-) -> None:
+    tokens: Tensor, faults: Tensor, next_drafts: Tensor, ends: Tensor, slots: Tensor, most: int, length: Tensor,
+    last: Tensor, drawn: Tensor, recent: Tensor, counts: Tensor,
+) -> None:  # fmt: skip
     """Arguments as in reference/drafts.py; all are contiguous."""
     options = _options(slots.device)
     _keep_drafts[(cdiv(len(ends), _BLOCK),)](

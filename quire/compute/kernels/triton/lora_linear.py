@@ -57,15 +57,9 @@ def linear_and_shrink(
 
 
 def gemm_and_shrink(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    weights: LowRankWeights,
-    tiles: Tiles,
-    config: GemmConfig,
-    programs: int,
+    x: Tensor, w: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles, config: GemmConfig, programs: int,
     overlap: bool,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """x Wᵀ + bias by `gemm` with this config, and A x by so many programs beside it, which may be none."""
     (rows, columns), outputs, (number, size) = x.shape, len(w), tiles.rows.shape
     rank, modules, splits = weights.b.shape[2], len(weights.rows), config.splits

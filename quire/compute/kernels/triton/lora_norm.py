@@ -24,15 +24,9 @@ _BLOCK_R = 16
 
 
 def lora_rms_norm(
-    low: Tensor,
-    weights: LowRankWeights,
-    tiles: Tiles,
-    x: Tensor,
-    weight: Tensor,
-    eps: float,
-    out: Tensor,
+    low: Tensor, weights: LowRankWeights, tiles: Tiles, x: Tensor, weight: Tensor, eps: float, out: Tensor,
     delta: Tensor,
-) -> None:
+) -> None:  # fmt: skip
     """Arguments as in reference/lora.py, all contiguous; the product that made delta is as `lora_expand` has it."""
     rows, width = x.shape
     block, _, warps = program_shape(width, 1, PER_THREAD)

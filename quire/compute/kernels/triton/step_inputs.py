@@ -36,19 +36,9 @@ _COLUMNS = (
 
 
 def prepare_inputs(
-    slots: Tensor,
-    counts: Tensor,
-    row_of_token: Tensor,
-    offsets: Tensor,
-    ids: Tensor,
-    length: Tensor,
-    last: Tensor,
-    dummy: int,
-    starts: Tensor,
-    positions: Tensor,
-    slot_of_token: Tensor,
-    tokens: Tensor,
-) -> None:
+    slots: Tensor, counts: Tensor, row_of_token: Tensor, offsets: Tensor, ids: Tensor, length: Tensor, last: Tensor,
+    dummy: int, starts: Tensor, positions: Tensor, slot_of_token: Tensor, tokens: Tensor,
+) -> None:  # fmt: skip
     """Arguments as in reference/step_inputs.py; rows stand in order, and each has one token if there are as many; all
     are contiguous."""
     rows, total = len(slots), len(ids)

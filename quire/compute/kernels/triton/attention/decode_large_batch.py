@@ -97,17 +97,9 @@ def supports_blocks(block_size: int, d: int) -> bool:
 
 
 def decode_attention_large_batch(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    block_table: Tensor,
-    splits: Tensor,
-    partials: DecodePartials,
-    out: Tensor,
-    scale: float,
-    cap: float | None,
-    scales: Tensor | None = None,
-) -> None:
+    q: Tensor, keys: Tensor, values: Tensor, block_table: Tensor, splits: Tensor, partials: DecodePartials, out: Tensor,
+    scale: float, cap: float | None, scales: Tensor | None = None,
+) -> None:  # fmt: skip
     """Compute attention of one query token for each row; arguments as in reference/paged_attention.py.
 
     All tensors but the block table are contiguous and begin at 16-byte addresses. Splits begin at multiples of whole

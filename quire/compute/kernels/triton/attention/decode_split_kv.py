@@ -80,16 +80,9 @@ def kv_splits_for(rows: int, at_once: int) -> int:
 
 
 def plan_kv_splits(
-    starts: Tensor,
-    slots: Tensor,
-    decode_rows: Tensor | None,
-    tokens: Tensor | None,
-    window: int | None,
-    tile: int,
-    splits: Tensor,
-    at_once: int,
-    min_tiles: int = 1,
-) -> None:
+    starts: Tensor, slots: Tensor, decode_rows: Tensor | None, tokens: Tensor | None, window: int | None, tile: int,
+    splits: Tensor, at_once: int, min_tiles: int = 1,
+) -> None:  # fmt: skip
     """Arguments as in reference/paged_attention.py; all are contiguous."""
     rows = len(slots) if decode_rows is None else len(decode_rows)
     overlap = can_overlap(splits.device)
@@ -170,18 +163,9 @@ def _cost(tiles, most, at_once, SPLIT_OVERHEAD_TILES: tl.constexpr):
 
 
 def decode_attention(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    block_table: Tensor,
-    splits: Tensor,
-    partials: DecodePartials,
-    out: Tensor,
-    scale: float,
-    cap: float | None = None,
-    rows: int | None = None,
-    scales: Tensor | None = None,
-) -> None:
+    q: Tensor, keys: Tensor, values: Tensor, block_table: Tensor, splits: Tensor, partials: DecodePartials, out: Tensor,
+    scale: float, cap: float | None = None, rows: int | None = None, scales: Tensor | None = None,
+) -> None:  # fmt: skip
     """Arguments as in reference/paged_attention.py; all but the block table are contiguous."""
     assert all(map(Tensor.is_contiguous, (q, keys, values, splits, out)))
     assert splits.shape[0] <= partials.outputs.shape[0]

@@ -19,17 +19,9 @@ _TOKENS, _COLUMNS = 16, 512
 
 
 def gather_kv(
-    keys: Tensor,
-    values: Tensor,
-    block_table: Tensor,
-    slots: Tensor,
-    chunk_rows: Tensor,
-    chunk_offsets: Tensor,
-    chunk_counts: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scales: Tensor | None = None,
-) -> None:
+    keys: Tensor, values: Tensor, block_table: Tensor, slots: Tensor, chunk_rows: Tensor, chunk_offsets: Tensor,
+    chunk_counts: Tensor, k: Tensor, v: Tensor, scales: Tensor | None = None,
+) -> None:  # fmt: skip
     """Arguments as in reference/paged_attention.py; all but the block table are contiguous."""
     _, block_size, kv_heads, d = keys.shape
     chunks = chunk_rows.shape[0]

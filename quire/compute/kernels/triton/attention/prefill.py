@@ -75,23 +75,10 @@ def queries_of_tile(d: int, item: int, group: int, device: torch.device) -> int:
 
 
 def prefill_attention(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    block_table: Tensor,
-    tile_rows: Tensor,
-    tile_offsets: Tensor,
-    starts: Tensor,
-    counts: Tensor,
-    first_tokens: Tensor,
-    slots: Tensor,
-    window: int | None,
-    queries: int,
-    out: Tensor,
-    scale: float,
-    cap: float | None = None,
-    scales: Tensor | None = None,
-) -> None:
+    q: Tensor, keys: Tensor, values: Tensor, block_table: Tensor, tile_rows: Tensor, tile_offsets: Tensor,
+    starts: Tensor, counts: Tensor, first_tokens: Tensor, slots: Tensor, window: int | None, queries: int, out: Tensor,
+    scale: float, cap: float | None = None, scales: Tensor | None = None,
+) -> None:  # fmt: skip
     """Arguments as in reference/paged_attention.py; `queries` is that of `queries_of_tile`. All but the block table are
     contiguous."""
     _, block_size, kv_heads, d = keys.shape

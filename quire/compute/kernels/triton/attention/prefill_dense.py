@@ -54,17 +54,9 @@ def serves_dense_prefill(device: torch.device, dtype: torch.dtype, d: int) -> bo
 
 
 def prefill_attention_dense(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tile_tokens: Tensor,
-    tile_queries: Tensor,
-    tile_contexts: Tensor,
-    tile_bases: Tensor,
-    out: Tensor,
-    scale: float,
-    cap: float | None = None,
-) -> None:
+    q: Tensor, k: Tensor, v: Tensor, tile_tokens: Tensor, tile_queries: Tensor, tile_contexts: Tensor,
+    tile_bases: Tensor, out: Tensor, scale: float, cap: float | None = None,
+) -> None:  # fmt: skip
     """Arguments as in reference/paged_attention.py; tiles are QUERIES long but for the last of a row; all are
     contiguous."""
     heads, d = q.shape[1:]

@@ -47,26 +47,11 @@ def max_splits(kv_heads: int, device: torch.device, at_once: int) -> int:
 
 
 def prefill_attention_split_kv(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    block_table: Tensor,
-    tile_rows: Tensor,
-    tile_offsets: Tensor,
-    split_numbers: Tensor,
-    split_counts: Tensor,
-    starts: Tensor,
-    counts: Tensor,
-    first_tokens: Tensor,
-    slots: Tensor,
-    window: int | None,
-    queries: int,
-    partials: PrefillPartials,
-    out: Tensor,
-    scale: float,
-    cap: float | None = None,
+    q: Tensor, keys: Tensor, values: Tensor, block_table: Tensor, tile_rows: Tensor, tile_offsets: Tensor,
+    split_numbers: Tensor, split_counts: Tensor, starts: Tensor, counts: Tensor, first_tokens: Tensor, slots: Tensor,
+    window: int | None, queries: int, partials: PrefillPartials, out: Tensor, scale: float, cap: float | None = None,
     scales: Tensor | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Arguments as in reference/paged_attention.py; `queries` is that of `queries_of_tile`. All but the block table are
     contiguous."""
     _, block_size, kv_heads, d = keys.shape

@@ -29,18 +29,9 @@ _BLOCK_R = 16
 
 
 def qk_norm_rope_and_cache(
-    qkv: Tensor,
-    norm: Tensor | None,
-    eps: float,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    update: RowUpdate | None,
-    keys: Tensor,
-    values: Tensor,
-    slot_mapping: Tensor,
-    q: Tensor,
-    scales: Tensor | None = None,
-) -> None:
+    qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor | None, sin: Tensor | None, update: RowUpdate | None,
+    keys: Tensor, values: Tensor, slot_mapping: Tensor, q: Tensor, scales: Tensor | None = None,
+) -> None:  # fmt: skip
     """Arguments as in reference/rowwise_attention.py; tokens of qkv may lie apart; all else is contiguous."""
     tokens, heads, d = q.shape
     kv_heads = keys.shape[2]

@@ -48,16 +48,9 @@ class GemmConfig:
 
 
 def gemm(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    y: Tensor,
-    config: GemmConfig,
-    gate: bool,
-    overlap: bool,
-    *,
+    x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, config: GemmConfig, gate: bool, overlap: bool, *,
     waits_late: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """y = x Wᵀ + bias, or silu of its first half times the second where `gate`: x [rows, columns], y [rows, outputs].
 
     The rows of x may lie apart; y is contiguous. `waits_late`: the kernel that was launched last lets others start when

@@ -41,15 +41,9 @@ _ROW_TILE = 128
 
 
 def pack_grouped(
-    codes: Tensor,
-    scales: Tensor,
-    zeros: Tensor | None,
-    bits: int,
-    group: int,
-    order: Tensor | None,
-    gated: bool,
+    codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, group: int, order: Tensor | None, gated: bool,
     dtype: torch.dtype = torch.bfloat16,
-) -> PackedWeight | GroupedWeight:
+) -> PackedWeight | GroupedWeight:  # fmt: skip
     """Arguments as in reference/grouped_linear.py."""
     rows, columns = codes.shape
     fits = bits == 4 and group % COLUMNS == columns % COLUMNS == rows % _ROW_TILE == 0

@@ -81,16 +81,9 @@ def prefers_gated_gemm(rows: int, outputs: int, columns: int) -> bool:
 
 
 def linear_with_config(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    y: Tensor,
-    config: GemvConfig | GemmConfig,
-    *,
-    gate: bool,
-    overlap: bool,
+    x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, config: GemvConfig | GemmConfig, *, gate: bool, overlap: bool,
     waits_late: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """y = x Wᵀ + bias, or silu of its first half times the second where `gate`, with this config.
 
     Args:

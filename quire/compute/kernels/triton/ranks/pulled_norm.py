@@ -27,19 +27,9 @@ WARPS = 16
 
 
 def rms_norm_pulled(
-    x: Tensor,
-    weight: Tensor,
-    eps: float,
-    out: Tensor,
-    scales: Tensor | None,
-    delta: Tensor,
-    windows: Tensor,
-    counts: Tensor,
-    row_flags: int,
-    rings: int,
-    rank: int,
-    ranks: int,
-) -> None:
+    x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None, delta: Tensor, windows: Tensor,
+    counts: Tensor, row_flags: int, rings: int, rank: int, ranks: int,
+) -> None:  # fmt: skip
     """`rms_norm` with a delta that is the sum of all ranks'; where there are scales, `rms_norm_quantized`.
 
     Args:

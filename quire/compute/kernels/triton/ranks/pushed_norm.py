@@ -28,18 +28,9 @@ def can_push_rows(x: Tensor) -> bool:
 
 
 def rms_norm_pushed(
-    x: Tensor,
-    weight: Tensor,
-    eps: float,
-    out: Tensor,
-    scales: Tensor | None,
-    delta: Tensor,
-    windows: Tensor,
-    calls: Tensor,
-    arrivals: int,
-    rank: int,
-    ranks: int,
-) -> None:
+    x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None, delta: Tensor, windows: Tensor,
+    calls: Tensor, arrivals: int, rank: int, ranks: int,
+) -> None:  # fmt: skip
     """`rms_norm` with a delta that is the sum of all ranks'; where there are scales, `rms_norm_quantized`.
 
     Args:

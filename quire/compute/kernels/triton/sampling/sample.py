@@ -94,15 +94,9 @@ def sample(
 
 
 def sample_with_config(
-    logits: Tensor,
-    slots: Tensor,
-    asked: SamplingColumns,
-    tokens: Tensor,
-    faults: Tensor,
-    last: Tensor | None,
-    thresholds: SamplingThresholds | None,
-    config: SampleConfig,
-) -> None:
+    logits: Tensor, slots: Tensor, asked: SamplingColumns, tokens: Tensor, faults: Tensor, last: Tensor | None,
+    thresholds: SamplingThresholds | None, config: SampleConfig,
+) -> None:  # fmt: skip
     """`sample` with a config of one's own: for tuning, and so that tests reach every path on rows that are small."""
     (reads, vocab), bits, shape = logits.shape, key_bits(logits.dtype), config.shape
     assert logits.stride(1) == 1
