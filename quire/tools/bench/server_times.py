@@ -18,8 +18,7 @@ import uvloop
 
 from quire.errors import QuireError
 from quire.foundation.config import Config
-from quire.tools.bench.client import ENDPOINTS, Outcome, StreamingClient
-from quire.tools.bench.connection import Address, Connections
+from quire.tools.bench.client import ENDPOINTS, Connections, Outcome, StreamingClient
 from quire.tools.bench.datasets import Sample
 from quire.tools.bench.load import run_load
 
@@ -64,7 +63,7 @@ def asked(
     body["return_token_ids"] = True  # behind random prompts tokens may have no text, and chunks would be empty
 
     async def ask() -> list[Outcome]:
-        async with Connections(Address.of(f"http://127.0.0.1:{port}", {}, verify=False), CONNECT_S) as connections:
+        async with Connections(f"http://127.0.0.1:{port}", CONNECT_S) as connections:
             client = StreamingClient(connections, ENDPOINTS["openai"], "openai", body)
             load = await run_load(client, samples, times, max_concurrency, lambda: None)
             return load.outcomes
