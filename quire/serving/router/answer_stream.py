@@ -1,7 +1,7 @@
 """A server's answer on its way to the client: the bytes as they come, as fast as the client reads.
 
-An answer that has begun and cannot be ended closes the client's connection in the middle, so that the client cannot take
-what it has for a whole answer.
+An answer that has begun and cannot be ended closes the client's connection in the middle, so that the client cannot
+take what it has for a whole answer.
 """
 
 from __future__ import annotations
