@@ -1,13 +1,13 @@
-"""A running server, as `quire chat` and `quire complete` see it.
+"""A running server, as `quire chat` and `quire complete` see it, and the lines that are typed for it.
 
-Owns the connection and what is said when something is wrong with it. Knows nothing about terminals but that control
-characters from a model do not belong there.
+Owns the connection and what is said when something is wrong with it. Control characters do not reach a terminal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import closing
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import closing, suppress
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from quire.foundation.http_client.answer_parser import ConnectError, HttpError
 from quire.foundation.http_client.blocking_client import BlockingClient
 
 CONNECT_S = 10.0
+PROMPT = "> "
 _CONTROLS = dict.fromkeys(code for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t")
 
 
@@ -93,6 +94,24 @@ class RemoteServer:
         if status == 401:
             raise QuireError("The server wants another API key: give it by --api-key or in QUIRE_API_KEY.")
         raise QuireError(message)
+
+
+def is_typed() -> bool:
+    """Whether somebody sits at a terminal, and so wants to be prompted."""
+    return sys.stdin.isatty()
+
+
+def typed_lines() -> Iterator[str]:
+    """Lines until Ctrl-D, Ctrl-C or the end of the pipe. Prompts and a last line break are for people only."""
+    typed = is_typed()
+    if typed:
+        with suppress(ImportError):
+            import readline  # noqa: F401  (gives input() history and editing)
+    with suppress(EOFError, KeyboardInterrupt):
+        while True:
+            yield input(PROMPT if typed else "")
+    if typed:
+        print()
 
 
 def printable(text: str) -> str:

@@ -1,16 +1,17 @@
-"""`quire bench`: which benchmark there is, and its flags.
-
-Benchmarks are loaded by name, because those that compute load torch.
-"""
+"""The commands of `quire.tools`: their flags. What computes is imported by name, because it loads torch."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from typing import Any
 
 from quire.cli.flags import parse, parse_with_engine
 from quire.errors import ConfigError, did_you_mean
 from quire.foundation.config import environment
+from quire.tools.quant_check.options import CheckOptions
+from quire.tools.simulation.options import SimulateOptions
+from quire.tools.sizing.options import PlanOptions
 
 BENCHMARKS = {
     "throughput": ("quire.tools.bench.throughput:ThroughputOptions", "all prompts at once, in this process"),
@@ -23,7 +24,22 @@ BENCHMARKS = {
 WITHOUT_ENGINE = ("serve", "kernels", "regress")
 
 
-def run(arguments: Sequence[str]) -> int:
+def check_quant(arguments: Sequence[str]) -> int:
+    """Compare two models; the exit code: 0 if the quantized one is good, 1 if it is not or nothing can be said."""
+    return _run("check-quant", CheckOptions, "quire.tools.quant_check.check", arguments)
+
+
+def plan(arguments: Sequence[str]) -> int:
+    """Plan; the exit code: 0, or 1 if nothing keeps the targets."""
+    return _run("plan", PlanOptions, "quire.tools.sizing.command", arguments)
+
+
+def simulate(arguments: Sequence[str]) -> int:
+    """Simulate; the exit code: 0, or 1 if the limits of --slo are not kept."""
+    return _run("simulate", SimulateOptions, "quire.tools.simulation.command", arguments)
+
+
+def bench(arguments: Sequence[str]) -> int:
     """Run the benchmark that the first argument names; its exit code.
 
     Raises:
@@ -45,6 +61,13 @@ def run(arguments: Sequence[str]) -> int:
     else:
         options, config = parse_with_engine(options_type, rest, program, module.DESCRIPTION)
         code = module.run(options, environment.apply(config))
+    return code
+
+
+def _run(name: str, options_type: type[Any], module_name: str, arguments: Sequence[str]) -> int:
+    module = importlib.import_module(options_type.__module__)
+    options = parse(options_type, arguments, f"quire {name}", module.DESCRIPTION)
+    code: int = importlib.import_module(module_name).run(options)
     return code
 
 
