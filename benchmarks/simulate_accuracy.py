@@ -31,8 +31,8 @@ from quire.planning.machine import this_machine
 from quire.tools.bench.arrivals import ArrivalOptions, arrival_times
 from quire.tools.bench.client import Outcome
 from quire.tools.bench.datasets import Sample
+from quire.tools.bench.report import percentile
 from quire.tools.bench.server_times import asked, served
-from quire.tools.bench.summary import percentile
 from quire.tools.simulation.calibration import calibrate
 from quire.tools.simulation.deployment import Deployment, Processor, deploy
 from quire.tools.simulation.engine import Served, simulate

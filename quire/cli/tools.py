@@ -14,13 +14,14 @@ from quire.tools.simulation.options import SimulateOptions
 from quire.tools.sizing.options import PlanOptions
 
 BENCHMARKS = {
-    "throughput": ("quire.tools.bench.throughput:ThroughputOptions", "all prompts at once, in this process"),
-    "latency": ("quire.tools.bench.latency:LatencyOptions", "one batch at a time, in this process"),
-    "serve": ("quire.tools.bench.serve:ServeOptions", "load on a running server"),
-    "startup": ("quire.tools.bench.startup:StartupOptions", "from the process's start until it takes work, by stage"),
-    "kernels": ("quire.tools.bench.kernels:KernelsOptions", "each kernel on its own, against what the device reaches"),
-    "regress": ("quire.tools.bench.regress:RegressOptions", "whether newer figures are worse than older ones"),
+    "throughput": ("offline:run_throughput", "ThroughputOptions", "all prompts at once, in this process"),
+    "latency": ("offline:run_latency", "LatencyOptions", "one batch at a time, in this process"),
+    "serve": ("serve:run", "ServeOptions", "load on a running server"),
+    "startup": ("startup:run", "StartupOptions", "from the process's start until it takes work, by stage"),
+    "kernels": ("kernels:run", "KernelsOptions", "each kernel on its own, against what the device reaches"),
+    "regress": ("regress:run", "RegressOptions", "whether newer figures are worse than older ones"),
 }
+"""By name: module and function in quire.tools.bench, the options' class there, and what is measured."""
 WITHOUT_ENGINE = ("serve", "kernels", "regress")
 
 
@@ -52,27 +53,27 @@ def bench(arguments: Sequence[str]) -> int:
     if name not in BENCHMARKS:
         hint = did_you_mean(name, BENCHMARKS)
         raise ConfigError(f"'{name}' is not a benchmark.{hint} Benchmarks: {', '.join(BENCHMARKS)}.")
-    module_name, options_name = BENCHMARKS[name][0].split(":")
-    module = importlib.import_module(module_name)
-    options_type, program = getattr(module, options_name), f"quire bench {name}"
+    place, options_name, _ = BENCHMARKS[name]
+    module_name, function = place.split(":")
+    module = importlib.import_module(f"quire.tools.bench.{module_name}")
+    options_type, measure, program = getattr(module, options_name), getattr(module, function), f"quire bench {name}"
     code: int
     if name in WITHOUT_ENGINE:
-        code = module.run(parse(options_type, rest, program, module.DESCRIPTION))
+        code = measure(parse(options_type, rest, program, options_type.DESCRIPTION))
     else:
-        options, config = parse_with_engine(options_type, rest, program, module.DESCRIPTION)
-        code = module.run(options, environment.apply(config))
+        options, config = parse_with_engine(options_type, rest, program, options_type.DESCRIPTION)
+        code = measure(options, environment.apply(config))
     return code
 
 
 def _run(name: str, options_type: type[Any], module_name: str, arguments: Sequence[str]) -> int:
-    module = importlib.import_module(options_type.__module__)
-    options = parse(options_type, arguments, f"quire {name}", module.DESCRIPTION)
+    options = parse(options_type, arguments, f"quire {name}", options_type.DESCRIPTION)
     code: int = importlib.import_module(module_name).run(options)
     return code
 
 
 def _usage() -> str:
-    lines = "\n".join(f"  {name:<11} {what}" for name, (_, what) in BENCHMARKS.items())
+    lines = "\n".join(f"  {name:<11} {what}" for name, (_, _, what) in BENCHMARKS.items())
     return (
         f"usage: quire bench BENCHMARK [flags]\n\n{lines}\n\n'quire bench BENCHMARK --help' lists its flags by group."
     )

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import uvloop
@@ -20,13 +20,12 @@ from quire.tools.bench.arrivals import ArrivalOptions, arrival_times, check_arri
 from quire.tools.bench.client import ENDPOINTS, Backend, Connections, StreamingClient
 from quire.tools.bench.datasets import DatasetOptions, Sample, make_samples
 from quire.tools.bench.load import Load, run_load
-from quire.tools.bench.progress import progress
+from quire.tools.bench.report import progress
 from quire.tools.bench.server_counters import read_counters
 from quire.tools.bench.serving_figures import Run, ServingReportOptions, check_report_options
 from quire.tools.bench.serving_report import publish
 from quire.tools.bench.tokens import LocalTokens, ServedTokens, Tokens, has_tokenizer
 
-DESCRIPTION = "Send requests to a running server and report latencies and throughput."
 CONNECT_S = 30.0
 RETRY_S = 1.0
 
@@ -34,6 +33,8 @@ RETRY_S = 1.0
 @dataclass(frozen=True)
 class ServeOptions:
     """Which server, and what every request asks."""
+
+    DESCRIPTION: ClassVar[str] = "Send requests to a running server and report latencies and throughput."
 
     base_url: str | None = None
     """Address of the server, without the API's path. Default: http://HOST:PORT."""

@@ -11,9 +11,8 @@ from typing import Any
 
 from quire.tools.bench.load import Load
 from quire.tools.bench.plot import Line, Panel, svg
-from quire.tools.bench.report import Row, table, write_json, write_text
+from quire.tools.bench.report import Row, percentile_name, table, write_json, write_text
 from quire.tools.bench.serving_figures import METRICS, Run, figures, percentiles_of, shown_metrics
-from quire.tools.bench.summary import percentile_name
 
 FLATTERING_HIT_RATE = 0.01
 BUSY_CLIENT = 0.8

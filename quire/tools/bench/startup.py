@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -29,11 +29,8 @@ from quire.foundation.processes.child_main import raise_reported_failure
 from quire.foundation.processes.child_process import ChildProcess
 from quire.foundation.processes.launch import STOP_ENGINE, LaunchConfig, StatusReport
 from quire.planning.auto_config import resolve
-from quire.tools.bench.progress import progress
-from quire.tools.bench.report import Row, measured_with, table, write_json
-from quire.tools.bench.summary import summarize
+from quire.tools.bench.report import Row, measured_with, progress, summarize, table, write_json
 
-DESCRIPTION = "Measure how long an engine takes to start, cold (nothing compiled) and warm, by stage."
 PERCENTILES = (10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
 END_S = 10.0
 TOTAL, REST = "total", "process"
@@ -43,6 +40,10 @@ MODULES = {"llm": "quire.tools.bench.llm_process", "engine": "quire.engine.start
 @dataclass(frozen=True)
 class StartupOptions:
     """What is started, and how often."""
+
+    DESCRIPTION: ClassVar[str] = (
+        "Measure how long an engine takes to start, cold (nothing compiled) and warm, by stage."
+    )
 
     start: Literal["llm", "server", "engine"] = "llm"
     """A script's LLM, all of quire serve, or its engine process alone."""

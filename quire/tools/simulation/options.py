@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -14,11 +14,6 @@ from quire.foundation.config.scheduler import PerformanceMode, PreemptionMode
 from quire.tools.bench.arrivals import ArrivalOptions, check_arrivals
 from quire.tools.bench.datasets import DatasetOptions
 from quire.tools.simulation.trace_files import TraceFileOptions
-
-DESCRIPTION = (
-    "Serve a load in virtual time: the engine's real scheduler, with steps that take as long as a cost model says. "
-    "Prints latencies, throughput and what limits them; --slo searches the highest rate that keeps limits."
-)
 
 
 @dataclass(frozen=True)
@@ -69,6 +64,11 @@ class ServingOptions:
 @dataclass(frozen=True)
 class SimulateOptions:
     """What is asked."""
+
+    DESCRIPTION: ClassVar[str] = (
+        "Serve a load in virtual time: the engine's real scheduler, with steps that take as long as a cost model says. "
+        "Prints latencies, throughput and what limits them; --slo searches the highest rate that keeps limits."
+    )
 
     model: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="MODEL")] = None
     """A directory, a config.json, a GGUF file, quill, or a hub id whose config.json is in the local cache."""

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 
 from quire.errors import ConfigError
 
-DESCRIPTION = (
-    "Plan for a model before there is a machine: what fits, what it takes, what it costs. Reads config.json and the "
-    "headers of weight files only."
-)
-
 
 @dataclass(frozen=True)
 class PlanOptions:
     """What is asked."""
+
+    DESCRIPTION: ClassVar[str] = (
+        "Plan for a model before there is a machine: what fits, what it takes, what it costs. Reads config.json and "
+        "the headers of weight files only."
+    )
 
     model: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="MODEL")] = None
     """A directory, a config.json, a GGUF file, quill, or a hub id whose config.json is in the local cache."""
