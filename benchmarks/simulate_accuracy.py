@@ -36,7 +36,7 @@ from quire.tools.bench.server_times import asked, served
 from quire.tools.simulation.calibration import calibrate
 from quire.tools.simulation.deployment import Deployment, Processor, deploy
 from quire.tools.simulation.engine import Served, simulate
-from quire.tools.simulation.model_files import find_model
+from quire.tools.simulation.load import find_model
 from quire.tools.simulation.trace import Trace, TraceRequest
 from quire.tools.simulation.trace_files import TraceFileOptions, read_trace
 

@@ -26,6 +26,13 @@ START_S = 300.0
 CONNECT_S = 10.0
 
 
+def serve_command(config: Config, directory: Path) -> list[str]:
+    """`quire serve` with these settings, in a file of the directory, at a free port of this machine."""
+    settings = directory / "settings.yaml"
+    settings.write_bytes(msgspec.yaml.encode(config.changes() | {"port": 0, "host": "127.0.0.1"}))
+    return [sys.executable, "-m", "quire.cli.main", "serve", f"--config={settings}"]
+
+
 @contextmanager
 def served(config: Config, directory: Path) -> Iterator[int]:
     """`quire serve`: its port, once it is ready; it is ended afterwards.
@@ -33,11 +40,9 @@ def served(config: Config, directory: Path) -> Iterator[int]:
     Raises:
         QuireError: It did not start.
     """
-    settings, log = directory / "settings.yaml", directory / "server.log"
-    settings.write_bytes(msgspec.yaml.encode(config.changes() | {"port": 0, "host": "127.0.0.1"}))
-    command = [sys.executable, "-m", "quire.cli.main", "serve", f"--config={settings}"]
+    log = directory / "server.log"
     with log.open("w") as file:
-        server = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(serve_command(config, directory), stdout=file, stderr=subprocess.STDOUT)
     try:
         deadline = time.monotonic() + START_S
         while (found := re.search(r"Ready in .*?http://[^/]*?:(\d+)/", log.read_text(), re.S)) is None:

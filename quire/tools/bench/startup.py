@@ -12,7 +12,6 @@ import re
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -21,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import msgspec
-
 from quire.errors import ConfigError, QuireError
 from quire.foundation.config import Config, environment
 from quire.foundation.processes.child_main import raise_reported_failure
@@ -30,6 +27,7 @@ from quire.foundation.processes.child_process import ChildProcess
 from quire.foundation.processes.launch import STOP_ENGINE, LaunchConfig, StatusReport
 from quire.planning.auto_config import resolve
 from quire.tools.bench.report import Row, measured_with, progress, summarize, table, write_json
+from quire.tools.bench.server_times import serve_command
 
 PERCENTILES = (10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
 END_S = 10.0
@@ -135,10 +133,7 @@ def _child(module: str, launch: LaunchConfig) -> Iterator[dict[str, float]]:
 @contextmanager
 def _server(config: Config, directory: Path) -> Iterator[dict[str, float]]:
     """The stages of a server's engine once the server is ready; it is ended afterwards."""
-    settings = directory / "settings.yaml"
-    settings.write_bytes(msgspec.yaml.encode(config.changes() | {"port": 0}))
-    command = [sys.executable, "-m", "quire.cli.main", "serve", f"--config={settings}"]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    server = subprocess.Popen(serve_command(config, directory), stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     try:
         said = []

@@ -29,7 +29,7 @@ from quire.planning.costmodel.step_work import windows_of
 from quire.runtime.executor.executor import AdapterLoader, Executor
 from quire.runtime.executor.factory import build_executor
 from quire.sampling_params import SamplingParams
-from quire.tools.bench.closed_loads import ClosedLoad, closed_loads
+from quire.tools.bench.arrivals import ClosedLoad, closed_loads
 from quire.tools.bench.tokens import LocalTokens
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)

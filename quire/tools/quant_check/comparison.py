@@ -16,8 +16,15 @@ from quire.foundation.clock import SystemClock
 from quire.models.model import Model
 from quire.tools.quant_check.both_models import BothModels
 from quire.tools.quant_check.continuations import ScoredSequence
-from quire.tools.quant_check.divergence import Divergence, TokenFigures, compare_logits, joined, summarize
-from quire.tools.quant_check.findings import Findings, LayerFinding
+from quire.tools.quant_check.findings import (
+    Divergence,
+    Findings,
+    LayerFinding,
+    TokenFigures,
+    compare_logits,
+    joined,
+    summarize,
+)
 from quire.tools.quant_check.forward import SequenceForward
 from quire.tools.quant_check.layer_pairs import LayerPair, Mode, PairedModels, paired_models
 from quire.tools.quant_check.suspects import Suspect, find_suspects

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import tyro
 
 from quire.errors import ConfigError
+from quire.foundation.config.cache import BlockSize
 from quire.foundation.config.kv_cache_dtype import KVCacheDtype
 from quire.foundation.config.model import ModelDtype
 from quire.foundation.config.scheduler import PerformanceMode, PreemptionMode
@@ -30,7 +31,7 @@ class ServingOptions:
     """Most tokens of a sequence. Default: the model's limit."""
     kv_cache_dtype: KVCacheDtype = "auto"
     """Of keys and values."""
-    block_size: Literal[8, 16, 32] = 16
+    block_size: BlockSize = 16
     """Tokens of a block of the KV cache."""
     gpu_memory_utilization: float | None = None
     """Share of memory that the engine takes. Default: 0.9."""
