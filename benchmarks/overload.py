@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from quire.tools.bench.connection import Address, Connections
+from quire.foundation.http_client.answer_parser import HttpError
+from quire.tools.bench.client import Connections
 
 LIGHT_SHARE = 0.1
 WARM_UP_S = 3.0
@@ -68,7 +69,7 @@ class Traffic:
     def __init__(self, url: str, key: str, output: int, seed: int = 0) -> None:
         self._output = output
         self._rng = random.Random(seed)
-        self._connections = Connections(Address.of(url, {"Authorization": f"Bearer {key}"}), CONNECT_S)
+        self._connections = Connections(url, CONNECT_S, {"Authorization": f"Bearer {key}"})
 
     async def __aenter__(self) -> Traffic:
         return self
@@ -109,7 +110,7 @@ class Traffic:
 
         try:
             status = await self._connections.post("/v1/completions", msgspec.json.encode(body), on_body)
-        except OSError:
+        except HttpError:
             status = 0
         run.ended(status, first - begin)
 

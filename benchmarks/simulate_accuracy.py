@@ -31,12 +31,12 @@ from quire.planning.machine import this_machine
 from quire.tools.bench.arrivals import ArrivalOptions, arrival_times
 from quire.tools.bench.client import Outcome
 from quire.tools.bench.datasets import Sample
+from quire.tools.bench.report import percentile
 from quire.tools.bench.server_times import asked, served
-from quire.tools.bench.summary import percentile
 from quire.tools.simulation.calibration import calibrate
 from quire.tools.simulation.deployment import Deployment, Processor, deploy
 from quire.tools.simulation.engine import Served, simulate
-from quire.tools.simulation.model_files import find_model
+from quire.tools.simulation.load import find_model
 from quire.tools.simulation.trace import Trace, TraceRequest
 from quire.tools.simulation.trace_files import TraceFileOptions, read_trace
 

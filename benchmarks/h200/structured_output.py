@@ -28,8 +28,7 @@ from serving import Server, serve, vocabulary
 
 from quire import LLM, SamplingParams
 from quire.sampling_params import StructuredOutputsParams
-from quire.tools.bench.client import Outcome, StreamingClient
-from quire.tools.bench.connection import OK, Address, Connections
+from quire.tools.bench.client import OK, Connections, Outcome, StreamingClient
 from quire.tools.bench.datasets import Sample
 
 PROMPT = 128
@@ -123,9 +122,8 @@ class Arrival:
 
 async def arrival(server: Server, model: str, streams: int, schemas: Sequence[Schema | None], size: int) -> Arrival:
     """Of one request for each entry, with that schema or none."""
-    address = Address.of(f"http://127.0.0.1:{server.port}", {})
     draw = random.Random(len(schemas))
-    async with Connections(address, 30.0) as connections:
+    async with Connections(f"http://127.0.0.1:{server.port}", 30.0) as connections:
         client = StreamingClient(
             connections, "/v1/completions", "openai", {"model": model, "temperature": 1.0, "ignore_eos": True}
         )

@@ -11,8 +11,7 @@ from typing import Annotated
 import tyro
 
 from quire.cli.flags import parse
-from quire.cli.remote import RemoteServer, printable
-from quire.cli.terminal import is_typed, lines
+from quire.cli.remote import RemoteServer, is_typed, printable, typed_lines
 from quire.errors import QuireError
 
 DESCRIPTION = "Chat with a running server. Ctrl-C stops an answer; Ctrl-D leaves."
@@ -52,7 +51,7 @@ def run(arguments: Sequence[str]) -> int:
             return 0
         if is_typed():
             print(f"Chatting with {printable(model)}. Ctrl-C stops an answer; Ctrl-D leaves.")
-        for line in map(str.strip, lines()):
+        for line in map(str.strip, typed_lines()):
             if line:
                 _turn(server, model, messages, line)
     return 0

@@ -10,8 +10,7 @@ from typing import Annotated
 import tyro
 
 from quire.cli.flags import parse
-from quire.cli.remote import RemoteServer, printable
-from quire.cli.terminal import lines
+from quire.cli.remote import RemoteServer, printable, typed_lines
 
 DESCRIPTION = "Let a running server go on with a text. Ctrl-C stops it; Ctrl-D leaves."
 
@@ -44,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
         if options.quick is not None:
             _complete(server, model, options.quick, options.max_tokens)
             return 0
-        for text in filter(None, lines()):
+        for text in filter(None, typed_lines()):
             _complete(server, model, text, options.max_tokens)
     return 0
 

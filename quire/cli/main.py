@@ -19,12 +19,13 @@ COMMANDS = {
     "chat": ("quire.cli.chat", "chat with a running server"),
     "complete": ("quire.cli.complete", "complete text with a running server"),
     "run-batch": ("quire.cli.run_batch", "answer the requests of a file, without a server"),
-    "check-quant": ("quire.cli.check_quant", "measure what quantization costs a model, and name the layers"),
-    "plan": ("quire.cli.plan", "plan devices, memory and cost for a model"),
-    "simulate": ("quire.cli.simulate", "serve a load in virtual time: latencies, and the rate that keeps limits"),
-    "bench": ("quire.cli.bench", "measure throughput, latency, a server under load, or start-up"),
+    "check-quant": ("quire.cli.tools:check_quant", "measure what quantization costs a model, and name the layers"),
+    "plan": ("quire.cli.tools:plan", "plan devices, memory and cost for a model"),
+    "simulate": ("quire.cli.tools:simulate", "serve a load in virtual time: latencies, and the rate that keeps limits"),
+    "bench": ("quire.cli.tools:bench", "measure throughput, latency, a server under load, or start-up"),
     "collect-env": ("quire.cli.collect_env", "show versions and machine for a bug report"),
 }
+"""By name: the module, and its function unless that is `run`; what the command does."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -43,8 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(2)
     try:
         with _ended_by_interrupt():
-            module = importlib.import_module(COMMANDS[name][0])
-        raise SystemExit(_run_and_flush(module.run, rest))
+            module_name, _, function = COMMANDS[name][0].partition(":")
+            command = getattr(importlib.import_module(module_name), function or "run")
+        raise SystemExit(_run_and_flush(command, rest))
     except QuireError as error:
         print(f"quire: error: {error.message}", file=sys.stderr)
         raise SystemExit(error.exit_code if isinstance(error, SetupError) else 1) from None

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from quire.tools.bench.client import ENDPOINTS, Backend, Outcome, StreamingClient
-from quire.tools.bench.connection import Address, Connections
+from quire.tools.bench.client import ENDPOINTS, Backend, Connections, Outcome, StreamingClient
 from quire.tools.bench.datasets import Sample
 from quire.tools.bench.load import Load, run_load
 from tests.bench.scripted_server import HEAD, Body, ScriptedServer, event, text_event, tokens
@@ -21,8 +20,7 @@ def load(
     server: ScriptedServer, samples: list[Sample], concurrency: int | None = None, backend: Backend = "openai"
 ) -> Load:
     async def run() -> Load:
-        address = Address.of(f"http://127.0.0.1:{server.port}", {})
-        async with Connections(address, connect_s=5.0) as connections:
+        async with Connections(f"http://127.0.0.1:{server.port}", connect_s=5.0) as connections:
             client = StreamingClient(connections, ENDPOINTS[backend], backend, {"model": "tiny"})
             return await run_load(client, samples, [0.0] * len(samples), concurrency, lambda: None)
 

@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
-from quire.tools.bench.connection import Address, Connections
+from quire.foundation.http_client.address import HttpAddress
+from quire.foundation.http_client.answer_parser import HttpError
+from quire.tools.bench.client import Connections
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
 SIZED = b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\nabcde"
@@ -36,7 +38,7 @@ async def asked(answer: bytes, times: int, *, hang_up: bool = False) -> tuple[li
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     answers = []
-    async with server, Connections(Address.of(f"http://127.0.0.1:{port}/root", {"X": "y"}), 5.0) as connections:
+    async with server, Connections(f"http://127.0.0.1:{port}/root", 5.0, {"X": "y"}) as connections:
         for _ in range(times):
             pieces: list[bytes] = []
             status = await connections.post("/path", b"{}", pieces.append)
@@ -53,16 +55,25 @@ def test_one_that_the_server_closes_is_not() -> None:
     assert asyncio.run(asked(CLOSING, 2, hang_up=True)) == ([(200, b"abcde")] * 2, 2)
 
 
+def test_one_that_the_server_closed_while_it_was_idle_is_replaced() -> None:
+    assert asyncio.run(asked(SIZED, 2, hang_up=True)) == ([(404, b"abcde")] * 2, 2)
+
+
 def test_an_answer_without_a_length_ends_with_its_connection() -> None:
     assert asyncio.run(asked(UNTIL_CLOSED, 2, hang_up=True)) == ([(200, b"abcde")] * 2, 2)
 
 
 def test_an_answer_that_breaks_off_is_an_error() -> None:
-    with pytest.raises(ConnectionError):
+    with pytest.raises(HttpError):
         asyncio.run(asked(CHUNKED[:-6], 1, hang_up=True))
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://"])
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(ValueError, match="no HTTP address"):
-        Address.of(url, {})
+        HttpAddress.of(url)
+
+
+def test_a_header_cannot_end_its_line() -> None:
+    with pytest.raises(ValueError, match="the header 'X' has a line break"):
+        Connections("http://127.0.0.1:1", 5.0, {"X": "y\r\nHost: elsewhere"})

@@ -13,12 +13,12 @@ from quire.foundation.messages.workers import DeviceLimits
 from quire.models.spec import read_spec
 from quire.planning.costmodel.cards import CPU_SHARES
 from quire.planning.costmodel.hardware import cpu
-from quire.planning.costmodel.measured_step_times import MeasuredStepTime, TimedStep, windows_of
+from quire.planning.costmodel.measured_step_times import MeasuredStepTime, TimedStep
 from quire.planning.costmodel.step_time import StepTime
+from quire.planning.costmodel.step_work import windows_of
 from quire.runtime.executor.simulated import SimulatedExecutor, VirtualClock
 from quire.sampling_params import SamplingParams
-from quire.tools.bench.step_recorder import StepRecorder
-from quire.tools.bench.step_times import LONG, engine_terms, waves
+from quire.tools.bench.step_times import LONG, StepRecorder, engine_terms, waves
 from quire.tools.sizing.measured_rows import DIRECTORY
 
 SPEC = read_spec(DIRECTORY / "qwen3-0.6b")

@@ -7,7 +7,7 @@ import random
 import numpy
 import pytest
 
-from quire.tools.bench.summary import percentile_name, summarize
+from quire.tools.bench.report import percentile_name, summarize
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 101])

@@ -12,7 +12,7 @@ import pytest
 from quire.models.spec import read_spec
 from quire.planning.costmodel.hardware import Hardware
 from quire.planning.costmodel.roofline import Correction, Roofline
-from quire.planning.costmodel.used_weights import UsedWeights
+from quire.planning.costmodel.step_work import UsedWeights
 from tests.checkpoints import edit_config, make_llama
 
 HARDWARE = Hardware(flops=1e9, bandwidth=1e9, host_bandwidth=1e8, overhead_ms=0.5)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.forced_speculation import GPU_HOST, HostTimes, SpeculativeStepTime, tokens_of_a_row
 from quire.models.spec import read_spec
 from quire.planning.costmodel.cards import CARDS, GPU_SHARES
-from quire.planning.costmodel.speculative_step import GPU_HOST, HostTimes, SpeculativeStepTime, tokens_of_a_row
 from quire.planning.costmodel.step_time import StepTime
 
 MODELS = Path(__file__).parents[2] / "quire" / "tools" / "sizing" / "measured"

@@ -8,9 +8,10 @@ import pytest
 
 from quire.foundation.config import Config
 from quire.models.spec import read_spec
-from quire.planning.costmodel.measured_step_times import MeasuredStepTimes, ServerTerms, StepTerms, windows_of
+from quire.planning.costmodel.measured_step_times import MeasuredStepTimes, ServerTerms, StepTerms
+from quire.planning.costmodel.step_work import windows_of
 from quire.planning.machine import this_machine
-from quire.tools.bench.closed_loads import closed_loads
+from quire.tools.bench.arrivals import closed_loads
 from quire.tools.simulation.calibration import server_terms, waits_of
 from quire.tools.simulation.deployment import Deployment, Processor, deploy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.tools.quant_check.divergence import compare_logits, joined, summarize
+from quire.tools.quant_check.findings import compare_logits, joined, summarize
 
 
 def test_figures_of_distributions_that_are_far_apart_are_those_of_torch() -> None:

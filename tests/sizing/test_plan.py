@@ -16,9 +16,9 @@ from quire.foundation.config import Config
 from quire.models.spec import read_spec
 from quire.planning.auto_config import resolve
 from quire.planning.machine import Gpu, Machine
-from quire.tools.simulation.model_files import find_model
+from quire.tools.simulation.load import find_model
 from quire.tools.sizing.measured_rows import DIRECTORY
-from quire.tools.sizing.prices import read_prices
+from quire.tools.sizing.options import read_prices
 
 LLAMA = DIRECTORY / "llama-3.1-8b"
 

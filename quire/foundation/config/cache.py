@@ -10,12 +10,14 @@ from quire.foundation.config.kv_cache_dtype import KVCacheDtype
 UTILIZATION = 0.9
 """Share of memory that the engine may take where none was asked for."""
 
+BlockSize = Literal[8, 16, 32]
+
 
 @dataclass(frozen=True)
 class CacheConfig:
     """The paged KV cache."""
 
-    block_size: Literal[8, 16, 32] = 16
+    block_size: BlockSize = 16
     """Tokens a block."""
     kv_cache_dtype: KVCacheDtype = "auto"
     """Of keys and values. auto: as --dtype. fp8 (which is fp8_e4m3), fp8_e5m2 and int8 hold twice as many tokens as

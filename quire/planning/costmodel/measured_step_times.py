@@ -10,7 +10,6 @@ how steps are timed.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,9 +21,8 @@ import numpy.typing as npt
 
 from quire.errors import ConfigError, reason
 from quire.models.spec import ModelSpec
-from quire.planning.costmodel.least_squares import non_negative
+from quire.planning.costmodel.step_work import IntArray, Windows, attended, windows_of
 
-IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 _ROUNDS = 8
@@ -150,20 +148,18 @@ class MeasuredStepTime:
 
     Args:
         terms: Fitted.
-        windows: Layers by their window; None looks back to the beginning.
+        windows: Of the model's layers.
         added: Milliseconds on top, of a step and of each sampled row.
     """
 
-    def __init__(
-        self, terms: StepTerms, windows: dict[int | None, int], added: tuple[float, float] = (0.0, 0.0)
-    ) -> None:
+    def __init__(self, terms: StepTerms, windows: Windows, added: tuple[float, float] = (0.0, 0.0)) -> None:
         self._terms, self._windows, self._added = terms, windows, added
         self._tokens = np.array([tokens for tokens, _ in terms.points], np.float64)
         self._ms = np.array([ms for _, ms in terms.points])
 
     def __call__(self, counts: IntArray, before: IntArray, sampled: int) -> float:
         """Milliseconds of a step; arguments as of StepTime."""
-        reads, scores = _attended(counts, before, self._windows)
+        reads, scores = attended(counts, before, self._windows)
         chunks = int((counts > 1).sum())
         terms, tokens = self._terms, float(counts.sum())
         ms = float(_curve(self._tokens, tokens) @ self._ms)
@@ -223,11 +219,6 @@ def as_long_as(terms: StepTerms, steps: Sequence[TimedStep], spec: ModelSpec) ->
     return StepTerms(curve, row, chunk, read, score, terms.error)
 
 
-def windows_of(spec: ModelSpec) -> dict[int | None, int]:
-    """Layers by how far back they look."""
-    return dict(Counter(spec.window if local else None for local in spec.local))
-
-
 def read_step_times(path: str) -> MeasuredStepTimes:
     """What --calibrate has written.
 
@@ -242,34 +233,23 @@ def read_step_times(path: str) -> MeasuredStepTimes:
         ) from error
 
 
-def _medians(steps: Sequence[TimedStep], windows: dict[int | None, int]) -> list[TimedStep]:
+def _medians(steps: Sequence[TimedStep], windows: Windows) -> list[TimedStep]:
     """One step for all that do about the same, with the median of their times: what stalled does not count."""
     alike: dict[tuple[int, ...], list[TimedStep]] = {}
     for step in steps:
-        reads, scores = _attended(np.array(step.counts), np.array(step.before), windows)
+        reads, scores = attended(np.array(step.counts), np.array(step.before), windows)
         work = (round(math.log2(amount + 1) * _BINS) for amount in (reads, scores))
         alike.setdefault((sum(step.counts), len(step.counts), step.sampled, *work), []).append(step)
     return [replace(each[len(each) // 2], ms=median(step.ms for step in each)) for each in alike.values()]
 
 
-def _features(step: TimedStep, knots: Sequence[int], windows: dict[int | None, int]) -> FloatArray:
+def _features(step: TimedStep, knots: Sequence[int], windows: Windows) -> FloatArray:
     """What each term is multiplied with; of the curve these are its rises from knot to knot, which are not negative."""
     counts, before = np.array(step.counts, np.int64), np.array(step.before, np.int64)
-    reads, scores = _attended(counts, before, windows)
+    reads, scores = attended(counts, before, windows)
     beside = (step.sampled, int((counts > 1).sum()), reads, scores)
     rises = np.cumsum(_curve(np.array(knots, np.float64), float(counts.sum()))[::-1])[::-1]
     return np.concatenate((rises, beside))
-
-
-def _attended(counts: IntArray, before: IntArray, windows: dict[int | None, int]) -> tuple[float, float]:
-    """Positions that decoding rows read, and pairs that chunks score, summed over layers."""
-    decoding = counts == 1
-    contexts, chunks, cached = before[decoding] + 1, counts[~decoding], before[~decoding]
-    mean, reads, scores = cached + chunks / 2, 0.0, 0.0
-    for window, layers in windows.items():
-        reads += layers * float((contexts if window is None else np.minimum(contexts, window)).sum())
-        scores += layers * float((chunks * (mean if window is None else np.minimum(mean, window))).sum())
-    return reads, scores
 
 
 def _curve(knots: FloatArray, tokens: float) -> FloatArray:
@@ -285,3 +265,22 @@ def _knots(sizes: Sequence[int]) -> list[int]:
     """Powers of two among the sizes, and the largest size: closer ones would tell noise."""
     largest = max(sizes, default=0)
     return [2**power for power in range(max(0, largest - 1).bit_length()) if 2**power < 0.75 * largest] + [largest]
+
+
+def non_negative(features: FloatArray, wanted: FloatArray) -> FloatArray:
+    """Terms of the least squares; those that would be negative are left out, one after another, and are 0.
+
+    Args:
+        features: What each term is multiplied with, [equations, terms].
+        wanted: [equations]
+    """
+    scale = np.maximum(1e-12, np.abs(features).max(axis=0))
+    terms, used = np.zeros(len(scale)), list(range(len(scale)))
+    while used:
+        found = np.linalg.lstsq(features[:, used] / scale[used], wanted, rcond=None)[0]
+        worst = int(np.argmin(found))
+        if found[worst] >= 0:
+            terms[used] = found
+            break
+        del used[worst]
+    return np.asarray(terms / scale)

@@ -7,11 +7,9 @@ attention reads the keys and values of the context, as far back as a layer looks
 
 from __future__ import annotations
 
-from collections import Counter
-
 from quire.models.spec import ModelSpec
 from quire.planning.costmodel.hardware import Hardware
-from quire.planning.costmodel.used_weights import UsedWeights
+from quire.planning.costmodel.step_work import UsedWeights, windows_of
 
 _MIN_LEARNING_RATE = 0.05
 _USUAL_CONTEXT = 1_024
@@ -57,7 +55,7 @@ class Roofline:
         self._used = UsedWeights(spec)
         self._weight_ms = 1e3 * self._used.mean_bytes(dtype) / hardware.bandwidth
         self._product_ms = 1e3 * 2 * self._used.per_token / hardware.flops
-        self._windows = Counter(spec.window if local else None for local in spec.local)  # layers by window
+        self._windows = windows_of(spec)
         self._kv_read_ms = 1e3 * spec.kv_bytes_per_token(kv_dtype) / spec.layers / hardware.bandwidth
         self._score_ms = 1e3 * 4 * spec.heads * spec.head_dim / hardware.flops
         least_ms = (

@@ -11,17 +11,13 @@ Reading weights and multiplying with them overlap, but not wholly: their sum in 
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from quire.models.spec import ModelSpec
 from quire.planning.costmodel.hardware import Hardware
-from quire.planning.costmodel.used_weights import UsedWeights
-
-IntArray = npt.NDArray[np.int64]
+from quire.planning.costmodel.step_work import IntArray, UsedWeights, attended, seen, windows_of
 
 
 @dataclass(frozen=True)
@@ -88,7 +84,7 @@ class StepTime:
         self._expert_ms = 2 * used.experts_per_token * flop_ms / shares.expert_products / faster_products
         self._score_ms = 4 * spec.heads * spec.head_dim * flop_ms / shares.scores
         self._kv_ms = spec.kv_bytes_per_token(kv_dtype) / spec.layers * self._byte_ms / shares.kv_cache
-        self._windows = Counter(spec.window if local else None for local in spec.local)
+        self._windows = windows_of(spec)
         experts = len(spec.experts.layers) if spec.experts else 0
         self._fixed_ms = hardware.overhead_ms + spec.layers * shares.layer_ms + experts * shares.experts_ms
 
@@ -101,7 +97,9 @@ class StepTime:
             sampled: How many rows sample a token.
         """
         tokens = int(counts.sum())
-        return self._fixed(tokens, sampled) + self.products_ms(tokens, sampled) + self._attention_ms(counts, before)
+        reads, scores = attended(counts, before, self._windows)
+        attention = reads * self._kv_ms + scores * self._score_ms
+        return self._fixed(tokens, sampled) + self.products_ms(tokens, sampled) + attention
 
     def decode(self, rows: int, context: float) -> float:
         """Return the milliseconds of a step in which so many rows decode, with `context` tokens each."""
@@ -118,9 +116,8 @@ class StepTime:
         """
         fixed, attention = self._fixed(rows + chunk, rows), 0.0
         for window, layers in self._windows.items():
-            most = float("inf") if window is None else window
-            attention += layers * rows * min(context + 1, most) * self._kv_ms
-            attention += layers * chunk * min(before + chunk / 2, most) * self._score_ms
+            attention += layers * rows * seen(context + 1, window) * self._kv_ms
+            attention += layers * chunk * seen(before + chunk / 2, window) * self._score_ms
         return fixed + self.products_ms(rows + chunk, rows) + attention
 
     def verification(self, rows: int, context: float, drafts: int) -> float:
@@ -130,8 +127,8 @@ class StepTime:
         """
         each, attention = 1 + drafts, 0.0
         for window, layers in self._windows.items():
-            seen = min(context + each, float("inf") if window is None else window)
-            attention += layers * rows * max(seen * self._kv_ms, each * seen * self._score_ms)
+            read = seen(context + each, window)
+            attention += layers * rows * max(read * self._kv_ms, each * read * self._score_ms)
         tokens = rows * each
         return self._fixed(tokens, tokens) + self.products_ms(tokens, tokens) + attention
 
@@ -156,16 +153,3 @@ class StepTime:
         """Return the milliseconds that are neither products nor attention."""
         constant, each = self._extra_ms
         return self._fixed_ms + sampled * self._shares.row_ms + constant + tokens * each
-
-    def _attention_ms(self, counts: IntArray, before: IntArray) -> float:
-        """Rows of one token read their context, as far back as a layer looks; chunks compute scores with it."""
-        decoding = counts == 1
-        contexts, chunks, cached = before[decoding] + 1, counts[~decoding], before[~decoding]
-        total = 0.0
-        for window, layers in self._windows.items():
-            seen = contexts if window is None else np.minimum(contexts, window)
-            total += layers * float(seen.sum()) * self._kv_ms
-            mean = cached + chunks / 2
-            pairs = chunks * (mean if window is None else np.minimum(mean, window))
-            total += layers * float(pairs.sum()) * self._score_ms
-        return total

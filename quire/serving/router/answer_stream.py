@@ -1,16 +1,24 @@
-"""A server's answer on its way to the client: the same bytes, part by part, as fast as the client reads."""
+"""A server's answer on its way to the client: the bytes as they come, as fast as the client reads.
+
+An answer that has begun and cannot be ended closes the client's connection in the middle, so that the client cannot
+take what it has for a whole answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-from starlette.types import Send
+from starlette.types import Scope, Send
 
-from quire.serving.router.answer_parser import BackendError
+from quire.foundation.http_client.address import Headers
+from quire.foundation.http_client.answer_parser import HttpError
+from quire.serving.api.http_protocol import BoundedHttpProtocol
 from quire.serving.router.dispatch import Answer
-from quire.serving.router.routed_request import Headers
 
 SLOW_CLIENT_S = 30.0
+_ABORT = "quire.abort"
+"""Key in the scope's extensions; holds the transport."""
 
 
 class AnswerCutOff(Exception):
@@ -39,6 +47,21 @@ async def send_answer(answer: Answer, headers: Headers, send: Send, slow_client_
             raise AnswerCutOff("The client does not read.") from None
         try:
             data = await answer.read()
-        except BackendError as error:
+        except HttpError as error:
             raise AnswerCutOff(f"Server {answer.backend.address.url} failed: {error}") from error
     await send({"type": "http.response.body", "body": b""})
+
+
+class RouterHttpProtocol(BoundedHttpProtocol):
+    """One client's connection, which `abort` can close."""
+
+    def on_headers_complete(self) -> None:
+        extensions: dict[str, Any] = {_ABORT: {"transport": self.transport}}
+        self.scope["extensions"] = extensions
+        super().on_headers_complete()
+
+
+async def abort(scope: Scope) -> None:
+    """Close the client's connection as it is."""
+    scope["extensions"][_ABORT]["transport"].abort()
+    await asyncio.sleep(0)  # until the HTTP server knows

@@ -21,7 +21,7 @@ from quire.serving.api.error_responses import error_response, internal_error_bod
 from quire.serving.api.error_shapes import ErrorShapeMiddleware
 from quire.serving.api.http_metrics import UNCOUNTED
 from quire.serving.api.request_ids import HEADER
-from quire.serving.router.answer_stream import SLOW_CLIENT_S, AnswerCutOff, send_answer
+from quire.serving.router.answer_stream import SLOW_CLIENT_S, AnswerCutOff, abort, send_answer
 from quire.serving.router.backend_list import KeyLimits
 from quire.serving.router.dispatch import Dispatcher
 from quire.serving.router.exchange import Exchange
@@ -31,7 +31,6 @@ from quire.serving.router.prompt_prefix import PromptFields, prefix_blocks, read
 from quire.serving.router.rate_limit import RateLimiter
 from quire.serving.router.routed_request import RoutedRequest, request_headers, without_hops
 from quire.serving.router.router_metrics import RouterMetrics
-from quire.serving.router.router_protocol import ABORT
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +90,7 @@ class RouterApp:
             await self._answer(scope, receive, send)
         except AnswerCutOff as error:
             logger.warning("Request %s was cut off: %s", scope["state"]["request_id"], error)
-            await _abort(scope)
+            await abort(scope)
         except QuireError as error:
             exchange.status = error.status
             await ErrorShapeMiddleware(error_response(error))(scope, receive, send)
@@ -99,7 +98,7 @@ class RouterApp:
             request_id = scope["state"]["request_id"]
             logger.exception("Request %s failed.", request_id)
             if exchange.started:
-                await _abort(scope)
+                await abort(scope)
             else:
                 exchange.status = 500
                 await json_answer(500, internal_error_body(request_id), {})(scope, receive, send)
@@ -223,9 +222,3 @@ async def _read_body(receive: Receive) -> bytes | None:
                     return parts[0] if len(parts) == 1 else b"".join(parts)
     except TimeoutError:
         raise RequestError(f"The request's body did not arrive within {BODY_S:g} s.") from None
-
-
-async def _abort(scope: Scope) -> None:
-    """Close the client's connection as it is, so that it cannot take what it has for a whole answer."""
-    scope["extensions"][ABORT]["transport"].abort()
-    await asyncio.sleep(0)  # until the HTTP server knows

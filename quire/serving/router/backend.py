@@ -9,10 +9,11 @@ from typing import Any
 
 from quire.foundation.clock import Clock
 from quire.foundation.config.router import RouterConfig
+from quire.foundation.http_client.address import HttpAddress
+from quire.foundation.http_client.pool import ConnectionPool
 from quire.serving.replica_chooser import ReplicaLoad
 from quire.serving.router.backend_list import BackendAddress
 from quire.serving.router.circuit_breaker import CircuitBreaker
-from quire.serving.router.connection_pool import ConnectionPool
 from quire.serving.router.prompt_prefix import BLOCK_TOKENS
 
 _UNKNOWN_BLOCKS = 8_192
@@ -62,7 +63,7 @@ class Backend:
     ) -> None:
         self.address = address
         self.number = number
-        self.pool = ConnectionPool(address, tls)
+        self.pool = ConnectionPool(HttpAddress.of(address.url), tls)
         self.breaker = CircuitBreaker(config.cb_failure_threshold, config.cb_timeout_duration_secs, clock)
         self.complaint = "It was not asked yet."
         self.cards: Mapping[str, Any] = {}

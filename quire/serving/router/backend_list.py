@@ -34,31 +34,6 @@ class BackendAddress:
     api_key: str | None = None
     models: tuple[str, ...] = ()
 
-    @property
-    def host(self) -> str:
-        """Name or address, IPv6 without brackets."""
-        return urlsplit(self.url).hostname or ""
-
-    @property
-    def port(self) -> int:
-        """Also if the URL leaves it out."""
-        return urlsplit(self.url).port or (443 if self.tls else 80)
-
-    @property
-    def tls(self) -> bool:
-        """Whether it is spoken to over TLS."""
-        return self.url.startswith("https:")
-
-    @property
-    def authority(self) -> str:
-        """For the Host header."""
-        return urlsplit(self.url).netloc
-
-    @property
-    def path(self) -> str:
-        """What its paths begin with; mostly nothing."""
-        return urlsplit(self.url).path
-
 
 @dataclass(frozen=True)
 class KeyLimits:

@@ -13,9 +13,9 @@ from types import TracebackType
 from quire.errors import QuireError, RequestTimeoutError, UnavailableError
 from quire.foundation.clock import Clock
 from quire.foundation.config.router import RouterConfig
-from quire.serving.router.answer_parser import AnswerHead, BackendError, BackendTimeout
+from quire.foundation.http_client.answer_parser import AnswerHead, HttpError, HttpTimeout
+from quire.foundation.http_client.connection import Connection
 from quire.serving.router.backend import Backend
-from quire.serving.router.backend_connection import BackendConnection
 from quire.serving.router.fleet import Fleet
 from quire.serving.router.routed_request import RoutedRequest
 from quire.serving.router.router_metrics import RouterMetrics
@@ -46,10 +46,10 @@ class Answer:
     def __init__(
         self,
         backend: Backend,
-        connection: BackendConnection,
+        connection: Connection,
         head: AnswerHead,
         first: bytes,
-        on_failure: Callable[[BackendError], None],
+        on_failure: Callable[[HttpError], None],
     ) -> None:
         self.backend = backend
         self.head = head
@@ -61,11 +61,11 @@ class Answer:
         """The next part of the body; empty at its end.
 
         Raises:
-            BackendError: The rest does not come.
+            HttpError: The rest does not come.
         """
         try:
             return await self._connection.read()
-        except BackendError as error:
+        except HttpError as error:
             self._on_failure(error)
             raise
 
@@ -108,9 +108,9 @@ class Dispatcher:
             number = backend.began()
             try:
                 answer = await self._attempt(backend, request, number)
-            except BackendError as error:
+            except HttpError as error:
                 self._failed(backend, number, error)
-                if isinstance(error, BackendTimeout):
+                if isinstance(error, HttpTimeout):
                     raise RequestTimeoutError("The server that has this model sent nothing for too long.") from error
                 failure = UnavailableError("The server with this model does not answer. Try again in a few seconds.")
             else:
@@ -132,34 +132,20 @@ class Dispatcher:
             number: What the request is called at the server's breaker.
 
         Raises:
-            BackendError: It has none.
+            HttpError: It has none.
         """
-        connection: BackendConnection | None = None
+        connection: Connection | None = None
         try:
-            data = request.data_for(backend.address, backend.address.api_key)
-            connection = backend.pool.idle()
-            if connection is not None:
-                try:
-                    return await self._exchange(backend, connection, data, number)
-                except BackendError as error:
-                    if not connection.was_closed_unused or isinstance(error, BackendTimeout):
-                        raise
-                    # The server closed it while it was idle, as it may at any time.
-            connection = None
-            connection = await backend.pool.connect()
-            return await self._exchange(backend, connection, data, number)
+            data = request.data_for(backend.pool.address, backend.address.api_key)
+            connection = await backend.pool.ask(data, self._config.request_timeout_secs)
+            head, first = await connection.head(), await connection.read()
         except BaseException as error:  # the client's disconnect, too
             if connection is not None:
                 connection.abort()
-            if not isinstance(error, BackendError):
+            if not isinstance(error, HttpError):
                 backend.breaker.left(number)
             backend.ended()
             raise
-
-    async def _exchange(self, backend: Backend, connection: BackendConnection, data: bytes, number: int) -> Answer:
-        connection.request(data, self._config.request_timeout_secs)
-        head = await connection.head()
-        first = await connection.read()
         if head.status in _FAILED:
             backend.breaker.failed(number)
             self._metrics.failures[backend.address.url, str(head.status)] += 1
@@ -179,8 +165,8 @@ class Dispatcher:
         self._metrics.retries[failed.address.url] += 1
         return other
 
-    def _failed(self, backend: Backend, number: int, error: BackendError) -> None:
+    def _failed(self, backend: Backend, number: int, error: HttpError) -> None:
         backend.breaker.failed(number)
-        reason = "timeout" if isinstance(error, BackendTimeout) else "connection"
+        reason = "timeout" if isinstance(error, HttpTimeout) else "connection"
         self._metrics.failures[backend.address.url, reason] += 1
         logger.warning("Server %s failed: %s", backend.address.url, error)

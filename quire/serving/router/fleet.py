@@ -6,16 +6,16 @@ Owns the set of servers. Knows nothing about how they are asked, or how requests
 from __future__ import annotations
 
 import itertools
+import ssl
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from quire.errors import RequestError, UnavailableError, UnknownModelError
+from quire.errors import ConfigError, RequestError, UnavailableError, UnknownModelError, reason
 from quire.foundation.clock import Clock
 from quire.foundation.config.router import RouterConfig
 from quire.serving.replica_chooser import ReplicaChooser, ReplicaLoad
 from quire.serving.router.backend import Backend
 from quire.serving.router.backend_list import BackendAddress
-from quire.serving.router.connection_pool import backend_tls
 from quire.serving.router.prompt_prefix import BLOCK_TOKENS
 from quire.serving.router.routed_request import RoutedRequest
 
@@ -37,7 +37,7 @@ class Fleet:
     def __init__(self, config: RouterConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
-        self._tls = backend_tls(config.backend_ssl_ca_certs)
+        self._tls = _tls(config.backend_ssl_ca_certs)
         self._backends: dict[str, Backend] = {}
         self._chooser = ReplicaChooser(0, BLOCK_TOKENS, clock)
         self._turns = itertools.count()
@@ -122,3 +122,13 @@ class Fleet:
     def _complaint(model: str | None) -> str:
         what = "this request" if model is None else f"the model '{model[:200]}'"
         return f"No server takes requests for {what} now. Try again in a few seconds."
+
+
+def _tls(ca_certs: str | None) -> ssl.SSLContext:
+    """How servers prove who they are: by certificates for the names under which they are listed."""
+    try:
+        return ssl.create_default_context(cafile=ca_certs)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(
+            f"--backend-ssl-ca-certs {ca_certs} cannot be used: {reason(error)}.", param="backend_ssl_ca_certs"
+        ) from error

@@ -12,7 +12,7 @@ import re
 import msgspec
 
 from quire.foundation.config.router import RouterConfig
-from quire.serving.router.answer_parser import BackendError
+from quire.foundation.http_client.answer_parser import HttpError
 from quire.serving.router.backend import Backend, ScrapedLoad
 from quire.serving.router.fleet import Fleet
 
@@ -73,7 +73,7 @@ class Prober:
                     backend.load = await self._load(backend)
             except _NotUnderstood as error:
                 complaint = str(error)
-            except BackendError as error:
+            except HttpError as error:
                 complaint, unanswered = str(error), unanswered + 1
                 if unanswered >= LOST_AFTER:
                     backend.pool.fail_waiting("It does not answer any more.")
@@ -123,7 +123,7 @@ class Prober:
         """Nothing, where it cannot be learned: a server may well serve requests without metrics."""
         try:
             status, body = await _get(backend, b"/metrics")
-        except (BackendError, _NotUnderstood):
+        except (HttpError, _NotUnderstood):
             return ScrapedLoad()
         return parse_load(body) if status == 200 else ScrapedLoad()
 
@@ -159,14 +159,13 @@ async def _get(backend: Backend, path: bytes) -> tuple[int, bytes]:
     """Status and body of a GET, on a connection of its own: an old one says nothing about whether the server listens.
 
     Raises:
-        BackendError: There is no answer.
+        HttpError: There is no answer.
         _NotUnderstood: It is too large.
     """
-    address = backend.address
-    lines = [b"GET %s%s HTTP/1.1" % (address.path.encode(), path), b"host: " + address.authority.encode()]
-    if address.api_key:
-        lines.append(b"authorization: Bearer " + address.api_key.encode())
-    data = b"\r\n".join([*lines, b"connection: close\r\n\r\n"])
+    headers = [(b"connection", b"close")]
+    if api_key := backend.address.api_key:
+        headers.append((b"authorization", b"Bearer " + api_key.encode()))
+    data = backend.pool.address.request(b"GET", path, headers)
     connection = await backend.pool.connect()
     try:
         async with asyncio.timeout(PROBE_S):
@@ -177,7 +176,7 @@ async def _get(backend: Backend, path: bytes) -> tuple[int, bytes]:
                 if len(body) > MAX_BYTES:
                     raise _NotUnderstood(f"Its {path.decode()} is too large.")
     except TimeoutError:
-        raise BackendError(f"It did not answer GET {path.decode()} within {PROBE_S:g} s.") from None
+        raise HttpError(f"It did not answer GET {path.decode()} within {PROBE_S:g} s.") from None
     finally:
         connection.abort()
     return head.status, bytes(body)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from quire.serving.router.backend_list import BackendAddress
-
-Headers = list[tuple[bytes, bytes]]
+from quire.foundation.http_client.address import Headers, HttpAddress
 
 HOP_BY_HOP = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
@@ -39,21 +37,19 @@ class RoutedRequest:
     prompt_tokens: int
     received: float
 
-    def data_for(self, address: BackendAddress, api_key: str | None) -> bytes:
+    def data_for(self, address: HttpAddress, api_key: str | None) -> bytes:
         """Head and body for a server.
 
         Args:
             address: The server's.
             api_key: Takes the place of the client's key; None: leave that as it is.
         """
-        lines = [b"POST %s%s HTTP/1.1" % (address.path.encode(), self.path), b"host: " + address.authority.encode()]
-        for name, value in self.headers:
-            if api_key is None or name not in (b"authorization", b"x-api-key"):
-                lines.append(name + b": " + value)
+        headers = self.headers
+        if api_key is not None:
+            headers = [pair for pair in headers if pair[0] not in (b"authorization", b"x-api-key")]
         if api_key:
-            lines.append(b"authorization: Bearer " + api_key.encode())
-        lines.append(b"content-length: %d\r\n\r\n" % len(self.body))
-        return b"\r\n".join(lines) + self.body
+            headers.append((b"authorization", b"Bearer " + api_key.encode()))
+        return address.request(b"POST", self.path, headers, self.body)
 
 
 def without_hops(headers: Iterable[tuple[bytes, bytes]], *, without: frozenset[bytes] = frozenset()) -> Headers:

@@ -21,12 +21,12 @@ from quire.foundation.config.router import RouterConfig
 from quire.foundation.processes import garbage
 from quire.serving.api.http_server import HttpServer, load_tls, uvicorn_config
 from quire.serving.api.request_ids import RequestIdMiddleware
+from quire.serving.router.answer_stream import RouterHttpProtocol
 from quire.serving.router.app import RouterApp
 from quire.serving.router.backend_list import BackendList, read_backend_list
 from quire.serving.router.fleet import Fleet
 from quire.serving.router.prober import Prober
 from quire.serving.router.router_metrics import RouterMetrics
-from quire.serving.router.router_protocol import RouterHttpProtocol
 from quire.serving.supervisor.announce import print_log
 from quire.serving.supervisor.listener import listen
 

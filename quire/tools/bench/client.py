@@ -1,29 +1,71 @@
 """One streamed request and when its tokens came.
 
-Owns reading server-sent events with as little work as possible, because what the client does is measured too. Knows
-nothing about datasets, arrival times or reports.
+Owns reading server-sent events with as little work as possible, because what the client does is measured too: it takes
+time from the server, and delays the clock that it reads. Knows nothing about datasets, arrival times or reports.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import httptools
 import msgspec
 
 from quire.errors import reason
-from quire.tools.bench.connection import OK, Connections
+from quire.foundation.http_client.address import HttpAddress, encoded_headers
+from quire.foundation.http_client.answer_parser import HttpError
+from quire.foundation.http_client.connection import OnBody
+from quire.foundation.http_client.pool import ConnectionPool, unchecked_tls
 from quire.tools.bench.datasets import Sample
 
+OK = 200
 Backend = Literal["openai", "vllm", "openai-chat"]
 ENDPOINTS: dict[Backend, str] = {
     "openai": "/v1/completions",
     "vllm": "/v1/completions",
     "openai-chat": "/v1/chat/completions",
 }
+
+
+class Connections:
+    """Open connections to one server; one that has had its whole answer takes the next request. A context.
+
+    Args:
+        url: The server's root.
+        connect_s: Maximum seconds until a connection is open.
+        headers: Sent with every request.
+        insecure: Whether the server's certificate is not checked.
+
+    Raises:
+        ValueError: The URL or a header cannot be used.
+    """
+
+    def __init__(self, url: str, connect_s: float, headers: Mapping[str, str] = {}, *, insecure: bool = False) -> None:
+        self._headers = encoded_headers({"Accept": "*/*", "Content-Type": "application/json", **headers})
+        self._pool = ConnectionPool(
+            HttpAddress.of(url), unchecked_tls() if insecure else None, connect_s, max_idle=sys.maxsize
+        )
+
+    async def __aenter__(self) -> Connections:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._pool.close()
+
+    async def post(self, path: str, body: bytes, on_body: OnBody) -> int:
+        """Send a JSON body and wait for the end of the answer, whose parts `on_body` gets; returns its status.
+
+        Raises:
+            HttpError: There is no answer, or it breaks off.
+        """
+        data = self._pool.address.request(b"POST", path.encode(), self._headers, body)
+        connection = await self._pool.ask(data, None, on_body)
+        status = (await connection.head()).status
+        self._pool.put_back(connection)
+        return status
 
 
 @dataclass
@@ -147,8 +189,9 @@ class StreamingClient:
                 reading.finish()
             else:
                 outcome.error = f"HTTP {status}: {_message(reading.body)}"
-        except (OSError, httptools.HttpParserError, msgspec.DecodeError) as error:
-            outcome.error = f"{type(error).__name__}: {reason(error)}"
+        except (HttpError, msgspec.DecodeError) as error:
+            cause = error.__cause__ or error
+            outcome.error = f"{type(cause).__name__}: {reason(cause)}"
         outcome.end = time.perf_counter()
         return outcome
 

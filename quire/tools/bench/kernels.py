@@ -11,7 +11,7 @@ import pkgutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -22,7 +22,6 @@ from quire.tools.bench.device_timing import Limits, measure_limits, median_secon
 from quire.tools.bench.kernel_cases import Arguments, KernelCase
 from quire.tools.bench.report import measured_with, write_json
 
-DESCRIPTION = "Measure each kernel on its own, against what the device reaches."
 _NOT_TIMED = ("pack_",)
 """Ops that run once at the start have no cases."""
 _SPACE = 2
@@ -31,6 +30,8 @@ _SPACE = 2
 @dataclass(frozen=True)
 class KernelsOptions:
     """Which kernels, and where the result goes."""
+
+    DESCRIPTION: ClassVar[str] = "Measure each kernel on its own, against what the device reaches."
 
     op: tuple[str, ...] = ()
     """Only these ops; default: all that have cases."""

@@ -14,6 +14,7 @@ from itertools import accumulate
 
 from quire.tools.bench.client import Outcome, StreamingClient
 from quire.tools.bench.datasets import Sample
+from quire.tools.bench.plot import rates
 
 PEAK_WINDOW_S = 1.0
 
@@ -51,12 +52,7 @@ class Load:
 
     def token_rates(self, buckets: int) -> tuple[list[float], list[float]]:
         """Output tokens a second in equal parts of the run: their edges (seconds), and the rate from each on."""
-        width = self.duration / buckets
-        counts = [0.0] * buckets
-        for at, tokens in self._token_times():
-            counts[min(int(at / width), buckets - 1)] += tokens
-        rates = [count / width for count in counts]
-        return [number * width for number in range(buckets + 1)], [*rates, rates[-1]]
+        return rates(self._token_times(), self.duration, buckets)
 
     def peak_token_rate(self) -> float:
         """Most output tokens in any one second; of a shorter run its mean rate."""

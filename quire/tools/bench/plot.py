@@ -6,7 +6,7 @@ Knows nothing about what is plotted.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -14,6 +14,8 @@ WIDTH, HEIGHT = 820, 260
 LEFT, RIGHT, TOP, BOTTOM = 84, 20, 36, 46
 COLORS = ("#1f5fbf", "#d1495b", "#2e8b57", "#8a5cc2", "#c77d1e")
 TICKS = 6
+PLOT_BUCKETS = 60
+"""Parts of a run in whose rates it is drawn."""
 CHARACTER = 7.5
 """Width of a letter of the legend, about."""
 FONT = "font-family='system-ui, sans-serif'"
@@ -37,6 +39,28 @@ class Panel:
     x_label: str
     y_label: str
     lines: Sequence[Line]
+
+
+def shares_line(name: str, values: Iterable[float]) -> Line:
+    """For each value, the percentage of the values up to it."""
+    ordered = sorted(values)
+    shares = [100 * (rank + 1) / len(ordered) for rank in range(len(ordered))]
+    return Line(name, [0.0, *ordered], [0.0, *shares])
+
+
+def rates(amounts: Iterable[tuple[float, float]], seconds: float, buckets: int) -> tuple[list[float], list[float]]:
+    """Amounts a second in equal parts of a time: the parts' edges (seconds), and the rate from each edge on.
+
+    Args:
+        amounts: When (seconds after the beginning), and how much.
+        seconds: How long the time was.
+        buckets: How many parts it has.
+    """
+    width, sums = (seconds or 1.0) / buckets, [0.0] * buckets
+    for at, amount in amounts:
+        sums[min(int(at / width), buckets - 1)] += amount
+    found = [amount / width for amount in sums]
+    return [number * width for number in range(buckets + 1)], [*found, found[-1]]
 
 
 def svg(panels: Sequence[Panel]) -> str:

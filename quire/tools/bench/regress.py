@@ -11,11 +11,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from quire.errors import ConfigError, reason
 
-DESCRIPTION = "Compare the figures of two files, or of several runs each; exit code 1 if any got worse."
 STANDARD_INPUT = "-"
 _MAD_TO_STD = 1.4826
 """Standard deviation of a normal distribution, in median absolute deviations."""
@@ -27,6 +26,10 @@ Key = tuple[str, str]
 @dataclass(frozen=True)
 class RegressOptions:
     """What is compared."""
+
+    DESCRIPTION: ClassVar[str] = (
+        "Compare the figures of two files, or of several runs each; exit code 1 if any got worse."
+    )
 
     against: tuple[str, ...]
     """Files of the older figures. Several are runs of the same."""

@@ -1,13 +1,20 @@
-"""Results as files and as lines: JSON with where, when and how it was measured, and a table for people."""
+"""Results: a summary of measured times, JSON with where, when and how it was measured, a table, and a progress bar."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from quire.errors import ConfigError, reason
 from quire.tools.bench.system_info import system_info, versions
@@ -73,3 +80,62 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
         else:
             flat[name] = str(value) if value == float("inf") else value
     return flat
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Of values in any unit; all zero when there are none.
+
+    Attributes:
+        ci95: Half the width of the mean's 95% confidence interval (normal approximation).
+        percentiles: Value by percentile.
+    """
+
+    mean: float
+    median: float
+    std: float
+    ci95: float
+    percentiles: dict[float, float]
+
+
+def summarize(values: Sequence[float], percentiles: Sequence[float]) -> Summary:
+    """Summary of `values`."""
+    if not values:
+        return Summary(0.0, 0.0, 0.0, 0.0, dict.fromkeys(percentiles, 0.0))
+    ordered = sorted(values)
+    std = pstdev(ordered)
+    return Summary(
+        mean=fmean(ordered),
+        median=percentile(ordered, 50),
+        std=std,
+        ci95=1.96 * std / math.sqrt(len(ordered)),
+        percentiles={wanted: percentile(ordered, wanted) for wanted in percentiles},
+    )
+
+
+def percentile(ordered: Sequence[float], wanted: float) -> float:
+    """By linear interpolation between the closest ranks, as numpy's default.
+
+    Args:
+        ordered: Ascending, not empty.
+        wanted: In 0..100.
+    """
+    position = (len(ordered) - 1) * wanted / 100
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def percentile_name(wanted: float) -> str:
+    """99 → `p99`, 99.9 → `p99.9`."""
+    return f"p{wanted:g}"
+
+
+@contextlib.contextmanager
+def progress(title: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar for `total` things; call what is yielded after each."""
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    with bar:
+        task = bar.add_task(title, total=total)
+        yield lambda: bar.advance(task)

@@ -6,26 +6,26 @@ import asyncio
 import random
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
-import httpx
+import msgspec
 import uvloop
 
 from quire.errors import ConfigError, QuireError, UnavailableError, reason
+from quire.foundation.http_client.answer_parser import HttpError
+from quire.foundation.http_client.blocking_client import BlockingClient
 from quire.models.weights import hub
 from quire.text.tokenizer import load_tokenizer
 from quire.tools.bench.arrivals import ArrivalOptions, arrival_times, check_arrivals
-from quire.tools.bench.client import ENDPOINTS, Backend, StreamingClient
-from quire.tools.bench.connection import Address, Connections
+from quire.tools.bench.client import ENDPOINTS, Backend, Connections, StreamingClient
 from quire.tools.bench.datasets import DatasetOptions, Sample, make_samples
 from quire.tools.bench.load import Load, run_load
-from quire.tools.bench.progress import progress
+from quire.tools.bench.report import progress
 from quire.tools.bench.server_counters import read_counters
 from quire.tools.bench.serving_figures import Run, ServingReportOptions, check_report_options
 from quire.tools.bench.serving_report import publish
 from quire.tools.bench.tokens import LocalTokens, ServedTokens, Tokens, has_tokenizer
 
-DESCRIPTION = "Send requests to a running server and report latencies and throughput."
 CONNECT_S = 30.0
 RETRY_S = 1.0
 
@@ -33,6 +33,8 @@ RETRY_S = 1.0
 @dataclass(frozen=True)
 class ServeOptions:
     """Which server, and what every request asks."""
+
+    DESCRIPTION: ClassVar[str] = "Send requests to a running server and report latencies and throughput."
 
     base_url: str | None = None
     """Address of the server, without the API's path. Default: http://HOST:PORT."""
@@ -110,16 +112,20 @@ def run(options: ServeOptions) -> int:
     check_report_options(options.report)
     seed = random.SystemRandom().getrandbits(32) if options.seed is None else options.seed
     rng = random.Random(seed)
-    settings: dict[str, Any] = {"base_url": options.root, "headers": _headers(options), "verify": not options.insecure}
-    with httpx.Client(timeout=CONNECT_S, **settings) as http:
+    try:
+        client = BlockingClient(
+            options.root, _headers(options), connect_s=CONNECT_S, insecure=options.insecure, timeout_s=CONNECT_S
+        )
+    except ValueError as error:
+        raise ConfigError(f"--base-url or --header cannot be used: {error}.", param="base_url") from error
+    with client as http:
         model = _served_model(http, options)
         samples, warmups = _samples(options, http, model, rng)
         times = arrival_times(options.arrivals, len(samples), rng)
         before = read_counters(http)
         body = _body(options, model)
-        address = Address.of(options.root, _headers(options), verify=not options.insecure)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            load = runner.run(_measure(options, address, body, samples, warmups, times))
+            load = runner.run(_measure(options, body, samples, warmups, times))
         counted = read_counters(http).since(before)
     publish(Run(options, options.report, model.name, seed, load, samples, counted))
     return 1 if len(load.completed) < len(samples) else 0
@@ -127,13 +133,12 @@ def run(options: ServeOptions) -> int:
 
 async def _measure(
     options: ServeOptions,
-    address: Address,
     body: dict[str, Any],
     samples: list[Sample],
     warmups: list[Sample],
     times: list[float],
 ) -> Load:
-    async with Connections(address, CONNECT_S) as connections:
+    async with Connections(options.root, CONNECT_S, _headers(options), insecure=options.insecure) as connections:
         client = StreamingClient(connections, options.endpoint or ENDPOINTS[options.backend], options.backend, body)
         if warmups:
             with progress("Warming up", len(warmups)) as advance:
@@ -143,21 +148,22 @@ async def _measure(
             return await run_load(client, samples, times, options.arrivals.max_concurrency, advance)
 
 
-def _served_model(http: httpx.Client, options: ServeOptions) -> _ServedModel:
+def _served_model(http: BlockingClient, options: ServeOptions) -> _ServedModel:
     """The model, once the server answers."""
     deadline = time.monotonic() + options.ready_check_timeout_sec
     while True:
         try:
-            if http.get("/health").status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            if http.ask("GET", "/health")[0] == 503:
                 raise ValueError("it is starting or draining: --ready-check-timeout-sec waits for it")
-            answer = http.get("/v1/models")
-            answer.raise_for_status()
-            card = answer.json()["data"][0]
+            status, content = http.ask("GET", "/v1/models")
+            if status in (401, 403):
+                raise QuireError(f"{options.root} asks for an API key: give --api-key.")
+            if status != 200:
+                raise ValueError(f"it answers {status}")
+            card = msgspec.json.decode(content)["data"][0]
             name = options.model or str(card["id"])
             return _ServedModel(name, card.get("vocab_size"), has_tokenizer(http, name))
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError, AttributeError) as error:
-            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403):
-                raise QuireError(f"{options.root} asks for an API key: give --api-key.") from error
+        except (HttpError, msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError) as error:
             if time.monotonic() > deadline:
                 raise UnavailableError(
                     f"{options.root} does not answer as an OpenAI server ({reason(error)}). "
@@ -167,7 +173,7 @@ def _served_model(http: httpx.Client, options: ServeOptions) -> _ServedModel:
 
 
 def _samples(
-    options: ServeOptions, http: httpx.Client, model: _ServedModel, rng: random.Random
+    options: ServeOptions, http: BlockingClient, model: _ServedModel, rng: random.Random
 ) -> tuple[list[Sample], list[Sample]]:
     """What is measured, and what is sent before."""
     tokens: Tokens

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import httpx
+from quire.foundation.http_client.answer_parser import HttpError
+from quire.foundation.http_client.blocking_client import BlockingClient
 
 _NAMES = {
     "vllm:prefix_cache_queries_total": "prefix_queries",
@@ -41,14 +42,14 @@ class ServerCounters:
         return _share(self.accepted, self.drafted)
 
 
-def read_counters(http: httpx.Client) -> ServerCounters:
+def read_counters(http: BlockingClient) -> ServerCounters:
     """What /metrics says now; nothing where there is no such page."""
     try:
-        answer = http.get("/metrics")
-    except httpx.HTTPError:
+        status, page = http.ask("GET", "/metrics")
+    except HttpError:
         return ServerCounters()
     found: dict[str, float] = {}
-    for line in answer.text.splitlines() if answer.status_code == httpx.codes.OK else ():
+    for line in page.decode(errors="replace").splitlines() if status == 200 else ():
         name = _NAMES.get(line.partition("{")[0].partition(" ")[0])
         if name is not None:
             found[name] = found.get(name, 0.0) + float(line.rsplit(" ", 1)[1])

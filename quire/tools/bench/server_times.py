@@ -18,13 +18,19 @@ import uvloop
 
 from quire.errors import QuireError
 from quire.foundation.config import Config
-from quire.tools.bench.client import ENDPOINTS, Outcome, StreamingClient
-from quire.tools.bench.connection import Address, Connections
+from quire.tools.bench.client import ENDPOINTS, Connections, Outcome, StreamingClient
 from quire.tools.bench.datasets import Sample
 from quire.tools.bench.load import run_load
 
 START_S = 300.0
 CONNECT_S = 10.0
+
+
+def serve_command(config: Config, directory: Path) -> list[str]:
+    """`quire serve` with these settings, in a file of the directory, at a free port of this machine."""
+    settings = directory / "settings.yaml"
+    settings.write_bytes(msgspec.yaml.encode(config.changes() | {"port": 0, "host": "127.0.0.1"}))
+    return [sys.executable, "-m", "quire.cli.main", "serve", f"--config={settings}"]
 
 
 @contextmanager
@@ -34,11 +40,9 @@ def served(config: Config, directory: Path) -> Iterator[int]:
     Raises:
         QuireError: It did not start.
     """
-    settings, log = directory / "settings.yaml", directory / "server.log"
-    settings.write_bytes(msgspec.yaml.encode(config.changes() | {"port": 0, "host": "127.0.0.1"}))
-    command = [sys.executable, "-m", "quire.cli.main", "serve", f"--config={settings}"]
+    log = directory / "server.log"
     with log.open("w") as file:
-        server = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(serve_command(config, directory), stdout=file, stderr=subprocess.STDOUT)
     try:
         deadline = time.monotonic() + START_S
         while (found := re.search(r"Ready in .*?http://[^/]*?:(\d+)/", log.read_text(), re.S)) is None:
@@ -64,7 +68,7 @@ def asked(
     body["return_token_ids"] = True  # behind random prompts tokens may have no text, and chunks would be empty
 
     async def ask() -> list[Outcome]:
-        async with Connections(Address.of(f"http://127.0.0.1:{port}", {}, verify=False), CONNECT_S) as connections:
+        async with Connections(f"http://127.0.0.1:{port}", CONNECT_S) as connections:
             client = StreamingClient(connections, ENDPOINTS["openai"], "openai", body)
             load = await run_load(client, samples, times, max_concurrency, lambda: None)
             return load.outcomes

@@ -14,9 +14,8 @@ from quire.errors import ConfigError
 from quire.tools.bench.client import Outcome
 from quire.tools.bench.datasets import Sample
 from quire.tools.bench.load import Load
-from quire.tools.bench.report import measured_with
+from quire.tools.bench.report import Summary, measured_with, percentile_name, summarize
 from quire.tools.bench.server_counters import ServerCounters
-from quire.tools.bench.summary import Summary, percentile_name, summarize
 
 METRICS: dict[str, tuple[str, Callable[[Outcome], list[float]]]] = {
     "ttft": ("Time to first token", lambda o: [] if o.ttft is None else [o.ttft]),

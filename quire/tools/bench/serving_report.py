@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from quire.tools.bench.load import Load
-from quire.tools.bench.plot import Line, Panel, svg
-from quire.tools.bench.report import Row, table, write_json, write_text
+from quire.tools.bench.plot import PLOT_BUCKETS, Line, Panel, shares_line, svg
+from quire.tools.bench.report import Row, percentile_name, table, write_json, write_text
 from quire.tools.bench.serving_figures import METRICS, Run, figures, percentiles_of, shown_metrics
-from quire.tools.bench.summary import percentile_name
 
 FLATTERING_HIT_RATE = 0.01
 BUSY_CLIENT = 0.8
 MOST_ERRORS_SHOWN = 5
-PLOT_BUCKETS = 60
 
 
 def publish(run: Run) -> None:
@@ -108,11 +106,10 @@ def _warnings(run: Run, result: dict[str, Any]) -> list[str]:
 def _panels(load: Load) -> list[Panel]:
     flight = load.in_flight()
     tokens = load.token_rates(PLOT_BUCKETS)
-    latencies = []
-    for name in ("ttft", "e2el"):
-        values = sorted(value for outcome in load.completed for value in METRICS[name][1](outcome))
-        shares = [100 * (rank + 1) / len(values) for rank in range(len(values))]
-        latencies.append(Line(METRICS[name][0], [0.0, *values], [0.0, *shares]))
+    latencies = [
+        shares_line(METRICS[name][0], [value for outcome in load.completed for value in METRICS[name][1](outcome)])
+        for name in ("ttft", "e2el")
+    ]
     in_flight = Line("", [at for at, _ in flight], [count for _, count in flight], steps=True)
     by_second = Line("", *tokens, steps=True)
     return [

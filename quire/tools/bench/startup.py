@@ -12,16 +12,13 @@ import re
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import msgspec
+from typing import Any, ClassVar, Literal
 
 from quire.errors import ConfigError, QuireError
 from quire.foundation.config import Config, environment
@@ -29,11 +26,9 @@ from quire.foundation.processes.child_main import raise_reported_failure
 from quire.foundation.processes.child_process import ChildProcess
 from quire.foundation.processes.launch import STOP_ENGINE, LaunchConfig, StatusReport
 from quire.planning.auto_config import resolve
-from quire.tools.bench.progress import progress
-from quire.tools.bench.report import Row, measured_with, table, write_json
-from quire.tools.bench.summary import summarize
+from quire.tools.bench.report import Row, measured_with, progress, summarize, table, write_json
+from quire.tools.bench.server_times import serve_command
 
-DESCRIPTION = "Measure how long an engine takes to start, cold (nothing compiled) and warm, by stage."
 PERCENTILES = (10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
 END_S = 10.0
 TOTAL, REST = "total", "process"
@@ -43,6 +38,10 @@ MODULES = {"llm": "quire.tools.bench.llm_process", "engine": "quire.engine.start
 @dataclass(frozen=True)
 class StartupOptions:
     """What is started, and how often."""
+
+    DESCRIPTION: ClassVar[str] = (
+        "Measure how long an engine takes to start, cold (nothing compiled) and warm, by stage."
+    )
 
     start: Literal["llm", "server", "engine"] = "llm"
     """A script's LLM, all of quire serve, or its engine process alone."""
@@ -134,10 +133,7 @@ def _child(module: str, launch: LaunchConfig) -> Iterator[dict[str, float]]:
 @contextmanager
 def _server(config: Config, directory: Path) -> Iterator[dict[str, float]]:
     """The stages of a server's engine once the server is ready; it is ended afterwards."""
-    settings = directory / "settings.yaml"
-    settings.write_bytes(msgspec.yaml.encode(config.changes() | {"port": 0}))
-    command = [sys.executable, "-m", "quire.cli.main", "serve", f"--config={settings}"]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    server = subprocess.Popen(serve_command(config, directory), stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     try:
         said = []

@@ -8,6 +8,7 @@ step's terms are fitted to all of them, and made as long as the loads' steps wer
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import dataclass, replace
 from itertools import count
 from statistics import median
@@ -20,21 +21,15 @@ from quire.foundation.clock import Clock, SystemClock
 from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import Deltas
 from quire.foundation.messages.to_engine import Add
+from quire.foundation.messages.workers import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
 from quire.models.spec import ModelSpec
 from quire.planning.auto_config import ResolvedConfig
-from quire.planning.costmodel.measured_step_times import (
-    MeasuredStepTime,
-    StepTerms,
-    TimedStep,
-    as_long_as,
-    fitted,
-    windows_of,
-)
-from quire.runtime.executor.executor import Executor
+from quire.planning.costmodel.measured_step_times import MeasuredStepTime, StepTerms, TimedStep, as_long_as, fitted
+from quire.planning.costmodel.step_work import windows_of
+from quire.runtime.executor.executor import AdapterLoader, Executor
 from quire.runtime.executor.factory import build_executor
 from quire.sampling_params import SamplingParams
-from quire.tools.bench.closed_loads import ClosedLoad, closed_loads
-from quire.tools.bench.step_recorder import StepRecorder
+from quire.tools.bench.arrivals import ClosedLoad, closed_loads
 from quire.tools.bench.tokens import LocalTokens
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -189,3 +184,62 @@ class _Engine:
         number = next(self._numbers)
         self._client.send(Add(number, tokens, prompt, params, [], 0, self._clock.now()))
         return number
+
+
+class StepRecorder:
+    """An executor around another.
+
+    Args:
+        executor: That computes; not started.
+        slots: Most sequences at once.
+        clock: For the times.
+
+    Attributes:
+        steps: All that were collected.
+    """
+
+    def __init__(self, executor: Executor, slots: int, clock: Clock) -> None:
+        self._executor, self._clock = executor, clock
+        self._lengths = [0] * slots
+        self._in_flight: deque[tuple[TimedStep, float]] = deque()  # without its time; when it was handed over
+        self._last_end = 0.0
+        self.steps: list[TimedStep] = []
+
+    @property
+    def adapters(self) -> AdapterLoader | None:
+        return self._executor.adapters
+
+    @property
+    def max_in_flight(self) -> int:
+        return self._executor.max_in_flight
+
+    def start(self) -> DeviceLimits:
+        return self._executor.start()
+
+    def submit(self, plan: Plan) -> None:
+        for admitted in plan.admitted:
+            self._lengths[admitted.slot] = admitted.length
+        before = tuple(self._lengths[slot] for slot in plan.slots)
+        for slot, tokens in zip(plan.slots, plan.counts, strict=True):
+            self._lengths[slot] += tokens
+        step = TimedStep(tuple(plan.counts), before, len(plan.sampled_rows), 0.0)
+        self._in_flight.append((step, self._clock.now()))
+        self._executor.submit(plan)
+
+    def submit_bitmasks(self, masks: TokenBitmasks) -> None:
+        self._executor.submit_bitmasks(masks)
+
+    def collect(self, timeout: float | None) -> Result | MaskedDrafts | None:
+        result = self._executor.collect(timeout)
+        if isinstance(result, Result):
+            end, (step, submitted) = self._clock.now(), self._in_flight.popleft()
+            ms = 1e3 * (end - max(self._last_end, submitted))
+            self._last_end = end
+            self.steps.append(TimedStep(step.counts, step.before, step.sampled, ms))
+        return result
+
+    def check(self) -> None:
+        self._executor.check()
+
+    def close(self) -> None:
+        self._executor.close()

@@ -9,9 +9,11 @@ import random
 import string
 from typing import Protocol
 
-import httpx
+import msgspec
 
 from quire.errors import ConfigError, reason
+from quire.foundation.http_client.answer_parser import HttpError
+from quire.foundation.http_client.blocking_client import BlockingClient
 from quire.text.tokenizer import Tokenizer
 
 _LOWEST_ID = 3
@@ -19,13 +21,13 @@ _LOWEST_ID = 3
 _SAMPLE = string.printable + " ".join(a + b for a in string.ascii_lowercase for b in string.ascii_lowercase)
 
 
-def has_tokenizer(http: httpx.Client, model: str) -> bool:
+def has_tokenizer(http: BlockingClient, model: str) -> bool:
     """Whether the server takes text. One that works on token ids only refuses to tokenize with status 400."""
     try:
-        answer = http.post("/tokenize", json={"model": model, "prompt": "a"})
-    except httpx.HTTPError:
+        status, _ = http.ask("POST", "/tokenize", {"model": model, "prompt": "a"})
+    except HttpError:
         return True
-    return answer.status_code != httpx.codes.BAD_REQUEST
+    return status != 400
 
 
 class Tokens(Protocol):
@@ -79,7 +81,7 @@ class ServedTokens:
         model: The name it is served under.
     """
 
-    def __init__(self, http: httpx.Client, model: str) -> None:
+    def __init__(self, http: BlockingClient, model: str) -> None:
         self._http = http
         self._model = model
         self._ids: list[int] = []
@@ -99,11 +101,12 @@ class ServedTokens:
 
     def _asked(self, path: str, body: dict[str, object]) -> dict[str, list[int]]:
         try:
-            answer = self._http.post(path, json=body)
-            answer.raise_for_status()
-            found: dict[str, list[int]] = answer.json()
+            status, content = self._http.ask("POST", path, body)
+            if status != 200:
+                raise ValueError(f"it answers {status}")
+            found: dict[str, list[int]] = msgspec.json.decode(content)
             return found
-        except (httpx.HTTPError, ValueError) as error:
+        except (HttpError, msgspec.DecodeError, ValueError) as error:
             raise ConfigError(
                 f"The server does not {path.strip('/')} for this benchmark ({reason(error)}): "
                 "give --tokenizer, or --vocab-size for random token ids."

@@ -1,18 +1,40 @@
-"""`quire check-quant`: two models, the same tokens, and how far apart what they predict is. Loads torch."""
+"""`quire check-quant`: two models, the same tokens, and how far apart what they predict is. Loads torch.
+
+The tokens run through both models, then through the base model with one layer swapped at a time. Logits are compared as
+they are computed and never kept; of the base model the hidden states are, on the host.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from quire.errors import ConfigError
+from quire.foundation.clock import SystemClock
+from quire.models.model import Model
 from quire.tools.quant_check.both_models import BothModels, resolve_both
-from quire.tools.quant_check.comparison import measure
 from quire.tools.quant_check.continuations import ScoredSequence, Scores, answer, passages_as_sequences
-from quire.tools.quant_check.findings import failures, verdict
+from quire.tools.quant_check.findings import (
+    Divergence,
+    Findings,
+    LayerFinding,
+    TokenFigures,
+    compare_logits,
+    failures,
+    joined,
+    summarize,
+    verdict,
+)
+from quire.tools.quant_check.forward import SequenceForward
+from quire.tools.quant_check.layer_pairs import LayerPair, Mode, PairedModels, paired_models
 from quire.tools.quant_check.options import CheckOptions
 from quire.tools.quant_check.questions import Question, read_passages, read_questions
 from quire.tools.quant_check.report import publish
+from quire.tools.quant_check.suspects import Suspect, find_suspects
 
 LONGEST_PASSAGE = 1024
 
@@ -46,3 +68,99 @@ def _sequences(
     if not sequences:
         raise ConfigError("The base model answers nothing to these prompts: give others.", param="prompts")
     return sequences, scores
+
+
+POSITIONS_AT_ONCE = 128
+"""Whose logits are compared at once: 128 of 128,256 tokens take 66 MB in fp32, a few times over."""
+Logits = Callable[[Tensor], Tensor]
+
+
+def measure(models: BothModels, sequences: Sequence[ScoredSequence], worst_layers: int) -> Findings:
+    """Compare the models on these tokens, then swap the worst layers one at a time.
+
+    Raises:
+        SetupError: One of them cannot be loaded.
+    """
+    clock, both = SystemClock(), (models.base, models.quantized)
+    with paired_models(*both, clock, at_once=models.fit_at_once) as paired:
+        forward = SequenceForward(models.base, [len(sequence.tokens) for sequence in sequences], clock)
+        try:
+            with torch.inference_mode():
+                comparison = _Comparison(paired, forward, sequences)
+                whole = comparison.of_whole_model()
+                suspects = find_suspects(paired.pairs)
+                swapped = [*suspects.together, *suspects.single[:worst_layers]]
+                alone = [LayerFinding(each.name, each.errors, comparison.of_one(each).mean_kl) for each in swapped]
+        finally:
+            forward.close()
+    alone.sort(key=lambda layer: math.inf if layer.kl is None or math.isnan(layer.kl) else layer.kl, reverse=True)
+    others = [LayerFinding(each.name, each.errors) for each in suspects.single[worst_layers:]]
+    notes = [suspects.note] if suspects.note else []
+    found = Findings(len(sequences), whole, (*alone, *others), notes=tuple(notes))
+    if found.knows_texts:
+        return found
+    return replace(
+        found, notes=(*notes, "the base model does not know these texts: give --prompts that it was made for")
+    )
+
+
+class _Comparison:
+    """Runs all sequences through the base model and something else."""
+
+    def __init__(self, models: PairedModels, forward: SequenceForward, sequences: Sequence[ScoredSequence]) -> None:
+        self._models = models
+        self._forward = forward
+        self._sequences = sequences
+        self._hidden: list[Tensor] = []
+        """The base model's, on the host."""
+
+    def of_whole_model(self) -> Divergence:
+        """Of the quantized model. Beside it, every layer is compared on the base model's activations."""
+        base, quantized, parts = self._models.base, self._models.quantized, []
+        _set_mode(self._models.pairs, "compare")
+        for batch in self._batches():
+            ours, theirs = self._hidden_of(base, batch), self._hidden_of(quantized, batch)
+            self._hidden += [hidden.cpu() for hidden in ours]
+            for sequence, hidden, other in zip(batch, ours, theirs, strict=True):
+                parts += _compared(sequence, hidden, other, base.logits, quantized.logits)
+        _set_mode(self._models.pairs, "base")
+        return summarize(joined(parts))
+
+    def of_one(self, suspect: Suspect) -> Divergence:
+        """Of the base model with these layers swapped."""
+        base, parts, kept = self._models.base, [], iter(self._hidden)
+
+        def swapped_logits(hidden: Tensor) -> Tensor:
+            with suspect.swapped():
+                return base.logits(hidden)
+
+        for batch in self._batches():
+            with suspect.swapped():
+                theirs = self._hidden_of(base, batch)
+            for sequence, other in zip(batch, theirs, strict=True):
+                parts += _compared(sequence, next(kept).to(other.device), other, base.logits, swapped_logits)
+        return summarize(joined(parts))
+
+    def _batches(self) -> Iterator[Sequence[ScoredSequence]]:
+        for batch in self._forward.batches:
+            yield self._sequences[batch.start : batch.stop]
+
+    def _hidden_of(self, model: Model, batch: Sequence[ScoredSequence]) -> list[Tensor]:
+        return self._forward.hidden(model, [sequence.tokens for sequence in batch])
+
+
+def _compared(
+    sequence: ScoredSequence, hidden: Tensor, other: Tensor, logits: Logits, other_logits: Logits
+) -> list[TokenFigures]:
+    """Figures of a sequence's predicted tokens, from both models' hidden states [tokens, hidden]."""
+    tokens, parts = torch.tensor(sequence.tokens, device=hidden.device), []
+    for start in range(sequence.first - 1, len(tokens) - 1, POSITIONS_AT_ONCE):
+        end = min(start + POSITIONS_AT_ONCE, len(tokens) - 1)
+        ours, theirs = (each[start:end].clone() for each in (hidden, other))
+        parts.append(compare_logits(logits(ours), other_logits(theirs), tokens[start + 1 : end + 1]))
+    return parts
+
+
+def _set_mode(pairs: Sequence[LayerPair], mode: Mode) -> None:
+    for pair in pairs:
+        pair.mode = mode

@@ -7,6 +7,7 @@ when it computes.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,11 +23,11 @@ from quire.models.layers.layer import Layer, weight_specs_of
 from quire.models.layers.linear import Linear
 from quire.models.layers.norm import LayerNorm, RMSNorm
 from quire.models.model import Model, build_model
+from quire.models.weights.checkpoint import Checkpoint
 from quire.models.weights.tensor_options import TensorOptions
 from quire.planning.auto_config import ResolvedConfig
 from quire.runtime.worker.kv_tensors import DENSE
 from quire.runtime.worker.weight_loading import load_weights, open_checkpoint
-from quire.tools.quant_check.on_demand import OnDemandLayer, OnDemandWeights
 
 SMALLEST_NORM = 1e-12
 Kind = Literal["product", "norm", "embedding"]
@@ -197,3 +198,46 @@ def _shortened(modules: tuple[str, ...]) -> tuple[str, ...]:
     """A layer's modules, with all experts as one, whatever their number."""
     first, _, _ = modules[0].partition(".experts.")
     return modules if len(modules) == 1 or first == modules[0] else (f"{first}.experts",)
+
+
+class OnDemandWeights:
+    """The weights of a model, which one layer has at a time.
+
+    Attributes:
+        checkpoint: Has the weights; None: the model is still being built. Stays open as long as the model computes.
+    """
+
+    def __init__(self) -> None:
+        self.checkpoint: Checkpoint | None = None
+        self._owner: Layer | None = None
+        self._ready: Any = None
+
+    def of(self, layer: Layer) -> Any:
+        """A copy of the layer, with weights."""
+        assert self.checkpoint is not None, "computes before it can read"
+        if self._owner is not layer:
+            self._owner = self._ready = None  # its memory first
+            ready = copy.deepcopy(layer)
+            ready.load_weights(self.checkpoint)
+            self._owner, self._ready = layer, ready
+        return self._ready
+
+
+class OnDemandLayer:
+    """Stands in for a layer, with all of its methods; the layer itself never has weights."""
+
+    def __init__(self, layer: Layer, weights: OnDemandWeights) -> None:
+        self._layer = layer
+        self._weights = weights
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer if self._weights.checkpoint is None else self._weights.of(self._layer), name)
+
+    def __call__(self, *x: Tensor) -> Tensor:
+        y: Tensor = self._weights.of(self._layer)(*x)
+        return y
+
+    def pending(self, x: Tensor) -> Tensor:
+        """The layer's output, as calling the layer returns it. Models take this method when they are built, before
+        there are weights."""
+        return self(x)

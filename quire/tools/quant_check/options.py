@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 
 from quire.errors import ConfigError
 from quire.foundation.config.model import ModelDtype
-
-DESCRIPTION = (
-    "Measure what quantization costs: quire check-quant BASE QUANT. Exit code 0: good, 1: bad, by the thresholds; "
-    "2 to 6: it could not be measured."
-)
 
 
 @dataclass(frozen=True)
@@ -41,6 +36,11 @@ class Thresholds:
 @dataclass(frozen=True)
 class CheckOptions:
     """What is compared, on what, and where the result goes."""
+
+    DESCRIPTION: ClassVar[str] = (
+        "Measure what quantization costs: quire check-quant BASE QUANT. Exit code 0: good, 1: bad, by the thresholds; "
+        "2 to 6: it could not be measured."
+    )
 
     base: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="BASE")]
     """The model before it was quantized: a directory or a hub id."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +10,14 @@ import msgspec
 
 from quire.foundation.config import Config
 from quire.models.spec import ModelSpec, on_a_gpu, read_spec
-from quire.planning.costmodel.cards import Card, card
 from quire.planning.costmodel.measured_step_times import MeasuredStepTimes, read_step_times
-from quire.planning.machine import this_machine
 from quire.tools.bench.report import write_json, write_text
 from quire.tools.bench.serving_figures import ServingReportOptions, percentiles_of
 from quire.tools.simulation.calibration import calibrate
-from quire.tools.simulation.deployment import Deployment, Processor, deploy
+from quire.tools.simulation.deployment import Deployment, deploy, device_called
 from quire.tools.simulation.engine import SimulatedRun, simulate
 from quire.tools.simulation.figures import figures
-from quire.tools.simulation.load import asked_load, timed_load
-from quire.tools.simulation.model_files import find_model
+from quire.tools.simulation.load import asked_load, find_model, timed_load
 from quire.tools.simulation.options import SimulateOptions
 from quire.tools.simulation.report import Simulation, as_json, as_text, picture
 from quire.tools.simulation.slo import read_limits, search
@@ -81,11 +77,8 @@ def _deployed(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Dep
     Raises:
         ConfigError, MemoryBudgetError: See deploy.
     """
-    device: Card | Processor
-    if options.gpu == "cpu":
-        device = Processor(options.serving.cpu_threads or len(os.sched_getaffinity(0)), this_machine())
-    else:
-        device, spec = card(options.gpu), on_a_gpu(spec)
+    device = device_called(options.gpu, options.serving.cpu_threads)
+    spec = spec if options.gpu == "cpu" else on_a_gpu(spec)
     settings = {"model": str(options.model), **options.serving.settings()}
     config = Config().with_values(**settings)
     where = deploy(config, spec, device, options.serving.tensor_parallel_size)

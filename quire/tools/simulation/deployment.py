@@ -5,6 +5,7 @@ Calls the arithmetic that the engine itself starts by (`planning/`, `planning/co
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -19,17 +20,19 @@ from quire.models.quantization.parsers import AT_LOAD
 from quire.models.rank_share import check_tensor_parallel_size, rank_share
 from quire.models.spec import ModelSpec
 from quire.planning.auto_config import batch_limits
-from quire.planning.costmodel.cards import CPU_SHARES, GPU_SHARES, Card
+from quire.planning.costmodel.cards import CPU_SHARES, GPU_SHARES, Card, card
 from quire.planning.costmodel.hardware import Hardware, cpu
 from quire.planning.costmodel.measured_step_times import MeasuredStepTimes
 from quire.planning.costmodel.roofline import Roofline
 from quire.planning.costmodel.step_time import Shares, StepTime
 from quire.planning.dtype import resolve_dtype
 from quire.planning.kv_cache_plan import KVCachePlan
-from quire.planning.machine import Gpu, Machine
+from quire.planning.kv_demand import group_windows
+from quire.planning.machine import Gpu, Machine, this_machine
 from quire.planning.ranks import plan_for_all
 from quire.planning.step_limits import StepLimits
 from quire.runtime.worker.graph_shapes import GraphShapes
+from quire.scheduling.kvcache.group_windows import max_cached_tokens
 from quire.tools.simulation.engine import SimulatedDevice
 
 FormatName = Literal["checkpoint", "fp8", "w4a16"]
@@ -99,6 +102,22 @@ class Deployment:
         dtype = self.config.model.dtype
         return StepTime(share, dtype, self.hardware, self.config.kv_dtype, self.shares, speedup, extra)
 
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV cache holds, in sequences of full length."""
+        size, chunk = self.config.cache.block_size, self.config.scheduler.max_num_batched_tokens
+        assert chunk, "settings are resolved"
+        return max_cached_tokens(group_windows(self.spec), self.plan.num_blocks, size, chunk, self.plan.max_model_len)
+
+    def prompt_ms(self, tokens: int, cached: int = 0) -> float:
+        """Milliseconds of the steps of a prompt with nobody else, behind tokens that are cached."""
+        most, total = self.config.scheduler.max_num_batched_tokens or tokens, 0.0
+        while tokens:
+            chunk = min(most, tokens)
+            total += self.step.prompt(chunk, cached)
+            tokens, cached = tokens - chunk, cached + chunk
+        return total
+
     def new_roofline(self) -> Roofline:
         """What the scheduler goes by, as the engine would make it: it has not learned from any step yet."""
         share = rank_share(self.spec, Mesh(0, self.tp, 1))
@@ -120,6 +139,17 @@ class Deployment:
             return SimulatedDevice(limits_of_device, step_ms, self.new_roofline(), request_ms, arrival_ms)
         request_ms = self.shares.request_ms + server * self.shares.server_ms
         return SimulatedDevice(limits_of_device, self.step, self.new_roofline(), request_ms)
+
+
+def device_called(name: str, cores: int | None = None) -> Card | Processor:
+    """The device that --gpu names; of this machine's processor so many cores, or all.
+
+    Raises:
+        ConfigError: It is not known.
+    """
+    if name == "cpu":
+        return Processor(cores or len(os.sched_getaffinity(0)), this_machine())
+    return card(name)
 
 
 def deploy(

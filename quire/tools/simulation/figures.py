@@ -8,8 +8,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from quire.tools.bench.report import Row, table
-from quire.tools.bench.summary import percentile, percentile_name
+from quire.tools.bench.report import Row, percentile, percentile_name, table
 from quire.tools.simulation.engine import Occupancy, Served, SimulatedRun
 
 PERCENTILES = (50.0, 90.0, 99.0)

@@ -1,4 +1,6 @@
-"""The load that is asked for: a file's, or one that is made up as `quire bench serve` makes it with the same seed."""
+"""What a simulation or a plan is asked to serve: the model, found here and never downloaded, and the load, which is a
+file's or made up as `quire bench serve` makes it with the same seed.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+from quire.errors import ModelNotFoundError
+from quire.foundation.config import BUILTIN_MODEL
 from quire.models.spec import ModelSpec
 from quire.models.weights import hub
 from quire.text.tokenizer import load_tokenizer
@@ -48,3 +52,30 @@ def timed_load(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Tr
     if load.seconds:
         return load
     return asked_load(replace(options, arrivals=replace(options.arrivals, request_rate=1.0)), spec, directory)
+
+
+def find_model(name: str) -> Path:
+    """The directory with the model's config.json.
+
+    Raises:
+        ModelNotFoundError: There is none here; the message says what to do.
+        CheckpointError: A GGUF file is broken or not served.
+    """
+    path = Path(name).expanduser()
+    if path.name == "config.json" and path.is_file():
+        return path.parent
+    if path.exists() or name == BUILTIN_MODEL:
+        return hub.resolve(name)
+    from huggingface_hub import try_to_load_from_cache  # takes 0.3 s
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        found = None
+    if not isinstance(found, str):
+        raise ModelNotFoundError(
+            f"'{name}' is neither here nor in the hub's local cache. Only its config.json is needed: give its path, "
+            f"or fetch it with `hf download {name} config.json`."
+        )
+    return Path(found).parent

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar
 
 import tyro
 
 from quire.errors import ConfigError
+from quire.foundation.config.cache import BlockSize
 from quire.foundation.config.kv_cache_dtype import KVCacheDtype
 from quire.foundation.config.model import ModelDtype
 from quire.foundation.config.scheduler import PerformanceMode, PreemptionMode
 from quire.tools.bench.arrivals import ArrivalOptions, check_arrivals
 from quire.tools.bench.datasets import DatasetOptions
 from quire.tools.simulation.trace_files import TraceFileOptions
-
-DESCRIPTION = (
-    "Serve a load in virtual time: the engine's real scheduler, with steps that take as long as a cost model says. "
-    "Prints latencies, throughput and what limits them; --slo searches the highest rate that keeps limits."
-)
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,7 @@ class ServingOptions:
     """Most tokens of a sequence. Default: the model's limit."""
     kv_cache_dtype: KVCacheDtype = "auto"
     """Of keys and values."""
-    block_size: Literal[8, 16, 32] = 16
+    block_size: BlockSize = 16
     """Tokens of a block of the KV cache."""
     gpu_memory_utilization: float | None = None
     """Share of memory that the engine takes. Default: 0.9."""
@@ -69,6 +65,11 @@ class ServingOptions:
 @dataclass(frozen=True)
 class SimulateOptions:
     """What is asked."""
+
+    DESCRIPTION: ClassVar[str] = (
+        "Serve a load in virtual time: the engine's real scheduler, with steps that take as long as a cost model says. "
+        "Prints latencies, throughput and what limits them; --slo searches the highest rate that keeps limits."
+    )
 
     model: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="MODEL")] = None
     """A directory, a config.json, a GGUF file, quill, or a hub id whose config.json is in the local cache."""

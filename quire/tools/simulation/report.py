@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from quire.planning.kv_demand import group_windows
-from quire.scheduling.kvcache.group_windows import max_cached_tokens
-from quire.tools.bench.plot import Line, Panel, svg
+from quire.tools.bench.plot import PLOT_BUCKETS, Line, Panel, rates, shares_line, svg
 from quire.tools.bench.report import Row, table
 from quire.tools.simulation.deployment import Deployment, Processor
 from quire.tools.simulation.engine import SimulatedRun
@@ -17,7 +15,6 @@ from quire.tools.simulation.figures import METRICS, Figures
 from quire.tools.simulation.slo import Search, TriedRate, keeps_up
 from quire.tools.simulation.trace import Trace
 
-PLOT_BUCKETS = 60
 FULL = 0.97
 """Of the KV cache, when it has no room for another prompt."""
 NOTABLE = 0.02
@@ -44,15 +41,6 @@ class Simulation:
     figures: Figures
     search: Search | None
 
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens that the KV cache holds, in sequences of full length."""
-        config, plan = self.where.config, self.where.plan
-        chunk = config.scheduler.max_num_batched_tokens
-        assert chunk
-        size = config.cache.block_size
-        return max_cached_tokens(group_windows(self.where.spec), plan.num_blocks, size, chunk, plan.max_model_len)
-
 
 def as_text(found: Simulation) -> str:
     """Tables with reasons."""
@@ -71,7 +59,7 @@ def as_json(found: Simulation) -> dict[str, Any]:
         "tensor_parallel_size": where.tp,
         "dtype": where.config.model.dtype,
         "kv_dtype": where.config.kv_dtype,
-        "kv_cache_tokens": found.kv_tokens,
+        "kv_cache_tokens": found.where.kv_tokens,
         "max_model_len": where.plan.max_model_len,
         "max_num_seqs": scheduler.max_num_seqs,
         "max_num_batched_tokens": scheduler.max_num_batched_tokens,
@@ -86,19 +74,21 @@ def picture(found: Simulation) -> str:
     """Load, throughput and latencies; what each rate reached."""
     states, served = found.run.occupancy, found.run.served
     at = [state.time for state in states]
+    begin = min(each.sent for each in served)
+    tokens = [(time - begin, 1.0) for each in served for time in each.times]
+    by_second = rates(tokens, found.run.seconds, PLOT_BUCKETS)
     panels = [
         Panel("Requests", "seconds", "requests", [
             Line("running", at, [state.running for state in states], steps=True),
             Line("waiting", at, [state.waiting for state in states], steps=True),
         ]),
-        Panel("Output tokens a second", "seconds", "tokens / s", [_token_rates(found.run)]),
+        Panel("Output tokens a second", "seconds", "tokens / s", [Line("", *by_second, steps=True)]),
         Panel("KV cache in use", "seconds", "%", [Line("", at, [100 * s.kv_share for s in states], steps=True)]),
     ]  # fmt: skip
-    lines = []
-    for name in ("ttft", "e2el"):
-        values = sorted(value for each in served for value in METRICS[name][1](each))
-        shares = [100 * (rank + 1) / len(values) for rank in range(len(values))]
-        lines.append(Line(METRICS[name][0], [0.0, *values], [0.0, *shares]))
+    lines = [
+        shares_line(METRICS[name][0], [value for each in served for value in METRICS[name][1](each)])
+        for name in ("ttft", "e2el")
+    ]
     panels.append(Panel("Latency: share of requests that are faster", "seconds", "% of requests", lines))
     if found.search is not None:
         panels.append(_rates_panel(found.search))
@@ -117,7 +107,7 @@ def reasons(found: Simulation) -> list[str]:
     lines = []
     if figures.preemptions:
         lines.append(
-            f"{figures.preemptions:,} preemptions: the KV cache, {found.kv_tokens:,} tokens, was full. Lower "
+            f"{figures.preemptions:,} preemptions: the KV cache, {found.where.kv_tokens:,} tokens, was full. Lower "
             "--max-num-seqs, or give --kv-cache-dtype fp8 or more memory"
         )
     if no_blocks > NOTABLE:
@@ -150,7 +140,7 @@ def _head(found: Simulation) -> list[str]:
         when += f", at most {load.concurrency} at a time"
     return [
         f"{found.name}: {spec.architecture}, {spec.num_parameters / 1e9:,.3g}B parameters on {many}{where.device.name}",
-        f"{where.config.model.dtype}, KV cache of {found.kv_tokens:,} tokens ({where.config.kv_dtype}): "
+        f"{where.config.model.dtype}, KV cache of {found.where.kv_tokens:,} tokens ({where.config.kv_dtype}): "
         f"{where.plan.reason}",
         f"up to {scheduler.max_num_seqs} sequences and {scheduler.max_num_batched_tokens:,} tokens a step, "
         f"{scheduler.performance_mode or 'balanced'}",
@@ -199,17 +189,6 @@ def _notes(where: Deployment) -> Sequence[str]:
     if where.tp > 1:
         notes.append("several GPUs for one model: an estimate; Quire does not serve that yet.")
     return notes
-
-
-def _token_rates(run: SimulatedRun) -> Line:
-    """Output tokens a second, in equal parts of the run."""
-    begin = min(each.sent for each in run.served)
-    width, counts = (run.seconds or 1.0) / PLOT_BUCKETS, [0] * PLOT_BUCKETS
-    for each in run.served:
-        for time in each.times:
-            counts[min(PLOT_BUCKETS - 1, int((time - begin) / width))] += 1
-    rates = [count / width for count in counts]
-    return Line("", [number * width for number in range(PLOT_BUCKETS + 1)], [*rates, rates[-1]], steps=True)
 
 
 def _rates_panel(search: Search) -> Panel:

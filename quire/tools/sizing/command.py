@@ -14,16 +14,14 @@ from quire.tools.bench.tokens import Tokens
 from quire.tools.simulation.deployment import FormatName
 from quire.tools.simulation.engine import simulate
 from quire.tools.simulation.figures import Figures, figures
-from quire.tools.simulation.model_files import find_model
+from quire.tools.simulation.load import find_model
 from quire.tools.simulation.trace import Trace
 from quire.tools.simulation.trace_files import TraceFileOptions, read_trace
 from quire.tools.sizing.measured_rows import checked, measured_rows
-from quire.tools.sizing.memory_table import MemoryRow, memory_row
-from quire.tools.sizing.options import PlanOptions
-from quire.tools.sizing.prices import read_prices
+from quire.tools.sizing.options import PlanOptions, read_prices
 from quire.tools.sizing.report import SizingPlan, as_json, as_text, check_text, picture
 from quire.tools.sizing.steady_state import Traffic
-from quire.tools.sizing.survey import Candidate, devices, survey
+from quire.tools.sizing.survey import Candidate, MemoryRow, devices, memory_row, survey
 
 MOST_TRACED = 1_000
 """Requests of a trace that lengths are taken from, and that are simulated."""

@@ -114,20 +114,11 @@ def _arithmetic(name: str) -> Callable[[Deployment], float] | None:
         return lambda where: where.step.decode(1, 130_000 + 64)
     if (found := re.fullmatch(r"first token, ([\d,]+) in", name)) is not None:
         tokens = int(found[1].replace(",", ""))
-        return lambda where: _first_token(where, tokens, 0)
+        return lambda where: where.shares.request_ms + where.prompt_ms(tokens)
     if (found := re.fullmatch(r"prefix 2,000 \+ 50, (cold|hit)", name)) is not None:
         cached = 2_000 if found[1] == "hit" else 0
-        return lambda where: _first_token(where, 2_050 - cached, cached)
+        return lambda where: where.shares.request_ms + where.prompt_ms(2_050 - cached, cached)
     return None
-
-
-def _first_token(where: Deployment, tokens: int, before: int) -> float:
-    most, total = where.config.scheduler.max_num_batched_tokens or tokens, where.shares.request_ms
-    while tokens:
-        chunk = min(most, tokens)
-        total += where.step.prompt(chunk, before)
-        tokens, before = tokens - chunk, before + chunk
-    return total
 
 
 def offline_trace(name: str) -> Trace:

@@ -1,23 +1,27 @@
-"""What `quire plan` is asked."""
+"""What `quire plan` is asked, and what devices cost: the prices come from a file of the user, since they differ."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
+import msgspec
 import tyro
 
-from quire.errors import ConfigError
-
-DESCRIPTION = (
-    "Plan for a model before there is a machine: what fits, what it takes, what it costs. Reads config.json and the "
-    "headers of weight files only."
-)
+from quire.errors import ConfigError, reason
+from quire.planning.costmodel.cards import CARDS
 
 
 @dataclass(frozen=True)
 class PlanOptions:
     """What is asked."""
+
+    DESCRIPTION: ClassVar[str] = (
+        "Plan for a model before there is a machine: what fits, what it takes, what it costs. Reads config.json and "
+        "the headers of weight files only."
+    )
 
     model: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="MODEL")] = None
     """A directory, a config.json, a GGUF file, quill, or a hub id whose config.json is in the local cache."""
@@ -66,3 +70,25 @@ class PlanOptions:
                 raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {value:g}.", param=name)
         if self.model is None and not self.check:
             raise ConfigError("Name a model: quire plan MODEL. 'quire plan --help' lists the flags.", param="model")
+
+
+def read_prices(path: str | None) -> dict[str, float]:
+    """Price of an hour by the device's word for --gpu; nothing without a file.
+
+    Raises:
+        ConfigError: The file cannot be read, or has something else in it.
+    """
+    if path is None:
+        return {}
+    try:
+        found = msgspec.yaml.decode(Path(path).read_bytes())  # JSON is YAML
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"--prices {path} cannot be read: {reason(error)}.", param="prices") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"--prices {path} must have a price by device, as h200: 3.50.", param="prices")
+    for name, price in found.items():
+        if name not in CARDS and name != "cpu":
+            raise ConfigError(f"--prices {path}: '{name}' is not one of {', '.join(CARDS)}, cpu.", param="prices")
+        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < math.inf:
+            raise ConfigError(f"--prices {path}: {name} must have a price above 0, not {price!r}.", param="prices")
+    return {name: float(price) for name, price in found.items()}

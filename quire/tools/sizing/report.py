@@ -12,9 +12,8 @@ from quire.planning.costmodel.cards import CARDS
 from quire.tools.bench.plot import Line, Panel, svg
 from quire.tools.simulation.figures import Figures
 from quire.tools.sizing.measured_rows import CheckedRow
-from quire.tools.sizing.memory_table import MemoryRow
 from quire.tools.sizing.steady_state import SteadyState, Traffic
-from quire.tools.sizing.survey import Candidate
+from quire.tools.sizing.survey import Candidate, MemoryRow
 
 SHOWN = 24
 """Most candidates that are printed; the JSON has all."""
@@ -118,7 +117,7 @@ def _memory_lines(rows: Sequence[MemoryRow]) -> list[list[str]]:
 def _candidate_lines(plan: SizingPlan) -> list[list[str]]:
     lines = [["device", "weights", "KV tokens", "batch", "TTFT ms", "TPOT ms", "tokens/s", "$/1M", "devices", "reason"]]
     for each in plan.candidates[:SHOWN]:
-        kv = f"{each.kv_tokens:,}" if each.deployment else "-"
+        kv = f"{each.deployment.kv_tokens:,}" if each.deployment else "-"
         best, cost = each.best, each.cost
         figures = ["-"] * 6
         if best is not None:
@@ -157,7 +156,7 @@ def _candidate_json(plan: SizingPlan, each: Candidate) -> dict[str, Any]:
         "tensor_parallel_size": each.tp,
         "format": each.format,
         "bytes": parts,
-        "kv_tokens": each.kv_tokens if each.deployment else None,
+        "kv_tokens": each.deployment.kv_tokens if each.deployment else None,
         "best": _state_json(each.best),
         "by_batch": [_state_json(state) for state in each.reached],
         "price_per_hour": each.price,

@@ -66,7 +66,7 @@ def steady_state(deployment: Deployment, batch: int, traffic: Traffic) -> Steady
     """Of a server with so many requests at a time; each that ends is followed by the next at once."""
     step, shares = deployment.step, deployment.shares
     host_ms = shares.request_ms + shares.server_ms
-    alone_ms = _prompt_alone_ms(deployment, traffic.prompt)
+    alone_ms = deployment.prompt_ms(traffic.prompt)
     context = traffic.prompt + traffic.output / 2
     ttft, tpot = alone_ms, step.decode(1, context)
     for _ in range(_ROUNDS if batch > 1 else 0):
@@ -80,16 +80,6 @@ def steady_state(deployment: Deployment, batch: int, traffic: Traffic) -> Steady
     request_ms = host_ms + ttft + (traffic.output - 1) * tpot
     rate = 1e3 * batch / request_ms
     return SteadyState(batch, host_ms + ttft, tpot, rate * traffic.output, rate)
-
-
-def _prompt_alone_ms(deployment: Deployment, prompt: int) -> float:
-    """Steps of a prompt with nobody else."""
-    most, before, total = deployment.config.scheduler.max_num_batched_tokens or prompt, 0, 0.0
-    while before < prompt:
-        chunk = min(most, prompt - before)
-        total += deployment.step.prompt(chunk, before)
-        before += chunk
-    return total
 
 
 def _backlog(deployment: Deployment, rows: int, context: float, flow: int, most: int) -> tuple[int, int]:

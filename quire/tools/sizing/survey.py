@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import get_args
@@ -10,11 +9,9 @@ from typing import get_args
 from quire.errors import ConfigError, QuireError
 from quire.foundation.config import Config
 from quire.models.spec import ModelSpec
-from quire.planning.costmodel.cards import CARDS, Card, card
-from quire.planning.kv_demand import KVDemand, group_windows
-from quire.planning.machine import this_machine
-from quire.scheduling.kvcache.group_windows import max_cached_tokens
-from quire.tools.simulation.deployment import Deployment, FormatName, Processor, deploy, in_format
+from quire.planning.costmodel.cards import CARDS, card
+from quire.planning.kv_demand import KVDemand
+from quire.tools.simulation.deployment import Deployment, FormatName, deploy, device_called, in_format
 from quire.tools.sizing.options import PlanOptions
 from quire.tools.sizing.steady_state import SteadyState, Traffic, steady_state
 
@@ -52,15 +49,6 @@ class Candidate:
         if self.best is None or self.price is None:
             return None
         return self.price / 3600 / self.best.output_tokens_per_s * 1e6
-
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens that the KV cache holds, in sequences of full length."""
-        assert self.deployment is not None
-        config, plan = self.deployment.config, self.deployment.plan
-        size, chunk = config.cache.block_size, config.scheduler.max_num_batched_tokens
-        assert chunk
-        return max_cached_tokens(group_windows(self.deployment.spec), plan.num_blocks, size, chunk, plan.max_model_len)
 
 
 def survey(options: PlanOptions, spec: ModelSpec, traffic: Traffic, prices: dict[str, float]) -> list[Candidate]:
@@ -110,8 +98,6 @@ def deployed(options: PlanOptions, spec: ModelSpec, device: str, tp: int, length
     Raises:
         ConfigError, MemoryBudgetError: See deploy.
     """
-    where: Card | Processor
-    where = Processor(len(os.sched_getaffinity(0)), this_machine()) if device == "cpu" else card(device)
     config = Config().with_values(
         max_model_len=options.max_model_len or min(length, spec.max_model_len),
         max_num_seqs=options.max_num_seqs,
@@ -119,7 +105,7 @@ def deployed(options: PlanOptions, spec: ModelSpec, device: str, tp: int, length
         gpu_memory_utilization=options.gpu_memory_utilization,
         tensor_parallel_size=tp,
     )
-    return deploy(config, spec, where, tp)
+    return deploy(config, spec, device_called(device), tp)
 
 
 def _candidate(
@@ -196,3 +182,50 @@ def _formats(options: PlanOptions, spec: ModelSpec) -> list[FormatName]:
     if unknown := [name for name in asked if name not in known]:
         raise ConfigError(f"--formats knows {', '.join(known)}, not '{unknown[0]}'.", param="formats")
     return ["checkpoint"] if spec.quantization is not None else [name for name in known if name in asked]
+
+
+LENGTHS = (2_048, 8_192, 32_768, 131_072)
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """A device's memory with a model in one format.
+
+    Attributes:
+        device, tp, format: See Candidate.
+        weights, activations, kv_cache: Bytes of one device; 0 where the weights do not fit.
+        kv_bytes_per_token: Of one device.
+        fits: Sequences at a time by their length, for lengths that the model has; 0: not one.
+    """
+
+    device: str
+    tp: int
+    format: FormatName
+    weights: int
+    activations: int
+    kv_cache: int
+    kv_bytes_per_token: int
+    fits: dict[int, int]
+
+
+def memory_row(options: PlanOptions, spec: ModelSpec, device: str, tp: int, form: FormatName) -> MemoryRow:
+    """What fits on a device: each length is planned for by itself, as `quire serve --max-model-len` would.
+
+    Raises:
+        ConfigError: The model cannot be divided so.
+    """
+    spec, fits = in_format(spec, form), {}
+    lengths = [length for length in LENGTHS if length < spec.max_model_len] + [spec.max_model_len]
+    weights = activations = kv_cache = per_token = 0
+    for length in lengths:
+        try:
+            found = deployed(options, spec, device, tp, length)
+        except QuireError:
+            fits[length] = 0
+            continue
+        fits[length] = sequences_that_fit(found, length)
+        if not weights:
+            parts = found.plan.footprint
+            weights, activations, kv_cache = parts.weights, parts.activations, parts.kv_cache
+            per_token = spec.kv_bytes_per_token(found.config.kv_dtype) // min(tp, spec.kv_heads)
+    return MemoryRow(device, tp, form, weights, activations, kv_cache, per_token, fits)

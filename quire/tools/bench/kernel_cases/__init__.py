@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+ITEM, INT = 2, 8
+"""Bytes of a bf16 number and of an int64 one."""
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """Of one call: by position and by name."""
 
@@ -36,3 +38,18 @@ class KernelCase:
     make: Callable[[torch.device], Arguments]
     bytes: int
     flops: int = 0
+
+
+def normal(device: torch.device, *shape: int) -> torch.Tensor:
+    """Random bf16 numbers."""
+    return torch.randn(shape, dtype=torch.bfloat16, device=device)
+
+
+def normals(device: torch.device, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    """Random bf16 tensors of these shapes."""
+    return [normal(device, *shape) for shape in shapes]
+
+
+def scaled_normal(device: torch.device, *shape: int) -> torch.Tensor:
+    """Random bf16 numbers whose products over the last dimension are of usual size."""
+    return normal(device, *shape).div_(shape[-1] ** 0.25)

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.reference import paged_attention
-from quire.tools.bench.kernel_cases import Arguments, KernelCase
+from quire.tools.bench.kernel_cases import INT, ITEM, Arguments, KernelCase, normal
 
-_ITEM, _INT = 2, 8
 _BLOCK_SIZE, _GATHER_CHUNK, _SCALE = 16, 128, 0.1
 
 
@@ -33,7 +32,7 @@ def _caches(rows: int, length: int, heads: _Heads, device: torch.device) -> tupl
     """Keys, values and a block table for contexts of such a length; block 0 belongs to no context."""
     each = -(-length // _BLOCK_SIZE)
     shape = (1 + rows * each, _BLOCK_SIZE, heads.kv, heads.width)
-    keys, values = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
+    keys, values = (normal(device, *shape) for _ in range(2))
     return keys, values, 1 + torch.randperm(rows * each, device=device).view(rows, each)
 
 
@@ -50,11 +49,11 @@ def _decode(rows: int, length: int, heads: _Heads, narrow: torch.dtype | None = 
         )
 
         caches = _caches(rows, length, heads, device)
-        q = torch.randn(rows, heads.query, heads.width, dtype=torch.bfloat16, device=device)
+        q = normal(device, rows, heads.query, heads.width)
         at_once = kv_splits_at_once(heads.kv, device)
         room = kv_splits_for(rows, at_once)
         splits = torch.zeros((room, paged_attention.KV_SPLIT_COLUMNS), dtype=torch.int32)
-        starts, tile = torch.full((rows,), length - 1), keys_of_tile(heads.width, _ITEM)
+        starts, tile = torch.full((rows,), length - 1), keys_of_tile(heads.width, ITEM)
         paged_attention.plan_kv_splits(
             starts, torch.arange(rows), None, None, None, tile, splits, at_once, MIN_SPLIT_TILES
         )
@@ -66,8 +65,8 @@ def _decode(rows: int, length: int, heads: _Heads, narrow: torch.dtype | None = 
         scales = torch.ones(2, heads.kv, device=device)
         return (q, keys.to(narrow), values.to(narrow), table, *args[4:]), {"scales": scales}
 
-    item, suffix = (_ITEM, "") if narrow is None else (1, f", {str(narrow).removeprefix('torch.')}")
-    moved = 2 * rows * heads.width * (length * heads.kv * item + heads.query * _ITEM)
+    item, suffix = (ITEM, "") if narrow is None else (1, f", {str(narrow).removeprefix('torch.')}")
+    moved = 2 * rows * heads.width * (length * heads.kv * item + heads.query * ITEM)
     return KernelCase("decode_attention", f"{rows} × {length:,}, {heads}{suffix}", make, moved)
 
 
@@ -78,8 +77,8 @@ def _prefill(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
         from quire.compute.kernels.triton.attention.prefill import queries_of_tile
 
         caches = _caches(rows, before + tokens, heads, device)
-        q = torch.randn(rows * tokens, heads.query, heads.width, dtype=torch.bfloat16, device=device)
-        queries = queries_of_tile(heads.width, _ITEM, heads.query // heads.kv, device)
+        q = normal(device, rows * tokens, heads.query, heads.width)
+        queries = queries_of_tile(heads.width, ITEM, heads.query // heads.kv, device)
         offsets = torch.arange(0, tokens, queries).flip(0)
         tiles = (torch.arange(rows).repeat(len(offsets)), offsets.repeat_interleave(rows))
         starts, counts = torch.full((rows,), before), torch.full((rows,), tokens)
@@ -87,7 +86,7 @@ def _prefill(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
         rest = (*(column.to(device) for column in columns), None, queries)
         return (q, *caches, *rest, torch.empty_like(q), _SCALE), {}
 
-    moved = 2 * rows * ((before + tokens) * heads.kv + tokens * heads.query) * heads.width * _ITEM
+    moved = 2 * rows * ((before + tokens) * heads.kv + tokens * heads.query) * heads.width * ITEM
     seen = rows * tokens * (before + (tokens + 1) // 2)  # pairs of a query and a key
     name = f"{rows} × {tokens:,}{f' after {before:,}' if before else ''}, {heads}"
     return KernelCase("prefill_attention", name, make, moved, 4 * seen * heads.query * heads.width)
@@ -102,9 +101,9 @@ def _split_kv(tokens: int, before: int, heads: _Heads) -> KernelCase:
         from quire.compute.kernels.triton.attention.prefill import queries_of_tile, tile_shape
 
         caches = _caches(1, before + tokens, heads, device)
-        q = torch.randn(tokens, heads.query, heads.width, dtype=torch.bfloat16, device=device)
-        queries = queries_of_tile(heads.width, _ITEM, heads.query // heads.kv, device)
-        shape = tile_shape(heads.width, _ITEM, device)
+        q = normal(device, tokens, heads.query, heads.width)
+        queries = queries_of_tile(heads.width, ITEM, heads.query // heads.kv, device)
+        shape = tile_shape(heads.width, ITEM, device)
         own = metadata_builder.PrefillTiling(
             queries,
             max_splits=prefill_split_kv.max_splits(heads.kv, device, shape.at_once),
@@ -133,9 +132,9 @@ def _dense(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
 
     def make(device: torch.device) -> Arguments:
         size, chunk = 128, -(-(before + tokens) // _GATHER_CHUNK) * _GATHER_CHUNK
-        q = torch.randn(rows * tokens, heads.query, heads.width, dtype=torch.bfloat16, device=device)
+        q = normal(device, rows * tokens, heads.query, heads.width)
         shape = (rows * chunk, heads.kv, heads.width)
-        k, v = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
+        k, v = (normal(device, *shape) for _ in range(2))
         offsets = torch.arange(0, tokens, size).flip(0).repeat_interleave(rows)
         row = torch.arange(rows).repeat(len(offsets) // rows)
         columns = (row * tokens + offsets, (tokens - offsets).clamp(max=size), before + offsets, row * chunk)
@@ -155,7 +154,7 @@ def _gather(length: int, heads: _Heads) -> KernelCase:
         slots = torch.zeros(1, dtype=torch.int64, device=device)
         return (keys, values, table, slots, *(column.to(device) for column in columns), k, v), {}
 
-    return KernelCase("gather_kv", f"{length:,}, {heads}", make, 4 * length * heads.kv * heads.width * _ITEM)
+    return KernelCase("gather_kv", f"{length:,}, {heads}", make, 4 * length * heads.kv * heads.width * ITEM)
 
 
 def _plan(rows: int, length: int, heads: _Heads) -> KernelCase:
@@ -170,9 +169,9 @@ def _plan(rows: int, length: int, heads: _Heads) -> KernelCase:
         room = kv_splits_for(rows, at_once)
         splits = torch.empty((room, paged_attention.KV_SPLIT_COLUMNS), dtype=torch.int32, device=device)
         starts, slots = torch.randint(length, (rows,), device=device), torch.arange(rows, device=device)
-        return (starts, slots, None, None, None, keys_of_tile(heads.width, _ITEM), splits, at_once), {}
+        return (starts, slots, None, None, None, keys_of_tile(heads.width, ITEM), splits, at_once), {}
 
-    return KernelCase("plan_kv_splits", f"{rows} × up to {length:,}", make, 2 * rows * _INT)
+    return KernelCase("plan_kv_splits", f"{rows} × up to {length:,}", make, 2 * rows * INT)
 
 
 def _slot_mapping(tokens: int, rows: int) -> KernelCase:
@@ -181,7 +180,7 @@ def _slot_mapping(tokens: int, rows: int) -> KernelCase:
         slots, positions = (torch.randint(n, (tokens,), device=device) for n in (rows, 512 * _BLOCK_SIZE))
         return (table, slots, positions, _BLOCK_SIZE, torch.empty(tokens, dtype=torch.int64, device=device)), {}
 
-    return KernelCase("compute_slot_mapping", f"{tokens}", make, 4 * tokens * _INT)
+    return KernelCase("compute_slot_mapping", f"{tokens}", make, 4 * tokens * INT)
 
 
 def _cases(

@@ -12,9 +12,8 @@ from quire.compute.kernels.reference.expert_adapters import ExpertAdapters, Stac
 from quire.compute.kernels.reference.grouped_linear import GroupedWeight
 from quire.compute.kernels.reference.quantized_rows import LARGEST
 from quire.compute.kernels.reference.scaled_linear import ScaledWeight
-from quire.tools.bench.kernel_cases import Arguments, KernelCase
+from quire.tools.bench.kernel_cases import ITEM, Arguments, KernelCase, scaled_normal
 
-_ITEM = 2
 _GROUP = 32
 _RANK = 16
 
@@ -42,7 +41,7 @@ def _route(tokens: int, mixture: _Mixture) -> KernelCase:
     def make(device: torch.device) -> Arguments:
         return (_logits(tokens, mixture, device), mixture.chosen, True, *_here(mixture)), {}
 
-    moved = tokens * (mixture.experts * _ITEM + mixture.chosen * (_ITEM + 4))
+    moved = tokens * (mixture.experts * ITEM + mixture.chosen * (ITEM + 4))
     return KernelCase("route", f"{tokens} tokens to {mixture.chosen} of {mixture.name}", make, moved)
 
 
@@ -51,16 +50,16 @@ def _experts(tokens: int, mixture: _Mixture) -> KernelCase:
 
     def make(device: torch.device) -> Arguments:
         pack = kernel("pack_experts", device.type)
-        x = _normal(device, tokens, mixture.hidden)
-        gate_up = _normal(device, mixture.here, 2 * mixture.width, mixture.hidden)
-        down = _normal(device, mixture.here, mixture.hidden, mixture.width)
+        x = scaled_normal(device, tokens, mixture.hidden)
+        gate_up = scaled_normal(device, mixture.here, 2 * mixture.width, mixture.hidden)
+        down = scaled_normal(device, mixture.here, mixture.hidden, mixture.width)
         numbers, weights = _routed(tokens, mixture, device)
         return (x, pack(gate_up), pack(down), numbers, weights, torch.empty_like(x), mixture.experts - mixture.here), {}
 
     touched = _touched(tokens, mixture)
     moved = round(touched * 3 * mixture.hidden * mixture.width) + 2 * tokens * mixture.hidden
     name = f"{tokens} tokens, {touched:.0f} of {mixture.name}"
-    return KernelCase("experts", name, make, moved * _ITEM, _flops(tokens, mixture))
+    return KernelCase("experts", name, make, moved * ITEM, _flops(tokens, mixture))
 
 
 def _adapted(plain: KernelCase, tokens: int, mixture: _Mixture, adapters: int) -> KernelCase:
@@ -71,7 +70,7 @@ def _adapted(plain: KernelCase, tokens: int, mixture: _Mixture, adapters: int) -
         return (*arguments, _adapters(tokens, mixture, adapters, device)), {}
 
     own = adapters * _touched(tokens / adapters, mixture)
-    moved = plain.bytes + round(own * _RANK * 3 * (mixture.hidden + mixture.width)) * _ITEM
+    moved = plain.bytes + round(own * _RANK * 3 * (mixture.hidden + mixture.width)) * ITEM
     return KernelCase(f"adapted_{plain.op}", f"{plain.name}, {adapters} of rank {_RANK}", make, moved, plain.flops)
 
 
@@ -94,22 +93,22 @@ def _lora_of_pairs(tokens: int, mixture: _Mixture, adapters: int, first: bool) -
         pairs = kernel("group_adapted_pairs", device.type)(numbers, changed.slots, changed.gate_up)
         rows, columns = (tokens, mixture.hidden) if first else (numbers.numel(), mixture.width)
         weights, sharing = (changed.gate_up, mixture.chosen) if first else (changed.down, 1)
-        return (_normal(device, rows, columns), weights, pairs, sharing), {}
+        return (scaled_normal(device, rows, columns), weights, pairs, sharing), {}
 
     hidden, width, pairs = mixture.hidden, mixture.width, tokens * mixture.chosen
     of_expert = 2 * (hidden + width) if first else hidden + width
     moved = round(adapters * _touched(tokens / adapters, mixture) * _RANK * of_expert)
     moved += tokens * hidden + pairs * 2 * width if first else pairs * (width + hidden)
     name = f"{'gate and up' if first else 'down'}, {tokens} tokens, {mixture.name}, {adapters} of rank {_RANK}"
-    return KernelCase("lora_of_pairs", name, make, moved * _ITEM)
+    return KernelCase("lora_of_pairs", name, make, moved * ITEM)
 
 
 def _adapters(tokens: int, mixture: _Mixture, adapters: int, device: torch.device) -> ExpertAdapters:
     slots = torch.arange(tokens, device=device) % adapters + 1
 
     def stacked(modules: int, columns: int, outputs: int) -> StackedLowRank:
-        a = _normal(device, adapters, mixture.here, modules * _RANK, columns)
-        b = _normal(device, adapters, mixture.here, outputs, _RANK)
+        a = scaled_normal(device, adapters, mixture.here, modules * _RANK, columns)
+        b = scaled_normal(device, adapters, mixture.here, outputs, _RANK)
         return StackedLowRank(a, b, torch.full((adapters, mixture.here), _RANK, device=device))
 
     gate_up = stacked(2, mixture.hidden, 2 * mixture.width)
@@ -123,7 +122,7 @@ def _coded_experts(tokens: int, mixture: _Mixture, bits: int) -> KernelCase:
         gate_up = _coded(mixture.here, 2 * mixture.width, mixture.hidden, bits, device)
         down = _coded(mixture.here, mixture.hidden, mixture.width, bits, device)
         numbers, weights = _routed(tokens, mixture, device)
-        x = _normal(device, tokens, mixture.hidden)
+        x = scaled_normal(device, tokens, mixture.hidden)
         return (x, gate_up, down, numbers, weights, torch.empty_like(x), mixture.experts - mixture.here), {}
 
     touched = _touched(tokens, mixture)
@@ -139,7 +138,7 @@ def _scaled_experts(tokens: int, mixture: _Mixture) -> KernelCase:
         gate_up = _scaled(mixture.here, 2 * mixture.width, mixture.hidden, device)
         down = _scaled(mixture.here, mixture.hidden, mixture.width, device)
         numbers, weights = _routed(tokens, mixture, device)
-        x = _normal(device, tokens, mixture.hidden)
+        x = scaled_normal(device, tokens, mixture.hidden)
         return (x, gate_up, down, numbers, weights, torch.empty_like(x), mixture.experts - mixture.here), {}
 
     touched = _touched(tokens, mixture)
@@ -149,7 +148,7 @@ def _scaled_experts(tokens: int, mixture: _Mixture) -> KernelCase:
 
 
 def _scaled(experts: int, rows: int, columns: int, device: torch.device) -> ScaledWeight:
-    wide = _normal(device, experts, rows, columns).mul_(16 * columns**0.25)
+    wide = scaled_normal(device, experts, rows, columns).mul_(16 * columns**0.25)
     most = LARGEST[torch.float8_e4m3fn]
     codes = wide.clamp_(-most, most).to(torch.float8_e4m3fn)  # of what is larger, some versions of torch make NaN
     scales = torch.rand((experts, rows, 1), device=device).add_(0.5).div_(16 * columns**0.5)
@@ -185,11 +184,7 @@ def _flops(tokens: int, mixture: _Mixture) -> int:
 
 
 def _logits(tokens: int, mixture: _Mixture, device: torch.device) -> torch.Tensor:
-    return _normal(device, tokens, mixture.experts)
-
-
-def _normal(device: torch.device, *shape: int) -> torch.Tensor:
-    return torch.randn(shape, dtype=torch.bfloat16, device=device).div_(shape[-1] ** 0.25)
+    return scaled_normal(device, tokens, mixture.experts)
 
 
 def _cases(tokens: Sequence[int], mixture: _Mixture) -> tuple[KernelCase, ...]:

@@ -8,9 +8,8 @@ import torch
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.lora import LowRankWeights, RowUpdate, Scaling, Tiles
 from quire.models.lora.step_tiles import GPU_TILE, tile_tokens
-from quire.tools.bench.kernel_cases import Arguments, KernelCase
+from quire.tools.bench.kernel_cases import ITEM, Arguments, KernelCase, normal
 
-_ITEM = 2
 _QKV, _GATE_UP, _DOWN = (4_096, (4_096, 1_024, 1_024)), (4_096, (14_336, 14_336)), (14_336, (4_096,))
 
 
@@ -18,7 +17,7 @@ def _arguments(
     tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int, ...], device: torch.device
 ) -> tuple[torch.Tensor, LowRankWeights, Tiles]:
     outputs, a_size = sum(rows), len(rows) * rank * columns
-    memory = torch.randn(adapters, a_size + outputs * (rank + 2), dtype=torch.bfloat16, device=device)
+    memory = normal(device, adapters, a_size + outputs * (rank + 2))
     a = memory[:, :a_size].view(adapters, len(rows) * rank, columns)
     b = memory[:, a_size : a_size + outputs * rank].view(adapters, outputs, rank)
     factors, summands = memory[:, -2 * outputs : -outputs], memory[:, -outputs:]
@@ -26,7 +25,7 @@ def _arguments(
     of_tokens = 1 + np.arange(tokens) % adapters
     slots, tiled = tile_tokens(of_tokens, GPU_TILE)
     tiles = Tiles(*(torch.tensor(column, device=device) for column in (slots, tiled, of_tokens)))
-    x = torch.randn(tokens, columns, dtype=torch.bfloat16, device=device)
+    x = normal(device, tokens, columns)
     return x, LowRankWeights(a, b, ranks, rows, Scaling(factors, summands, torch.zeros_like(ranks))), tiles
 
 
@@ -36,7 +35,7 @@ def _shrink(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int
 
     moved = adapters * rank * len(rows) * columns + tokens * (columns + 2 * len(rows) * rank)
     return KernelCase(
-        "lora_shrink", f"{tokens} × {columns} → {len(rows)}, {adapters} of rank {rank}", make, moved * _ITEM
+        "lora_shrink", f"{tokens} × {columns} → {len(rows)}, {adapters} of rank {rank}", make, moved * ITEM
     )
 
 
@@ -50,7 +49,7 @@ def _linear_and_shrink(tokens: int, adapters: int, rank: int, columns: int, rows
 
     moved = (outputs + adapters * rank * len(rows)) * columns + tokens * (columns + outputs + 2 * len(rows) * rank)
     name = f"{tokens} × {columns} → {outputs}, {adapters} of rank {rank}"
-    return KernelCase("linear_and_shrink", name, make, moved * _ITEM, 2 * tokens * outputs * columns)
+    return KernelCase("linear_and_shrink", name, make, moved * ITEM, 2 * tokens * outputs * columns)
 
 
 def _expand(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int, ...]) -> KernelCase:
@@ -60,7 +59,7 @@ def _expand(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int
         return (low, weights, tiles, torch.randn(tokens, sum(rows), dtype=x.dtype, device=device)), {}
 
     moved = adapters * rank * sum(rows) + 2 * tokens * (sum(rows) + len(rows) * rank)
-    return KernelCase("lora_expand", f"{tokens} × {sum(rows)}, {adapters} of rank {rank}", make, moved * _ITEM)
+    return KernelCase("lora_expand", f"{tokens} × {sum(rows)}, {adapters} of rank {rank}", make, moved * ITEM)
 
 
 def _expand_silu_and_mul(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int, ...]) -> KernelCase:
@@ -70,7 +69,7 @@ def _expand_silu_and_mul(tokens: int, adapters: int, rank: int, columns: int, ro
 
     moved = adapters * rank * sum(rows) + tokens * (sum(rows) * 3 // 2 + len(rows) * rank)
     return KernelCase(
-        "lora_expand_silu_and_mul", f"{tokens} × {sum(rows)}, {adapters} of rank {rank}", make, moved * _ITEM
+        "lora_expand_silu_and_mul", f"{tokens} × {sum(rows)}, {adapters} of rank {rank}", make, moved * ITEM
     )
 
 
@@ -83,7 +82,7 @@ def _rms_norm(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[i
         return (low, weights, tiles, x, weight, 1e-5, torch.empty_like(x), y), {}
 
     moved = adapters * rank * width + tokens * (4 * width + rank)
-    return KernelCase("lora_rms_norm", f"{tokens} × {width}, {adapters} of rank {rank}", make, moved * _ITEM)
+    return KernelCase("lora_rms_norm", f"{tokens} × {width}, {adapters} of rank {rank}", make, moved * ITEM)
 
 
 def _qk_norm_rope_and_cache(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int, ...]) -> KernelCase:
@@ -100,7 +99,7 @@ def _qk_norm_rope_and_cache(tokens: int, adapters: int, rank: int, columns: int,
 
     moved = adapters * rank * sum(rows) + tokens * (2 * sum(rows) + 3 * rank)
     name = f"{tokens} × ({heads} + 2·{kv_heads}) × {d}, {adapters} of rank {rank}"
-    return KernelCase("qk_norm_rope_and_cache", name, make, moved * _ITEM)
+    return KernelCase("qk_norm_rope_and_cache", name, make, moved * ITEM)
 
 
 _SHAPES = tuple(

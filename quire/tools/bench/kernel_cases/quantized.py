@@ -9,9 +9,8 @@ import torch
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.quantized_rows import quantize_rows as reference_codes
 from quire.compute.kernels.reference.scaled_linear import ScaledWeight
-from quire.tools.bench.kernel_cases import Arguments, KernelCase
+from quire.tools.bench.kernel_cases import ITEM, Arguments, KernelCase, scaled_normal
 
-_ITEM = 2
 _GROUP = 128
 _WEIGHTS = ((6_144, 4_096), (4_096, 4_096), (4_096, 14_336))
 _GATED = (28_672, 4_096)
@@ -19,23 +18,23 @@ _GATED = (28_672, 4_096)
 
 def _quantize(rows: int, columns: int) -> KernelCase:
     def make(device: torch.device) -> Arguments:
-        return (_normal(device, rows, columns), torch.float8_e4m3fn, columns), {}
+        return (scaled_normal(device, rows, columns), torch.float8_e4m3fn, columns), {}
 
-    return KernelCase("quantize_rows", f"{rows} × {columns}", make, rows * columns * (_ITEM + 1), 0)
+    return KernelCase("quantize_rows", f"{rows} × {columns}", make, rows * columns * (ITEM + 1), 0)
 
 
 def _norm(rows: int, width: int) -> KernelCase:
     def make(device: torch.device) -> Arguments:
-        x, delta = _normal(device, rows, width), _normal(device, rows, width)
+        x, delta = scaled_normal(device, rows, width), scaled_normal(device, rows, width)
         return (x, x.new_ones(width), 1e-5, torch.float8_e4m3fn, delta), {}
 
-    moved = rows * width * (3 * _ITEM + 1)  # x and delta in, x and codes out
+    moved = rows * width * (3 * ITEM + 1)  # x and delta in, x and codes out
     return KernelCase("rms_norm_quantized", f"{rows} × {width} after +=", make, moved)
 
 
 def _scaled(rows: int, outputs: int, columns: int, gate: bool, dtype: torch.dtype) -> KernelCase:
     def make(device: torch.device) -> Arguments:
-        codes, scales = reference_codes(_normal(device, outputs, columns), dtype, columns)
+        codes, scales = reference_codes(scaled_normal(device, outputs, columns), dtype, columns)
         weight = ScaledWeight(codes, scales, (1, columns))
         return _arguments(device, rows, outputs, columns, weight, gate), {}
 
@@ -49,7 +48,7 @@ def _grouped(rows: int, outputs: int, columns: int, gate: bool) -> KernelCase:
         weight = kernel("pack_grouped", device.type)(codes, scales, None, 4, _GROUP, None, gate)
         return _arguments(device, rows, outputs, columns, weight, gate), {}
 
-    return _case("grouped_linear", "4 bits", rows, outputs, columns, gate, make, 0.5 + _ITEM / _GROUP)
+    return _case("grouped_linear", "4 bits", rows, outputs, columns, gate, make, 0.5 + ITEM / _GROUP)
 
 
 def _codebook(rows: int, outputs: int, columns: int, gate: bool, values: str, group: int) -> KernelCase:
@@ -71,7 +70,7 @@ def _case(
 ) -> KernelCase:
     """`each`: bytes of a weight."""
     made = outputs // 2 if gate else outputs
-    moved = int(outputs * columns * each) + rows * (made + columns) * _ITEM
+    moved = int(outputs * columns * each) + rows * (made + columns) * ITEM
     name = f"{kind}, {rows} rows, {outputs} × {columns}"
     return KernelCase(f"{op}_silu_and_mul" if gate else op, name, make, moved, 2 * rows * outputs * columns)  # type: ignore[arg-type]
 
@@ -79,12 +78,8 @@ def _case(
 def _arguments(
     device: torch.device, rows: int, outputs: int, columns: int, weight: object, gate: bool
 ) -> tuple[object, ...]:
-    x = _normal(device, rows, columns)
+    x = scaled_normal(device, rows, columns)
     return (x, weight, None, x.new_empty(rows, outputs // 2)) if gate else (x, weight, None)
-
-
-def _normal(device: torch.device, rows: int, columns: int) -> torch.Tensor:
-    return torch.randn(rows, columns, dtype=torch.bfloat16, device=device).div_(columns**0.25)
 
 
 def _cases(rows: Sequence[int], weights: Sequence[tuple[int, int]], gated: tuple[int, int]) -> tuple[KernelCase, ...]:

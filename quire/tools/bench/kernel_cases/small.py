@@ -9,9 +9,8 @@ from collections.abc import Sequence
 import torch
 
 from quire.compute.kernels.reference.sample import SamplingColumns
-from quire.tools.bench.kernel_cases import Arguments, KernelCase
+from quire.tools.bench.kernel_cases import INT, ITEM, Arguments, KernelCase, normal
 
-_ITEM, _INT = 2, 8
 _HIDDEN, _VOCABULARY, _HEAD = 4_096, 32_000, 128
 _PIECE = (16, 8, 128)
 _STORAGES = 64
@@ -34,7 +33,7 @@ def _prepare_inputs(rows: int, tokens_a_row: int) -> KernelCase:
         return (*(column.to(device) for column in columns), slots - 1, *out), {}
 
     moved = 6 * rows * tokens_a_row + 6 * rows  # three columns of tokens in and out; five of rows, and lengths back
-    return KernelCase("prepare_inputs", f"{rows} × {tokens_a_row}", make, moved * _INT)
+    return KernelCase("prepare_inputs", f"{rows} × {tokens_a_row}", make, moved * INT)
 
 
 def _init_slots(owners: int, blocks: int) -> KernelCase:
@@ -50,7 +49,7 @@ def _init_slots(owners: int, blocks: int) -> KernelCase:
         )
         return tuple(column.to(device) for column in given), {}
 
-    return KernelCase("init_slots", f"{owners} × {blocks}", make, owners * (blocks + 19) * _INT)
+    return KernelCase("init_slots", f"{owners} × {blocks}", make, owners * (blocks + 19) * INT)
 
 
 def _position_columns(rows: int, drafts: int) -> KernelCase:
@@ -64,7 +63,7 @@ def _position_columns(rows: int, drafts: int) -> KernelCase:
         where = torch.randperm(rows).repeat_interleave(1 + drafts).to(device)
         return (where, torch.arange(1 + drafts).repeat(rows).to(device), columns(slots), columns(positions)), {}
 
-    return KernelCase("position_columns", f"{rows} × {1 + drafts}", make, rows * (1 + drafts) * 11 * _INT)
+    return KernelCase("position_columns", f"{rows} × {1 + drafts}", make, rows * (1 + drafts) * 11 * INT)
 
 
 def _keep_drafts(rows: int, drafts: int) -> KernelCase:
@@ -80,7 +79,7 @@ def _keep_drafts(rows: int, drafts: int) -> KernelCase:
         columns = (*table, torch.zeros(rows, dtype=torch.int64))
         return (*(column.to(device) for column in given), drafts, *(column.to(device) for column in columns)), {}
 
-    return KernelCase("keep_drafts", f"{rows} × {1 + drafts}", make, rows * (5 * (1 + drafts) + 8) * _INT)
+    return KernelCase("keep_drafts", f"{rows} × {1 + drafts}", make, rows * (5 * (1 + drafts) + 8) * INT)
 
 
 def _look_up_tokens(rows: int, drafts: int) -> KernelCase:
@@ -90,7 +89,7 @@ def _look_up_tokens(rows: int, drafts: int) -> KernelCase:
         given = (ids, where, torch.randint(0, 1_000, (rows + 1, drafts)), torch.zeros_like(ids))
         return tuple(column.to(device) for column in given), {}
 
-    return KernelCase("look_up_tokens", f"{rows} × {1 + drafts}", make, rows * (1 + drafts) * 4 * _INT)
+    return KernelCase("look_up_tokens", f"{rows} × {1 + drafts}", make, rows * (1 + drafts) * 4 * INT)
 
 
 def _follow_slots(rows: int, tokens: int) -> KernelCase:
@@ -105,7 +104,7 @@ def _follow_slots(rows: int, tokens: int) -> KernelCase:
         table = (torch.zeros(rows + 1, dtype=torch.int64, device=device) for _ in range(2))
         return (*(column.to(device) for column in given), tokens, *table), {}
 
-    return KernelCase("follow_slots", f"{rows} × {tokens}", make, rows * (3 * tokens + 5) * _INT)
+    return KernelCase("follow_slots", f"{rows} × {tokens}", make, rows * (3 * tokens + 5) * INT)
 
 
 def _note_drafts(rows: int, drafts: int) -> KernelCase:
@@ -114,7 +113,7 @@ def _note_drafts(rows: int, drafts: int) -> KernelCase:
         out = torch.zeros(rows + 1, drafts, dtype=torch.int64, device=device)
         return (*(column.to(device) for column in given), out), {}
 
-    return KernelCase("note_drafts", f"{rows} × {drafts}", make, rows * 5 * _INT)
+    return KernelCase("note_drafts", f"{rows} × {drafts}", make, rows * 5 * INT)
 
 
 def _copy_inputs(entries: int) -> KernelCase:
@@ -125,7 +124,7 @@ def _copy_inputs(entries: int) -> KernelCase:
         turn = torch.zeros(8, dtype=torch.int64, device=device)
         return (buffers, turn, torch.empty_like(buffers[0])), {}
 
-    return KernelCase("copy_inputs_from_host", f"{entries}", make, 2 * entries * _INT)
+    return KernelCase("copy_inputs_from_host", f"{entries}", make, 2 * entries * INT)
 
 
 def _copy_outputs(entries: int) -> KernelCase:
@@ -134,16 +133,16 @@ def _copy_outputs(entries: int) -> KernelCase:
         turn = torch.ones(8, dtype=torch.int64, device=device)
         return (torch.randint(0, 1_000, (entries,), device=device), buffers, turn), {}
 
-    return KernelCase("copy_outputs_to_host", f"{entries}", make, 2 * entries * _INT)
+    return KernelCase("copy_outputs_to_host", f"{entries}", make, 2 * entries * INT)
 
 
 def _embed(tokens: int, width: int, vocabulary: int) -> KernelCase:
     def make(device: torch.device) -> Arguments:
-        weight = torch.randn(vocabulary, width, dtype=torch.bfloat16, device=device)
+        weight = normal(device, vocabulary, width)
         ids = torch.randint(0, vocabulary, (tokens,), device=device)
         return (ids, weight, None, torch.empty(tokens, width, dtype=weight.dtype, device=device)), {}
 
-    return KernelCase("embed", f"{tokens} × {width}", make, 2 * tokens * width * _ITEM)
+    return KernelCase("embed", f"{tokens} × {width}", make, 2 * tokens * width * ITEM)
 
 
 def _angles(tokens: int, width: int) -> KernelCase:
@@ -153,7 +152,7 @@ def _angles(tokens: int, width: int) -> KernelCase:
         out = (torch.empty(tokens, width // 2, dtype=torch.bfloat16, device=device) for _ in range(2))
         return (positions, frequencies, 1.0, *out), {}
 
-    return KernelCase("angles", f"{tokens} × {width}", make, tokens * (width * _ITEM + _INT))
+    return KernelCase("angles", f"{tokens} × {width}", make, tokens * (width * ITEM + INT))
 
 
 def _move_blocks(blocks: int, storages: int, piece: Sequence[int], *, staged: bool) -> KernelCase:
@@ -161,15 +160,15 @@ def _move_blocks(blocks: int, storages: int, piece: Sequence[int], *, staged: bo
 
     def make(device: torch.device) -> Arguments:
         shape = (storages, 4 * blocks, *piece)
-        cache = torch.randn(shape, dtype=torch.bfloat16, device=device).transpose(0, 1)
+        cache = normal(device, *shape).transpose(0, 1)
         numbers = torch.randperm(4 * blocks, device=device)
         if staged:
             return (cache, numbers[:blocks], torch.empty_like(cache[:blocks].contiguous()), None), {}
         return (cache, numbers[:blocks], cache, numbers[blocks : 2 * blocks]), {}
 
     size = storages * torch.Size(piece).numel()
-    name = f"{blocks} × {size * _ITEM // 1024} KB{' to a buffer' if staged else ''}"
-    return KernelCase("move_blocks", name, make, 2 * blocks * size * _ITEM)
+    name = f"{blocks} × {size * ITEM // 1024} KB{' to a buffer' if staged else ''}"
+    return KernelCase("move_blocks", name, make, 2 * blocks * size * ITEM)
 
 
 CASES = (

@@ -1,7 +1,6 @@
 """One connection to a server: a request out, its answer in, as bytes.
 
-Owns the socket, how long a server may be silent, and how much is held for a client that reads slowly. Knows nothing
-about which server was chosen, or why.
+Owns the socket, how long a server may be silent, and how much is held for a caller that reads slowly.
 """
 
 from __future__ import annotations
@@ -10,13 +9,15 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from quire.serving.router.answer_parser import AnswerHead, AnswerParser, BackendError, BackendTimeout
+from quire.foundation.http_client.answer_parser import AnswerHead, AnswerParser, HttpError, HttpTimeout
 
 HIGH_WATER = 256 * 2**10
-"""Bytes held for a client that reads slowly; then the server has to wait too."""
+"""Bytes held for a caller that reads slowly; then the server has to wait too."""
+OnBody = Callable[[bytes], None]
+"""Called with each part of an answer's body as it arrives, in the event loop."""
 
 
-class BackendConnection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """Has at most one request at a time.
 
     Args:
@@ -27,42 +28,48 @@ class BackendConnection(asyncio.Protocol):
         idle_since: Loop time at which its last answer was read.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_closed: Callable[[BackendConnection], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_closed: Callable[[Connection], None]) -> None:
         self._loop = loop
         self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None
         self._answer: AnswerParser | None = None  # to the request that is on its way
-        self._error: BackendError | None = None
+        self._on_body: OnBody | None = None
+        self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._timeout_s = self._last_byte = 0.0
+        self._timeout_s: float | None = None
+        self._last_byte = 0.0
         self._paused = self._closed = self._has_byte = self._given_up = False
         self.idle_since = 0.0
 
-    def request(self, data: bytes, timeout_s: float) -> None:
+    def request(self, data: bytes, timeout_s: float | None, on_body: OnBody | None = None) -> None:
         """Send a request; `head` and `read` have its answer.
 
         Args:
             data: Head and body.
-            timeout_s: Most seconds until the answer's head is complete, and then without a byte.
+            timeout_s: Maximum seconds until the answer's head is complete, and then without a byte; None: no maximum.
+            on_body: Gets the body in place of `read`; `head` then waits for the whole answer. What it raises ends
+                the request.
         """
         assert self._transport is not None
         assert self._answer is None
         self._answer = AnswerParser()
+        self._on_body = on_body
         self._has_byte = False
         self._timeout_s = timeout_s
         self._last_byte = self._loop.time()
-        self._timer = self._loop.call_later(timeout_s, self._on_timer)
+        if timeout_s is not None:
+            self._timer = self._loop.call_later(timeout_s, self._on_timer)
         self._transport.write(data)
 
     async def head(self) -> AnswerHead:
         """The answer's head.
 
         Raises:
-            BackendError: There will be none.
+            HttpError: There will be none.
         """
         assert self._answer is not None
-        while self._answer.head is None:
+        while self._answer.head is None or (self._on_body is not None and not self._answer.complete):
             await self._more()
         return self._answer.head
 
@@ -70,7 +77,7 @@ class BackendConnection(asyncio.Protocol):
         """The next part of the body; empty at its end.
 
         Raises:
-            BackendError: The rest does not come.
+            HttpError: The rest does not come.
         """
         assert self._answer is not None
         while not self._answer.held:
@@ -115,7 +122,7 @@ class BackendConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def fail(self, error: BackendError) -> None:
+    def fail(self, error: Exception) -> None:
         """Give up what is on its way."""
         self._given_up = True
         if self._error is None:
@@ -134,9 +141,11 @@ class BackendConnection(asyncio.Protocol):
         self._has_byte = True
         try:
             if self._answer is None:
-                raise BackendError("It sent what it was not asked for.")
+                raise HttpError("It sent what it was not asked for.")
             self._answer.feed(data)
-        except BackendError as error:
+            if self._on_body is not None and self._answer.held:
+                self._on_body(self._answer.take())
+        except Exception as error:
             self.fail(error)
             return
         if self._answer.head is not None:  # a head in many small parts gets no more time than one that comes at once
@@ -144,7 +153,8 @@ class BackendConnection(asyncio.Protocol):
         if self._answer.held > HIGH_WATER and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
-        self._wake()
+        if self._on_body is None or self._answer.complete:
+            self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
@@ -152,9 +162,9 @@ class BackendConnection(asyncio.Protocol):
         if self._answer is not None and self._error is None:
             try:
                 if exc is not None and not self._answer.complete:
-                    raise BackendError(f"The connection broke: {exc}.")
+                    raise HttpError(f"The connection broke: {exc}.")
                 self._answer.end()
-            except BackendError as error:
+            except HttpError as error:
                 self._error = error
         self._wake()
         self._on_closed(self)
@@ -163,7 +173,7 @@ class BackendConnection(asyncio.Protocol):
         """Wait until something has happened.
 
         Raises:
-            BackendError: Nothing more will come.
+            HttpError: Nothing more will come.
         """
         if self._error is not None:
             raise self._error
@@ -179,12 +189,13 @@ class BackendConnection(asyncio.Protocol):
 
     def _on_timer(self) -> None:
         """One timer for the whole answer: it only looks how long ago the last byte was."""
+        assert self._timeout_s is not None
         left = self._timeout_s if self._paused else self._last_byte + self._timeout_s - self._loop.time()
         if left > 0:
             self._timer = self._loop.call_later(left, self._on_timer)
             return
         self._timer = None
-        self.fail(BackendTimeout(f"It sent nothing for {self._timeout_s:g} s."))
+        self.fail(HttpTimeout(f"It sent nothing for {self._timeout_s:g} s."))
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

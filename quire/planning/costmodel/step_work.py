@@ -1,8 +1,21 @@
-"""How many of a model's weights a step reads and multiplies with. Plain arithmetic."""
+"""What a step of a model does: weights that it reads and multiplies with, positions that it attends to.
+
+Plain arithmetic, which all predictions of times share.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
 from quire.models.spec import DTYPE_BYTES, ModelSpec
+
+IntArray = npt.NDArray[np.int64]
+Windows = Mapping[int | None, int]
+"""How many layers look back so many tokens; None looks back to the beginning."""
 
 
 class UsedWeights:
@@ -54,3 +67,30 @@ class UsedWeights:
         """
         touched = self._count * (1 - (1 - self._chosen / self._count) ** tokens)
         return self._always + touched * self._each
+
+
+def windows_of(spec: ModelSpec) -> dict[int | None, int]:
+    """Layers by how far back they look."""
+    return dict(Counter(spec.window if local else None for local in spec.local))
+
+
+def seen(context: float, window: int | None) -> float:
+    """Tokens of a context that a layer with such a window sees."""
+    return context if window is None else min(context, window)
+
+
+def attended(counts: IntArray, before: IntArray, windows: Windows) -> tuple[float, float]:
+    """Positions that decoding rows read, and pairs of positions that chunks score, summed over layers.
+
+    Args:
+        counts: [rows] int64, the tokens of each row; a row of one token decodes.
+        before: [rows] int64, the tokens of each row's context before these.
+        windows: Of the model's layers.
+    """
+    decoding = counts == 1
+    contexts, chunks, cached = before[decoding] + 1, counts[~decoding], before[~decoding]
+    mean, reads, scores = cached + chunks / 2, 0.0, 0.0
+    for window, layers in windows.items():
+        reads += layers * float((contexts if window is None else np.minimum(contexts, window)).sum())
+        scores += layers * float((chunks * (mean if window is None else np.minimum(mean, window))).sum())
+    return reads, scores

@@ -1,6 +1,6 @@
 """A server's answer as it comes in: head of bounded size, and a body as long as it was announced. No I/O.
 
-Built on httptools. Whatever is not an answer is a BackendError.
+Built on httptools. Whatever is not an answer is a HttpError.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _BAD_NAME = re.compile(rb"[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\\"]")
 
 
-class BackendError(Exception):
+class HttpError(Exception):
     """A server did not answer as it should."""
 
 
-class BackendTimeout(BackendError):
+class ConnectError(HttpError):
+    """A server cannot be reached."""
+
+
+class HttpTimeout(HttpError):
     """A server sent nothing for too long."""
 
 
@@ -59,27 +63,27 @@ class AnswerParser:
         """Parse the bytes that have come.
 
         Raises:
-            BackendError: The bytes cannot be part of an answer.
+            HttpError: The bytes cannot be part of an answer.
         """
         if self.complete:
-            raise BackendError("It sent more than its answer.")
+            raise HttpError("It sent more than its answer.")
         body = self._body_bytes
         self._parse(data)
         self._framing += len(data) - (self._body_bytes - body)
         if self._framing > MAX_HEAD_BYTES + MAX_FRAMING * self._body_bytes:
-            raise BackendError("Its headers are too large.")
+            raise HttpError("Its headers are too large.")
 
     def end(self) -> None:
         """Record that the server has closed the connection.
 
         Raises:
-            BackendError: The answer is not complete.
+            HttpError: The answer is not complete.
         """
         if self.complete:
             return
         if self.head is None or not self._until_close:
             when = "in the middle of its answer" if self.head else "before it answered"
-            raise BackendError(f"It closed the connection {when}.")
+            raise HttpError(f"It closed the connection {when}.")
         self.complete = True
 
     def take(self) -> bytes:
@@ -94,7 +98,7 @@ class AnswerParser:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self.complete:
-                raise BackendError(f"Its answer is no valid HTTP: {error}.") from error
+                raise HttpError(f"Its answer is no valid HTTP: {error}.") from error
             self.keep_alive = False  # the answer is whole; whatever follows it is nobody's
 
     # What httptools calls.

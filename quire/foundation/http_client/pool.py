@@ -1,0 +1,146 @@
+"""Connections to one server, kept open between requests. Owns their number and age, nothing of what is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+from quire.errors import reason
+from quire.foundation.http_client.address import HttpAddress
+from quire.foundation.http_client.answer_parser import ConnectError, HttpError, HttpTimeout
+from quire.foundation.http_client.connection import Connection, OnBody
+
+CONNECT_S = 5.0
+IDLE_S = 15.0
+"""A connection that was idle for longer is not used again: the server may be about to close it."""
+MAX_IDLE = 256
+
+
+def unchecked_tls() -> ssl.SSLContext:
+    """TLS to a server whose certificate is not checked."""
+    tls = ssl.create_default_context()
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    return tls
+
+
+class ConnectionPool:
+    """Connections to one server.
+
+    Args:
+        address: Where it listens.
+        tls: For https.
+        connect_s: Maximum seconds until a connection is open.
+        max_idle: How many connections are kept for later requests.
+
+    Attributes:
+        address: As given.
+    """
+
+    def __init__(
+        self,
+        address: HttpAddress,
+        tls: ssl.SSLContext | None = None,
+        connect_s: float = CONNECT_S,
+        max_idle: int = MAX_IDLE,
+    ) -> None:
+        self.address = address
+        self._tls = (tls or ssl.create_default_context()) if address.tls else None
+        self._connect_s = connect_s
+        self._max_idle = max_idle
+        self._idle: list[Connection] = []
+        self._open: set[Connection] = set()
+
+    @property
+    def num_open(self) -> int:
+        """Connections, idle ones too."""
+        return len(self._open)
+
+    async def ask(self, data: bytes, timeout_s: float | None, on_body: OnBody | None = None) -> Connection:
+        """Send a request, on an idle connection if there is one. Returns its connection once the answer's head has
+        come; it has to be put back or aborted.
+
+        Args:
+            data: Head and body.
+            timeout_s: As of `Connection.request`.
+            on_body: As of `Connection.request`.
+
+        Raises:
+            HttpError: There is no answer.
+        """
+        connection = self._take_idle()
+        if connection is not None:
+            try:
+                return await _answered(connection, data, timeout_s, on_body)
+            except HttpError as error:
+                if not connection.was_closed_unused or isinstance(error, HttpTimeout):
+                    raise
+                # The server closed it while it was idle, as it may at any time.
+        return await _answered(await self.connect(), data, timeout_s, on_body)
+
+    async def connect(self) -> Connection:
+        """A new connection.
+
+        Raises:
+            ConnectError: The server cannot be reached.
+        """
+        loop, address = asyncio.get_running_loop(), self.address
+        try:
+            async with asyncio.timeout(self._connect_s):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(loop, self._forget), address.host, address.port, ssl=self._tls
+                )
+        except TimeoutError:
+            raise ConnectError(f"It took no connection within {self._connect_s:g} s.") from None
+        except OSError as error:  # ssl.SSLError is one
+            raise ConnectError(f"It cannot be reached: {reason(error)}.") from error
+        self._open.add(connection)
+        return connection
+
+    def put_back(self, connection: Connection) -> None:
+        """Keep a connection whose answer was read; close one of whose answer nobody wants the rest."""
+        if connection.reusable and len(self._idle) < self._max_idle:
+            connection.finish()
+            self._idle.append(connection)
+        else:
+            connection.abort()
+
+    def close_old(self) -> None:
+        """Close what has been idle for long; to be called now and then."""
+        now = asyncio.get_running_loop().time()
+        while self._idle and now - self._idle[0].idle_since >= IDLE_S:
+            self._idle.pop(0).abort()
+
+    def fail_waiting(self, message: str) -> None:
+        """Give up the requests whose answers have not begun: the server does not work."""
+        for connection in list(self._open):
+            if connection.waiting:
+                connection.fail(HttpError(message))
+
+    def close(self) -> None:
+        """Close all, whatever is on its way."""
+        for connection in list(self._open):
+            connection.abort()
+
+    def _take_idle(self) -> Connection | None:
+        now = asyncio.get_running_loop().time()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.reusable and now - connection.idle_since < IDLE_S:
+                return connection
+            connection.abort()
+        return None
+
+    def _forget(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+
+async def _answered(connection: Connection, data: bytes, timeout_s: float | None, on_body: OnBody | None) -> Connection:
+    try:
+        connection.request(data, timeout_s, on_body)
+        await connection.head()
+    except BaseException:  # the caller's cancellation, too
+        connection.abort()
+        raise
+    return connection
