@@ -1,6 +1,6 @@
-"""From a constraint to the grammar that the compiler reads: llguidance's JSON, or Lark in its dialect.
+"""From a constraint to the grammar that the compiler reads, llguidance's JSON or Lark in its dialect; and compiling it.
 
-Called in a helper process only, since constraints are untrusted. Does not compile.
+Constraints are untrusted, so both are done in a helper process first.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
 from quire.engine.structured_output.constraint import Constraint
 from quire.engine.structured_output.ebnf import is_ebnf, lark_from_ebnf
 from quire.engine.structured_output.json_schema import SchemaRefused, json_schema_of, prepare_schema
@@ -18,6 +20,16 @@ from quire.engine.structured_output.structural_tag import grammar_from_structura
 from quire.text.output_parsers.reasoning_grammar import FORM
 
 _SCHEMA_RULE = re.compile(r"^(\w+: %json )(\{.*\})$", re.MULTILINE)
+PARSER_LIMITS = LLParserLimits(
+    max_items_in_row=20_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    precompute_large_lexemes=False,
+    verbose_errors=False,
+)
+"""What a grammar may take, once it is compiled. Large regular expressions are not tried on the whole vocabulary
+beforehand: that takes seconds for large vocabularies, and masks are quick without it. Error messages leave out the
+grammar."""
 
 
 def grammar_of(
@@ -49,6 +61,18 @@ def grammar_of(
     else:
         grammar = _TRANSLATIONS[constraint.kind](constraint)
     return _behind(constraint.behind, grammar) if constraint.behind else grammar
+
+
+def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+    """A matcher at the beginning of a grammar.
+
+    Raises:
+        ValueError: It does not compile.
+    """
+    matcher = LLMatcher(tokenizer, grammar, limits=PARSER_LIMITS, log_level=0)
+    if matcher.is_error():
+        raise ValueError(matcher.get_error())
+    return matcher
 
 
 def _behind(front: str, grammar: str) -> str:
