@@ -19,7 +19,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from quire.engine.structured_output.constraint import Constraint, Verdict
 from quire.engine.structured_output.grammars import compile_grammar, grammar_of
-from quire.engine.structured_output.lark_text import SpecialTokens
+from quire.engine.structured_output.structural_tag import SpecialTokens
 from quire.foundation.processes.helper_process import Channel, run_helper
 
 _ADDRESS_SPACE = 1536 * 2**20

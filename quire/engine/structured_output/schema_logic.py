@@ -191,20 +191,18 @@ class SchemaLogic:
             return not schema
         if depth < 0 or self._spent() or not isinstance(schema, Mapping):
             return None
-        known = {keyword: value for keyword, value in schema.items() if keyword != "$ref"}
         parts: list[Schema] = []
-        if "$ref" in schema:
-            try:
-                opposite = self._opposite(self._references.target(schema), context, depth - 1)
-            except LookupError:
-                return None
-            if opposite is None:
-                return None
-            parts.append(opposite)
-            known = {} if self._ref_is_alone else known
         conjuncts = self._conjuncts(context)
-        for keyword, value in known.items():
-            found = self._opposite_of(keyword, value, conjuncts, depth)
+        alone = "$ref" in schema and self._ref_is_alone
+        for keyword, value in schema.items():
+            if keyword == "$ref":
+                try:
+                    opposite = self._opposite(self._references.target(schema), conjuncts, depth - 1)
+                except LookupError:
+                    return None
+                found = None if opposite is None else [opposite]
+            else:
+                found = [] if alone else self._opposite_of(keyword, value, conjuncts, depth)
             if found is None:
                 return None
             parts += found
