@@ -30,7 +30,7 @@ _WALK_TOKENS = 64
 _BYTES_OF_MASK = 64
 """Of a mask, where nearly all single bytes stand."""
 _LONGEST_MESSAGE = 400
-_MOST_NAMED = 16
+_MAX_NAMED = 16
 """Of what is left out."""
 _KEYS = re.compile(r'Unimplemented keys: \["(.*?)"')
 _OF_SCHEMA = re.compile(r"(?s).*failed to compile JSON schema: (.*?)(?:\n *1 \| .*|$)")
@@ -75,7 +75,7 @@ def _tried(constraint: Constraint, tokenizer: LLTokenizer, special: SpecialToken
         return Verdict(error="it needs too much memory: make it smaller")
     except (ValueError, KeyError, TypeError) as error:
         return Verdict(error=_readable(str(error)))
-    return Verdict(grammar, left_out=[" ".join(each.split())[:_LONGEST_MESSAGE] for each in left_out[:_MOST_NAMED]])
+    return Verdict(grammar, left_out=[" ".join(each.split())[:_LONGEST_MESSAGE] for each in left_out[:_MAX_NAMED]])
 
 
 def _walk(matcher: LLMatcher) -> None:

@@ -17,7 +17,7 @@ MAX_KEPT = 256
 MAX_KEPT_BYTES = 16 * 2**20
 """Of the grammars' texts."""
 MAX_REMEMBERED = 4_096
-MOST_REMEMBERED_BYTES = 1_024
+MAX_REMEMBERED_BYTES = 1_024
 """Of a text whose tokens are remembered."""
 
 
@@ -90,7 +90,7 @@ class _Vocabulary:
         self._remembered = functools.lru_cache(MAX_REMEMBERED)(self._encode)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return (self._remembered if len(text) <= MOST_REMEMBERED_BYTES else self._encode)(text)
+        return (self._remembered if len(text) <= MAX_REMEMBERED_BYTES else self._encode)(text)
 
     def _encode(self, text: str | bytes) -> list[int]:
         text = text if isinstance(text, str) else text.decode()

@@ -50,7 +50,7 @@ _NEUTRAL: tuple[tuple[str, Any], ...] = (
 """Keywords with the value that restricts nothing: generators of schemas write these."""
 _DROPPED = frozenset(("$defs", "definitions", "$id", "id", "$anchor", "$schema", "x-guidance", "x-quire"))
 """What says where a schema stands: references are resolved here."""
-_MOST_SCHEMAS = 50_000
+_MAX_SCHEMAS = 50_000
 """Schemas that one may become."""
 
 
@@ -127,7 +127,7 @@ class _Preparation:
         self._num_schemas += 1
         if self._references.too_deep:
             raise SchemaRefused(f"schemas are nested more than {MAX_DEPTH} deep")
-        if depth > 2 * MAX_DEPTH or self._num_schemas > _MOST_SCHEMAS:
+        if depth > 2 * MAX_DEPTH or self._num_schemas > _MAX_SCHEMAS:
             raise SchemaRefused("the schema is too large once it is written out: make it smaller")
         prepared: dict[str, Any] = {}
         more: list[Any] = []  # what must hold besides

@@ -9,9 +9,9 @@ import importlib
 from collections.abc import Iterator, Sequence
 
 from quire.errors import ConfigError
-from quire.text.output_parsers.events import ContentDelta, OutputEvent, OutputParser, Tool
+from quire.text.output_parsers.events import ContentDelta, OutputEvent, Tool
 from quire.text.output_parsers.formats import ReasoningFormat, ToolFormat, Turn
-from quire.text.output_parsers.scanner import FormatParser, Steps, Tags, TextScanner
+from quire.text.output_parsers.scanner import OutputParser, Steps, Tags, TextScanner
 from quire.text.output_parsers.tool_calls import Answer
 
 TOOL_PARSERS = {
@@ -138,7 +138,7 @@ def create_parser(
         yield from _content_to_the_end(steps, scanner, answer) if either else steps
         yield from answer.finish()
 
-    return FormatParser(read)
+    return OutputParser(read)
 
 
 def special_tokens(tool_parser: str | None, reasoning_parser: str | None) -> frozenset[str]:
