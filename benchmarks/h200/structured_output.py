@@ -178,7 +178,7 @@ def measure_stalls(model: str, streams: int, runs: int, settings: Sequence[str])
         limits = [f"max_num_seqs={streams + others}", "max_model_len=2048"]
         with serve(Path(model), [*limits, *settings], {}, log) as server:
             found = []
-            warm = [schema(-1), None]  # the matchers' process starts
+            warm = [schema(-1), None]  # the mask process starts
             asyncio.run(arrival(server, model, others, warm, size))
             for run in range(runs):
                 new = [schema(1_000 * (run + 1) + number) for number in range(streams)]

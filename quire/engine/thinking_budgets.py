@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
-from quire.engine.structured_output.bitmask_sources import grammar_bitmasks
+from quire.engine.structured_output.masks import grammar_masks
 from quire.engine.token_bitmasks import Drafts, Masks, TokenBitmaskSource
 from quire.errors import QuireError
 from quire.foundation.config import Config
@@ -26,7 +26,7 @@ LEAD = 8
 
 def bitmask_source(config: Config, vocab_size: int) -> ThinkingBudgets | None:
     """All that restricts tokens, for a model under resolved settings; None where work is on token ids only."""
-    grammars = grammar_bitmasks(config, vocab_size)
+    grammars = grammar_masks(config, vocab_size)
     return None if grammars is None else ThinkingBudgets(grammars, vocab_size)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.engine.metrics.reader import Counter
-from quire.engine.structured_output.bitmask_sources import LocalFirstBitmasks
+from quire.engine.structured_output import masks
+from quire.engine.structured_output.mask_process import MaskProcess
+from quire.engine.structured_output.masks import GrammarMasks
 from quire.foundation.messages.to_engine import Add
 from quire.scheduling.speculation.ngram_index import NgramIndex
 
@@ -49,17 +52,29 @@ def plain() -> Iterator[LLM]:
         yield llm
 
 
-@pytest.fixture(scope="module")
-def guessing() -> Iterator[LLM]:
-    with LLM(speculative_config=NGRAM, **LIMITS) as llm:
-        answers(llm, ASKED["greedy"])  # grammars are compiled now; else sequences begin when theirs happens to be
-        yield llm
+@pytest.fixture(scope="module", params=["the engine's process", "beside it"])
+def guessing(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "beside it":
+            patch.setattr(masks, "MAX_OWN_VOCAB", 0)
+            patch.setattr(GrammarMasks, "prepare", prepare_and_wait)
+        with LLM(speculative_config=NGRAM, **LIMITS) as llm:
+            answers(llm, ASKED["greedy"])  # grammars are compiled now; else sequences begin when theirs happens to be
+            yield llm
 
 
-def prepare_beside(self: LocalFirstBitmasks, message: Add) -> bool:
-    """All sequences are followed beside the engine's process. They begin at once: which guesses are made depends on who
-    runs in a step."""
-    self._beside.prepare_now([message])
+prepare = GrammarMasks.prepare
+
+
+def prepare_and_wait(self: GrammarMasks, message: Add) -> bool:
+    """Sequences that are followed beside begin at once: which guesses are made depends on who runs in a step."""
+    ready = prepare(self, message)
+    if not isinstance(self._maker, MaskProcess):
+        return ready
+    while not self._prepared:
+        self._maker.poll()
+        time.sleep(0.0005)
+    self._prepared.clear()
     return True
 
 
@@ -83,15 +98,12 @@ def counters(llm: LLM) -> dict[str, float]:
     return {metric.name: metric.value for metric in llm.get_metrics() if isinstance(metric, Counter)}
 
 
-@pytest.mark.parametrize("process", ["the engine's", "beside it"])
 @pytest.mark.parametrize("asked", ASKED)
 def test_guesses_change_no_output_under_a_grammar(
-    asked: str, process: str, plain: LLM, guessing: LLM, monkeypatch: pytest.MonkeyPatch
+    asked: str, plain: LLM, guessing: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guesses that are right up to the output's end, and then go on; that have a wrong token among them; and that the
     grammar forbids."""
-    if process == "beside it":
-        monkeypatch.setattr(LocalFirstBitmasks, "prepare", prepare_beside)
     expected = answers(plain, ASKED[asked])
     assert {reason for _, _, reason in expected[:3]} == {"stop"}
     rng = random.Random(3)

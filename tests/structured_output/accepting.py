@@ -8,15 +8,15 @@ from pathlib import Path
 from llguidance import LLTokenizer
 
 import quire.builtin
-from quire.engine.structured_output.compiled_grammars import compile_grammar, load_grammar_tokenizer
-from quire.engine.structured_output.limits import parser_limits
+from quire.engine.structured_output.compiled_grammars import GrammarCompiler
+from quire.engine.structured_output.grammars import compile_grammar
 
 QUILL = Path(quire.builtin.__file__).parent / "quill"
 
 
 @cache
 def tokenizer() -> LLTokenizer:
-    return load_grammar_tokenizer(QUILL, QUILL, 4096)[0]
+    return GrammarCompiler(QUILL, QUILL, 4096).tokenizer
 
 
 def accepts(grammar: str, text: str) -> bool:
@@ -26,5 +26,5 @@ def accepts(grammar: str, text: str) -> bool:
 
 def accepts_tokens(grammar: str, tokens: list[int]) -> bool:
     """The same for token ids."""
-    matcher = compile_grammar(tokenizer(), grammar, parser_limits())
+    matcher = compile_grammar(tokenizer(), grammar)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()

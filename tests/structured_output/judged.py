@@ -10,8 +10,7 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 
 from quire.engine.structured_output.constraint import Constraint
-from quire.engine.structured_output.grammars import grammar_of
-from quire.engine.structured_output.limits import parser_limits
+from quire.engine.structured_output.grammars import PARSER_LIMITS, grammar_of
 
 _USUAL = set(b'{}[]",:.-+0123456789abcdxyztruefalsn ')
 
@@ -33,7 +32,7 @@ class Compiled:
         self.left_out: list[str] = []
         constraint = Constraint("json", json.dumps(schema), any_whitespace=False, strict=strict)
         self._matcher = LLMatcher(
-            _bytes(), grammar_of(constraint, {}, self.left_out), limits=parser_limits(), log_level=0
+            _bytes(), grammar_of(constraint, {}, self.left_out), limits=PARSER_LIMITS, log_level=0
         )
         self.error = self._matcher.get_error()
 

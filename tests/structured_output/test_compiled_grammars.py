@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import quire.builtin
-from quire.engine.structured_output.compiled_grammars import compile_grammar, load_grammar_tokenizer
-from quire.engine.structured_output.limits import light_limits
+from quire.engine.structured_output.compiled_grammars import GrammarCompiler
+from quire.engine.structured_output.grammars import compile_grammar
 from quire.text.tokenizer import Tokenizer
 
 QUILL = Path(quire.builtin.__file__).parent / "quill"
@@ -22,8 +22,8 @@ def test_forced_text_becomes_tokens_once_for_all_sequences(monkeypatch: pytest.M
     monkeypatch.setattr(
         Tokenizer, "encode", lambda self, text, **more: (texts.append(text), encode(self, text, **more))[1]
     )
-    tokenizer, _ = load_grammar_tokenizer(QUILL, QUILL, 4096)
-    pristine = compile_grammar(tokenizer, f"start: {TEXT!r}".replace("'", "/").replace("{", r"\{"), light_limits())
+    tokenizer = GrammarCompiler(QUILL, QUILL, 4096).tokenizer
+    pristine = compile_grammar(tokenizer, f"start: {TEXT!r}".replace("'", "/").replace("{", r"\{"))
     texts.clear()
     asked = []
     for _ in range(2):
@@ -44,9 +44,9 @@ def test_masks_are_as_wide_as_logits_whose_vocabulary_is_padded(wider: int) -> N
     """What stands behind the tokenizer's tokens is never allowed."""
     masks = []
     for width in (4096, 4096 + wider):
-        tokenizer, _ = load_grammar_tokenizer(QUILL, QUILL, width)
+        tokenizer = GrammarCompiler(QUILL, QUILL, width).tokenizer
         mask = np.zeros(4 * -(-width // 32), dtype=np.uint8)
-        matcher = compile_grammar(tokenizer, "start: /[a-z ]+/", light_limits()).deep_copy()
+        matcher = compile_grammar(tokenizer, "start: /[a-z ]+/").deep_copy()
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, len(mask))
         masks.append(mask)
     assert masks[0].any()

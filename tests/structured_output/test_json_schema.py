@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from quire.engine.structured_output.json_schema import REFUSED, WHITESPACE, Sche
 
 
 def prepared(schema: Any, **options: Any) -> dict[str, Any]:
-    result = prepare_schema(json.dumps(schema), **options)
+    result = prepare_schema(schema, **options)
     del result["x-guidance"]
     return result
 
@@ -56,7 +55,7 @@ def test_closed_objects_have_no_other_properties() -> None:
 
 
 def test_a_client_cannot_set_the_compilers_options() -> None:
-    sent = json.dumps({"x-guidance": {"lenient": True, "coerce_one_of": True}})
+    sent = {"x-guidance": {"lenient": True, "coerce_one_of": True}}
     assert prepare_schema(sent)["x-guidance"] == {"whitespace_pattern": WHITESPACE}
     assert prepare_schema(sent, whitespace=" ?")["x-guidance"] == {"whitespace_pattern": " ?"}
     assert prepare_schema(sent, any_whitespace=False)["x-guidance"] == {"whitespace_flexible": False}

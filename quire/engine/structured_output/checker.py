@@ -13,8 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from quire.engine.structured_output.constraint import Constraint, constraint_of
-from quire.engine.structured_output.verdict import CHECK_SECONDS, Verdict
+from quire.engine.structured_output.constraint import Constraint, Verdict, constraint_of
 from quire.errors import UnavailableError
 from quire.foundation.processes.helper_process import ChannelClosed, HelperProcess
 from quire.structured_outputs_params import StructuredOutputsParams
@@ -23,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 MAX_HELPERS = 4
 """Constraints that are tried at once. One that explodes holds a helper until its time is over."""
+CHECK_SECONDS = 1.6
+"""After so long a new constraint is given up, and its request is refused."""
 _MODULE = "quire.engine.structured_output.checker_process"
 _REMEMBERED_BYTES = 32 * 2**20
 _START_SECONDS = 20.0

@@ -17,20 +17,20 @@ import time
 import msgspec
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from quire.engine.structured_output.constraint import Constraint
-from quire.engine.structured_output.grammars import grammar_of
-from quire.engine.structured_output.lark_text import SpecialTokens
-from quire.engine.structured_output.limits import CHECK_ADDRESS_SPACE, parser_limits
-from quire.engine.structured_output.verdict import Verdict
+from quire.engine.structured_output.constraint import Constraint, Verdict
+from quire.engine.structured_output.grammars import compile_grammar, grammar_of
+from quire.engine.structured_output.structural_tag import SpecialTokens
 from quire.foundation.processes.helper_process import Channel, run_helper
 
+_ADDRESS_SPACE = 1536 * 2**20
+"""Bytes that this process may map, its stack of 256 MiB included."""
 _WALK_SECONDS = 0.02
 _WALK_TOKENS = 64
 """How far a grammar is followed before it is let pass. Who waits for a new one waits for that as well."""
 _BYTES_OF_MASK = 64
 """Of a mask, where nearly all single bytes stand."""
 _LONGEST_MESSAGE = 400
-_MOST_NAMED = 16
+_MAX_NAMED = 16
 """Of what is left out."""
 _KEYS = re.compile(r'Unimplemented keys: \["(.*?)"')
 _OF_SCHEMA = re.compile(r"(?s).*failed to compile JSON schema: (.*?)(?:\n *1 \| .*|$)")
@@ -40,7 +40,7 @@ _OF_SCHEMA = re.compile(r"(?s).*failed to compile JSON schema: (.*?)(?:\n *1 \| 
 def main(connection: socket.socket) -> None:
     """Judge constraints, one after the other."""
     os.nice(5)  # engines come first
-    resource.setrlimit(resource.RLIMIT_AS, (CHECK_ADDRESS_SPACE, CHECK_ADDRESS_SPACE))
+    resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE, _ADDRESS_SPACE))
     special = msgspec.json.decode(_arguments().special_tokens, type=dict[str, int])
     channel: Channel[Verdict, Constraint] = Channel(connection, Constraint)
     tokenizer = LLTokenizer(TokenizerWrapper(_Bytes(special)))
@@ -64,9 +64,8 @@ def _tried(constraint: Constraint, tokenizer: LLTokenizer, special: SpecialToken
     try:
         left_out: list[str] = []
         grammar = grammar_of(constraint, special, left_out, plain=plain)
-        matcher = LLMatcher(tokenizer, grammar, limits=parser_limits(), log_level=0)
-        if not matcher.is_error():
-            _walk(matcher)
+        matcher = compile_grammar(tokenizer, grammar)
+        _walk(matcher)
         if matcher.is_error():
             return Verdict(error=_readable(matcher.get_error()))
         left_out += [_readable(warning) for warning in matcher.get_grammar_warnings()]
@@ -76,7 +75,7 @@ def _tried(constraint: Constraint, tokenizer: LLTokenizer, special: SpecialToken
         return Verdict(error="it needs too much memory: make it smaller")
     except (ValueError, KeyError, TypeError) as error:
         return Verdict(error=_readable(str(error)))
-    return Verdict(grammar, left_out=[" ".join(each.split())[:_LONGEST_MESSAGE] for each in left_out[:_MOST_NAMED]])
+    return Verdict(grammar, left_out=[" ".join(each.split())[:_LONGEST_MESSAGE] for each in left_out[:_MAX_NAMED]])
 
 
 def _walk(matcher: LLMatcher) -> None:

@@ -7,8 +7,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from quire.engine.structured_output.grammars import compile_grammar
 from quire.text.generation_config import eos_ids
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -16,60 +17,57 @@ MAX_KEPT = 256
 MAX_KEPT_BYTES = 16 * 2**20
 """Of the grammars' texts."""
 MAX_REMEMBERED = 4_096
-MOST_REMEMBERED_BYTES = 1_024
+MAX_REMEMBERED_BYTES = 1_024
 """Of a text whose tokens are remembered."""
 
 
-class GrammarCache:
-    """A matcher at the beginning of each grammar that was used lately, not to be changed. For one thread."""
+class GrammarCompiler:
+    """Compiles for one model's tokens, and remembers a matcher at the beginning of each grammar that was used lately.
 
-    def __init__(self) -> None:
+    Args:
+        model: The model's directory.
+        directory: The tokenizer's.
+        vocab_size: Of the model: bits in a mask.
+
+    Attributes:
+        tokenizer: As the compiler wants it.
+        eos_ids: End-of-sequence tokens, which may come where a grammar may end.
+        guessed_eos_ids: What the compiler takes for such besides.
+    """
+
+    def __init__(self, model: Path, directory: Path, vocab_size: int) -> None:
+        tokenizer = load_tokenizer(directory)
+        ends = [token for token in eos_ids(model, tokenizer.eos_id) if token < vocab_size]
+        vocabulary = TokenizerWrapper(_Vocabulary(tokenizer, ends, vocab_size))
+        self.tokenizer = LLTokenizer(vocabulary, vocab_size, ends or None)
+        self.eos_ids = set(ends)
+        self.guessed_eos_ids = set(self.tokenizer.eos_tokens) - self.eos_ids
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
         self._bytes = 0
 
-    def __contains__(self, grammar: str) -> bool:
-        return grammar in self._kept
-
-    def get(self, grammar: str) -> LLMatcher | None:
-        """The matcher of a grammar, if it is kept."""
+    def known(self, grammar: str) -> LLMatcher | None:
+        """The matcher of a grammar that is kept, not to be changed."""
         matcher = self._kept.get(grammar)
         if matcher is not None:
             self._kept.move_to_end(grammar)
         return matcher
 
+    def compiled(self, grammar: str) -> LLMatcher:
+        """The matcher of a grammar, not to be changed; any thread may ask.
+
+        Raises:
+            ValueError: It does not compile.
+        """
+        return self._kept.get(grammar) or compile_grammar(self.tokenizer, grammar)
+
     def keep(self, grammar: str, matcher: LLMatcher) -> None:
-        """Keep it, and let go of what was not used for the longest time."""
+        """Keep a matcher, and let go of what was not used for the longest time."""
         if grammar not in self._kept:
             self._bytes += len(grammar)
         self._kept[grammar] = matcher
         while len(self._kept) > MAX_KEPT or (self._bytes > MAX_KEPT_BYTES and len(self._kept) > 1):
             oldest, _ = self._kept.popitem(last=False)
             self._bytes -= len(oldest)
-
-
-def compile_grammar(tokenizer: LLTokenizer, grammar: str, limits: LLParserLimits) -> LLMatcher:
-    """The matcher of a grammar.
-
-    Raises:
-        ValueError: It does not compile.
-    """
-    matcher = LLMatcher(tokenizer, grammar, limits=limits, log_level=0)
-    if matcher.is_error():
-        raise ValueError(matcher.get_error())
-    return matcher
-
-
-def load_grammar_tokenizer(model: Path, directory: Path, vocab_size: int) -> tuple[LLTokenizer, list[int]]:
-    """The tokenizer as the compiler wants it, and the end-of-sequence tokens, which may come where a grammar may end.
-
-    Args:
-        model: The model's directory.
-        directory: The tokenizer's.
-        vocab_size: Of the model: bits in a mask.
-    """
-    tokenizer = load_tokenizer(directory)
-    ends = [token for token in eos_ids(model, tokenizer.eos_id) if token < vocab_size]
-    return LLTokenizer(TokenizerWrapper(_Vocabulary(tokenizer, ends, vocab_size)), vocab_size, ends or None), ends
 
 
 class _Vocabulary:
@@ -92,7 +90,7 @@ class _Vocabulary:
         self._remembered = functools.lru_cache(MAX_REMEMBERED)(self._encode)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return (self._remembered if len(text) <= MOST_REMEMBERED_BYTES else self._encode)(text)
+        return (self._remembered if len(text) <= MAX_REMEMBERED_BYTES else self._encode)(text)
 
     def _encode(self, text: str | bytes) -> list[int]:
         text = text if isinstance(text, str) else text.decode()

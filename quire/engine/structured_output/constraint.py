@@ -1,4 +1,4 @@
-"""A request's constraint as it travels to the process that tries it, and as a key of caches."""
+"""A request's constraint as it travels to the process that tries it, and as a key of caches; and the answer."""
 
 from __future__ import annotations
 
@@ -27,6 +27,20 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
     whitespace: str | None = None
     behind: str = ""
     strict: bool = True
+
+
+class Verdict(msgspec.Struct, frozen=True, array_like=True):
+    """What became of a Constraint.
+
+    Attributes:
+        grammar: For the compiler; empty if the constraint is refused.
+        error: Why it is refused, as part of a sentence.
+        left_out: What the grammar does not enforce of a schema that is not strict: keywords, and where they stand.
+    """
+
+    grammar: str = ""
+    error: str = ""
+    left_out: list[str] = []
 
 
 def constraint_of(params: StructuredOutputsParams, behind: str = "") -> Constraint:

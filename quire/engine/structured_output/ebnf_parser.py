@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from quire.engine.structured_output.lark_text import quoted
+from quire.text.output_parsers.lark_rules import quoted
 
 MAX_DEPTH = 100
 """Groups inside each other."""

@@ -1,23 +1,34 @@
-"""From a constraint to the grammar that the compiler reads: llguidance's JSON, or Lark in its dialect.
+"""From a constraint to the grammar that the compiler reads, llguidance's JSON or Lark in its dialect; and compiling it.
 
-Called in a helper process only, since constraints are untrusted. Does not compile.
+Constraints are untrusted, so both are done in a helper process first.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from quire.engine.structured_output.constraint import Constraint
 from quire.engine.structured_output.ebnf import is_ebnf, lark_from_ebnf
-from quire.engine.structured_output.json_schema import SchemaRefused, json_schema_of, prepare_schema
-from quire.engine.structured_output.lark_text import SpecialTokens, pattern, quoted
-from quire.engine.structured_output.structural_tag import grammar_from_structural_tag
+from quire.engine.structured_output.json_schema import SchemaRefused, prepare_schema
+from quire.engine.structured_output.structural_tag import SpecialTokens, grammar_from_structural_tag, pattern
+from quire.text.output_parsers.lark_rules import quoted
 from quire.text.output_parsers.reasoning_grammar import FORM
 
 _SCHEMA_RULE = re.compile(r"^(\w+: %json )(\{.*\})$", re.MULTILINE)
+PARSER_LIMITS = LLParserLimits(
+    max_items_in_row=20_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    precompute_large_lexemes=False,
+    verbose_errors=False,
+)
+"""What a grammar may take, once it is compiled. Large regular expressions are not tried on the whole vocabulary
+beforehand: that takes seconds for large vocabularies, and masks are quick without it. Error messages leave out the
+grammar."""
 
 
 def grammar_of(
@@ -35,20 +46,43 @@ def grammar_of(
         ValueError: It cannot be honoured; the message says what to do.
     """
     left_out = [] if left_out is None else left_out
-    if constraint.kind == "structural_tag":
-        grammar = grammar_from_structural_tag(
-            constraint.text,
-            lambda schema: json_schema_of(constraint, json.dumps(schema), left_out, plain=plain),
-            _lark,
-            special,
+
+    def prepared(schema: Any) -> dict[str, Any]:
+        return prepare_schema(
+            schema,
+            whitespace=constraint.whitespace,
+            any_whitespace=constraint.any_whitespace,
+            closed=constraint.closed,
+            left_out=None if constraint.strict else left_out,
+            plain=plain,
         )
-    elif constraint.kind in ("json", "json_object"):
-        grammar = json.dumps({"grammars": [{"json_schema": json_schema_of(constraint, None, left_out, plain=plain)}]})
-    elif constraint.kind == "grammar":
-        grammar = _SCHEMA_RULE.sub(lambda rule: _prepared_rule(rule, left_out, plain), _lark(constraint.text))
-    else:
-        grammar = _TRANSLATIONS[constraint.kind](constraint)
+
+    text = constraint.text
+    match constraint.kind:
+        case "structural_tag":
+            grammar = grammar_from_structural_tag(text, prepared, _lark, special)
+        case "json" | "json_object":
+            schema = json.loads(text) if constraint.kind == "json" else {"type": "object"}
+            grammar = json.dumps({"grammars": [{"json_schema": prepared(schema)}]})
+        case "regex":
+            grammar = f"start: {pattern(text)}"
+        case "choice":
+            grammar = "start: CHOICE\nCHOICE: " + " | ".join(quoted(each) for each in json.loads(text))
+        case _:
+            grammar = _SCHEMA_RULE.sub(lambda rule: _prepared_rule(rule, left_out, plain), _lark(text))
     return _behind(constraint.behind, grammar) if constraint.behind else grammar
+
+
+def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+    """A matcher at the beginning of a grammar.
+
+    Raises:
+        ValueError: It does not compile.
+    """
+    matcher = LLMatcher(tokenizer, grammar, limits=PARSER_LIMITS, log_level=0)
+    if matcher.is_error():
+        raise ValueError(matcher.get_error())
+    return matcher
 
 
 def _behind(front: str, grammar: str) -> str:
@@ -70,26 +104,12 @@ def _prepared_rule(rule: re.Match[str], left_out: list[str], plain: bool) -> str
     name, strict = str(options.pop("name", "")), options.pop("strict", True)
     own: list[str] = []
     try:
-        prepared = prepare_schema(json.dumps(schema), **options, left_out=None if strict else own, plain=plain)
+        prepared = prepare_schema(schema, **options, left_out=None if strict else own, plain=plain)
     except SchemaRefused as error:
         raise SchemaRefused(f"{name}: {error}" if name else str(error)) from None
     left_out += [f"{each} of {name}" if name else each for each in own]
     return rule[1] + json.dumps(prepared, ensure_ascii=False)
 
 
-def _regex(constraint: Constraint) -> str:
-    return f"start: {pattern(constraint.text)}"
-
-
-def _choice(constraint: Constraint) -> str:
-    return "start: CHOICE\nCHOICE: " + " | ".join(quoted(text) for text in json.loads(constraint.text))
-
-
 def _lark(grammar: str) -> str:
     return lark_from_ebnf(grammar) if is_ebnf(grammar) else grammar
-
-
-_TRANSLATIONS: dict[str, Callable[[Constraint], str]] = {
-    "regex": _regex,
-    "choice": _choice,
-}

@@ -7,10 +7,8 @@ drafts becomes that of 2020-12. All that a schema refers to is found here and st
 
 from __future__ import annotations
 
-import json
 from typing import Any, NamedTuple
 
-from quire.engine.structured_output.constraint import Constraint
 from quire.engine.structured_output.look_ahead import without_look_ahead
 from quire.engine.structured_output.schema_rewrites import REWRITTEN, SchemaRewrites
 from quire.text.output_parsers.schema_references import MAX_DEPTH, SchemaReferences
@@ -50,10 +48,9 @@ _NEUTRAL: tuple[tuple[str, Any], ...] = (
     ("dependentSchemas", {}),
 )
 """Keywords with the value that restricts nothing: generators of schemas write these."""
-_ANY_OBJECT = '{"type": "object"}'
 _DROPPED = frozenset(("$defs", "definitions", "$id", "id", "$anchor", "$schema", "x-guidance", "x-quire"))
 """What says where a schema stands: references are resolved here."""
-_MOST_SCHEMAS = 50_000
+_MAX_SCHEMAS = 50_000
 """Schemas that one may become."""
 
 
@@ -61,34 +58,8 @@ class SchemaRefused(ValueError):
     """The schema cannot be honoured in full; the message names the keyword and where it stands."""
 
 
-def json_schema_of(
-    constraint: Constraint, text: str | None = None, left_out: list[str] | None = None, *, plain: bool = False
-) -> dict[str, Any] | None:
-    """The schema that a constraint asks for, for the compiler; None if it does not ask for JSON.
-
-    Args:
-        text: A schema within the constraint, instead of its own.
-        left_out: See `prepare_schema`, as `plain`.
-
-    Raises:
-        SchemaRefused: See there.
-    """
-    if text is None:
-        if constraint.kind not in ("json", "json_object"):
-            return None
-        text = constraint.text if constraint.kind == "json" else _ANY_OBJECT
-    return prepare_schema(
-        text,
-        whitespace=constraint.whitespace,
-        any_whitespace=constraint.any_whitespace,
-        closed=constraint.closed,
-        left_out=None if constraint.strict else [] if left_out is None else left_out,
-        plain=plain,
-    )
-
-
 def prepare_schema(
-    text: str,
+    schema: Any,
     *,
     whitespace: str | None = None,
     any_whitespace: bool = True,
@@ -99,7 +70,7 @@ def prepare_schema(
     """A schema for the compiler.
 
     Args:
-        text: JSON; an object or a boolean.
+        schema: Parsed JSON; an object or a boolean.
         whitespace: A regular expression for the whitespace between parts; None for WHITESPACE.
         any_whitespace: Whether there may be whitespace between parts at all.
         closed: Objects that do not speak of additional properties have none.
@@ -109,7 +80,6 @@ def prepare_schema(
     Raises:
         SchemaRefused: It cannot be honoured, or is malformed.
     """
-    schema = json.loads(text)
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
@@ -157,7 +127,7 @@ class _Preparation:
         self._num_schemas += 1
         if self._references.too_deep:
             raise SchemaRefused(f"schemas are nested more than {MAX_DEPTH} deep")
-        if depth > 2 * MAX_DEPTH or self._num_schemas > _MOST_SCHEMAS:
+        if depth > 2 * MAX_DEPTH or self._num_schemas > _MAX_SCHEMAS:
             raise SchemaRefused("the schema is too large once it is written out: make it smaller")
         prepared: dict[str, Any] = {}
         more: list[Any] = []  # what must hold besides

@@ -17,11 +17,11 @@ Schema = Any
 KINDS = ("null", "boolean", "integer", "fraction", "string", "array", "object")
 """Types of values; a number is an integer or a fraction."""
 _OF_TYPE = {"number": {"integer", "fraction"}, **{kind: {kind} for kind in KINDS if kind != "fraction"}}
-_MOST_STEPS = 100_000
+_MAX_STEPS = 100_000
 """Of all proofs about one document: they take less than a second."""
 _DEEPEST = 24
 _LARGEST_SIZE = 2**32
-_MOST_VALUES = 256
+_MAX_VALUES = 256
 _LONGEST = 100
 """Values whose opposite is written out, and the characters of each."""
 _OLDER = ("draft-03", "draft-04", "draft-06", "draft-07")
@@ -101,7 +101,7 @@ class SchemaLogic:
 
     def _spent(self) -> bool:
         self._steps += 1
-        return self._steps > _MOST_STEPS
+        return self._steps > _MAX_STEPS
 
     def _conjuncts(self, schemas: Sequence[Schema]) -> list[Schema]:
         """What all must be valid, behind references and `allOf`; [False] for what is never valid."""
@@ -191,20 +191,18 @@ class SchemaLogic:
             return not schema
         if depth < 0 or self._spent() or not isinstance(schema, Mapping):
             return None
-        known = {keyword: value for keyword, value in schema.items() if keyword != "$ref"}
         parts: list[Schema] = []
-        if "$ref" in schema:
-            try:
-                opposite = self._opposite(self._references.target(schema), context, depth - 1)
-            except LookupError:
-                return None
-            if opposite is None:
-                return None
-            parts.append(opposite)
-            known = {} if self._ref_is_alone else known
         conjuncts = self._conjuncts(context)
-        for keyword, value in known.items():
-            found = self._opposite_of(keyword, value, conjuncts, depth)
+        alone = "$ref" in schema and self._ref_is_alone
+        for keyword, value in schema.items():
+            if keyword == "$ref":
+                try:
+                    opposite = self._opposite(self._references.target(schema), conjuncts, depth - 1)
+                except LookupError:
+                    return None
+                found = None if opposite is None else [opposite]
+            else:
+                found = [] if alone else self._opposite_of(keyword, value, conjuncts, depth)
             if found is None:
                 return None
             parts += found
@@ -256,7 +254,7 @@ class SchemaLogic:
         return found
 
     def _other_values(self, values: Any, context: list[Schema]) -> list[Schema] | None:
-        if not isinstance(values, list) or len(values) > _MOST_VALUES:
+        if not isinstance(values, list) or len(values) > _MAX_VALUES:
             return None
         kinds = self._kinds(context)
         excluded = {_key(value) for value in values}

@@ -17,7 +17,7 @@ from quire.text.output_parsers.schema_references import SchemaReferences
 
 _FEW_PARTS = 64
 """Parts of a `oneOf`, each of which is compared with all others; more must have a tag."""
-_MOST_ARRAYS = 512
+_MAX_ARRAYS = 512
 """Arrays of unique items that are listed."""
 _APPLICATORS = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas", "dependencies"))
 _OF_NAMES = frozenset(("const", "enum", "maxLength", "minLength", "pattern", "type"))
@@ -148,7 +148,7 @@ class SchemaRewrites:
 
     def _unique_items(self, value: Any, schema: Mapping[str, Any]) -> _More:
         """All arrays without a repeated item, where they are few."""
-        most, least = schema.get("maxItems", _MOST_ARRAYS), schema.get("minItems", 0)
+        most, least = schema.get("maxItems", _MAX_ARRAYS), schema.get("minItems", 0)
         kinds = self._logic.kinds(schema)
         if most in (0, 1) or "array" not in kinds:
             return []
@@ -158,7 +158,7 @@ class SchemaRewrites:
         if values is None or "prefixItems" in schema:
             return None
         lengths = range(least, min(most, len(values)) + 1)
-        if len(values) > _MOST_ARRAYS or sum(perm(len(values), length) for length in lengths) > _MOST_ARRAYS:
+        if len(values) > _MAX_ARRAYS or sum(perm(len(values), length) for length in lengths) > _MAX_ARRAYS:
             return None
         arrays = [list(array) for length in lengths for array in permutations(values, length)]
         others = schema_of_kinds(kinds - {"array"}, set(KINDS)) or []

@@ -7,11 +7,16 @@ contain the model's special tokens.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from quire.engine.structured_output.lark_text import SpecialTokens, literal, pattern, quoted
+from llguidance import regex_to_lark
 
+from quire.text.output_parsers.lark_rules import quoted
+
+SpecialTokens = Mapping[str, int]
+"""By text: tokens that stand for no text."""
 TEXT = "/(.|\\n)*/"
 MAX_DEPTH = 32
 
@@ -191,3 +196,19 @@ def _text(part: Any, name: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{name} must be a text")
     return value
+
+
+def pattern(regex: str) -> str:
+    """A regular expression, as Lark."""
+    return f"/{regex_to_lark(regex, use_ascii='')}/"
+
+
+def literal(text: str, special: SpecialTokens) -> str:
+    """A text in which special tokens stand for themselves: "<|tool|>{" is the token <|tool|> and a brace."""
+    if not text:
+        return ""
+    if not special:
+        return quoted(text)
+    names = "|".join(re.escape(name) for name in sorted(special, key=len, reverse=True))
+    parts = [part for part in re.split(f"({names})", text) if part]
+    return " ".join(f"<[{special[part]}]>" if part in special else quoted(part) for part in parts)

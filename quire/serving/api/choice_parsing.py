@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from quire.text.deltas import ChoiceDelta
-from quire.text.output_parsers.events import OutputEvent, OutputParser, ToolCallDelta, ToolCallStart
+from quire.text.output_parsers.events import OutputEvent, ToolCallDelta, ToolCallStart
+from quire.text.output_parsers.scanner import OutputParser
 
 
 def new_call_id() -> str:

@@ -28,7 +28,7 @@ _KNOWN_OF_OBJECTS = frozenset(
 _REFUSED_OF_STRINGS = ("$ref", "pattern", "format", "not", "allOf", "oneOf", "if")
 _DOCUMENT = "quire:parameters"
 """What a function's parameters are called where they stand in a larger schema, so that their references lead there."""
-_MOST_CHARACTERS = 4_096
+_MAX_CHARACTERS = 4_096
 """Of a string whose length is limited; more is not enforced by counting."""
 
 
@@ -193,7 +193,7 @@ def _text_of_length(tool: Tool, key: str, schema: Mapping[str, Any]) -> str:
     least, most = schema.get("minLength") or 0, schema.get("maxLength")
     if not least and most is None:
         return ANY_TEXT
-    if not isinstance(least, int) or not isinstance(most, int | None) or max(least, most or 0) > _MOST_CHARACTERS:
+    if not isinstance(least, int) or not isinstance(most, int | None) or max(least, most or 0) > _MAX_CHARACTERS:
         if not tool.strict:
             return ANY_TEXT
         raise _refusal(tool, f"'{key}'", "maxLength" if most else "minLength")

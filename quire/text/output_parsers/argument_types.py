@@ -1,7 +1,8 @@
-"""From the text of an argument to JSON, by the type that the tool's schema gives it.
+"""From the texts of arguments to JSON, by the types that the tool's schema gives them.
 
-Owns the conversion, and which arguments are strings. Knows nothing about tags. A text that does not fit its type
-becomes a string: it is never lost, and whoever gets the call can see what is wrong with it.
+Owns the conversion, which arguments are strings, and that these stream while other values wait for their end. Knows no
+tags but those it is given. A text that does not fit its type becomes a string: it is never lost, and whoever gets the
+call can see what is wrong with it.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from quire.text.output_parsers.events import Tool
+from quire.text.output_parsers.events import OutputEvent, Tool
+from quire.text.output_parsers.scanner import Steps, Tags, TextScanner
 from quire.text.output_parsers.schema_references import SchemaReferences
+from quire.text.output_parsers.tool_calls import Answer
 
 _INTEGER = re.compile(r"-?(?:0|[1-9]\d*)", re.ASCII)
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
@@ -85,6 +88,58 @@ class ArgumentTypes:
     def references(self) -> SchemaReferences:
         """The references of the tool's schema."""
         return SchemaReferences(self._schema)
+
+
+class TypedArguments:
+    """The arguments of one call, which has started, as a JSON object from keys and texts."""
+
+    def __init__(self, scanner: TextScanner, answer: Answer, types: ArgumentTypes) -> None:
+        self._scanner = scanner
+        self._answer = answer
+        self._types = types
+        self._separator = "{"
+
+    def read(self, key: str, ends: Tags, *, string: bool | None = None) -> Steps[str | None]:
+        """Read a value up to one of the tags, which is returned and stays unread; None if the text ends before. One
+        newline at each side belongs to the tags.
+
+        Args:
+            key: The argument's name.
+            ends: Tags that end the value.
+            string: Whether it is a string, where the format says so.
+        """
+        yield from self._answer.arguments(f"{self._separator}{json.dumps(key, ensure_ascii=False)}: ")
+        self._separator = ", "
+        if (yield from self._scanner.peek()) == "\n":
+            self._scanner.take()
+        if string or (string is None and self._types.is_string(key)):
+            return (yield from self._read_string(ends))
+        text, tag = yield from self._scanner.text_until(ends, consume=False)
+        if tag is None:
+            yield from self._answer.arguments(text)
+        else:
+            yield from self._answer.arguments(self._types.json_of(key, text.removesuffix("\n")))
+        return tag
+
+    def close(self) -> Iterator[OutputEvent]:
+        """No more arguments follow."""
+        yield from self._answer.arguments("{}" if self._separator == "{" else "}")
+
+    def _read_string(self, ends: Tags) -> Steps[str | None]:
+        yield from self._answer.arguments('"')
+        newline = False
+
+        def emit(piece: str) -> Iterator[OutputEvent]:
+            nonlocal newline
+            text = "\n" + piece if newline else piece
+            newline = text.endswith("\n")
+            if text := text.removesuffix("\n"):
+                yield from self._answer.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+
+        tag = yield from self._scanner.until(ends, emit, consume=False)
+        if tag is not None:
+            yield from self._answer.arguments('"')
+        return tag
 
 
 def _list(value: Any) -> list[Any]:

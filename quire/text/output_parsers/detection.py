@@ -6,6 +6,7 @@ Owns the signs. A template without any tells nothing, and a flag has to.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 
 @dataclass(frozen=True)
@@ -21,60 +22,51 @@ class Detection:
     reason: str
 
 
-@dataclass(frozen=True)
-class _Sign:
-    """All of these texts stand in the template."""
-
-    parser: str
-    texts: tuple[str, ...]
-
-    def fits(self, template: str) -> bool:
-        return all(text in template for text in self.texts)
-
-
-_TOOL_SIGNS = (
-    _Sign("openai", ("<|channel|>", "<|message|>")),
-    _Sign("gemma4", ("<|tool_call>", "<tool_call|>")),
-    _Sign("functiongemma", ("<start_function_call>",)),
-    _Sign("cohere_command3", ("<|START_ACTION|>", '"tool_name"')),
-    _Sign("internlm", ("<|action_start|>", "<|plugin|>")),
-    _Sign("lfm2", ("<|tool_list_start|>",)),
-    _Sign("olmo3", ("<function_calls>", "<functions>")),
-    _Sign("mistral", ("[TOOL_CALLS]",)),
-    _Sign("deepseek_v32", ("｜DSML｜",)),
-    _Sign("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
-    _Sign("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
-    _Sign("kimi_k2", ("<|tool_calls_section_begin|>",)),
-    _Sign("minimax_m2", ("<minimax:tool_call>",)),
-    _Sign("seed_oss", ("<seed:tool_call>",)),
-    _Sign("longcat", ("<longcat_tool_call>",)),
-    _Sign("glm45", ("<arg_key>", "<arg_value>")),
-    _Sign("qwen3_coder", ("<function=", "<parameter=")),
-    _Sign("granite-20b-fc", ("<|function_call_library|>",)),
-    _Sign("granite", ("<|tool_call|>", "<|start_of_role|>")),
-    _Sign("phi4_mini_json", ("functools",)),
-    _Sign("phi4_mini_json", ("<|tool|>", "<|/tool|>")),
-    _Sign("jamba", ("<tool_calls>",)),
-    _Sign("llama4_pythonic", ("<|header_start|>", "[func_name1(")),
-    _Sign("pythonic", ("[func_name1(",)),
-    _Sign("llama4_json", ("<|header_start|>", '"parameters": ')),
-    _Sign("llama3_json", ("<|start_header_id|>", '"parameters": ')),
-    _Sign("hermes", ("<tool_call>",)),
+_Signs: TypeAlias = tuple[tuple[str, ...], ...]
+"""A parser, and texts that all stand in the templates of its models. The first one that fits counts."""
+_TOOL_SIGNS: _Signs = (
+    ("openai", "<|channel|>", "<|message|>"),
+    ("gemma4", "<|tool_call>", "<tool_call|>"),
+    ("functiongemma", "<start_function_call>"),
+    ("cohere_command3", "<|START_ACTION|>", '"tool_name"'),
+    ("internlm", "<|action_start|>", "<|plugin|>"),
+    ("lfm2", "<|tool_list_start|>"),
+    ("olmo3", "<function_calls>", "<functions>"),
+    ("mistral", "[TOOL_CALLS]"),
+    ("deepseek_v32", "｜DSML｜"),
+    ("deepseek_v3", "<｜tool▁calls▁begin｜>", "```json"),
+    ("deepseek_v31", "<｜tool▁calls▁begin｜>"),
+    ("kimi_k2", "<|tool_calls_section_begin|>"),
+    ("minimax_m2", "<minimax:tool_call>"),
+    ("seed_oss", "<seed:tool_call>"),
+    ("longcat", "<longcat_tool_call>"),
+    ("glm45", "<arg_key>", "<arg_value>"),
+    ("qwen3_coder", "<function=", "<parameter="),
+    ("granite-20b-fc", "<|function_call_library|>"),
+    ("granite", "<|tool_call|>", "<|start_of_role|>"),
+    ("phi4_mini_json", "functools"),
+    ("phi4_mini_json", "<|tool|>", "<|/tool|>"),
+    ("jamba", "<tool_calls>"),
+    ("llama4_pythonic", "<|header_start|>", "[func_name1("),
+    ("pythonic", "[func_name1("),
+    ("llama4_json", "<|header_start|>", '"parameters": '),
+    ("llama3_json", "<|start_header_id|>", '"parameters": '),
+    ("hermes", "<tool_call>"),
 )
-_REASONING_SIGNS = (
-    _Sign("openai_gptoss", ("<|channel|>", "<|message|>")),
-    _Sign("gemma4", ("<|channel>", "<channel|>")),
-    _Sign("cohere_command3", ("<|START_THINKING|>",)),
-    _Sign("mistral", ("[THINK]",)),
-    _Sign("seed_oss", ("<seed:think>",)),
-    _Sign("granite", ("Here is my thought process",)),
-    _Sign("kimi_k2", ("<think>", "<|tool_calls_section_begin|>")),
-    _Sign("minimax_m2", ("<think>", "<minimax:tool_call>")),
-    _Sign("glm45", ("<think>", "<arg_key>")),
-    _Sign("deepseek_v3", ("</think>", "<｜Assistant｜>", "thinking")),
-    _Sign("deepseek_r1", ("</think>", "<｜Assistant｜>")),
-    _Sign("qwen3", ("<think>",)),
-    _Sign("qwen3", ("</think>",)),
+_REASONING_SIGNS: _Signs = (
+    ("openai_gptoss", "<|channel|>", "<|message|>"),
+    ("gemma4", "<|channel>", "<channel|>"),
+    ("cohere_command3", "<|START_THINKING|>"),
+    ("mistral", "[THINK]"),
+    ("seed_oss", "<seed:think>"),
+    ("granite", "Here is my thought process"),
+    ("kimi_k2", "<think>", "<|tool_calls_section_begin|>"),
+    ("minimax_m2", "<think>", "<minimax:tool_call>"),
+    ("glm45", "<think>", "<arg_key>"),
+    ("deepseek_v3", "</think>", "<｜Assistant｜>", "thinking"),
+    ("deepseek_r1", "</think>", "<｜Assistant｜>"),
+    ("qwen3", "<think>"),
+    ("qwen3", "</think>"),
 )
 
 
@@ -88,10 +80,10 @@ def detect_reasoning_parser(template: str | None) -> Detection:
     return _detect(template, _REASONING_SIGNS, "how reasoning is written")
 
 
-def _detect(template: str | None, signs: tuple[_Sign, ...], what: str) -> Detection:
+def _detect(template: str | None, signs: _Signs, what: str) -> Detection:
     if template is None:
         return Detection(None, "there is no chat template")
-    for sign in signs:
-        if sign.fits(template):
-            return Detection(sign.parser, f"the chat template has {' and '.join(map(repr, sign.texts))}")
+    for parser, *texts in signs:
+        if all(text in template for text in texts):
+            return Detection(parser, f"the chat template has {' and '.join(map(repr, texts))}")
     return Detection(None, f"the chat template does not tell {what}")

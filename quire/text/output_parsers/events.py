@@ -1,13 +1,10 @@
-"""What an output parser says about a model's text, and the seam through which it is asked.
-
-Owns the events and the Protocol. Knows nothing about formats, HTTP, engines or tokenizers.
-"""
+"""What an output parser says about a model's text. Knows nothing about formats, HTTP, engines or tokenizers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +66,6 @@ class Tool:
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     strict: bool = False
-
-
-class OutputParser(Protocol):
-    """Takes one choice's text apart while it arrives.
-
-    Events that are merged (`merge_events`) are the same however the text was cut. No text is ever lost, and none makes
-    a parser raise: what is no well-formed call is content.
-    """
-
-    def feed(self, text: str) -> list[OutputEvent]:
-        """The events that more text completes. Only text that may still become a tag is held back."""
-        ...
-
-    def finish(self) -> list[OutputEvent]:
-        """The events that remain when the text has ended or was cut off. No text may follow."""
-        ...
 
 
 def merge_events(events: Iterable[OutputEvent]) -> list[OutputEvent]:

@@ -11,9 +11,10 @@ from typing import TypeAlias
 
 from quire.text.output_parsers.events import Tool
 from quire.text.output_parsers.scanner import Steps, TextScanner
+from quire.text.output_parsers.tool_calls import Answer
 
-ReadAnswer: TypeAlias = Callable[[TextScanner, Sequence[Tool]], Steps[None]]
-"""Reads content and tool calls to the end of the text."""
+ReadAnswer: TypeAlias = Callable[[TextScanner, Answer, Sequence[Tool]], Steps[None]]
+"""Reads content and calls of these tools to the end of the text, and writes them to the Answer."""
 
 TURN_CHARACTERS = 256
 """How much of a prompt's end is looked at: it may have opened the answer's reasoning."""
@@ -100,12 +101,14 @@ class ToolFormat:
         syntaxes: How calls can be enforced; the first that fits the vocabulary counts.
         read_calls_or_form: Reads an answer that a grammar makes either calls by the book or a form, where `read` might
             take the form for a call; None where `read` does not.
+        new_id: Makes an id for a call that has none in the text; None: it has none then.
     """
 
     read: ReadAnswer
     special_tokens: tuple[str, ...]
     syntaxes: tuple[CallSyntax, ...]
     read_calls_or_form: ReadAnswer | None = None
+    new_id: Callable[[], str] | None = None
 
     @property
     def has_messages(self) -> bool:

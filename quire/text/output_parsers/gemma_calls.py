@@ -12,11 +12,10 @@ import json
 import re
 from collections.abc import Sequence
 
-from quire.text.output_parsers.answer_text import AnswerText
 from quire.text.output_parsers.events import Tool
 from quire.text.output_parsers.formats import ToolFormat
 from quire.text.output_parsers.scanner import Steps, Tags, TextScanner
-from quire.text.output_parsers.tool_calls import ToolCalls
+from quire.text.output_parsers.tool_calls import Answer
 
 MAX_DEPTH = 32
 _HEADER = re.compile(r"call:\s*([\w.\-]+)\s*")
@@ -38,10 +37,8 @@ class GemmaCalls:
         self._header_end = Tags("{", "\n", begin, end)
         self._key_end = Tags(":", ",", "{", "}", "[", "]", "\n", begin, end)
 
-    def read(self, scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
+    def read(self, scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
         """Read an answer."""
-        answer = AnswerText()
-        calls = ToolCalls(answer)
         while (yield from scanner.until(self._begin, answer.text)):
             scanner.start_recording(self._begin_text)
             call = yield from self._call(scanner)
@@ -49,13 +46,12 @@ class GemmaCalls:
             if call is None:
                 yield from answer.text(recorded)
                 continue
-            yield from calls.whole(*call)
+            yield from answer.whole(*call)
             scanner.start_recording()
             yield from scanner.skip_space()
             tag = yield from scanner.skip_tag(self._end)
             skipped = scanner.recorded()
             yield from answer.text("" if tag else skipped)
-        yield from answer.finish()
 
     def _call(self, scanner: TextScanner) -> Steps[tuple[str, str] | None]:
         """The name and the arguments, as JSON, of the call that begins here."""

@@ -8,13 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from quire.text.output_parsers.answer_text import AnswerText
-from quire.text.output_parsers.argument_types import ArgumentTypes
+from quire.text.output_parsers.argument_types import ArgumentTypes, TypedArguments
 from quire.text.output_parsers.events import Tool
 from quire.text.output_parsers.formats import CallSyntax, KeyedArguments, ToolFormat
 from quire.text.output_parsers.scanner import Steps, Tags, TextScanner
-from quire.text.output_parsers.tool_calls import ToolCalls
-from quire.text.output_parsers.typed_arguments import TypedArguments
+from quire.text.output_parsers.tool_calls import Answer
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
@@ -27,17 +25,14 @@ _VALUE_END = Tags(VALUE_END, CLOSE)
 _NAME = re.compile(r"\s*([^\s<>{}\[\]\"']+)\s*")
 
 
-def read(scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
+def read(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
     """Content and calls."""
-    answer = AnswerText()
-    calls = ToolCalls(answer)
     called = False  # then a closing tag is expected, and is no content
     while tag := (yield from scanner.until(_EITHER if called else _OPEN, answer.text)):
-        called = tag == OPEN and (yield from _call(scanner, answer, calls, tools))
-    yield from answer.finish()
+        called = tag == OPEN and (yield from _call(scanner, answer, tools))
 
 
-def _call(scanner: TextScanner, answer: AnswerText, calls: ToolCalls, tools: Sequence[Tool]) -> Steps[bool]:
+def _call(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[bool]:
     """Behind the opening tag; False if there is no call, and it became content."""
     scanner.start_recording(OPEN)
     yield from scanner.skip_space()
@@ -46,8 +41,8 @@ def _call(scanner: TextScanner, answer: AnswerText, calls: ToolCalls, tools: Seq
     if name is None or tag is None or tag == OPEN:
         yield from answer.text(recorded)
         return False
-    yield from calls.start(name[1])
-    arguments = TypedArguments(scanner, calls, ArgumentTypes(tools, name[1]))
+    yield from answer.start(name[1])
+    arguments = TypedArguments(scanner, answer, ArgumentTypes(tools, name[1]))
     while tag := (yield from scanner.until(_INSIDE, answer.text, consume=False)):
         if tag != KEY:
             yield from arguments.close()
@@ -56,7 +51,7 @@ def _call(scanner: TextScanner, answer: AnswerText, calls: ToolCalls, tools: Seq
     return True
 
 
-def _argument(scanner: TextScanner, answer: AnswerText, arguments: TypedArguments) -> Steps[None]:
+def _argument(scanner: TextScanner, answer: Answer, arguments: TypedArguments) -> Steps[None]:
     """One key and its value; a key without a value is content."""
     scanner.start_recording()
     yield from scanner.skip_tag(_INSIDE)

@@ -10,11 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from quire.text.output_parsers.answer_text import AnswerText
 from quire.text.output_parsers.events import OutputEvent, ReasoningDelta, Tool
 from quire.text.output_parsers.formats import CallSyntax, ReasoningFormat, ToolFormat, Turn
 from quire.text.output_parsers.scanner import Steps, Tags, TextScanner
-from quire.text.output_parsers.tool_calls import ToolCalls
+from quire.text.output_parsers.tool_calls import Answer
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -32,11 +31,10 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 class HarmonyAnswer:
     """Reads one output."""
 
-    def __init__(self, scanner: TextScanner, *, with_calls: bool) -> None:
+    def __init__(self, scanner: TextScanner, answer: Answer, *, with_calls: bool) -> None:
         self._scanner = scanner
         self._with_calls = with_calls
-        self._answer = AnswerText()
-        self._calls = ToolCalls(self._answer)
+        self._answer = answer
         self._said: set[str] = set()
 
     def read(self) -> Steps[None]:
@@ -46,7 +44,6 @@ class HarmonyAnswer:
             if tag not in (END, CALL, RETURN):
                 yield from self._message(tag)
             tag = None
-        yield from self._answer.finish()
 
     def _message(self, before: str) -> Steps[None]:
         """Behind the first tag of a header, or behind all of it."""
@@ -68,11 +65,11 @@ class HarmonyAnswer:
             yield from self._text("content", self._answer.text)
 
     def _call(self, name: str) -> Steps[None]:
-        yield from self._calls.start(name)
+        yield from self._answer.start(name)
         empty = (yield from self._scanner.skip_space()) in ("", "<")
-        yield from self._scanner.until(_ENDS, self._calls.arguments, consume=False)
+        yield from self._scanner.until(_ENDS, self._answer.arguments, consume=False)
         if empty:
-            yield from self._calls.arguments("{}")
+            yield from self._answer.arguments("{}")
 
     def _text(self, kind: str, emit: Callable[[str], Iterator[OutputEvent]]) -> Steps[None]:
         """A message's text; one newline separates it from an earlier one of its kind."""
@@ -87,14 +84,14 @@ class HarmonyAnswer:
         self._said.add(kind)
 
 
-def read(scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
+def read(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
     """Read reasoning, content and calls."""
-    yield from HarmonyAnswer(scanner, with_calls=True).read()
+    yield from HarmonyAnswer(scanner, answer, with_calls=True).read()
 
 
-def read_without_calls(scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
+def read_without_calls(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
     """Read reasoning and content where no tool parser is chosen: calls are content."""
-    yield from HarmonyAnswer(scanner, with_calls=False).read()
+    yield from HarmonyAnswer(scanner, answer, with_calls=False).read()
 
 
 def _no_prefix(scanner: TextScanner, turn: Turn) -> Steps[None]:

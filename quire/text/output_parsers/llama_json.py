@@ -13,23 +13,23 @@ from collections.abc import Collection, Sequence
 from quire.text.output_parsers.events import Tool
 from quire.text.output_parsers.formats import CallSyntax, ToolFormat
 from quire.text.output_parsers.scanner import Steps, Tags, TextScanner
-from quire.text.output_parsers.tool_calls import JsonCall, ToolCalls, read_unmarked_calls
+from quire.text.output_parsers.tool_calls import Answer, JsonCall, read_unmarked_calls
 
 PYTHON_TAG = "<|python_tag|>"
 _SEPARATORS = Tags(";", ",")
 _PYTHON_TAG = Tags(PYTHON_TAG)
 
 
-def read(scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
+def read(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
     """Content and calls."""
-    yield from read_unmarked_calls(scanner, tools, PYTHON_TAG, _objects)
+    yield from read_unmarked_calls(scanner, answer, tools, PYTHON_TAG, _objects)
 
 
-def _objects(scanner: TextScanner, calls: ToolCalls, names: Collection[str] | None) -> Steps[bool]:
+def _objects(scanner: TextScanner, answer: Answer, names: Collection[str] | None) -> Steps[bool]:
     """Objects after each other."""
     called = False
     while (yield from scanner.skip_space()) == "{":
-        if not (yield from JsonCall(scanner, calls, closing=_PYTHON_TAG, names=names).read()):
+        if not (yield from JsonCall(scanner, answer, closing=_PYTHON_TAG, names=names).read()):
             break
         called = True
         scanner.start_recording()

@@ -9,14 +9,13 @@ from __future__ import annotations
 import random
 import re
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from quire.text.output_parsers.answer_text import AnswerText
 from quire.text.output_parsers.events import Tool
 from quire.text.output_parsers.formats import CallSyntax, ToolFormat
 from quire.text.output_parsers.scanner import Steps, Tags, TextScanner
 from quire.text.output_parsers.tagged_json import read_objects
-from quire.text.output_parsers.tool_calls import ToolCalls
+from quire.text.output_parsers.tool_calls import Answer
 
 CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _CALLS = Tags(CALLS)
@@ -31,22 +30,19 @@ def new_call_id() -> str:
     return "".join(random.choices(string.ascii_letters + string.digits, k=9))
 
 
-def read(scanner: TextScanner, tools: Sequence[Tool], new_id: Callable[[], str] = new_call_id) -> Steps[None]:
-    """Content and calls; `new_id` names those that have no id in the text."""
-    answer = AnswerText()
-    calls = ToolCalls(answer, new_id)
+def read(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
+    """Content and calls."""
     while (yield from scanner.until(_CALLS, answer.text)):
         scanner.start_recording(CALLS)
         first = yield from scanner.skip_space()
         tag = scanner.recorded()
         if first in ("[", "{"):
-            yield from read_objects(scanner, answer, calls, tag, _CALLS)
+            yield from read_objects(scanner, answer, tag, _CALLS)
         else:
-            yield from _named_call(scanner, answer, calls, tag)
-    yield from answer.finish()
+            yield from _named_call(scanner, answer, tag)
 
 
-def _named_call(scanner: TextScanner, answer: AnswerText, calls: ToolCalls, tag_before: str) -> Steps[None]:
+def _named_call(scanner: TextScanner, answer: Answer, tag_before: str) -> Steps[None]:
     """`name{…}`, `name[ARGS]{…}` or `name[CALL_ID]id[ARGS]{…}`."""
     scanner.start_recording(tag_before)
     text, tag = yield from scanner.text_until(_AFTER_NAME, consume=False)
@@ -62,13 +58,14 @@ def _named_call(scanner: TextScanner, answer: AnswerText, calls: ToolCalls, tag_
     if name is None or tag != "{":
         yield from answer.text(recorded)
         return
-    yield from calls.start(name[1], call_id[1] if call_id else None)
-    yield from scanner.json_container(_CALLS, calls.arguments)
+    yield from answer.start(name[1], call_id[1] if call_id else None)
+    yield from scanner.json_container(_CALLS, answer.arguments)
 
 
 FORMAT = ToolFormat(
     read,
     special_tokens=(CALLS, CALL_ID, ARGS),
+    new_id=new_call_id,
     syntaxes=(
         CallSyntax(CALLS, ARGS, "", trigger=CALLS, only_with=ARGS),
         CallSyntax('{"name": "', '", "arguments": ', "}", trigger=CALLS, begin=CALLS + " [", separator=", ", end="]"),

@@ -15,11 +15,10 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from quire.text.output_parsers.answer_text import AnswerText
 from quire.text.output_parsers.events import Tool
 from quire.text.output_parsers.formats import CallSyntax, KeyedArguments, ToolFormat
 from quire.text.output_parsers.scanner import Steps, Tags, TextScanner
-from quire.text.output_parsers.tool_calls import ToolCalls, read_unmarked_calls
+from quire.text.output_parsers.tool_calls import Answer, read_unmarked_calls
 
 _LLAMA_4 = ("<|python_start|>", "<|python_end|>")
 _LFM_2 = ("<|tool_call_start|>", "<|tool_call_end|>")
@@ -33,11 +32,11 @@ def _list_format(start: str, end: str, syntax: CallSyntax) -> ToolFormat:
     """A list, between tags that may be missing."""
     ends = Tags(end)
 
-    def read_list(scanner: TextScanner, calls: ToolCalls, names: Collection[str] | None) -> Steps[bool]:
-        return (yield from _list(scanner, calls, names, ends))
+    def read_list(scanner: TextScanner, answer: Answer, names: Collection[str] | None) -> Steps[bool]:
+        return (yield from _list(scanner, answer, names, ends))
 
-    def read(scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
-        yield from read_unmarked_calls(scanner, tools, start, read_list)
+    def read(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
+        yield from read_unmarked_calls(scanner, answer, tools, start, read_list)
 
     return ToolFormat(read, (start, end), (syntax,))
 
@@ -46,32 +45,29 @@ def _line_format(start: str, end: str, syntax: CallSyntax) -> ToolFormat:
     """A line for each call, between tags."""
     starts, ends = Tags(start), Tags(end)
 
-    def read(scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
-        answer = AnswerText()
-        calls = ToolCalls(answer)
+    def read(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
         while (yield from scanner.until(starts, answer.text)):
             scanner.start_recording(start)
             while (yield from scanner.skip_space()) not in ("", "<") and (call := (yield from _call(scanner, None))):
                 scanner.recorded()
-                yield from calls.whole(*call)
+                yield from answer.whole(*call)
                 scanner.start_recording()
             yield from scanner.skip_tag(ends)
             skipped = scanner.recorded()
             if skipped.strip() not in ("", end):
                 yield from answer.text(skipped)
-        yield from answer.finish()
 
     return ToolFormat(read, (start, end), (syntax,))
 
 
-def _list(scanner: TextScanner, calls: ToolCalls, names: Collection[str] | None, ends: Tags) -> Steps[bool]:
+def _list(scanner: TextScanner, answer: Answer, names: Collection[str] | None, ends: Tags) -> Steps[bool]:
     """A list of calls."""
     called = False
     if (yield from scanner.skip_space()) == "[":
         scanner.take()
         while call := (yield from _call(scanner, names)):
             scanner.recorded()
-            yield from calls.whole(*call)
+            yield from answer.whole(*call)
             called = True
             scanner.start_recording()
             separator = yield from scanner.skip_space()

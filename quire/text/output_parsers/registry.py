@@ -9,9 +9,10 @@ import importlib
 from collections.abc import Iterator, Sequence
 
 from quire.errors import ConfigError
-from quire.text.output_parsers.events import ContentDelta, OutputEvent, OutputParser, Tool
+from quire.text.output_parsers.events import ContentDelta, OutputEvent, Tool
 from quire.text.output_parsers.formats import ReasoningFormat, ToolFormat, Turn
-from quire.text.output_parsers.scanner import FormatParser, Steps, Tags, TextScanner
+from quire.text.output_parsers.scanner import OutputParser, Steps, Tags, TextScanner
+from quire.text.output_parsers.tool_calls import Answer
 
 TOOL_PARSERS = {
     "cohere_command3": "quire.text.output_parsers.tagged_json:COHERE_COMMAND3",
@@ -132,10 +133,12 @@ def create_parser(
     def read(scanner: TextScanner) -> Steps[None]:
         if reasoning:
             yield from reasoning.read(scanner, turn or Turn())
-        answer = read_answer(scanner, tools)
-        yield from _content_to_the_end(answer, scanner) if either else answer
+        answer = Answer(tool.new_id if tool else None)
+        steps = read_answer(scanner, answer, tools)
+        yield from _content_to_the_end(steps, scanner, answer) if either else steps
+        yield from answer.finish()
 
-    return FormatParser(read)
+    return OutputParser(read)
 
 
 def special_tokens(tool_parser: str | None, reasoning_parser: str | None) -> frozenset[str]:
@@ -145,18 +148,18 @@ def special_tokens(tool_parser: str | None, reasoning_parser: str | None) -> fro
     return frozenset((*tools, *reasoning))
 
 
-def read_plain(scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
+def read_plain(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
     """All text is content."""
     yield from scanner.until(_NO_TAGS, lambda piece: (ContentDelta(piece),))
 
 
-def _content_to_the_end(answer: Steps[None], scanner: TextScanner) -> Iterator[OutputEvent | None]:
+def _content_to_the_end(steps: Steps[None], scanner: TextScanner, answer: Answer) -> Iterator[OutputEvent | None]:
     """An answer whose text is all content from the first content on."""
-    for event in answer:
+    for event in steps:
         yield event
         if isinstance(event, ContentDelta):
             break
-    yield from read_plain(scanner, ())
+    yield from read_plain(scanner, answer, ())
 
 
 def _load(table: dict[str, str], name: str, param: str) -> object:

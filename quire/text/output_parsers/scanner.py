@@ -266,15 +266,19 @@ def collect(pieces: list[str]) -> Emit:
     return add
 
 
-class FormatParser:
-    """An `OutputParser` for a format."""
+class OutputParser:
+    """Takes one choice's text apart while it arrives, as a format reads it.
+
+    Events that are merged (`merge_events`) are the same however the text was cut. No text is ever lost, and none makes
+    a parser raise: what is no well-formed call is content.
+    """
 
     def __init__(self, read: Format) -> None:
         self._scanner = TextScanner()
         self._steps = read(self._scanner)
 
     def feed(self, text: str) -> list[OutputEvent]:
-        """The events that more text completes."""
+        """The events that more text completes. Only text that may still become a tag is held back."""
         self._scanner.add(text)
         return self._run()
 

@@ -22,7 +22,7 @@ SINGLE = frozenset((
 ))  # fmt: skip
 _CHAIN = 4_096
 """References that lead to each other."""
-_MOST_MERGED = 8
+_MAX_MERGED = 8
 _INDEX = re.compile(r"[0-9]{1,9}")
 
 
@@ -81,7 +81,7 @@ class SchemaReferences:
         """A schema with what it refers to, by itself or as the only one of its `allOf`; what stands beside that goes
         first. {} for what is no object."""
         merged: dict[str, Any] = {}
-        for _ in range(_MOST_MERGED):
+        for _ in range(_MAX_MERGED):
             if not isinstance(schema, Mapping):
                 break
             parts, inner = schema.get("allOf"), None

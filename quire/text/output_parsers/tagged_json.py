@@ -16,11 +16,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from quire.text.output_parsers.answer_text import AnswerText
 from quire.text.output_parsers.events import Tool
-from quire.text.output_parsers.formats import NUMBER, CallSyntax, ToolFormat
+from quire.text.output_parsers.formats import NUMBER, CallSyntax, ReadAnswer, ToolFormat
 from quire.text.output_parsers.scanner import Steps, Tags, TextScanner
-from quire.text.output_parsers.tool_calls import JsonCall, ToolCalls
+from quire.text.output_parsers.tool_calls import Answer, JsonCall
 
 
 def tagged_json(
@@ -33,38 +32,31 @@ def tagged_json(
         opening, closing: Tags.
         tags_left_out: Whether calls are also read where models leave the tags out.
     """
-    either, opens = Tags(*opening, *closing), Tags(*opening)
+    inside = Tags(*opening, *closing)
 
-    def read(scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
-        answer = AnswerText()
-        calls = ToolCalls(answer)
-        called = False  # then a closing tag is expected, and is no content
-        while tag := (yield from scanner.until(either if called else opens, answer.text)):
-            called = tag in opening and (yield from read_objects(scanner, answer, calls, tag, either))
-        yield from answer.finish()
+    def reader(*line: str) -> ReadAnswer:
+        """Reads what stands behind tags, and with a newline as `line` also what stands at the beginning of one."""
+        expected, opens = Tags(*line, *opening, *closing), Tags(*line, *opening)
 
-    either_or_line, opens_or_line = Tags("\n", *opening, *closing), Tags("\n", *opening)
+        def read(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
+            names = {tool.name for tool in tools if line and not tool.strict}  # nothing enforces what is not announced
+            called = False  # then a closing tag is expected, and is no content
+            tag: str | None = "\n"
+            while tag:
+                while tag == "\n" and names and (yield from _read_untagged(scanner, answer, inside, names)):
+                    called = True
+                tag = yield from scanner.until(expected if called else opens, answer.text)
+                if tag == "\n":
+                    yield from answer.text(tag)
+                elif tag:
+                    called = tag in opening and (yield from read_objects(scanner, answer, tag, inside))
 
-    def read_with_and_without_tags(scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
-        names = {tool.name for tool in tools if not tool.strict}  # nothing enforces what is not announced
-        answer = AnswerText()
-        calls = ToolCalls(answer)
-        tag: str | None = "\n"
-        called = False
-        while tag:
-            while tag == "\n" and names and (yield from _read_untagged(scanner, answer, calls, either, names)):
-                called = True
-            tag = yield from scanner.until(either_or_line if called else opens_or_line, answer.text)
-            if tag == "\n":
-                yield from answer.text(tag)
-            elif tag:
-                called = tag in opening and (yield from read_objects(scanner, answer, calls, tag, either))
-        yield from answer.finish()
+        return read
 
     special = (*opening, *closing)
     if tags_left_out:
-        return ToolFormat(read_with_and_without_tags, special, (syntax,), read_calls_or_form=read)
-    return ToolFormat(read, special, (syntax,))
+        return ToolFormat(reader("\n"), special, (syntax,), read_calls_or_form=reader())
+    return ToolFormat(reader(), special, (syntax,))
 
 
 _FENCES = {"```json": "```", "```tool_call": "```", "```": "```", "<tools>": "</tools>"}
@@ -72,9 +64,7 @@ _FENCES = {"```json": "```", "```tool_call": "```", "```": "```", "<tools>": "</
 _OPENING_FENCES, _CLOSING_FENCES = Tags(*_FENCES), Tags(*_FENCES.values())
 
 
-def _read_untagged(
-    scanner: TextScanner, answer: AnswerText, calls: ToolCalls, tags: Tags, names: Collection[str]
-) -> Steps[bool]:
+def _read_untagged(scanner: TextScanner, answer: Answer, tags: Tags, names: Collection[str]) -> Steps[bool]:
     """What stands at the beginning of a line, if it is calls of tools of these names; else it becomes content.
 
     Returns:
@@ -89,7 +79,7 @@ def _read_untagged(
         yield from answer.text(before)
         return False
     inside = Tags(*tags.tags, _FENCES[fence]) if fence else tags
-    called = yield from read_objects(scanner, answer, calls, before, inside, names)
+    called = yield from read_objects(scanner, answer, before, inside, names)
     if called and fence:
         scanner.start_recording()
         yield from scanner.skip_space()
@@ -101,8 +91,7 @@ def _read_untagged(
 
 def read_objects(
     scanner: TextScanner,
-    answer: AnswerText,
-    calls: ToolCalls,
+    answer: Answer,
     tag: str,
     tags: Tags,
     names: Collection[str] | None = None,
@@ -123,7 +112,7 @@ def read_objects(
         scanner.take()
         first = yield from scanner.skip_space()
     whole = names is not None
-    while first == "{" and (yield from JsonCall(scanner, calls, closing=tags, names=names, whole=whole).read()):
+    while first == "{" and (yield from JsonCall(scanner, answer, closing=tags, names=names, whole=whole).read()):
         called = True
         scanner.start_recording()
         first = yield from scanner.skip_space()

@@ -18,20 +18,17 @@ from quire.text.output_parsers.formats import ReasoningFormat, Turn
 from quire.text.output_parsers.scanner import Steps, Tags, TextScanner
 
 
-def tagged(start: str, end: str, *, always: bool, interrupts: tuple[str, ...] = ()) -> ReasoningFormat:
+def tagged(
+    start: str | tuple[str, ...], end: str | tuple[str, ...], *, always: bool, interrupts: tuple[str, ...] = ()
+) -> ReasoningFormat:
     """Reasoning between `start` and `end`.
 
     Args:
-        start, end: The tags.
+        start, end: The tags, each in any of its spellings.
         always: The model thinks in every answer: an output without the first tag begins with reasoning.
         interrupts: Tags of the answer that end the reasoning as well.
     """
-    return _format((start,), (end,), always=always, interrupts=interrupts)
-
-
-def _format(
-    starts: tuple[str, ...], ends: tuple[str, ...], *, always: bool, interrupts: tuple[str, ...] = ()
-) -> ReasoningFormat:
+    starts, ends = (start,) if isinstance(start, str) else start, (end,) if isinstance(end, str) else end
     opening, closing = Tags(*starts), Tags(*ends, *interrupts)
 
     def opened_in(turn: Turn) -> bool | None:
@@ -98,7 +95,7 @@ _THINK = ("<think>", "</think>")
 DEEPSEEK_R1 = tagged(*_THINK, always=True)
 DEEPSEEK_V3 = tagged(*_THINK, always=False)
 GLM45 = tagged(*_THINK, always=False)
-GRANITE = _format(
+GRANITE = tagged(
     ("Here is my thought process:", "Here's my thought process:"),
     ("Here is my response:", "Here's my response:"),
     always=False,

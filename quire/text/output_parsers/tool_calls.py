@@ -1,7 +1,7 @@
-"""Writing a choice's tool calls as events, and reading those that are written as JSON objects.
+"""Writing an answer's content and tool calls as events, and reading calls that are written as JSON objects.
 
-Owns the numbering of calls and the object `{"name": …, "arguments": …}`, which many formats share. Knows nothing
-about the tags around it.
+Owns which white space is content, the numbering of calls, and the object `{"name": …, "arguments": …}`, which many
+formats share. Knows nothing about the tags around it.
 """
 
 from __future__ import annotations
@@ -10,30 +10,50 @@ import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeAlias
 
-from quire.text.output_parsers.answer_text import AnswerText
-from quire.text.output_parsers.events import OutputEvent, Tool, ToolCallDelta, ToolCallStart
+from quire.text.output_parsers.events import ContentDelta, OutputEvent, Tool, ToolCallDelta, ToolCallStart
 from quire.text.output_parsers.scanner import Steps, Tags, TextScanner, collect
 
 NAME_KEYS = ("name", "tool_name")
 ARGUMENTS_KEYS = ("arguments", "parameters")
 
 
-class ToolCalls:
-    """The calls of one choice, in order."""
+class Answer:
+    """One choice's content and calls, in order.
 
-    def __init__(self, answer: AnswerText, new_id: Callable[[], str] | None = None) -> None:
+    White space at the beginning, and behind a call, waits for what follows it: text, which it belongs to, or a call or
+    the end, where it is dropped.
+    """
+
+    def __init__(self, new_id: Callable[[], str] | None = None) -> None:
         """
         Args:
-            answer: What surrounds them.
             new_id: Makes an id for a call that has none in the text; without it such a call has none.
         """
-        self._answer = answer
         self._new_id = new_id
         self._count = 0
+        self._waiting: list[str] | None = []
+
+    def text(self, piece: str) -> Iterator[OutputEvent]:
+        """More text outside of calls, or none."""
+        if not piece:
+            return
+        if self._waiting is None:
+            yield ContentDelta(piece)
+        else:
+            self._waiting.append(piece)
+            if not piece.isspace():
+                waited, self._waiting = self._waiting, None
+                yield ContentDelta("".join(waited))
+
+    def finish(self) -> Iterator[OutputEvent]:
+        """The text has ended. White space alone is content where there was nothing else."""
+        if self._waiting and not self._count:
+            yield ContentDelta("".join(self._waiting))
+        self._waiting = None
 
     def start(self, name: str, call_id: str | None = None) -> Iterator[OutputEvent]:
         """The next call begins."""
-        self._answer.call()
+        self._waiting = []
         if call_id is None and self._new_id:
             call_id = self._new_id()
         yield ToolCallStart(self._count, name, call_id)
@@ -49,20 +69,20 @@ class ToolCalls:
         yield from self.arguments(arguments)
 
 
-ReadCalls: TypeAlias = Callable[[TextScanner, ToolCalls, Collection[str] | None], Steps[bool]]
+ReadCalls: TypeAlias = Callable[[TextScanner, Answer, Collection[str] | None], Steps[bool]]
 """Reads the calls that begin here, of tools of these names (None: of any), while the scanner records. True if there
 were any; what was recorded then is content, or nothing."""
 
 
-def read_unmarked_calls(scanner: TextScanner, tools: Sequence[Tool], tag: str, read_calls: ReadCalls) -> Steps[None]:
+def read_unmarked_calls(
+    scanner: TextScanner, answer: Answer, tools: Sequence[Tool], tag: str, read_calls: ReadCalls
+) -> Steps[None]:
     """Content, and calls that nothing but their form marks, at the beginning of a line or behind a tag.
 
     Args:
         tag: May stand in front of calls, and is no content then.
         read_calls: Reads them.
     """
-    answer = AnswerText()
-    calls = ToolCalls(answer)
     names = {tool.name for tool in tools} or None
     beginnings, tags = Tags("\n", tag), Tags(tag)
     before: str | None = ""
@@ -70,13 +90,12 @@ def read_unmarked_calls(scanner: TextScanner, tools: Sequence[Tool], tag: str, r
         scanner.start_recording(before)
         yield from scanner.skip_space()
         yield from scanner.skip_tag(tags)
-        called = yield from read_calls(scanner, calls, names)
+        called = yield from read_calls(scanner, answer, names)
         yield from answer.text(scanner.recorded())
         before = yield from scanner.until(beginnings, answer.text)
         if before == "\n" and not called:
             yield from answer.text(before)
             before = ""
-    yield from answer.finish()
 
 
 class JsonCall:
@@ -89,7 +108,7 @@ class JsonCall:
     def __init__(
         self,
         scanner: TextScanner,
-        calls: ToolCalls,
+        answer: Answer,
         *,
         closing: Tags,
         names: Collection[str] | None = None,
@@ -99,7 +118,7 @@ class JsonCall:
         """
         Args:
             scanner: What to read from.
-            calls: Where the call goes.
+            answer: Where the call goes.
             closing: Tags that may follow the object: arguments that lack a bracket end before them.
             names: What may be called; None for whatever the model writes.
             id_key: The member that is the call's id; it counts only in front of the arguments.
@@ -107,7 +126,7 @@ class JsonCall:
                 passed over, and a call without arguments is one too.
         """
         self._scanner = scanner
-        self._calls = calls
+        self._answer = answer
         self._closing = closing
         self._names = names
         self._id_key = id_key
@@ -151,7 +170,7 @@ class JsonCall:
         first = yield from scanner.skip_space()
         if key in ARGUMENTS_KEYS and first == "{" and self._name is not None and not self._started:
             yield from self._start("")
-            return (yield from scanner.json_container(self._closing, self._calls.arguments))
+            return (yield from scanner.json_container(self._closing, self._answer.arguments))
         value = yield from self._value(first)
         if value is None:
             return False
@@ -188,9 +207,9 @@ class JsonCall:
         assert self._name is not None and not self._started
         self._started = True
         self._scanner.recorded()
-        yield from self._calls.start(self._name, self._id)
+        yield from self._answer.start(self._name, self._id)
         if arguments:
-            yield from self._calls.arguments(arguments)
+            yield from self._answer.arguments(arguments)
 
 
 def _decoded(text: str | None) -> str | None:

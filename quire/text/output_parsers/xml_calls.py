@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.text.output_parsers.answer_text import AnswerText
-from quire.text.output_parsers.argument_types import ArgumentTypes
+from quire.text.output_parsers.argument_types import ArgumentTypes, TypedArguments
 from quire.text.output_parsers.events import Tool
 from quire.text.output_parsers.formats import CallSyntax, KeyedArguments, ToolFormat
 from quire.text.output_parsers.scanner import Steps, Tags, TextScanner
-from quire.text.output_parsers.tool_calls import ToolCalls
-from quire.text.output_parsers.typed_arguments import TypedArguments
+from quire.text.output_parsers.tool_calls import Answer
 
 
 @dataclass(frozen=True)
@@ -50,10 +48,8 @@ class XmlCalls:
         self._key_end = Tags(*self._typed, "\n", "<")
         self._value_end = Tags(self._parameter_end, self._parameter, self._function_end, tags.block[1])
 
-    def read(self, scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
+    def read(self, scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
         """Read an answer."""
-        answer = AnswerText()
-        calls = ToolCalls(answer)
         called = False  # then the block's closing tag is expected, and is no content
         while tag := (yield from scanner.until(self._behind if called else self._outside, answer.text)):
             before = ""
@@ -67,12 +63,9 @@ class XmlCalls:
                     continue
             elif tag == self._function:
                 before = tag
-            called = tag != self._block[1] and (yield from self._call(scanner, answer, calls, tools, before))
-        yield from answer.finish()
+            called = tag != self._block[1] and (yield from self._call(scanner, answer, tools, before))
 
-    def _call(
-        self, scanner: TextScanner, answer: AnswerText, calls: ToolCalls, tools: Sequence[Tool], before: str
-    ) -> Steps[bool]:
+    def _call(self, scanner: TextScanner, answer: Answer, tools: Sequence[Tool], before: str) -> Steps[bool]:
         """Behind the tag that begins a function; False if there is none, and it became content with `before`."""
         scanner.start_recording(before)
         name, tag = yield from scanner.text_until(self._name_end)
@@ -81,8 +74,8 @@ class XmlCalls:
         if not name or tag in (None, "\n", "<"):
             yield from answer.text(recorded)
             return False
-        yield from calls.start(name)
-        arguments = TypedArguments(scanner, calls, ArgumentTypes(tools, name))
+        yield from answer.start(name)
+        arguments = TypedArguments(scanner, answer, ArgumentTypes(tools, name))
         while tag := (yield from scanner.until(self._inside, answer.text, consume=False)):
             if tag != self._parameter:
                 break

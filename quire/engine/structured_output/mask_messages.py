@@ -1,10 +1,9 @@
-"""What the engine and its matcher process say to each other."""
+"""What the engine and its mask process say to each other."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Literal
 
 import msgspec
 
@@ -53,33 +52,36 @@ class Fill(msgspec.Struct, frozen=True, array_like=True, tag=True):
     rows: list[Row]
 
 
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """Why a sequence cannot begin or go on.
+
+    Attributes:
+        message: For the client.
+        refused: Whether its grammar is to blame.
+    """
+
+    message: str
+    refused: bool = False
+
+
 class Prepared(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A sequence may begin; or it cannot, for the reason in `error`. `light`: see limits.py."""
+    """A sequence may begin, unless its grammar has failed."""
 
     id: int
-    error: str = ""
-    light: bool = False
-
-
-RowState = Literal["masked", "complete", "failed"]
-"""`complete`: no token may follow."""
+    failure: Failure | None = None
 
 
 class Filled(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The bitmasks of a Fill are in the shared memory.
 
     Attributes:
-        states: By row.
-        errors: By row that failed.
-        refused: Those of them whose grammar is to blame.
-        counts: By row how many of its bitmasks there are: one, and those behind drafts that it allows, up to where it
-            is complete. Empty: one each.
+        counts: By row how many bitmasks it has: one, and those behind drafts that it allows, up to where it is
+            complete. 0: it is complete, and no token may follow.
+        failures: Of rows that have failed.
     """
 
-    states: list[RowState]
-    errors: dict[int, str] = {}
-    counts: list[int] = []
-    refused: list[int] = []
+    counts: list[int]
+    failures: dict[int, Failure] = {}
 
 
 def first_masks(rows: Sequence[Row]) -> list[int]:
@@ -87,5 +89,5 @@ def first_masks(rows: Sequence[Row]) -> list[int]:
     return [0, *accumulate(1 + len(row.drafts) for row in rows)][:-1]
 
 
-ToMatchers = Prepare | Forget | Fill
-FromMatchers = Prepared | Filled
+ToMasks = Prepare | Forget | Fill
+FromMasks = Prepared | Filled

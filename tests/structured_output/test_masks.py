@@ -1,4 +1,4 @@
-"""Constrained sequences in a real engine: its own process for grammars, a fake device, the built-in tokenizer."""
+"""Constrained sequences in a real engine, wherever masks are made: a fake device, the built-in tokenizer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import threading
 import time
 import types
 from collections.abc import Iterator
@@ -14,15 +15,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from llguidance import LLParserLimits
 
 import quire.builtin
-from quire.engine.structured_output import limits
-from quire.engine.structured_output.bitmask_source import GrammarBitmasks
-from quire.engine.structured_output.bitmask_sources import LocalFirstBitmasks
+from quire.engine.structured_output import compiled_grammars
 from quire.engine.structured_output.constraint import constraint_of
 from quire.engine.structured_output.grammars import grammar_of
-from quire.engine.structured_output.local_matchers import LocalMatchers
+from quire.engine.structured_output.mask_process import MaskProcess
+from quire.engine.structured_output.masks import GrammarMasks
 from quire.errors import GenerationError
 from quire.foundation.messages.to_engine import Add
 from quire.runtime.executor.fake import FakeExecutor
@@ -47,18 +46,30 @@ SCHEMA = {
 GIVEN = str(QUILL), str(QUILL), VOCAB, 8
 
 
-@pytest.fixture
-def source() -> Iterator[GrammarBitmasks]:
-    source = GrammarBitmasks(*GIVEN)
+@pytest.fixture(params=[False, True], ids=["the engine's process", "beside it"])
+def source(request: pytest.FixtureRequest) -> Iterator[GrammarMasks]:
+    source = GrammarMasks(*GIVEN, beside=request.param)
     yield source
     source.close()
 
 
 @pytest.fixture
-def local_first() -> Iterator[LocalFirstBitmasks]:
-    source = LocalFirstBitmasks(GrammarBitmasks(*GIVEN), LocalMatchers(*GIVEN))
+def own() -> GrammarMasks:
+    return GrammarMasks(*GIVEN, beside=False)
+
+
+@pytest.fixture
+def beside() -> Iterator[GrammarMasks]:
+    source = GrammarMasks(*GIVEN, beside=True)
     yield source
     source.close()
+
+
+def kill_process(source: GrammarMasks) -> None:
+    maker = source._maker
+    assert isinstance(maker, MaskProcess)
+    assert maker._process is not None
+    os.kill(maker._process.pid, signal.SIGKILL)
 
 
 def constrained(number: int, prompt: list[int], max_tokens: int, *, behind: str = "", **asked: Any) -> Add:
@@ -71,9 +82,9 @@ def constrained(number: int, prompt: list[int], max_tokens: int, *, behind: str 
     return msgspec.structs.replace(message, grammar=grammar)
 
 
-def engine_of(source: GrammarBitmasks | LocalFirstBitmasks, blocks: int = 256, max_in_flight: int = 2) -> Engine:
+def engine_of(source: GrammarMasks, blocks: int = 256, max_in_flight: int = 2) -> Engine:
     executor = FakeExecutor(blocks, 8, vocab_size=VOCAB, max_in_flight=max_in_flight)
-    return Engine(executor, masker=source, block_size=8)  # type: ignore[arg-type]
+    return Engine(executor, masker=source, block_size=8)
 
 
 def text_of(tokens: list[int]) -> str:
@@ -85,7 +96,7 @@ def run(engine: Engine, adds: list[Add]) -> Any:
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2, 3])
-def test_every_kind_is_followed_and_others_get_what_they_get_alone(source: GrammarBitmasks, max_in_flight: int) -> None:
+def test_every_kind_is_followed_and_others_get_what_they_get_alone(source: GrammarMasks, max_in_flight: int) -> None:
     engine = engine_of(source, max_in_flight=max_in_flight)
     outcome = run(
         engine,
@@ -105,7 +116,7 @@ def test_every_kind_is_followed_and_others_get_what_they_get_alone(source: Gramm
     engine.assert_all_free()
 
 
-def test_a_preempted_sequence_goes_on_in_its_grammar(source: GrammarBitmasks) -> None:
+def test_a_preempted_sequence_goes_on_in_its_grammar(source: GrammarMasks) -> None:
     engine = engine_of(source, blocks=12)
     adds = [constrained(number, [number] * 12, 70, regex="[a-z]{60,70}") for number in range(1, 7)]
     outcome = run(engine, adds)
@@ -115,14 +126,14 @@ def test_a_preempted_sequence_goes_on_in_its_grammar(source: GrammarBitmasks) ->
     engine.assert_all_free()
 
 
-def test_forks_follow_the_grammar_each_for_itself(source: GrammarBitmasks) -> None:
+def test_forks_follow_the_grammar_each_for_itself(source: GrammarMasks) -> None:
     engine = engine_of(source)
     outcome = run(engine, [constrained(1, [5, 6, 7], 40, regex="[a-z]{5,9}", forks=(2, 3))])
     for number in (1, 2, 3):
         assert re.fullmatch("[a-z]{5,9}", text_of(outcome.tokens[number]))
 
 
-def test_a_replay_continues_where_its_tokens_end(source: GrammarBitmasks) -> None:
+def test_a_replay_continues_where_its_tokens_end(source: GrammarMasks) -> None:
     begun = TOKENIZER.encode("left or ri", add_special_tokens=False)
     message = constrained(1, [5, 6, *begun], 40, choice=["left or right", "left or up"])
     message = msgspec.structs.replace(message, prompt_len=2)
@@ -130,14 +141,14 @@ def test_a_replay_continues_where_its_tokens_end(source: GrammarBitmasks) -> Non
     assert text_of([*begun, *outcome.tokens[1]]) == "left or right"
 
 
-def test_ignore_eos_goes_on_as_far_as_the_grammar_does(source: GrammarBitmasks) -> None:
+def test_ignore_eos_goes_on_as_far_as_the_grammar_does(source: GrammarMasks) -> None:
     outcome = run(engine_of(source), [constrained(1, [5], 60, regex="[a-z]{1,20}", ignore_eos=True)])
     assert re.fullmatch("[a-z]{20}", text_of(outcome.tokens[1]))
     assert EOS not in outcome.tokens[1]
     assert outcome.ends[1].reason == "stop"
 
 
-def test_min_tokens_holds_the_end_back_but_not_beyond_the_grammar(source: GrammarBitmasks) -> None:
+def test_min_tokens_holds_the_end_back_but_not_beyond_the_grammar(source: GrammarMasks) -> None:
     engine = engine_of(source)
     outcome = run(
         engine,
@@ -171,7 +182,7 @@ SCRIPTS = {
 
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: str(*form))
-def test_a_form_may_begin_behind_reasoning(local_first: LocalFirstBitmasks, form: dict[str, Any], script: str) -> None:
+def test_a_form_may_begin_behind_reasoning(own: GrammarMasks, form: dict[str, Any], script: str) -> None:
     """The tags are text here, since Quill's vocabulary has no tokens for them."""
     prompt, says, reasons = SCRIPTS[script]
     spoken = TOKENIZER.encode(says, add_special_tokens=False)
@@ -180,7 +191,7 @@ def test_a_form_may_begin_behind_reasoning(local_first: LocalFirstBitmasks, form
         return spoken[drawn] if drawn < len(spoken) else 300
 
     executor = FakeExecutor(256, 8, vocab_size=VOCAB, sample=sample)
-    engine = Engine(executor, masker=local_first, block_size=8)  # type: ignore[arg-type]
+    engine = Engine(executor, masker=own, block_size=8)  # type: ignore[arg-type]
     behind = reasoning_in_front("qwen3", Turn(prompt), TOKENIZER.special_tokens)
     text = text_of(run(engine, [constrained(1, [5], 60, behind=behind, **form)]).tokens[1])
     thought, _, answer = text.rpartition("</think>")
@@ -188,12 +199,12 @@ def test_a_form_may_begin_behind_reasoning(local_first: LocalFirstBitmasks, form
     assert thought == says.partition("</think>")[0] * reasons
 
 
-def test_the_length_limit_cuts_an_output_that_is_not_complete(source: GrammarBitmasks) -> None:
+def test_the_length_limit_cuts_an_output_that_is_not_complete(source: GrammarMasks) -> None:
     outcome = run(engine_of(source), [constrained(1, [5], 4, regex="[a-z]{200}")])
     assert (outcome.ends[1].reason, len(outcome.tokens[1])) == ("length", 4)
 
 
-def test_nobody_waits_for_a_request_that_waits_for_its_grammar(source: GrammarBitmasks) -> None:
+def test_nobody_waits_for_a_request_that_waits_for_its_grammar(source: GrammarMasks) -> None:
     engine = engine_of(source)
     engine.client.send(constrained(1, [5], 20, regex="[a-z]{5}"))  # the process starts: that takes a while
     outcome = engine.run([add(2, [7, 8], 30)], steps=60)
@@ -206,7 +217,7 @@ def test_nobody_waits_for_a_request_that_waits_for_its_grammar(source: GrammarBi
     assert re.fullmatch("[a-z]{5}", text_of(outcome.tokens[1]))
 
 
-def test_an_aborted_request_leaves_nothing_behind(source: GrammarBitmasks) -> None:
+def test_an_aborted_request_leaves_nothing_behind(source: GrammarMasks) -> None:
     from quire.foundation.messages.to_engine import Abort
 
     engine = engine_of(source)
@@ -218,7 +229,7 @@ def test_an_aborted_request_leaves_nothing_behind(source: GrammarBitmasks) -> No
     engine.assert_all_free()
 
 
-def test_a_grammar_that_does_not_compile_fails_alone(source: GrammarBitmasks) -> None:
+def test_a_grammar_that_does_not_compile_fails_alone(source: GrammarMasks) -> None:
     message = msgspec.structs.replace(constrained(1, [5], 20, regex="a"), grammar="start: nothing")
     outcome = run(engine_of(source), [message, constrained(2, [6], 20, regex="[a-z]{5}")])
     assert outcome.ends[1].reason == "refused"
@@ -226,14 +237,50 @@ def test_a_grammar_that_does_not_compile_fails_alone(source: GrammarBitmasks) ->
     assert outcome.ends[2].reason == "stop"
 
 
-def test_a_lost_process_fails_what_it_followed_and_starts_again(source: GrammarBitmasks) -> None:
-    engine = engine_of(source)
+def test_whatever_happens_to_the_compiler_ends_its_sequence_alone(
+    own: GrammarMasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_grammar = compiled_grammars.compile_grammar
+
+    def compile_some(tokenizer: Any, grammar: str) -> Any:
+        if "unlucky" in grammar:
+            raise MemoryError
+        return compile_grammar(tokenizer, grammar)
+
+    monkeypatch.setattr(compiled_grammars, "compile_grammar", compile_some)
+    adds = [constrained(1, [5], 20, regex="unlucky"), constrained(2, [6], 20, regex="[a-z]{5}")]
+    outcome = run(engine_of(own), adds)
+    assert (outcome.ends[1].reason, outcome.ends[2].reason) == ("error", "stop")
+    assert "could not be compiled" in outcome.ends[1].message
+
+
+def test_a_grammar_that_is_known_need_not_wait_for_one_that_compiles(
+    own: GrammarMasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = constrained(1, [5, 6], 60, json=SCHEMA)
+    first = run(engine_of(own), [known])
+    may_end, compile_grammar = threading.Event(), compiled_grammars.compile_grammar
+    monkeypatch.setattr(
+        compiled_grammars, "compile_grammar", lambda *given: (may_end.wait(), compile_grammar(*given))[1]
+    )
+    engine = engine_of(own)
+    engine.client.send(constrained(2, [5], 20, regex="[a-z]{5}"))
+    outcome = run(engine, [msgspec.structs.replace(known, id=3)])
+    assert outcome.tokens[3] == first.tokens[1]
+    assert 2 not in outcome.tokens
+    may_end.set()
+    while 2 not in outcome.ends:
+        engine.step()
+    assert re.fullmatch("[a-z]{5}", text_of(outcome.tokens[2]))
+
+
+def test_a_lost_process_fails_what_it_followed_and_starts_again(beside: GrammarMasks) -> None:
+    engine = engine_of(beside)
     engine.client.send(constrained(1, [5], 400, regex="[a-z]{5000}"))
     engine.client.send(add(2, [7], 200))
     while 1 not in engine.outcome.tokens:
         engine.step()
-    assert source._process is not None
-    os.kill(source._process.pid, signal.SIGKILL)
+    kill_process(beside)
     time.sleep(0.05)
     outcome = run(engine, [constrained(3, [6], 20, regex="[a-z]{5}")])
     assert outcome.ends[1].reason == "error"
@@ -243,107 +290,27 @@ def test_a_lost_process_fails_what_it_followed_and_starts_again(source: GrammarB
     assert outcome.tokens[2] == alone([7], 200, vocab_size=VOCAB)
 
 
-def test_what_was_asked_of_a_lost_process_fails_though_another_runs_by_then(source: GrammarBitmasks) -> None:
+def test_what_was_asked_of_a_lost_process_fails_though_another_runs_by_then(beside: GrammarMasks) -> None:
     def prepare(number: int) -> None:
-        source.prepare(constrained(number, [5], 20, regex="[a-z]{5}"))
-        while not (prepared := source.prepared()):
+        beside.prepare(constrained(number, [5], 20, regex="[a-z]{5}"))
+        while not (prepared := beside.prepared()):
             time.sleep(0.01)
         assert prepared == [(number, None)]
 
     prepare(1)
     request: Any = types.SimpleNamespace(id=1, tokens=[5])
-    source.ask([request], {})
-    assert source._process is not None
-    source._process.kill()
-    source.prepare(constrained(2, [5], 20, regex="[a-z]{5}"))
-    (lost,) = source.bits()
+    beside.ask([request], {})
+    kill_process(beside)
+    time.sleep(0.05)
+    beside.prepare(constrained(2, [5], 20, regex="[a-z]{5}"))
+    (lost,) = beside.bits()
     assert isinstance(lost, GenerationError)
-    while not source.prepared():
+    while not beside.prepared():
         time.sleep(0.01)
     request = types.SimpleNamespace(id=2, tokens=[5])
-    source.ask([request], {})
-    assert source.prepared() == []  # takes what comes, and the answer may
-    ((bits,),) = source.bits()
+    beside.ask([request], {})
+    assert beside.prepared() == []  # takes what comes, and the answer may
+    ((bits,),) = beside.bits()
     assert isinstance(bits, memoryview)
     allowed = {t for t in range(VOCAB) if bits[t // 8] >> t % 8 & 1}
     assert allowed == {t for t in range(VOCAB) if re.fullmatch(b"[a-z]{1,5}", TOKENIZER.token_bytes(t))}
-
-
-# --- light grammars, in the engine's process ------------------------------------------------------------------------
-
-
-def test_a_light_grammar_is_followed_here_from_its_first_sequence_on(local_first: LocalFirstBitmasks) -> None:
-    engine = engine_of(local_first)
-    first = run(engine, [constrained(1, [5, 6], 60, json=SCHEMA), add(2, [8, 9], 30)])
-    again = [
-        constrained(3, [5, 6], 60, json=SCHEMA),
-        constrained(4, [7], 60, json=SCHEMA, min_tokens=20),
-        constrained(5, [7], 60, json=SCHEMA, forks=(6,)),
-    ]
-    asked: list[int] = []
-    beside = local_first._beside
-    beside.ask = lambda requests: asked.extend(r.id for r in requests)  # type: ignore[assignment, return-value]
-    outcome = run(engine, again)
-    assert not asked
-    for number in (1, 3, 4, 5, 6):
-        assert set(json.loads(text_of(outcome.tokens[number]))) == {"name", "age"}
-    assert outcome.tokens[3] == first.tokens[1]
-    assert outcome.tokens[2] == alone([8, 9], 30, vocab_size=VOCAB)
-    assert not local_first._local._followed
-    assert not local_first._sent
-    engine.assert_all_free()
-
-
-def test_one_that_meets_a_limit_goes_on_beside(
-    local_first: LocalFirstBitmasks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tight = LLParserLimits(max_lexer_states=60, precompute_large_lexemes=False, verbose_errors=False)
-    monkeypatch.setattr(limits, "light_limits", lambda: tight)
-    engine = engine_of(local_first)
-    here: list[int] = []
-    fill = local_first._local.fill
-    monkeypatch.setattr(local_first._local, "fill", lambda rows: here.extend(row.id for row in rows) or fill(rows))
-    moved: list[int] = []
-    prepare_now = local_first._beside.prepare_now
-
-    def noted(messages: list[Add]) -> None:
-        moved.extend(message.id for message in messages)
-        prepare_now(messages)
-
-    monkeypatch.setattr(local_first._beside, "prepare_now", noted)
-    outcome = run(
-        engine,
-        [
-            constrained(1, [5], 200, regex="([a-z]{3}[0-9]{2}){40}"),
-            constrained(2, [6], 200, regex="([a-y]{3}[0-9]{2}){40}"),
-            constrained(3, [7], 60, choice=["left", "right"]),
-        ],
-    )
-    assert {1, 2} <= set(here)
-    assert set(moved) == {1, 2}
-    assert re.fullmatch("([a-z]{3}[0-9]{2}){40}", text_of(outcome.tokens[1]))
-    assert re.fullmatch("([a-y]{3}[0-9]{2}){40}", text_of(outcome.tokens[2]))
-    assert text_of(outcome.tokens[3]) in ("left", "right")
-    engine.assert_all_free()
-
-
-def test_a_grammar_that_is_not_light_stays_beside(
-    local_first: LocalFirstBitmasks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local_first._local, "compile", lambda prepare: pytest.fail("compiled here"))
-    large = "|".join(f"name{number:05}" for number in range(7_000))
-    outcome = run(engine_of(local_first), [constrained(1, [5], 20, regex=large)])
-    assert re.fullmatch("name[0-9]{5}", text_of(outcome.tokens[1]))
-
-
-def test_the_loss_of_the_process_leaves_sequences_that_are_followed_here(local_first: LocalFirstBitmasks) -> None:
-    engine = engine_of(local_first)
-    engine.client.send(constrained(1, [5], 400, regex="[a-z]{300}"))
-    while 1 not in engine.outcome.tokens:
-        engine.step()
-    process = local_first._beside._process
-    assert process is not None
-    process.kill()
-    while 1 not in engine.outcome.ends:
-        engine.step()
-    assert re.fullmatch("[a-z]{300}", text_of(engine.outcome.tokens[1]))
