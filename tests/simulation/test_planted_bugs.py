@@ -150,5 +150,5 @@ def test_a_second_last_message_is_found(plant: Callable[..., None]) -> None:
 
 
 def test_a_queue_without_its_limit_is_found(plant: Callable[..., None]) -> None:
-    plant(AdmissionLimit, "check", lambda original: lambda limit, tenant, sequences, tokens: None)
+    plant(AdmissionLimit, "check", lambda original: lambda limit, sequences, tokens: None)
     assert "sequences wait, where" in first_violation()
