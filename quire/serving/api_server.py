@@ -11,7 +11,7 @@ import logging
 import socket
 from pathlib import Path
 
-from quire.engine.metrics.work_times import WorkTimes
+from quire.engine.metrics.histogram import WorkTimes
 from quire.foundation.processes import garbage
 from quire.foundation.processes.child_main import run_child
 from quire.foundation.processes.launch import LaunchConfig, SendReport

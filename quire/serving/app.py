@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from fastapi import FastAPI
 
-from quire.engine.metrics.http_counts import HttpCounts
 from quire.engine.metrics.log_line import StatsLogLine
-from quire.engine.metrics.server_stats import ServerStats
+from quire.engine.metrics.server_stats import HttpCounts, ServerStats
 from quire.errors import ConfigError, QuireError
 from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config, environment
@@ -33,6 +32,7 @@ from quire.serving.api.error_responses import ServerErrorMiddleware
 from quire.serving.api.error_shapes import ErrorShapeMiddleware
 from quire.serving.api.http_metrics import HttpMetricsMiddleware
 from quire.serving.api.large_requests.readers import LargeRequestReaders
+from quire.serving.api.peers import Peers
 from quire.serving.api.prompt_renderer import PromptRenderer
 from quire.serving.api.request_ids import RequestIdMiddleware
 from quire.serving.api.request_record import Observer, RequestRecordMiddleware
@@ -54,7 +54,7 @@ from quire.serving.api.routes.page import add_page
 from quire.serving.api.routes.render import add_render
 from quire.serving.api.routes.tokenize import add_tokenize
 from quire.serving.api.serving import Serving
-from quire.serving.api.shared_counts import OwnCounts, ShownCounts
+from quire.serving.api.shared_counts import SharedCounts
 from quire.serving.api.stream_response import DirectSendMiddleware
 from quire.serving.dialects.anthropic.routes import add_messages
 from quire.serving.dialects.batches.file_routes import add_files
@@ -105,7 +105,7 @@ def create_app(
     slow_reader_s: float = SLOW_READER_S,
     traces: RequestTraces | None = None,
     swaps: Swaps | None = None,
-    counts: ShownCounts | None = None,
+    counts: SharedCounts | None = None,
     created: int | None = None,
 ) -> FastAPI:
     """The application.
@@ -134,7 +134,7 @@ def create_app(
     renderer = PromptRenderer(text, readers, server.chat_template_content_format, server.default_chat_template_kwargs)
     chat = ChatService(server, session, text, renderer, choose_parsers(server, text))
     store = open_store(server, environment.responses_store())
-    counts = counts or OwnCounts(session.stats)
+    counts = counts or SharedCounts(session.stats, Peers())
     created = int(time.time()) if created is None else created
     serving = Serving(config, session, text, renderer, chat, created, slow_reader_s, counts, store)
     app = FastAPI(
@@ -193,7 +193,6 @@ async def _lifespan(app: FastAPI, serving: Serving) -> AsyncIterator[None]:
     serving.session.start()
     log = not serving.config.server.disable_log_stats
     logging_stats = asyncio.create_task(_update_rates(serving.session.stats, log=log))
-    keeping_counts = asyncio.create_task(serving.counts.keep())
     try:
         async with contextlib.AsyncExitStack() as stack:
             if serving.store is not None:
@@ -201,7 +200,6 @@ async def _lifespan(app: FastAPI, serving: Serving) -> AsyncIterator[None]:
             yield
     finally:
         logging_stats.cancel()
-        keeping_counts.cancel()
         serving.renderer.close()
         app.state.readers.close()
         await serving.session.close()

@@ -10,7 +10,7 @@ from quire.engine.metrics.stats import Limit
 from quire.errors import OverloadedError
 from quire.foundation.messages.from_engine import Load
 from quire.foundation.messages.to_engine import Add
-from quire.serving.api.admission_limit import OVERFLOW, AdmissionLimit, QueueLimits
+from quire.serving.api.admission_limit import AdmissionLimit, QueueLimits
 from quire.serving.api.engine_queue import EngineQueue
 from tests.engine.harness import add
 
@@ -40,9 +40,9 @@ class Stage:
         self.enter(message)
         return [sequence.id for sequence in message.sequences()]
 
-    def enter(self, message: Add, *, continuing: bool = False) -> None:
+    def enter(self, message: Add) -> None:
         """A request of one prompt."""
-        self.limit.enter(message.sequences(), continuing=continuing)
+        self.limit.enter(message.sequences())
         self.queue.expect(message)
 
     def fill(self, most: int = 10_000, **request: Any) -> int:
@@ -145,53 +145,18 @@ def test_a_refused_request_leaves_nothing_behind() -> None:
     assert (stage.limit.tokens, stage.limit.sequences) == before
 
 
-def test_who_was_let_in_goes_on() -> None:
-    stage = Stage(tokens=100)
-    stage.load(waiting=50, queued_tokens=10**6)
-    message = add(1, [1] * 10, 5)
-    stage.enter(message, continuing=True)
-    with pytest.raises(OverloadedError):
-        stage.enter(message)
-
-
-def test_a_flood_of_one_tenant_leaves_room_for_others() -> None:
+def test_the_tenants_of_a_queue_share_its_limit() -> None:
+    """Who of them is next is for the engine to say."""
     stage = Stage(tokens=10_000)
     stage.load()
     assert stage.fill(tenant="flood") == 20
-    assert stage.fill(tenant="light") == 10, "half of the queue is its own"
-    assert stage.fill(tenant="third") == 6
-    assert stage.limit.tokens <= OVERFLOW * 10_000
-    stage.load()  # all has begun, but nobody has got a token
-    assert stage.fill(tenant="flood") == 20
+    assert stage.fill(tenant="light") == 0
 
 
-def test_tenants_that_are_made_up_do_not_make_the_queue_endless() -> None:
+def test_what_other_processes_have_sent_is_in_the_queue_as_well() -> None:
     stage = Stage(tokens=10_000)
-    stage.load()
-    let_in = sum(stage.fill(tenant=str(number)) for number in range(1_000))
-    assert let_in * 500 <= OVERFLOW * 10_000
-
-
-def test_one_of_several_processes_does_not_let_its_flood_overflow() -> None:
-    stage = Stage(tokens=10_000)
-    sent = stage.send(tenant="flood")
-    stage.load(waiting=20, queued_tokens=10_000)  # the others' as well
-    assert stage.fill(tenant="flood") == 0
-    stage.limit.leave_queue(sent)
-    assert stage.fill(tenant="light") == 1
-
-
-def test_all_accounts_are_empty_when_all_is_over() -> None:
-    stage = Stage(tokens=20_000)
-    stage.load()
-    sent = [sequence for number in range(9) for sequence in stage.send(forks=number % 3, tenant=str(number % 2))]
-    stage.limit.leave_queue([*sent, 10**6])
-    stage.limit.leave_queue(sent)
-    stage.load()
-    assert (stage.limit.sequences, stage.limit.tokens) == (0, 0)
-    assert not stage.limit._own_tokens
-    assert not stage.limit._own_sequences
-    assert not stage.queue._unseen
+    stage.load(waiting=18, queued_tokens=9_000)
+    assert stage.fill() == 2
 
 
 def test_what_is_held_back_counts_until_it_is_sent_or_not_wanted() -> None:
@@ -208,7 +173,7 @@ def test_what_is_held_back_counts_until_it_is_sent_or_not_wanted() -> None:
     stage.queue.restart()
     stage.load()
     assert stage.limit.sequences == 3
-    stage.limit.leave_queue([2])
+    stage.queue.release([2])
     assert stage.limit.sequences == 2
     stage.queue.expect(add(1, [1] * 400, 100, forks=[3]))
     assert (stage.limit.sequences, stage.limit.tokens) == (2, 601)
@@ -224,11 +189,10 @@ def test_the_last_id_of_an_add_is_its_last_forks() -> None:
 def test_a_full_queue_is_known_before_a_request_is() -> None:
     stage = Stage(tokens=16_000)
     stage.load(waiting=1, queued_tokens=100)
-    stage.limit.refuse_if_full("")
+    stage.limit.refuse_if_full()
     stage.fill()
     with pytest.raises(OverloadedError):
-        stage.limit.refuse_if_full("")
-    stage.limit.refuse_if_full("another tenant's")
+        stage.limit.refuse_if_full()
 
 
 def test_a_queue_with_room_for_a_usual_request_is_not_full() -> None:
@@ -238,10 +202,10 @@ def test_a_queue_with_room_for_a_usual_request_is_not_full() -> None:
     usual = stage.limit._usual_tokens
     assert 400 < usual < 500
     stage.load(waiting=60, queued_tokens=int(160_000 - 1.1 * usual))
-    stage.limit.refuse_if_full("")
+    stage.limit.refuse_if_full()
     stage.load(waiting=60, queued_tokens=int(160_000 - 0.9 * usual))
     with pytest.raises(OverloadedError):
-        stage.limit.refuse_if_full("")
+        stage.limit.refuse_if_full()
 
 
 def test_large_requests_do_not_make_a_half_empty_queue_full() -> None:
@@ -249,10 +213,10 @@ def test_large_requests_do_not_make_a_half_empty_queue_full() -> None:
     stage.load()
     stage.send(prompt=9_000)
     stage.load(waiting=1, queued_tokens=1_400)
-    stage.limit.refuse_if_full("")
+    stage.limit.refuse_if_full()
     stage.load(waiting=1, queued_tokens=1_550)
     with pytest.raises(OverloadedError):
-        stage.limit.refuse_if_full("")
+        stage.limit.refuse_if_full()
 
 
 def test_what_the_engine_begins_at_once_is_no_queue_before_it_says_so() -> None:

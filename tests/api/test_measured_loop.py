@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from quire.engine.metrics.work_times import WorkTimes
+from quire.engine.metrics.histogram import WorkTimes
 from quire.serving.api.measured_loop import MeasuredLoop
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from quire.foundation.messages.to_engine import Adapter
 from quire.serving.api import peers as peers_module
-from quire.serving.api.peers import AdapterLoaded, CountOpen, Peers, QueueShared
+from quire.serving.api.peers import AdapterLoaded, AdapterUnloaded, CountOpen, Peers
 
 
 @pytest.fixture(autouse=True)
@@ -49,14 +49,14 @@ def test_all_others_answer_and_one_process_alone_asks_nobody(tmp_path: Path) -> 
     asyncio.run(body())
 
 
-def test_a_question_of_many_keys_arrives_whole(tmp_path: Path) -> None:
+def test_a_long_question_arrives_whole(tmp_path: Path) -> None:
     async def body() -> None:
         first, second, _ = three(tmp_path)
-        heard: list[QueueShared] = []
-        second.on(QueueShared, lambda news: heard.append(news) or {})
+        heard: list[AdapterUnloaded] = []
+        second.on(AdapterUnloaded, lambda news: heard.append(news) or {})
         first.open()
         second.open()
-        news = QueueShared(0, {f"key {number}": number for number in range(8_000)}, {})  # some 100 KB
+        news = AdapterUnloaded("x" * 100_000)
         assert await first.ask(news) == [{}]
         assert heard == [news]
         first.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.engine.metrics.work_times import WorkTimes
+from quire.engine.metrics.histogram import WorkTimes
 from quire.foundation.processes.shared_numbers import SharedNumbers
 from quire.serving.api import sharing_loop
 from quire.serving.api.sharing_loop import AHEAD, SharingLoop

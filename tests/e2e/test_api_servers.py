@@ -29,6 +29,8 @@ from tests.e2e.test_lora import write_adapter
 pytestmark = pytest.mark.long("reliability")
 
 CLIENTS = 32
+OF_ENGINE = ("vllm:num_preemptions", "vllm:prefix_cache", "vllm:spec_decode", "vllm:iteration", "quire:engine_turn")
+"""Counters that begin at zero with each engine."""
 SHORT = {"prompt": "The sea", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
 
 
@@ -182,7 +184,7 @@ def test_a_killed_engine_costs_no_stream_of_either_process(pair: Pair) -> None:
     pair.wait_whole()
     assert pair.total("quire:sequences_replayed_total") - replayed >= CLIENTS // 2
     shown = pair.metrics()
-    assert not {key for key, value in counted.items() if shown[key] < value}
+    assert not {key for key, value in counted.items() if shown[key] < value and not key[0].startswith(OF_ENGINE)}
 
 
 def test_a_request_that_kills_the_engine_fails_alone(pair: Pair) -> None:

@@ -159,81 +159,41 @@ def test_the_line_is_silent_when_nothing_happens() -> None:
     assert "prefix cache hits 0.0%" in str(line.since_last(140.0))
 
 
-def test_when_an_engine_dies_nothing_runs_and_counters_go_on() -> None:
+def test_when_an_engine_dies_nothing_runs_and_its_successor_counts_from_zero() -> None:
     stats = Stats()
     steps = [0, 3] + [0] * (len(STEP_TOKEN_BOUNDS) - 1)
     load = Load(running=3, waiting=1, deferred=1, free_blocks=25, num_blocks=100, preemptions=7, prefix_queries=200,
                 prefix_hits=50, unwritten_tokens=9, block_size=16, tokens_per_s=50.0)  # fmt: skip
     stats.record_heartbeat(Heartbeat(1.0, 1.0, load, steps, 30, [2] + [0] * len(WORK_BOUNDS_S), 0.5, 0.4))
-    for _ in range(2):  # the next one dies before it has said anything
-        stats.record_engine_death(waiting=4, queued_tokens=100)
+    for epoch in (1, 2):  # the next one dies before it has said anything
+        stats.record_engine_death(epoch, waiting=4, queued_tokens=100)
         values = scrape(stats)
         assert values["vllm:num_requests_running"] == values["vllm:kv_cache_usage_perc"] == 0
         assert values["vllm:kv_cache_waste_perc"] == values["vllm:num_requests_waiting_by_reason/deferred"] == 0
         assert values["vllm:num_requests_waiting"] == 4
         assert values["quire:queue_seconds"] == 2.0
-        assert values["vllm:num_preemptions_total"] == 7
+        assert values["quire:process_restarts_total/engine"] == epoch
     stats.record_heartbeat(
         Heartbeat(2.0, 2.0, Load(num_blocks=100, preemptions=1, prefix_queries=10, prefix_hits=10), steps, 5,
                   [1] + [0] * len(WORK_BOUNDS_S), 0.25, 0.3)
     )  # fmt: skip
     values = scrape(stats)
-    assert values["vllm:num_preemptions_total"] == 8
-    assert (values["vllm:prefix_cache_queries_total"], values["vllm:prefix_cache_hits_total"]) == (210, 60)
-    assert (values["vllm:iteration_tokens_total_count"], values["vllm:iteration_tokens_total_sum"]) == (6, 35)
-    assert values["quire:engine_turn_cpu_seconds_count"] == 3
-    assert values["quire:longest_engine_turn_cpu_seconds"] == 0.4
+    assert values["vllm:num_preemptions_total"] == 1
+    assert (values["vllm:prefix_cache_queries_total"], values["vllm:prefix_cache_hits_total"]) == (10, 10)
+    assert (values["vllm:iteration_tokens_total_count"], values["vllm:iteration_tokens_total_sum"]) == (3, 5)
+    assert values["quire:engine_turn_cpu_seconds_count"] == 1
+    assert values["quire:longest_engine_turn_cpu_seconds"] == 0.3
 
 
-def test_counters_go_on_in_a_model_of_the_same_name() -> None:
+def test_a_process_goes_on_counting_what_belongs_to_no_model() -> None:
     old, new = ServerStats([Stats()]), ServerStats([Stats()])
-    for stats, tokens in ((old, 5), (new, 7)):
-        engine = stats.engines[0]
-        engine.set_max_model_len(100)
-        engine.generation_tokens = tokens
-        engine.ended["stop"] = tokens
-        engine.whole_s.observe(1.0)
-        engine.record_heartbeat(
-            Heartbeat(0.0, 0.0, load=Load(preemptions=tokens), step_tokens=[tokens] + [0] * len(STEP_TOKEN_BOUNDS))
-        )
+    old.http.answered("POST", "/v1/completions", 200, 0.3)
+    old.callbacks.observe(0.1)
+    old.swaps.done = 1
+    one_request(old.engines[0])
     new.continue_counts(old)
-    old.rejections["tokens"] = 2
-    old.hand_over(new)
-    assert _counts(new) == (12, 12, 2, 12, 12, 2)
-    ended = old.engines[0]  # what was open when the new one took over
-    ended.generation_tokens += 1
-    ended.whole_s.observe(1.0)
-    ended.record_heartbeat(
-        Heartbeat(0.0, 0.0, load=Load(preemptions=6), step_tokens=[6] + [0] * len(STEP_TOKEN_BOUNDS))
-    )
-    old.hand_over(new)
-    assert _counts(new) == (13, 12, 3, 13, 13, 2)
-    fresh = new.engines[0]
-    fresh.record_engine_death(0, 0)
-    fresh.record_heartbeat(
-        Heartbeat(0.0, 0.0, load=Load(preemptions=1), step_tokens=[1] + [0] * len(STEP_TOKEN_BOUNDS))
-    )
-    assert _counts(new) == (13, 12, 3, 14, 14, 2)
-    assert new.http is old.http
-    assert fresh.inherited["generation_tokens"] == 6
-
-
-def test_lengths_are_counted_anew_on_another_scale() -> None:
-    old, new = Stats(), Stats()
-    old.set_max_model_len(100)
-    new.set_max_model_len(1_000)
-    old.prompt_lengths.observe(7)
-    old.hand_over(new)
-    assert new.prompt_lengths.count == 0
-
-
-def _counts(stats: ServerStats) -> tuple[int, ...]:
-    engine = stats.engines[0]
-    return (
-        engine.generation_tokens,
-        engine.ended["stop"],
-        engine.whole_s.count,
-        engine.load.preemptions,
-        engine.step_tokens.count,
-        stats.rejections["tokens"],
-    )
+    values = scrape(new)
+    assert values["http_requests_total//v1/completions POST 2xx"] == 1
+    assert values["quire:event_loop_callback_cpu_seconds_count"] == 1
+    assert values["quire:model_swaps_total/done"] == 1
+    assert values["vllm:generation_tokens_total"] == 0

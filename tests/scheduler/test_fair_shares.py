@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from quire.foundation.messages.from_engine import EXPECTED_OUTPUT
-from quire.scheduling.scheduler.fair_order import QUANTUM
+from quire.scheduling.scheduler.queue_order import QUANTUM
 from tests.engine.harness import add
 from tests.scheduler.test_order import Stage
 
@@ -133,7 +133,7 @@ def test_tenants_come_and_go_without_a_trace() -> None:
     order = stage.scheduler._waiting._order
     assert not order._tenants
     assert not order._turns
-    assert len(order._preempted) == 0
+    assert len(order._without_turns) == 0
     assert stage.scheduler.queued_tokens == 0
 
 

@@ -18,7 +18,6 @@ from quire.scheduling.scheduler.request import Request
 from quire.scheduling.scheduler.request_table import RequestTable
 from quire.scheduling.scheduler.scheduler import Scheduler
 from quire.scheduling.scheduler.waiting_queue import WaitingQueue
-from quire.serving.api.admission_limit import OVERFLOW
 from tests.simulation.settings import MOST_SEQUENCES, Settings
 from tests.simulation.world import World
 
@@ -197,13 +196,13 @@ def _check_sums(waiting: WaitingQueue) -> None:
 
 
 def _check_queue_limit(scheduler: Scheduler, settings: Settings) -> None:
-    """The queue is at most as long as it may be with several tenants, beside what ran in an engine that died, and one
-    request that met an empty queue.
+    """The queue is at most as long as it may be, beside what ran in an engine that died, and one request that met an
+    empty queue.
     """
     limit = settings.config.scheduler.max_queued_requests
     if limit is not None:
         fresh = sum(r.admitted_at is None for r in scheduler._waiting)
-        most = OVERFLOW * limit + scheduler._request_table.num_slots + MOST_SEQUENCES
+        most = limit + scheduler._request_table.num_slots + MOST_SEQUENCES
         _require(fresh <= most, f"{fresh} sequences wait, where {limit} may")
 
 

@@ -258,7 +258,7 @@ class Server:
         if any(left):
             fail(f"an idle session holds (sequences, commands, prompts): {left}")
         limit = session.admission_limit
-        if limit.sequences or limit.tokens or limit._own:
+        if limit.sequences or limit.tokens:
             fail(f"an idle session believes in a queue: {limit.sequences} sequences, {limit.tokens} tokens")
         if session.health_complaint:
             fail(f"an idle server is not well: {session.health_complaint}")

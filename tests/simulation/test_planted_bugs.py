@@ -15,7 +15,7 @@ from quire.foundation.messages.from_engine import Deltas, End, FromEngine
 from quire.foundation.messages.to_engine import Add
 from quire.scheduling.kvcache.block_pool import DUMMY_BLOCK
 from quire.scheduling.kvcache.block_table import BlockTable
-from quire.scheduling.scheduler.queue_order import KeyOrder
+from quire.scheduling.scheduler.queue_order import KeyHeap
 from quire.scheduling.scheduler.request import Request
 from quire.scheduling.scheduler.waiting_queue import WaitingQueue
 from quire.serving.api import replay
@@ -66,7 +66,7 @@ def test_a_double_free_is_found(plant: Callable[..., None]) -> None:
 
 def test_a_wake_up_that_the_queue_loses_is_found(plant: Callable[..., None]) -> None:
     """Requests that were passed over are not looked at again."""
-    plant(KeyOrder, "restore_skipped", lambda original: lambda order: order._skipped.clear())
+    plant(KeyHeap, "restore_skipped", lambda original: lambda order: order._skipped.clear())
     assert "has brought nothing" in (found := first_violation()) or "not ended" in found
 
 
@@ -150,5 +150,5 @@ def test_a_second_last_message_is_found(plant: Callable[..., None]) -> None:
 
 
 def test_a_queue_without_its_limit_is_found(plant: Callable[..., None]) -> None:
-    plant(AdmissionLimit, "check", lambda original: lambda limit, tenant, sequences, tokens: None)
+    plant(AdmissionLimit, "check", lambda original: lambda limit, sequences, tokens: None)
     assert "sequences wait, where" in first_violation()

@@ -4,88 +4,72 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
+
+from quire.foundation.messages.from_engine import WORK_BOUNDS_S
 
 
-class HistogramCounts(NamedTuple):
-    """A histogram as it is at a time: counts by bucket, the one above the last bound included."""
-
-    bounds: tuple[float, ...]
-    counts: list[int]
-    sum: float
-
-
+@dataclass
 class Histogram:
-    """How many values fell at or under each bound, and their sum."""
+    """How many values fell at or under each bound, and their sum.
 
-    def __init__(self, bounds: Sequence[float]) -> None:
-        """
-        Args:
-            bounds: Upper bounds, ascending; everything above the last counts as well.
-        """
-        self.bounds = tuple(bounds)
-        self.sum = 0.0
-        self._counts = [0] * (len(bounds) + 1)
-        self._kept_counts, self._kept_sum = list(self._counts), 0.0
-        self._handed_counts, self._handed_sum = list(self._counts), 0.0
+    Args:
+        bounds: Upper bounds, ascending.
+        counts: Values by bucket, the one above the last bound included; none at first.
+        sum: Of all values.
+    """
+
+    bounds: Sequence[float]
+    counts: list[int] = field(default_factory=list)
+    sum: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.bounds = tuple(self.bounds)
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float) -> None:
         """Count one value."""
-        self._counts[bisect_left(self.bounds, value)] += 1
+        self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
-    def take_over(self, counts: Sequence[int], sum_: float) -> None:
-        """Counts that somebody else has made, by bucket, the one above the last bound included. They take the place of
-        those taken over before."""
-        self._counts = [kept + count for kept, count in zip(self._kept_counts, counts, strict=True)]
-        self.sum = self._kept_sum + sum_
-
-    def keep(self) -> None:
-        """Who has made these counts is gone: what is taken over from now on is added to them."""
-        self._kept_counts, self._kept_sum = list(self._counts), self.sum
-
-    def hand_over(self, successor: Histogram) -> None:
-        """Add to another one what has been counted here since the last call; nothing where its bounds are others."""
-        if successor.bounds != self.bounds:
-            return
-        more = [now - then for now, then in zip(self._counts, self._handed_counts, strict=True)]
-        successor._add(more, self.sum - self._handed_sum)
-        self._handed_counts, self._handed_sum = list(self._counts), self.sum
-
-    def _add(self, counts: Sequence[int], sum_: float) -> None:
-        """For good: what is taken over later is added to these."""
-        self._counts = [own + more for own, more in zip(self._counts, counts, strict=True)]
-        self._kept_counts = [own + more for own, more in zip(self._kept_counts, counts, strict=True)]
-        self.sum, self._kept_sum = self.sum + sum_, self._kept_sum + sum_
-
-    def counts(self) -> HistogramCounts:
-        """As it is now."""
-        return HistogramCounts(self.bounds, list(self._counts), self.sum)
-
-    def kept(self) -> HistogramCounts:
-        """Of what was taken over: what those have made who are gone."""
-        return HistogramCounts(self.bounds, list(self._kept_counts), self._kept_sum)
-
-    def go_on_from(self, shown: HistogramCounts, kept: HistogramCounts) -> None:
-        """Another process took these over before: all of them, and those of who is gone."""
-        self._counts, self.sum = list(shown.counts), shown.sum
-        self._kept_counts, self._kept_sum = list(kept.counts), kept.sum
-
-    def add(self, other: HistogramCounts) -> None:
-        """Add what was counted elsewhere, for good; nothing where its bounds are others."""
+    def add(self, other: Histogram) -> None:
+        """Add what was counted elsewhere. While nothing is counted here, a longer scale takes the place of this one;
+        what was counted on another scale is left out."""
+        if len(other.bounds) > len(self.bounds) and not self.count:
+            self.bounds, self.counts = other.bounds, [0] * len(other.counts)
         if other.bounds == self.bounds:
-            self._add(other.counts, other.sum)
+            self.counts = [own + more for own, more in zip(self.counts, other.counts, strict=True)]
+            self.sum += other.sum
 
     @property
     def count(self) -> int:
         """Number of values."""
-        return sum(self._counts)
+        return sum(self.counts)
 
     def cumulative(self) -> list[tuple[str, float]]:
         """(bound, number of values at or under it), as Prometheus wants buckets."""
         names = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
-        return list(zip(names, map(float, accumulate(self._counts)), strict=True))
+        return list(zip(names, map(float, accumulate(self.counts)), strict=True))
+
+
+@dataclass
+class WorkTimes:
+    """How long the pieces of work were that one thread did, in seconds of its own processor time.
+
+    Attributes:
+        seconds: All pieces.
+        longest: The longest piece so far.
+    """
+
+    seconds: Histogram = field(default_factory=lambda: Histogram(WORK_BOUNDS_S))
+    longest: float = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one piece."""
+        self.seconds.observe(seconds)
+        if seconds > self.longest:
+            self.longest = seconds
 
 
 def steps_of_1_2_5(largest: int) -> list[float]:

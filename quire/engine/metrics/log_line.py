@@ -21,17 +21,16 @@ class StatsLogLine:
         self._name = f"engine {stats.engine}: " if named else ""
         self._stats = stats
         self._then = now
-        self._prompt, self._generated = _own_tokens(stats)
+        self._prompt, self._generated = stats.prompt_tokens, stats.generation_tokens
         self._queries, self._hits = stats.load.prefix_queries, stats.load.prefix_hits
         self._drafts = _Drafts.of(stats.load)
 
     def since_last(self, now: float) -> str | None:
         """The line, or None when there was and is no work. Renews the rates in Stats."""
         stats, load, seconds = self._stats, self._stats.load, max(now - self._then, 1e-9)
-        all_prompts, all_generated = _own_tokens(stats)
-        prompt, generated = all_prompts - self._prompt, all_generated - self._generated
+        prompt, generated = stats.prompt_tokens - self._prompt, stats.generation_tokens - self._generated
         queries, hits = load.prefix_queries - self._queries, load.prefix_hits - self._hits
-        self._then, self._prompt, self._generated = now, all_prompts, all_generated
+        self._then, self._prompt, self._generated = now, stats.prompt_tokens, stats.generation_tokens
         self._queries, self._hits = load.prefix_queries, load.prefix_hits
         before, self._drafts = self._drafts, _Drafts.of(load)
         stats.prompt_rate, stats.generation_rate = prompt / seconds, generated / seconds
@@ -43,12 +42,6 @@ class StatsLogLine:
             f"prefix cache hits {hits / queries if queries > 0 and hits > 0 else 0:.1%}, preemptions {load.preemptions}"
             f"{self._drafts.since(before)}"
         )
-
-
-def _own_tokens(stats: Stats) -> tuple[int, int]:
-    """Of prompts, and generated: by this model."""
-    inherited = stats.inherited
-    return stats.prompt_tokens - inherited["prompt_tokens"], stats.generation_tokens - inherited["generation_tokens"]
 
 
 class _Drafts(NamedTuple):

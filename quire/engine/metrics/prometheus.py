@@ -13,10 +13,9 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quire.engine.metrics.histogram import Histogram
+from quire.engine.metrics.histogram import Histogram, WorkTimes
 from quire.engine.metrics.server_stats import ServerStats
 from quire.engine.metrics.stats import Stats
-from quire.engine.metrics.work_times import WorkTimes
 from quire.foundation.config import CacheConfig
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -107,7 +106,7 @@ class _ServerCollector(Collector):
             "quire:process_restarts", "Processes that were replaced, by kind.", labels=(*_LABELS, "process")
         )
         for engine in self._stats.engines:
-            family.add_metric((self._model_name, str(engine.engine), "engine"), engine.restarts)
+            family.add_metric((self._model_name, str(engine.engine), "engine"), engine.epoch)
         family.add_metric((self._model_name, "0", "api"), self._stats.api_restarts)
         return family
 

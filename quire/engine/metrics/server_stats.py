@@ -1,18 +1,80 @@
-"""The statistics of one API process: each engine's, and what belongs to none. Knows nothing about Prometheus."""
+"""The statistics of an API process, or of several: each engine's, and what belongs to none.
+
+Knows nothing about Prometheus.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from quire.engine.metrics.gpus import GpuReading
-from quire.engine.metrics.http_counts import HttpCounts
+from quire.engine.metrics.histogram import Histogram, WorkTimes
 from quire.engine.metrics.stats import Limit, Stats
-from quire.engine.metrics.swap_counts import SwapCounts
-from quire.engine.metrics.work_times import WorkTimes
+
+DURATION_S = (0.1, 0.5, 1.0)
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""All others count as OTHER: what clients invent must not become labels."""
+NO_HANDLER = "none"
+CPU_SECONDS = "process_cpu_seconds_total"
+_START_TIME = "process_start_time_seconds"
 
 
+class Answered(NamedTuple):
+    """What answers are counted by: `handler` is a route's path, `status` its hundred (`2xx`)."""
+
+    method: str
+    handler: str
+    status: str
+
+
+@dataclass
+class HttpCounts:
+    """How many answers to HTTP requests there were, and how long they took.
+
+    Attributes:
+        answers: By method, handler and status.
+        seconds: By method and handler; a stream's until its last byte.
+    """
+
+    answers: dict[Answered, int] = field(default_factory=dict)
+    seconds: dict[tuple[str, str], Histogram] = field(default_factory=dict)
+
+    def answered(self, method: str, handler: str | None, status: int, seconds: float) -> None:
+        """Count an answer."""
+        method, handler = method if method in METHODS else "OTHER", handler or NO_HANDLER
+        answered = Answered(method, handler, f"{status // 100}xx")
+        self.answers[answered] = self.answers.get(answered, 0) + 1
+        self.seconds.setdefault((method, handler), Histogram(DURATION_S)).observe(seconds)
+
+    def add(self, other: HttpCounts) -> None:
+        """Add what another process has counted."""
+        for answered, number in other.answers.items():
+            self.answers[answered] = self.answers.get(answered, 0) + number
+        for labels, seconds in other.seconds.items():
+            self.seconds.setdefault(labels, Histogram(seconds.bounds)).add(seconds)
+
+
+@dataclass
+class SwapCounts:
+    """Swaps of models.
+
+    Attributes:
+        done, failed: How they ended.
+        proceeds: Whether one does not have an end yet.
+        waiting: Requests that wait for a model.
+    """
+
+    done: int = 0
+    failed: int = 0
+    proceeds: bool = False
+    waiting: int = 0
+
+
+@dataclass
 class ServerStats:
-    """All that is counted.
+    """All that one API process counts, or several together.
 
     Args:
         engines: Statistics by engine.
@@ -21,32 +83,53 @@ class ServerStats:
         engines: As given.
         rejections: Requests that were turned away because too many waited.
         http: Answers to HTTP requests.
-        api_restarts: How often this process was replaced.
+        api_restarts: How often API processes were replaced until this one began.
         callbacks: Of the event loop.
         swaps: Of models.
         gpus: As they were last read, each with its engine.
-        process: What the system says of several processes together, by metric; empty: this one is asked.
+        process: What the system says of the processes, by metric; empty: the one that is asked says it.
     """
 
-    def __init__(self, engines: Sequence[Stats]) -> None:
-        self.engines = tuple(engines)
-        self.rejections: dict[Limit, int] = {"requests": 0, "tokens": 0}
-        self.http = HttpCounts()
-        self.api_restarts = 0
-        self.callbacks = WorkTimes()
-        self.swaps = SwapCounts()
-        self.gpus: list[GpuReading] = []
-        self.process: dict[str, float] = {}
+    engines: Sequence[Stats]
+    rejections: dict[Limit, int] = field(default_factory=lambda: {"requests": 0, "tokens": 0})
+    http: HttpCounts = field(default_factory=HttpCounts)
+    api_restarts: int = 0
+    callbacks: WorkTimes = field(default_factory=WorkTimes)
+    swaps: SwapCounts = field(default_factory=SwapCounts)
+    gpus: list[GpuReading] = field(default_factory=list)
+    process: dict[str, float] = field(default_factory=dict)
 
     def continue_counts(self, before: ServerStats) -> None:
-        """Another model was served before: what belongs to this process goes on being counted. What belongs to the
-        model begins anew, unless it is handed over."""
+        """Go on with what the process has counted while it served another model. What belongs to the model begins
+        anew."""
         self.http, self.callbacks, self.swaps = before.http, before.callbacks, before.swaps
 
-    def hand_over(self, successor: ServerStats) -> None:
-        """A model of the same name takes the place of this one, see Stats."""
-        for own, other in zip(self.engines, successor.engines, strict=False):  # one may have fewer
-            own.hand_over(other)
-        for limit, count in self.rejections.items():
-            successor.rejections[limit] += count
-            self.rejections[limit] = 0
+
+def total(alive: Sequence[ServerStats], gone: Sequence[ServerStats] = ()) -> ServerStats:
+    """The statistics of a server with several API processes.
+
+    Args:
+        alive: What each process counts. Of the first one stands here what must not be added up.
+        gone: What processes have counted that have ended: only counters.
+    """
+    stats = ServerStats([Stats(engine.engine) for engine in alive[0].engines], gpus=alive[0].gpus)
+    for each in (*alive, *gone):
+        for limit, number in each.rejections.items():
+            stats.rejections[limit] += number
+        stats.http.add(each.http)
+        stats.callbacks.seconds.add(each.callbacks.seconds)
+        stats.callbacks.longest = max(stats.callbacks.longest, each.callbacks.longest)
+        for engine, heard in zip(stats.engines, each.engines, strict=True):
+            engine.add_requests(heard)
+    for number, engine in enumerate(stats.engines):
+        engine.add_heard([each.engines[number] for each in alive])
+    stats.swaps = alive[0].swaps  # models are swapped where there is one process
+    stats.api_restarts = max(each.api_restarts for each in (*alive, *gone))
+    for each in alive:
+        for name, value in each.process.items():
+            stats.process[name] = stats.process.get(name, 0.0) + value
+    if starts := [each.process[_START_TIME] for each in alive if _START_TIME in each.process]:
+        stats.process[_START_TIME] = min(starts)
+    if CPU_SECONDS in stats.process:
+        stats.process[CPU_SECONDS] += sum(each.process.get(CPU_SECONDS, 0.0) for each in gone)
+    return stats

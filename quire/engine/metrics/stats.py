@@ -1,21 +1,26 @@
-"""The statistics of one engine in one API process: plain numbers, which `quire.engine.metrics.prometheus` shows.
+"""The statistics of one engine: plain numbers, which `quire.engine.metrics.prometheus` shows.
 
 Owns which event changes which number. Counters are exact to the token. Knows nothing about Prometheus or HTTP.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, get_args
 
 from msgspec.structs import replace
 
-from quire.engine.metrics.histogram import Histogram, HistogramCounts, steps_of_1_2_5
-from quire.engine.metrics.work_times import WorkTimes
-from quire.foundation.messages.from_engine import STEP_TOKEN_BOUNDS, End, EndReason, Heartbeat, Load
+from quire.engine.metrics.histogram import Histogram, WorkTimes, steps_of_1_2_5
+from quire.foundation.messages.from_engine import (
+    STEP_TOKEN_BOUNDS,
+    WORK_BOUNDS_S,
+    End,
+    EndReason,
+    Heartbeat,
+    Load,
+)
 from quire.foundation.messages.to_engine import Add
 
 # Bounds of histograms, in seconds: vLLM's, so that its dashboards fit.
@@ -34,10 +39,10 @@ CHOICES = (1, 2, 5, 10, 20)
 Limit = Literal["requests", "tokens"]
 """Which limit of the queue turned a request away."""
 END_REASONS: tuple[EndReason, ...] = get_args(EndReason)
-REQUEST_COUNTERS = ("prompt_tokens", "cached_tokens", "generation_tokens", "replayed")
-"""Attributes of Stats that only grow, with what requests bring."""
-_LOAD_COUNTERS = ("preemptions", "prefix_queries", "prefix_hits", "drafts", "draft_tokens")
-"""Counters of a Load, beside `accepted_drafts`, which is counted by position."""
+UNKNOWN_LENGTHS = (1.0,)
+"""The scale of token counts before it is known how long sequences may be."""
+_LENGTHS = ("prompt_lengths", "computed_lengths", "output_lengths", "most_tokens", "max_tokens")
+_REQUEST_COUNTERS = ("prompt_tokens", "cached_tokens", "generation_tokens", "replayed")
 
 
 @dataclass
@@ -76,86 +81,95 @@ class SequenceStats:
     engine: int = 0
 
 
+@dataclass
 class Stats:
-    """Counters, gauges and histograms of one engine.
+    """Counters, gauges and histograms of one engine in one API process, or in several together.
 
     Args:
         engine: Its number.
 
     Attributes:
-        engine: As given.
-        load: The engine's last, with counters that go on when it is replaced.
+        epoch: Which of its lives is heard, or awaited: how often the engine was replaced.
+        lost: Whether it is dead, and its successor has said nothing yet.
+        load: The engine's last.
+        step_tokens, turns: Tokens of its steps, and its loop's turns, as the engine counts them.
         prompt_tokens, cached_tokens: Of prompts that have brought a first token; cached ones were not computed for it.
         generation_tokens: Tokens that readers have got: as many as `usage` reports.
         prompt_rate, generation_rate: Tokens a second in the last interval of `StatsLogLine`.
-        ended: Sequences by reason.
-        restarts: How often the engine was replaced.
-        epoch: Which of its lives is heard, or awaited.
-        lost: Whether it is dead, and its successor has said nothing yet.
-        inherited: Of counters by name: what models and processes before this one have counted.
         replayed: Sequences that another engine went on with.
-        turns: Of the engine's loop.
+        ended: Sequences by reason.
     """
 
-    def __init__(self, engine: int = 0) -> None:
-        self.engine = engine
-        self.load = Load()
-        self.prompt_tokens = self.cached_tokens = self.generation_tokens = 0
-        self.prompt_rate = self.generation_rate = 0.0
-        self.ended: dict[EndReason, int] = dict.fromkeys(END_REASONS, 0)
-        self.restarts = self.replayed = self.epoch = 0
-        self.lost = False
-        self.inherited: Counter[str] = Counter()
-        self.turns = WorkTimes()
+    engine: int = 0
+    epoch: int = 0
+    lost: bool = False
+    load: Load = field(default_factory=Load)
+    step_tokens: Histogram = field(default_factory=partial(Histogram, STEP_TOKEN_BOUNDS))
+    turns: WorkTimes = field(default_factory=WorkTimes)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generation_tokens: int = 0
+    prompt_rate: float = 0.0
+    generation_rate: float = 0.0
+    replayed: int = 0
+    ended: dict[EndReason, int] = field(default_factory=lambda: dict.fromkeys(END_REASONS, 0))
+    first_token_s: Histogram = field(default_factory=partial(Histogram, FIRST_TOKEN_S))
+    inter_token_s: Histogram = field(default_factory=partial(Histogram, TOKEN_S))
+    mean_token_s: Histogram = field(default_factory=partial(Histogram, TOKEN_S))
+    whole_s: Histogram = field(default_factory=partial(Histogram, REQUEST_S))
+    queued_s: Histogram = field(default_factory=partial(Histogram, REQUEST_S))
+    inference_s: Histogram = field(default_factory=partial(Histogram, REQUEST_S))
+    prefill_s: Histogram = field(default_factory=partial(Histogram, REQUEST_S))
+    decode_s: Histogram = field(default_factory=partial(Histogram, REQUEST_S))
+    choices: Histogram = field(default_factory=partial(Histogram, CHOICES))
+    prompt_lengths: Histogram = field(default_factory=partial(Histogram, UNKNOWN_LENGTHS))
+    computed_lengths: Histogram = field(default_factory=partial(Histogram, UNKNOWN_LENGTHS))
+    output_lengths: Histogram = field(default_factory=partial(Histogram, UNKNOWN_LENGTHS))
+    most_tokens: Histogram = field(default_factory=partial(Histogram, UNKNOWN_LENGTHS))
+    max_tokens: Histogram = field(default_factory=partial(Histogram, UNKNOWN_LENGTHS))
+
+    def __post_init__(self) -> None:
         self._groups: dict[int, SequenceGroup] = {}  # by the id of the first sequence
-        self._present = Load()
-        self._own = self._earlier = Load()  # what this model's engines have counted; what those before the present have
-        self._before = Load()  # what the model or the process before has counted
-        self._handed: Counter[str] = Counter()
-        self.first_token_s = Histogram(FIRST_TOKEN_S)
-        self.inter_token_s = Histogram(TOKEN_S)
-        self.mean_token_s = Histogram(TOKEN_S)
-        self.whole_s = Histogram(REQUEST_S)
-        self.queued_s = Histogram(REQUEST_S)
-        self.inference_s = Histogram(REQUEST_S)
-        self.prefill_s = Histogram(REQUEST_S)
-        self.decode_s = Histogram(REQUEST_S)
-        self.choices = Histogram(CHOICES)
-        self.step_tokens = Histogram(STEP_TOKEN_BOUNDS)
-        self._set_lengths(steps_of_1_2_5(1))
 
     def set_max_model_len(self, max_model_len: int) -> None:
         """Set the scale of token counts, before the first request. What was counted on this scale stays."""
-        lengths = steps_of_1_2_5(max_model_len)
-        if self.prompt_lengths.bounds != tuple(lengths):
-            self._set_lengths(lengths)
+        for name in _LENGTHS:
+            own: Histogram = getattr(self, name)
+            if own.bounds != (scale := Histogram(steps_of_1_2_5(max_model_len))).bounds:
+                setattr(self, name, scale)
 
-    def _set_lengths(self, lengths: Sequence[float]) -> None:
-        self.prompt_lengths = Histogram(lengths)
-        self.computed_lengths = Histogram(lengths)
-        self.output_lengths = Histogram(lengths)
-        self.most_tokens = Histogram(lengths)
-        self.max_tokens = Histogram(lengths)
+    # --- several processes ------------------------------------------------------------------------------------------
 
-    @property
-    def request_histograms(self) -> dict[str, Histogram]:
-        """The histograms of requests, by attribute."""
-        engines = ("step_tokens",)
-        return {name: own for name, own in vars(self).items() if isinstance(own, Histogram) and name not in engines}
+    def add_requests(self, other: Stats) -> None:
+        """Add what requests have brought to another process."""
+        for name in _REQUEST_COUNTERS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for reason, number in other.ended.items():
+            self.ended[reason] += number
+        for name, own in vars(self).items():
+            if isinstance(own, Histogram) and name != "step_tokens":
+                own.add(getattr(other, name))
 
-    def add_histogram(self, name: str, counts: HistogramCounts) -> None:
-        """Add what another process has counted in one of `request_histograms`. On another scale only if nothing is
-        counted on this one; a process that has not heard an engine yet does not know the scale."""
-        own: Histogram = getattr(self, name)
-        if not own.count and (any(counts.counts) or len(counts.bounds) > len(own.bounds)):
-            own = Histogram(counts.bounds)
-            setattr(self, name, own)
-        own.add(counts)
+    def add_heard(self, heard: Sequence[Stats]) -> None:
+        """Take over what the engine says of itself, as several processes have heard it: the latest is true. Without an
+        engine, each process holds requests back for the next one."""
+        self.epoch = max(each.epoch for each in heard)
+        latest = [each for each in heard if each.epoch == self.epoch]
+        alive = [each for each in latest if not each.lost]
+        self.load = max(alive or latest, key=lambda each: each.load.step).load
+        if not alive:
+            self.load = replace(
+                self.load,
+                waiting=sum(each.load.waiting for each in latest),
+                waiting_tokens=sum(each.load.waiting_tokens for each in latest),
+                queued_tokens=sum(each.load.queued_tokens for each in latest),
+            )
+        self.step_tokens = max((each.step_tokens for each in alive or latest), key=lambda steps: steps.count)
+        self.turns = max((each.turns for each in alive or latest), key=lambda turns: turns.seconds.count)
+        self.prompt_rate = sum(each.prompt_rate for each in heard)
+        self.generation_rate = sum(each.generation_rate for each in heard)
 
-    @property
-    def present_load(self) -> Load:
-        """The engine's last Load, with the counters of its present life alone."""
-        return self._present
+    # --- gauges -----------------------------------------------------------------------------------------------------
 
     @property
     def cache_usage(self) -> float:
@@ -183,68 +197,37 @@ class Stats:
         """Share of the tokens looked up in the prefix cache that were there."""
         return self.load.prefix_hits / self.load.prefix_queries if self.load.prefix_queries else 0.0
 
+    # --- what the engine says ---------------------------------------------------------------------------------------
+
     def record_load(self, load: Load) -> None:
         """Record what the engine has to do."""
-        self.lost, self._present = False, load
-        self._own = _with_counters(load, self._earlier)
-        self.load = _with_counters(self._own, self._before)
-
-    def record_engine_death(self, waiting: int, queued_tokens: int) -> None:
-        """Record that the engine is gone with all that it held, and that so many sequences of so many tokens wait for
-        the next one."""
-        load, self._earlier = self.load, self._own
-        self.lost, self._present = True, Load()
-        self.load = replace(
-            load,
-            running=0,
-            waiting=waiting,
-            deferred=0,
-            waiting_tokens=queued_tokens,
-            queued_tokens=queued_tokens,
-            free_blocks=load.num_blocks,
-            unwritten_tokens=0,
-            free_host_blocks=load.ready_host_blocks,
-        )
-        self.step_tokens.keep()
-        self.turns.seconds.keep()
+        self.lost, self.load = False, load
 
     def record_heartbeat(self, beat: Heartbeat) -> None:
         """Record the engine's heartbeat, which comes once a second."""
         self.record_load(beat.load)
         if beat.step_tokens:
-            self.step_tokens.take_over(beat.step_tokens, beat.step_tokens_sum)
+            self.step_tokens = Histogram(STEP_TOKEN_BOUNDS, beat.step_tokens, beat.step_tokens_sum)
         if beat.turns:
-            self.turns.seconds.take_over(beat.turns, beat.turns_sum_s)
-            self.turns.longest = max(self.turns.longest, beat.longest_turn_s)
+            self.turns = WorkTimes(Histogram(WORK_BOUNDS_S, beat.turns, beat.turns_sum_s), beat.longest_turn_s)
 
-    def go_on_from(self, load: Load, present: Load) -> None:
-        """Another process has heard this engine before. Until the engine says something, its counters are as they were.
+    def record_engine_death(self, epoch: int, waiting: int, queued_tokens: int) -> None:
+        """Record that the engine is gone with all that it held, and that so many sequences of so many tokens wait for
+        the next one, whose `epoch` it is."""
+        self.epoch, self.lost = epoch, True
+        self.load = replace(
+            self.load,
+            running=0,
+            waiting=waiting,
+            deferred=0,
+            waiting_tokens=queued_tokens,
+            queued_tokens=queued_tokens,
+            free_blocks=self.load.num_blocks,
+            unwritten_tokens=0,
+            free_host_blocks=self.load.ready_host_blocks,
+        )
 
-        Args:
-            load: What was shown last.
-            present: Of its counters, what the engine's present life had counted: it says that again.
-        """
-        self._before = _without_counters(load, present)
-        self.load = _without_counters(load, Load())
-
-    def hand_over(self, successor: Stats) -> None:
-        """Another model takes the place of this one under the same name: its counters go on from these. To be called
-        when it does, and again when the last sequence here has ended. On another scale lengths are counted anew."""
-        for name in ("prompt_tokens", "cached_tokens", "generation_tokens", "replayed", "restarts"):
-            more = getattr(self, name) - self._handed[name]
-            setattr(successor, name, getattr(successor, name) + more)
-            successor.inherited[name] += more
-            self._handed[name] += more
-        for reason, ended in self.ended.items():
-            successor.ended[reason] += ended - self._handed[reason]
-            self._handed[reason] = ended
-        for name, own in vars(self).items():
-            if isinstance(own, Histogram):
-                own.hand_over(getattr(successor, name))
-        self.turns.seconds.hand_over(successor.turns.seconds)
-        successor.turns.longest = max(successor.turns.longest, self.turns.longest)
-        successor._before = self.load
-        successor.load = _with_counters(successor._own, self.load)
+    # --- requests ---------------------------------------------------------------------------------------------------
 
     def start_sequence(self, add: Add) -> SequenceStats:
         """Count a sequence that goes to the engine."""
@@ -311,33 +294,3 @@ class Stats:
             self.most_tokens.observe(group.most_tokens)
             self.choices.observe(sequence.choices)
             del self._groups[group.first]
-
-
-def combined_counters(loads: Sequence[Load], combine: Callable[[Sequence[int]], int]) -> dict[str, Any]:
-    """The counters of several loads by name, each made of theirs in the order of the loads."""
-    places = zip_longest(*(load.accepted_drafts for load in loads), fillvalue=0)
-    counters: dict[str, Any] = {name: combine([getattr(load, name) for load in loads]) for name in _LOAD_COUNTERS}
-    return counters | {"accepted_drafts": [combine(place) for place in places]}
-
-
-def _with_counters(load: Load, earlier: Load) -> Load:
-    """With what was counted earlier. As `combined_counters` would, in a fifth of the time: it is done for each step."""
-    return replace(
-        load,
-        preemptions=earlier.preemptions + load.preemptions,
-        prefix_queries=earlier.prefix_queries + load.prefix_queries,
-        prefix_hits=earlier.prefix_hits + load.prefix_hits,
-        drafts=earlier.drafts + load.drafts,
-        draft_tokens=earlier.draft_tokens + load.draft_tokens,
-        accepted_drafts=_added(earlier.accepted_drafts, load.accepted_drafts),
-    )
-
-
-def _without_counters(load: Load, counted: Load) -> Load:
-    """Nothing but counters, less these."""
-    return Load(**combined_counters((load, counted), lambda both: both[0] - both[1]))
-
-
-def _added(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """Position by position; one may be longer."""
-    return [sum(pair) for pair in zip_longest(first, second, fillvalue=0)]

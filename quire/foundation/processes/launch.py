@@ -158,7 +158,7 @@ class LaunchConfig(msgspec.Struct, frozen=True):
         directory: Private directory of the model's sockets; those of other models lie beside it.
         number: Which life of which API process this is, unlike all others; 0 for the engine.
         place: Which of the API processes that serve together it is; its successor takes the same place.
-        restarts: How often a process in its place was replaced.
+        restarts: How often API processes were replaced before this one began.
         created: When the model's engines were first started, in seconds since 1970.
         listen_fd: Inherited listening socket, for API processes.
         developer_mode: Serve debug routes.

@@ -27,7 +27,7 @@ class Request:
         block_hashes: Hashes of its full blocks.
         awaits: What it needs and is not there yet, such as a compiled grammar; it is not admitted before.
         parent: The request it forks from: it waits to share all of the parent's prompt but the last token.
-        queue_key: Its place in the order of service; the lowest goes first. See FairOrder for those that run.
+        queue_key: Its place in the order of service; the lowest goes first. See QueueOrder for those that run.
         index: Its index into Lengths.
         slot: Its slot in the device's slot table while running.
         prompt_step: The step that reached its prompt's end; 0 before.

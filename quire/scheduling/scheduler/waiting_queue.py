@@ -11,8 +11,7 @@ from typing import NamedTuple
 from quire.foundation.config.scheduler import Policy
 from quire.foundation.messages.to_engine import queued_tokens
 from quire.scheduling.scheduler.expected_output import ExpectedOutput
-from quire.scheduling.scheduler.fair_order import FairOrder
-from quire.scheduling.scheduler.queue_order import KeyOrder, QueueOrder
+from quire.scheduling.scheduler.queue_order import QueueOrder
 from quire.scheduling.scheduler.request import Request
 
 
@@ -51,8 +50,7 @@ class WaitingQueue:
         self.num_awaiting = 0
         self._requests: dict[int, Request] = {}
         self._shares: dict[int, _Share] = {}
-        by_key = policy == "priority"
-        self._order: QueueOrder = KeyOrder() if by_key else FairOrder(self._cost, self._cost_with_forks)
+        self._order = QueueOrder(policy, self._cost, self._cost_with_forks)
         self._in_flight: dict[int, Request] = {}  # preempted while plans in flight sample for them
 
     def __len__(self) -> int:

@@ -90,7 +90,7 @@ class ChatService:
         """
         with fields.named_as_sent():
             sequences = conversations * fields.num_sequences
-        self.session.check_room(fields.tenant, sequences, sequences)
+        self.session.check_room(sequences, sequences)
 
     async def prepare(self, fields: ChatRequest) -> ChatPrompt:
         """Check a request and render its conversation; nothing runs yet.

@@ -15,7 +15,6 @@ from quire.errors import GenerationError, QuireError, RequestError, RequestTimeo
 from quire.foundation.clock import Clock
 from quire.foundation.messages.from_engine import Deltas, EndReason, Heartbeat, Ready
 from quire.foundation.processes.launch import SendReport
-from quire.serving.api.admission_limit import AdmissionLimit
 from quire.serving.api.engine_connection import EngineConnection
 from quire.serving.api.engine_queue import EngineQueue
 from quire.serving.api.engine_receiver import MakeReceiver
@@ -75,23 +74,16 @@ class EngineReplica:
     ) -> None:  # fmt: skip
         self.number = client.engine.engine
         self.queue = EngineQueue(slots)
-        self.stats = Stats(self.number)
-        self.stats.epoch = client.engine.epoch
+        self.stats = Stats(self.number, client.engine.epoch)
         self.connection = EngineConnection(client, clock, self, make_receiver)
         self.recovery = EngineRecovery(requests, self.connection, self.stats, self.queue, report)
         self._requests = requests
         self._owner = owner
         self._was_ready = False
 
-    def limit_admission(self, admission: AdmissionLimit) -> None:
-        """Set the admission limit, once, before any request. A sequence leaves its queue when tokens arrive."""
-        self._admission = admission
-
     # --- what it says -----------------------------------------------------------------------------------------------
 
     def on_ready(self, ready: Ready) -> None:
-        self.stats.epoch = self.connection.engine.epoch
-        self.stats.restarts = self.stats.inherited["restarts"] + self.connection.engine.epoch
         if not self._was_ready:
             self._was_ready = True
             self.stats.set_max_model_len(ready.max_model_len)
@@ -110,7 +102,7 @@ class EngineReplica:
         self.stats.record_load(deltas.load)
         self.queue.observe(deltas.load, deltas.last_add)
         news = deltas_by_sequence(deltas)
-        self._admission.leave_queue(news)
+        self.queue.release(news)
         for number, delta in news.items():
             self._on_delta(number, delta, now)
 
@@ -150,8 +142,7 @@ class EngineReplica:
         waiting = self._requests.of_engine(self.number)
         prompts = [sequence.add for sequence in waiting if sequence.add.fork_of is None]
         queued_tokens = sum(add.queued_tokens(self.stats.load.expected_output) for add in prompts)
-        self.stats.record_engine_death(len(waiting), queued_tokens)
-        self.stats.epoch = self.connection.engine.epoch
+        self.stats.record_engine_death(self.connection.engine.epoch, len(waiting), queued_tokens)
         blamed = self.recovery.engine_died(in_flight, turn)
         if blamed is not None:
             self._owner.fail_requests([blamed], GenerationError(_BLAMED), "error")

@@ -35,7 +35,6 @@ from quire.serving.api.open_requests import OpenRequests
 from quire.serving.api.output_collector import OutputCollector
 from quire.serving.api.peers import Answer, CountOpen, EnginesPaused, Peers
 from quire.serving.api.placement import Placement
-from quire.serving.api.queue_sharing import QueueSharing
 from quire.serving.api.replay import replay_adds
 from quire.serving.api.session_state import SessionState, State, refusal
 from quire.serving.api.shared_turn import SharedTurn
@@ -97,13 +96,10 @@ class EngineSession:
         self.stats = ServerStats([engine.stats for engine in self._engines])
         queues = [engine.queue for engine in self._engines]
         self.admission_limit = AdmissionLimit(limits, queues, self.stats.rejections)
-        for engine in self._engines:
-            engine.limit_admission(self.admission_limit)
         self._placement = Placement(queues, config.cache.block_size, self._clock)
         self._peers = peers or Peers()
         self._peers.on(CountOpen, lambda question: self.counts())
         self._peers.on(EnginesPaused, self._paused_by_peer)
-        self._queue_sharing = QueueSharing(self.admission_limit, self._peers)
         self.adapters = ServedAdapters(config.lora, self._engines, self._peers)
         self._submission: Submission | None = None
         self._grammars = GrammarChecks(special_tokens, has_tokenizer=not config.model.skip_tokenizer_init)
@@ -116,7 +112,6 @@ class EngineSession:
         """Begin to receive; called in the event loop. More calls do nothing."""
         self._peers.open()  # before engines say what there is: what is new later is said by the others
         self._engines.start()
-        self._queue_sharing.start()
 
     async def wait_ready(self) -> Ready:
         """Wait until each engine has been ready, and return what all of them can do.
@@ -173,7 +168,6 @@ class EngineSession:
         if self._state.closed:
             return
         self._state.closed = True
-        self._queue_sharing.close()
         self._fail_all()
         await self._engines.close()
         self._peers.close()
@@ -271,20 +265,20 @@ class EngineSession:
             raise UnavailableError(self._state.refusal)
         return self._submission
 
-    def refuse_if_full(self, tenant: str) -> None:
+    def refuse_if_full(self) -> None:
         """Turn a request away before it is read, if the queue is full.
 
         Raises:
             OverloadedError: Too many requests wait.
         """
         if self.state == "ready":
-            self.admission_limit.refuse_if_full(tenant)
+            self.admission_limit.refuse_if_full()
 
     async def grammar_options(self, params: SamplingParams, behind: str = "") -> dict[str, Any]:
         """What `add_request` needs for `params.structured_outputs`, see GrammarChecks.options."""
         return await self._grammars.options(params, behind)
 
-    def check_room(self, tenant: str, sequences: int, tokens: int) -> None:
+    def check_room(self, sequences: int, tokens: int) -> None:
         """Refuse a request that the queue has no room for before anything is done for it.
 
         Args:
@@ -295,7 +289,7 @@ class EngineSession:
             OverloadedError: Too many requests wait.
         """
         if self.submission:  # raises
-            self.admission_limit.check(tenant, sequences, tokens)
+            self.admission_limit.check(sequences, tokens)
 
     async def add_request(
         self,
@@ -352,7 +346,8 @@ class EngineSession:
                 await turn.share()
             if not let_in:
                 submission = self.submission  # raises if it has come to an end meanwhile
-            self.admission_limit.enter(adds, continuing=continuing)
+            if not continuing:
+                self.admission_limit.enter(adds)
             able = self._engines.able
             placed = {add.id: self._placement.place(add, blocks[add.id], able) for add in adds if add.fork_of is None}
             engines = [placed[add.id if add.fork_of is None else add.fork_of] for add in adds]
@@ -417,7 +412,7 @@ class EngineSession:
             if (sequence := self._requests.get(add.id)) is not None:
                 running.setdefault(sequence.engine, []).append(add.id)
         for engine, sequences in running.items():
-            self.admission_limit.leave_queue(sequences)
+            self._engines[engine].queue.release(sequences)
             for number in sequences:
                 self._requests.remove(number)
             self._engines[engine].connection.send(Abort(sequences))
@@ -443,6 +438,7 @@ class EngineSession:
         for prompt in self._requests.unbegun(engine, in_flight):
             (add,) = replay_adds(prompt)
             number = self._placement.place(add, self._placement.blocks(add), working)
+            self._engines[engine].queue.release([sequence.add.id for sequence in prompt])
             for sequence in prompt:
                 sequence.engine = number
                 counted = sequence.collector.stats_of(sequence.add.id)

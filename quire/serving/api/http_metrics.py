@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.engine.metrics.http_counts import HttpCounts
+from quire.engine.metrics.server_stats import HttpCounts
 from quire.foundation.clock import Clock
 from quire.serving.api.disconnect import CLIENT_CLOSED_REQUEST
 

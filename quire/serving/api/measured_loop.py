@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVarTuple
 
 import uvloop
 
-from quire.engine.metrics.work_times import WorkTimes
+from quire.engine.metrics.histogram import WorkTimes
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike

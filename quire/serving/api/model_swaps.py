@@ -250,13 +250,11 @@ class ModelSwaps:
         if model not in switch.others:
             return
         before = switch.serve(model)
-        self._hand_over_counts(before, model)
         switch.gate.open()
         self._report(ModelReport(generation, "served"))
         if not held:
             await before.release(order.drain_timeout)
             self._report(ModelReport(before.generation, "released"))
-        self._hand_over_counts(before, model)
         await switch.forget(before)
         garbage.begin_anew()
 
@@ -291,11 +289,6 @@ class ModelSwaps:
         except asyncio.CancelledError:
             await (await making).close()
             raise
-
-    def _hand_over_counts(self, before: ServedModel, model: ServedModel) -> None:
-        """Let a model go on with the counters of the model before it, if both have the same name."""
-        if before.launch.config.model.served_model_name[:1] == model.launch.config.model.served_model_name[:1]:
-            before.session.stats.hand_over(model.session.stats)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -31,7 +31,7 @@ _MAX_BYTES = 2**18
 _LIFE_SHIFT = 32
 
 
-class KeepCounts(msgspec.Struct, frozen=True, tag=True):
+class WriteCounts(msgspec.Struct, frozen=True, tag=True):
     """Write down what you have counted, see SharedCounts."""
 
 
@@ -57,19 +57,7 @@ class EnginesPaused(msgspec.Struct, frozen=True, tag=True):
     action: str
 
 
-class QueueShared(msgspec.Struct, frozen=True, tag=True):
-    """What a process has sent to the queue, see QueueShares.
-
-    Attributes:
-        place: Of the process.
-    """
-
-    place: int
-    sequences: dict[str, int]
-    tokens: dict[str, int]
-
-
-Question = KeepCounts | CountOpen | AdapterLoaded | AdapterUnloaded | EnginesPaused | QueueShared
+Question = WriteCounts | CountOpen | AdapterLoaded | AdapterUnloaded | EnginesPaused
 Answer = Mapping[str, int]
 
 
@@ -88,17 +76,14 @@ class Peers:
     Args:
         place: Of this process.
         count: How many processes there are, with this one.
-        directory: Where their sockets are.
+        directory: Where their sockets are, private to the server.
         life: Number of this process: what its predecessor was answered late is not taken for its own.
-
-    Attributes:
-        place: As given.
     """
 
     def __init__(self, place: int = 0, count: int = 1, directory: Path = Path(), life: int = 0) -> None:
-        self.place = place
+        self.directory, self.life = directory, life
+        self._place = place
         self._others = [other for other in range(count) if other != place]
-        self._directory = directory
         self._socket: socket.socket | None = None
         self._lock_file = -1
         self._answering: dict[type[Any], Callable[[Any], Answer]] = {}
@@ -116,11 +101,11 @@ class Peers:
         """Begin to answer; called in the event loop. More calls do nothing."""
         if not self._others or self._socket is not None:
             return
-        address = self._address(self.place)
+        address = self._address(self._place)
         Path(address).unlink(missing_ok=True)  # of the process before
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.bind(address)
-        self._lock_file = os.open(self._directory / "changing", os.O_RDWR | os.O_CREAT, 0o600)
+        self._lock_file = os.open(self.directory / "changing", os.O_RDWR | os.O_CREAT, 0o600)
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._on_readable)
 
     def close(self) -> None:
@@ -169,14 +154,14 @@ class Peers:
                 fcntl.flock(self._lock_file, fcntl.LOCK_UN)
 
     def _address(self, place: int) -> str:
-        return str(self._directory / f"api-{place}")
+        return str(self.directory / f"api-{place}")
 
     async def _ask(self, other: int, number: int, question: Question) -> Answer | None:
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[other, number] = answer
         try:
             async with asyncio.timeout(ANSWER_S):
-                while (sent := self._send(other, _Envelope(self.place, number, question))) is None:
+                while (sent := self._send(other, _Envelope(self._place, number, question))) is None:
                     await asyncio.sleep(_AGAIN_S)
                 return await answer if sent else None
         except TimeoutError:
@@ -208,7 +193,7 @@ class Peers:
     def _on_envelope(self, envelope: _Envelope) -> None:
         if envelope.question is not None:
             answer = self._answering[type(envelope.question)](envelope.question)
-            self._send(envelope.sender, _Envelope(self.place, envelope.number, answer=dict(answer)))
+            self._send(envelope.sender, _Envelope(self._place, envelope.number, answer=dict(answer)))
         elif (waiting := self._waiting.get((envelope.sender, envelope.number))) and not waiting.done():
             waiting.set_result(envelope.answer or {})
 

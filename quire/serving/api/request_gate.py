@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from quire.engine.metrics.swap_counts import SwapCounts
+from quire.engine.metrics.server_stats import SwapCounts
 
 MAX_WAITING = 4_096
 """More are let through at once, to be refused: each that waits holds a connection."""

@@ -18,7 +18,6 @@ from fastapi.dependencies import models as dependency_models
 from quire.engine.metrics.server_stats import ServerStats
 from quire.engine.transport import ZmqClient
 from quire.foundation.processes.launch import LaunchConfig, Recovery, Report, SendReport
-from quire.foundation.processes.shared_record import SharedRecord
 from quire.serving.api.engine_session import EngineSession
 from quire.serving.api.event_loop_receiver import EventLoopReceiver
 from quire.serving.api.peers import Peers
@@ -141,12 +140,8 @@ def make_served_model(
         make_receiver=lambda client, *rest: EventLoopReceiver(clients[client.engine.engine], *rest),
         peers=peers,
     )
-    records = [SharedRecord(directory / f"counts-{place}") for place in range(count)]
-    counts = SharedCounts(session.stats, records, launch.place, launch.generation, peers)
     if before is not None:
         session.stats.continue_counts(before)
-    else:
-        counts.continue_after_predecessor()
     session.stats.api_restarts = launch.restarts
     app = make_app(
         launch.config,
@@ -155,7 +150,7 @@ def make_served_model(
         developer_mode=launch.developer_mode,
         traces=traces,
         swaps=swaps,
-        counts=counts,
+        counts=SharedCounts(session.stats, peers),
         created=launch.created or None,
     )
     return ServedModel(launch, session, app)

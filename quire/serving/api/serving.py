@@ -25,7 +25,7 @@ from quire.serving.api.request_choices import RequestChoices
 from quire.serving.api.schemas.request_fields import RequestFields
 from quire.serving.api.schemas.sampling import SamplingFields
 from quire.serving.api.serializers import Serializer
-from quire.serving.api.shared_counts import ShownCounts
+from quire.serving.api.shared_counts import SharedCounts
 from quire.serving.api.shared_turn import SharedTurn
 from quire.serving.api.sse_chunks import SseChunks
 from quire.serving.api.stream_response import StreamResponse
@@ -57,7 +57,7 @@ class Serving:
     chat: ChatService
     created: int
     slow_reader_s: float
-    counts: ShownCounts
+    counts: SharedCounts
     store: Store | None = None
 
     @property
@@ -97,13 +97,13 @@ class Serving:
             )
         return asked
 
-    def refuse_if_full(self, request: Request) -> None:
+    def refuse_if_full(self) -> None:
         """Turn a request away before its body is read, if too many wait; see AdmissionLimit.
 
         Raises:
             OverloadedError: Too many do.
         """
-        self.session.refuse_if_full(request.state.caller.tenant)
+        self.session.refuse_if_full()
 
     async def respond(
         self,
@@ -159,7 +159,7 @@ class Serving:
         self._check_beams(beams)
         sequences = len(prompts) * beams.beam_width
         computed = sum(map(len, prompts)) + sequences * beams.max_tokens
-        self.session.check_room(fields.tenant, sequences, computed)
+        self.session.check_room(sequences, computed)
         request_id, stream = request.state.request_id, bool(fields.stream)
         serializer = make_serializer(prompts)
         head = serializer.head(request_id, int(time.time()), self.model_name(fields.model), stream=stream)

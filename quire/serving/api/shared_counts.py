@@ -1,114 +1,51 @@
 """What /metrics shows: what the API processes of the server have counted together, whichever is asked.
 
-Each process writes down what it has counted once a second, and before anything of it is shown: so no counter goes back
-when a process is killed, and its successor counts on. Knows nothing about Prometheus' names.
+For each scrape every process writes what it has counted to a file of its own, which stays when the process ends: so no
+counter goes back while others live. Knows nothing about Prometheus' names.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import time
-from collections.abc import Sequence
-from typing import Protocol
-
 import msgspec
 
-from quire.engine.metrics.counts import Counts, continue_after, count_of, total
 from quire.engine.metrics.prometheus import read_process
-from quire.engine.metrics.server_stats import ServerStats
-from quire.foundation.processes.shared_record import SharedRecord
-from quire.serving.api.peers import Answer, KeepCounts, Peers
-
-logger = logging.getLogger(__name__)
-
-_CPU = "process_cpu_seconds_total"
-KEEP_S = 1.0
-"""What is counted in so many seconds may be lost with a process."""
-
-
-class ShownCounts(Protocol):
-    """What /metrics reads."""
-
-    async def total(self) -> ServerStats:
-        """All that was counted until now."""
-        ...
-
-    async def keep(self) -> None:
-        """Write it down as long as this is not cancelled."""
-        ...
-
-
-class OwnCounts:
-    """Of a process that serves alone, and nobody goes on from.
-
-    Args:
-        stats: What it counts.
-    """
-
-    def __init__(self, stats: ServerStats) -> None:
-        self._stats = stats
-
-    async def total(self) -> ServerStats:
-        return self._stats
-
-    async def keep(self) -> None:
-        pass
+from quire.engine.metrics.server_stats import ServerStats, total
+from quire.serving.api.peers import Answer, Peers, WriteCounts
 
 
 class SharedCounts:
-    """Of all API processes.
+    """The counts of all API processes.
 
     Args:
         stats: What this one counts.
-        records: What each has written down, by place.
-        place: Of this one.
-        generation: Of the model that is served.
         peers: The others.
     """
 
-    def __init__(
-        self, stats: ServerStats, records: Sequence[SharedRecord], place: int, generation: int, peers: Peers
-    ) -> None:
+    def __init__(self, stats: ServerStats, peers: Peers) -> None:
         self._stats = stats
-        self._records = records
-        self._place = place
-        self._generation = generation
         self._peers = peers
-        self._cpu_before = 0.0  # seconds of the processes before this one
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(Counts)
-        peers.on(KeepCounts, self._keep_for_peer)
-
-    def continue_after_predecessor(self) -> None:
-        """Count on from what a process in this place has written down, if there was one; before anything is
-        counted."""
-        if written := self._records[self._place].read():
-            before = self._decoder.decode(written)
-            continue_after(self._stats, before, self._generation)
-            self._cpu_before = before.process.get(_CPU, 0.0)
+        self._decoder = msgspec.msgpack.Decoder(ServerStats)
+        peers.on(WriteCounts, self._write)
 
     async def total(self) -> ServerStats:
-        """All that was counted until now; by a process that does not answer, until it wrote it down last."""
-        own = self._write(read_process())
-        await self._peers.ask(KeepCounts())
-        written = [record.read() for place, record in enumerate(self._records) if place != self._place]
-        stats = total([own, *(self._decoder.decode(each) for each in written if each)])
-        stats.gpus = self._stats.gpus
-        return stats
+        """All that was counted until now. Of a process that does not answer, what it wrote down last."""
+        if self._peers.alone:
+            return self._stats
+        lives = {answer["life"] for answer in await self._peers.ask(WriteCounts())}
+        self._write()
+        alive, gone = [self._stats], list[ServerStats]()
+        for path in self._peers.directory.glob("counts-*"):
+            life = int(path.name.removeprefix("counts-"))
+            if life != self._peers.life:
+                (alive if life in lives else gone).append(self._decoder.decode(path.read_bytes()))
+        return total(alive, gone)
 
-    async def keep(self) -> None:
-        """Write down what is counted, as long as this is not cancelled."""
-        while True:
-            self._write({_CPU: time.process_time()})
-            await asyncio.sleep(KEEP_S)
-
-    def _keep_for_peer(self, question: KeepCounts) -> Answer:
-        self._write(read_process())
-        return {}
-
-    def _write(self, process: dict[str, float]) -> Counts:
-        process = process | {_CPU: process.get(_CPU, 0.0) + self._cpu_before}
-        counts = count_of(self._stats, self._generation, process)
-        self._records[self._place].write(self._encoder.encode(counts))
-        return counts
+    def _write(self, question: WriteCounts | None = None) -> Answer:
+        """Write down what this process has counted. Says which life of a process it is."""
+        self._stats.process = read_process()
+        name = f"counts-{self._peers.life}"
+        written = self._peers.directory / f".{name}"
+        written.write_bytes(self._encoder.encode(self._stats))
+        written.replace(self._peers.directory / name)
+        return {"life": self._peers.life}

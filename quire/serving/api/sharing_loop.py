@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from quire.engine.metrics.work_times import WorkTimes
+from quire.engine.metrics.histogram import WorkTimes
 from quire.foundation.processes.shared_numbers import SharedNumbers
 from quire.serving.api.measured_loop import MeasuredLoop
 

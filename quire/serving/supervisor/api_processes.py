@@ -27,7 +27,6 @@ class ApiProcesses:
         self.numbers = list(range(count))
         self.children: list[Child] = []
         self._next_number = count
-        self._restarts = [0] * count
 
     @property
     def places(self) -> range:
@@ -56,12 +55,15 @@ class ApiProcesses:
     def launch(self, place: int, model: LaunchConfig) -> LaunchConfig:
         """What a process is told that serves this model."""
         return msgspec.structs.replace(
-            model, number=self.numbers[place], place=place, restarts=self._restarts[place], takes_orders=True
+            model,
+            number=self.numbers[place],
+            place=place,
+            restarts=self._next_number - len(self.numbers),
+            takes_orders=True,
         )
 
     def begin_next_life(self, place: int) -> int:
         """Give a place to another process; returns the number of the one before."""
         before, self.numbers[place] = self.numbers[place], self._next_number
         self._next_number += 1
-        self._restarts[place] += 1
         return before

@@ -24,7 +24,7 @@ def add_chat(app: FastAPI, serving: Serving) -> None:
     @app.post("/v1/chat/completions", openapi_extra=openapi_body(ChatRequest), tags=["generate"])
     async def converse(request: Request) -> Response:
         """Answer a conversation."""
-        serving.refuse_if_full(request)
+        serving.refuse_if_full()
         fields = await read_body(request, ChatRequest)
         return await cancel_on_disconnect(request, answer_chat(serving, request, fields))
 

@@ -30,7 +30,7 @@ def add_chat_batch(app: FastAPI, serving: Serving) -> None:
     @app.post("/v1/chat/completions/batch", openapi_extra=openapi_body(ChatBatchRequest), tags=["generate"])
     async def converse(request: Request) -> Response:
         """Answer several conversations."""
-        serving.refuse_if_full(request)
+        serving.refuse_if_full()
         fields = await read_body(request, ChatBatchRequest)
         return await cancel_on_disconnect(request, _answer(serving, request, fields))
 

@@ -34,7 +34,7 @@ def add_completions(app: FastAPI, serving: Serving) -> None:
     @app.post("/v1/completions", openapi_extra=openapi_body(CompletionRequest), tags=["generate"])
     async def complete(request: Request) -> Response:
         """Go on with one or several prompts."""
-        serving.refuse_if_full(request)
+        serving.refuse_if_full()
         fields = await read_body(request, CompletionRequest)
         return await cancel_on_disconnect(request, answer_completion(serving, request, fields))
 
@@ -111,7 +111,7 @@ def _check_room(serving: Serving, fields: CompletionRequest) -> None:
             check_length(fewest, longest)
             tokens += fewest
     sequences = len(prompts) * fields.num_sequences
-    serving.session.check_room(fields.tenant, sequences, sequences + tokens)
+    serving.session.check_room(sequences, sequences + tokens)
 
 
 def _marks(serving: Serving) -> FillInMiddle:

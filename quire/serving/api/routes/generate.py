@@ -25,7 +25,7 @@ def add_generate(app: FastAPI, serving: Serving) -> None:
     @app.post("/inference/v1/generate", openapi_extra=openapi_body(GenerateRequest), tags=["generate"])
     async def generate(request: Request) -> Response:
         """Go on with token ids; the answer has token ids, no text."""
-        serving.refuse_if_full(request)
+        serving.refuse_if_full()
         fields = await read_body(request, GenerateRequest)
         return await cancel_on_disconnect(request, answer_generate(serving, request, fields))
 
@@ -40,7 +40,7 @@ async def answer_generate(serving: Serving, request: Request, fields: GenerateRe
         params, longest = fields.sampling(), serving.session.submission.longest
         if params.truncate_prompt_tokens is None:
             check_length(len(fields.token_ids), longest)
-        serving.session.check_room(fields.tenant, params.n, params.n + min(longest, len(fields.token_ids)))
+        serving.session.check_room(params.n, params.n + min(longest, len(fields.token_ids)))
         if params.prompt_logprobs is not None and fields.stream:
             raise RequestError("prompt_logprobs cannot be streamed: leave stream out.", param="prompt_logprobs")
         check_answer_size(

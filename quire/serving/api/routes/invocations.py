@@ -30,7 +30,7 @@ def add_invocations(app: FastAPI, serving: Serving) -> None:
     async def invoke(request: Request) -> Response:
         """A conversation, a completion or token ids: as /v1/chat/completions, /v1/completions or
         /inference/v1/generate."""
-        serving.refuse_if_full(request)
+        serving.refuse_if_full()
         body = await read_object(request)
         return await cancel_on_disconnect(request, _answer(serving, request, body))
 

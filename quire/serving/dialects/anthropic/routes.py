@@ -24,7 +24,7 @@ def add_messages(app: FastAPI, serving: Serving) -> None:
     @app.post("/v1/messages", openapi_extra=openapi_body(MessagesRequest), tags=["generate"])
     async def converse(request: Request) -> Response:
         """Answer a conversation."""
-        serving.refuse_if_full(request)
+        serving.refuse_if_full()
         fields = await read_body(request, MessagesRequest, MESSAGES_FIELDS)
         return await cancel_on_disconnect(request, _answer(serving, request, fields))
 

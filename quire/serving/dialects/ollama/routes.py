@@ -31,7 +31,7 @@ def add_ollama(app: FastAPI, serving: Serving) -> None:
         fields = await check_object(request, body, OllamaChatRequest, OLLAMA_FIELDS)
         if not fields.messages:
             return _loaded(serving, "chat", fields.model, unload=body.get("keep_alive") in (0, "0"))
-        serving.refuse_if_full(request)
+        serving.refuse_if_full()
         return await cancel_on_disconnect(request, _answer(serving, request, fields))
 
     @app.post("/api/generate", openapi_extra=openapi_body(OllamaGenerateRequest), tags=["ollama"])
@@ -41,7 +41,7 @@ def add_ollama(app: FastAPI, serving: Serving) -> None:
         fields = await check_object(request, body, OllamaGenerateRequest, OLLAMA_FIELDS)
         if not fields.prompt and not fields.suffix:
             return _loaded(serving, "generate", fields.model, unload=body.get("keep_alive") in (0, "0"))
-        serving.refuse_if_full(request)
+        serving.refuse_if_full()
         return await cancel_on_disconnect(request, _answer(serving, request, fields))
 
 
@@ -77,7 +77,7 @@ async def _start(
     if isinstance(body, OllamaGenerateRequest) and (body.raw or body.suffix):
         fields = completion_request(body).sent_by(caller)
         fields.model = name
-        serving.session.check_room(fields.tenant, 1, 1)
+        serving.session.check_room(1, 1)
         prompts, params, options = await prepare_completion(serving, fields)
         if fields.max_tokens is None:
             params = msgspec.structs.replace(params, max_tokens=None)  # all that the context leaves

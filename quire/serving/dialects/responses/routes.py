@@ -37,7 +37,7 @@ def add_responses(app: FastAPI, serving: Serving) -> None:
     @app.post("/v1/responses", openapi_extra=openapi_body(ResponsesRequest), tags=["responses"])
     async def create(request: Request) -> Response:
         """Answer something."""
-        serving.refuse_if_full(request)
+        serving.refuse_if_full()
         fields = await read_body(request, ResponsesRequest)
         return await cancel_on_disconnect(request, _answer(serving, service, tasks, request, fields))
 

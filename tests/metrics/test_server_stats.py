@@ -1,15 +1,12 @@
-"""What processes have counted, beside and after each other: sums of what requests bring, and no counter goes back."""
+"""What processes have counted together: sums of what requests bring, and what an engine says stands there once."""
 
 from __future__ import annotations
-
-import itertools
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.engine.metrics.counts import Counts, continue_after, count_of, total
 from quire.engine.metrics.prometheus import Exposition
-from quire.engine.metrics.server_stats import ServerStats
+from quire.engine.metrics.server_stats import ServerStats, total
 from quire.engine.metrics.stats import Stats
 from quire.foundation.config import CacheConfig
 from quire.foundation.messages.from_engine import STEP_TOKEN_BOUNDS, End, Heartbeat, Load
@@ -36,14 +33,17 @@ def serve(stats: ServerStats, tokens: int, engine: int = 0) -> None:
     stats.http.answered("POST", "/v1/completions", 200, 0.2)
 
 
-def sent(counts: Counts) -> Counts:
+def sent(stats: ServerStats) -> ServerStats:
     """As another process reads it."""
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(counts), type=Counts)
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(stats), type=ServerStats)
 
 
 def together(*processes: ServerStats) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """The page of all of them, by name and labels."""
-    stats = total([sent(count_of(each)) for each in processes])
+    return page_of(total([sent(each) for each in processes]))
+
+
+def page_of(stats: ServerStats) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     page = Exposition(stats, "tiny", CacheConfig()).text().decode()
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -92,8 +92,7 @@ def test_while_an_engine_is_replaced_the_requests_that_wait_are_those_of_all_pro
     first, second = process(), process()
     for stats, waiting in ((first, 3), (second, 4)):
         stats.engines[0].record_heartbeat(beat(9, running=7, preemptions=5))
-        stats.engines[0].record_engine_death(waiting, 10 * waiting)
-        stats.engines[0].epoch = 1
+        stats.engines[0].record_engine_death(1, waiting, 10 * waiting)
     late = process()  # has not heard of the death
     late.engines[0].record_heartbeat(beat(9, running=7, preemptions=5))
     page = together(late, first, second)
@@ -102,49 +101,35 @@ def test_while_an_engine_is_replaced_the_requests_that_wait_are_those_of_all_pro
     assert value(page, "vllm:num_preemptions_total", engine="0") == 5
 
 
-def test_no_counter_goes_back_when_a_process_is_replaced() -> None:
-    """Whatever dies in between: the engine not at all, before the process, or after it has written last."""
-    for epoch_known, epoch_at_start in ((0, 0), (1, 1), (0, 1)):
-        stats, pages = process(), []
-        engine = stats.engines[0]
-        engine.record_heartbeat(beat(6, preemptions=6, prefix_queries=60))
-        if epoch_known:
-            engine.record_engine_death(0, 0)
-            engine.epoch = 1
-            engine.record_heartbeat(beat(2, preemptions=2, prefix_queries=20))
+def test_of_a_process_that_has_ended_only_counters_are_left() -> None:
+    here, gone = process(), process()
+    for stats in (here, gone):
         serve(stats, 5)
-        pages.append(together(stats))
-        written = sent(count_of(stats))
-        successor = ServerStats([Stats()])  # no engine is heard yet, so lengths have no scale
-        successor.engines[0].epoch = epoch_at_start
-        continue_after(successor, written)
-        pages.append(together(successor))
-        successor.engines[0].set_max_model_len(512)
-        pages.append(together(successor))
-        again = 6 if (epoch_known, epoch_at_start) == (0, 0) else 2 if epoch_known else 1
-        successor.engines[0].record_heartbeat(beat(again, preemptions=again, prefix_queries=10 * again))
-        serve(successor, 4)
-        pages.append(together(successor))
-        for before, after in itertools.pairwise(pages):
-            back = {key: (n, after[key]) for key, n in before.items() if _counts(key[0]) and after[key] < n}
-            assert not back
-        last = pages[-1]
-        assert value(last, "vllm:generation_tokens_total") == 9
-        expected = {(0, 0): 6, (1, 1): 8, (0, 1): 7}[epoch_known, epoch_at_start]
-        assert value(last, "vllm:num_preemptions_total") == expected
-        assert value(last, "vllm:iteration_tokens_total_count") == expected
-        assert value(last, "vllm:request_generation_tokens_count") == 2
+        stats.callbacks.observe(0.5)
+        stats.rejections["requests"] += 1
+        stats.api_restarts += 1
+        stats.process = {"process_cpu_seconds_total": 4.0, "process_resident_memory_bytes": 100.0}
+    here.engines[0].record_heartbeat(beat(3, running=1))
+    gone.engines[0].record_heartbeat(beat(2, running=2))
+    gone.engines[0].prompt_rate = 7.0
+    page = page_of(total([here], [sent(gone)]))
+    assert value(page, "vllm:generation_tokens_total") == 10
+    assert value(page, "vllm:request_generation_tokens_count") == 2
+    assert value(page, "vllm:admission_rejections_total", reason="requests") == 2
+    assert value(page, "quire:event_loop_callback_cpu_seconds_count") == 2
+    assert value(page, "http_requests_total", handler="/v1/completions") == 2
+    assert value(page, "process_cpu_seconds_total") == 8
+    assert value(page, "process_resident_memory_bytes") == 100
+    assert value(page, "vllm:num_requests_running") == 1
+    assert value(page, "vllm:avg_prompt_throughput_toks_per_s") == 0
+    assert value(page, "quire:process_restarts_total", process="api") == 1
 
 
-def _counts(name: str) -> bool:
-    return name.endswith(("_total", "_count", "_sum", "_bucket")) and not name.startswith("process_")
-
-
-def test_a_process_that_serves_another_model_counts_for_the_process_alone() -> None:
-    stats = process()
-    serve(stats, 5)
-    successor = process()
-    continue_after(successor, sent(count_of(stats, generation=0)), generation=1)
-    page = together(successor)
-    assert value(page, "vllm:generation_tokens_total") == 0
-    assert value(page, "http_requests_total", handler="/v1/completions") == 1
+def test_a_process_that_has_not_heard_how_long_sequences_are_changes_no_scale() -> None:
+    early, late = ServerStats([Stats()]), process()
+    for served in (False, True):
+        if served:
+            serve(late, 5)
+        for order in ((early, late), (late, early)):
+            page = together(*order)
+            assert value(page, "vllm:request_generation_tokens_bucket", le="500.0") == served
