@@ -125,6 +125,18 @@ def test_of_a_process_that_has_ended_only_counters_are_left() -> None:
     assert value(page, "quire:process_restarts_total", process="api") == 1
 
 
+def test_no_counter_of_an_engine_goes_back_when_the_process_that_heard_it_last_is_gone() -> None:
+    here, gone = process(), process()
+    here.engines[0].record_heartbeat(beat(3, prefix_queries=30))
+    gone.engines[0].record_heartbeat(beat(4, prefix_queries=40))
+    page = page_of(total([here], [sent(gone)]))
+    assert value(page, "vllm:iteration_tokens_total_count") == 4
+    assert value(page, "vllm:prefix_cache_queries_total") == 40
+    here.engines[0].record_engine_death(1, 0, 0)  # its successor counts from zero, whatever the other one had heard
+    here.engines[0].record_heartbeat(beat(1, prefix_queries=10))
+    assert value(page_of(total([here], [sent(gone)])), "vllm:iteration_tokens_total_count") == 1
+
+
 def test_a_process_that_has_not_heard_how_long_sequences_are_changes_no_scale() -> None:
     early, late = ServerStats([Stats()]), process()
     for served in (False, True):

@@ -122,7 +122,7 @@ def total(alive: Sequence[ServerStats], gone: Sequence[ServerStats] = ()) -> Ser
         for engine, heard in zip(stats.engines, each.engines, strict=True):
             engine.add_requests(heard)
     for number, engine in enumerate(stats.engines):
-        engine.add_heard([each.engines[number] for each in alive])
+        engine.add_heard([each.engines[number] for each in alive], [each.engines[number] for each in gone])
     stats.swaps = alive[0].swaps  # models are swapped where there is one process
     stats.api_restarts = max(each.api_restarts for each in (*alive, *gone))
     for each in alive:

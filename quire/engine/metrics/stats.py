@@ -150,13 +150,19 @@ class Stats:
             if isinstance(own, Histogram) and name != "step_tokens":
                 own.add(getattr(other, name))
 
-    def add_heard(self, heard: Sequence[Stats]) -> None:
-        """Take over what the engine says of itself, as several processes have heard it: the latest is true. Without an
-        engine, each process holds requests back for the next one."""
+    def add_heard(self, heard: Sequence[Stats], gone: Sequence[Stats] = ()) -> None:
+        """Take over what the engine says of itself: the latest is true. Without an engine, each process holds requests
+        back for the next one.
+
+        Args:
+            heard: What the processes have heard.
+            gone: What those had heard that do not answer: perhaps a moment more than the others, so its counters count.
+        """
         self.epoch = max(each.epoch for each in heard)
         latest = [each for each in heard if each.epoch == self.epoch]
         alive = [each for each in latest if not each.lost]
-        self.load = max(alive or latest, key=lambda each: each.load.step).load
+        known = [*(alive or latest), *(each for each in gone if each.epoch == self.epoch)]
+        self.load = max(known if alive else latest, key=lambda each: each.load.step).load
         if not alive:
             self.load = replace(
                 self.load,
@@ -164,8 +170,8 @@ class Stats:
                 waiting_tokens=sum(each.load.waiting_tokens for each in latest),
                 queued_tokens=sum(each.load.queued_tokens for each in latest),
             )
-        self.step_tokens = max((each.step_tokens for each in alive or latest), key=lambda steps: steps.count)
-        self.turns = max((each.turns for each in alive or latest), key=lambda turns: turns.seconds.count)
+        self.step_tokens = max((each.step_tokens for each in known), key=lambda steps: steps.count)
+        self.turns = max((each.turns for each in known), key=lambda turns: turns.seconds.count)
         self.prompt_rate = sum(each.prompt_rate for each in heard)
         self.generation_rate = sum(each.generation_rate for each in heard)
 
