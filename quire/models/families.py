@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 GATED = ("silu", "gelu_pytorch_tanh")
 """Activations of gated MLPs."""
+_QWEN = {"use_sliding_window": False, "max_window_layers": 28, "max_position_embeddings": 32768}
 _GEMMA = "quire.models.gemma:Gemma"
 GEMMA_NAMES = {"hidden_act": "hidden_activation"}
 GEMMA = {
@@ -76,21 +77,12 @@ FAMILIES: dict[str, Family] = {
     "Qwen2ForCausalLM": Family(
         windows="from",
         qkv_bias=True,
-        defaults={
-            "use_sliding_window": False,
-            "max_window_layers": 28,
-            "max_position_embeddings": 32768,
-        },
+        defaults=_QWEN,
     ),
     "Qwen3ForCausalLM": Family(
         windows="from",
         qk_norm=True,
-        defaults={
-            "head_dim": 128,
-            "use_sliding_window": False,
-            "max_window_layers": 28,
-            "max_position_embeddings": 32768,
-        },
+        defaults=_QWEN | {"head_dim": 128},
     ),
     "MixtralForCausalLM": Family(
         windows="all",

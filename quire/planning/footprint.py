@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.compute.attention.gathered_kv import gathered_tokens
+from quire.compute.attention.metadata import gathered_tokens
 from quire.models.spec import DTYPE_BYTES, ExpertsSpec, ModelSpec
 from quire.planning.step_limits import StepLimits
 

@@ -44,7 +44,7 @@ def triton_backend_with_long_rows(kv: KVView) -> AttentionBackend:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton.prefill_dense, "serves_dense_prefill", lambda device, dtype, d: None in kv.windows)
-        patch.setattr(triton.gathered_kv, "DENSE_MIN_QUERIES", 5)
+        patch.setattr(triton.metadata, "DENSE_MIN_QUERIES", 5)
         patch.setitem(
             KERNELS,
             ("prefill_attention_dense", "cuda"),

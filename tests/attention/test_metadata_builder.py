@@ -9,8 +9,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from quire.compute.attention.gathered_kv import DENSE_MIN_QUERIES, GATHER_CHUNK, gathered_tokens
-from quire.compute.attention.metadata import IntArray, PaddedLimits, PrefillMetadata
+from quire.compute.attention.metadata import (
+    DENSE_MIN_QUERIES,
+    GATHER_CHUNK,
+    IntArray,
+    PaddedLimits,
+    PrefillMetadata,
+    gathered_tokens,
+)
 from quire.compute.attention.metadata_builder import (
     PrefillTiling,
     RowKinds,

@@ -7,7 +7,7 @@ decode step has them: layer after layer, each with a cache of its own, and what 
 Long rows are timed with the gathering of their contexts, on the same cases as tiles. Prints microseconds, and the share
 of the GPU's memory speed or its TFLOP/s. In quire/compute/kernels/triton/attention/, the best goes to `_shape`,
 `_PROGRAMS` and `MIN_SPLIT_TILES` in decode_split_kv.py, `MANY_ROWS` in decode_large_batch.py, `tile_shape` in
-prefill.py and `_shape` in prefill_dense.py; and to `DENSE_MIN_QUERIES` in quire/compute/attention/gathered_kv.py.
+prefill.py and `_shape` in prefill_dense.py; and to `DENSE_MIN_QUERIES` in quire/compute/attention/metadata.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """What attention needs to know of a step beside its batch: which rows are decoded, which are prefilled, and in what
-tiles.
+tiles; and how much memory dense prefill gathers keys and values into.
 
 Made on the host as numpy arrays, which travel in the step's one copy to the device, and rebuilt there around tensors
 (`AttentionMetadata.arrays`, `with_arrays`). All arrays are one-dimensional int64. Knows nothing about kernels.
@@ -13,6 +13,13 @@ from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+DENSE_MIN_QUERIES = 640
+"""Query tokens of a row from which on gathering its context pays."""
+GATHER_CHUNK = 128
+"""Positions that are gathered as one chunk."""
+_MAX_BYTES = 2**29
+"""Of keys and values: 131,072 tokens of 8 KV heads 128 wide in bfloat16."""
 
 IntArray = npt.NDArray[np.int64]
 
@@ -169,3 +176,14 @@ class PaddedLimits:
     tokens: int
     rows: int
     decode_rows: int
+
+
+def gathered_tokens(token_bytes: int, tokens: int, length: int) -> int:
+    """How many tokens there is memory for: as many as a step may need, or as fit into the limit.
+
+    Args:
+        token_bytes: Of a layer's keys and values of a token.
+        tokens, length: Of the largest step, and of the longest sequence.
+    """
+    chunks = max(tokens, length) // GATHER_CHUNK + tokens // DENSE_MIN_QUERIES + 1
+    return min(chunks, _MAX_BYTES // (GATHER_CHUNK * token_bytes)) * GATHER_CHUNK

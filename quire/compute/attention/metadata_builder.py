@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quire.compute.attention.gathered_kv import DENSE_MIN_QUERIES
 from quire.compute.attention.metadata import (
+    DENSE_MIN_QUERIES,
     AttentionMetadata,
     DecodeMetadata,
     DensePrefillMetadata,

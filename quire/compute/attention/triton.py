@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.compute.attention import gathered_kv
+from quire.compute.attention import metadata
 from quire.compute.attention.backend import AttentionLayer, KVView, QKNormRope, StepRows
 from quire.compute.attention.metadata import (
     AttentionMetadata,
@@ -235,9 +235,9 @@ def _tiling(kv: KVView, heads: int, dtype: torch.dtype, max_tokens: int, max_len
     return dataclasses.replace(
         tiling,
         dense_tile_queries=prefill_dense.QUERIES,
-        dense_min_queries=gathered_kv.DENSE_MIN_QUERIES,
-        gather_chunk=gathered_kv.GATHER_CHUNK,
-        gather_capacity=gathered_kv.gathered_tokens(2 * kv_heads * d * item, max_tokens, max_length),
+        dense_min_queries=metadata.DENSE_MIN_QUERIES,
+        gather_chunk=metadata.GATHER_CHUNK,
+        gather_capacity=metadata.gathered_tokens(2 * kv_heads * d * item, max_tokens, max_length),
     )
 
 

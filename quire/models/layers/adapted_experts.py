@@ -29,16 +29,7 @@ class AdaptedExperts:
         self._updates = updates
 
     def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
-        """Compute the experts' weighted sum for each token.
-
-        Args:
-            x: [tokens, hidden].
-            numbers: [tokens, chosen] int64, each token's experts.
-            weights: [tokens, chosen], the experts' weights.
-
-        Returns:
-            [tokens, hidden], of x's dtype.
-        """
+        """x [tokens, hidden], each token's experts and their weights [tokens, chosen] → [tokens, hidden]."""
         adapters = self._updates.of_step
         if adapters is None:
             return self._base(x, numbers, weights)
@@ -63,16 +54,7 @@ class SeparatelyAdaptedExperts:
         self._silu_and_mul = kernel("silu_and_mul", "cpu")
 
     def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
-        """Compute the experts' weighted sum for each token.
-
-        Args:
-            x: [tokens, hidden].
-            numbers: [tokens, chosen] int64, each token's experts.
-            weights: [tokens, chosen], the experts' weights.
-
-        Returns:
-            [tokens, hidden], of x's dtype.
-        """
+        """x [tokens, hidden], each token's experts and their weights [tokens, chosen] → [tokens, hidden]."""
         adapters = self._updates.of_step
         if adapters is None:
             return self._base(x, numbers, weights)

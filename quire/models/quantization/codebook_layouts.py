@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,18 +40,6 @@ class CodedModule(NamedTuple):
     codes: Tensor
     scales: Tensor
     factor: Tensor | None
-
-
-class CodebookLayout(Protocol):
-    """A tool's."""
-
-    def specs(self, name: str, rows: int, columns: int) -> Iterator[WeightSpec]:
-        """The tensors of a module [rows, columns]."""
-        ...
-
-    def read(self, checkpoint: Checkpoint, name: str, rows: int, columns: int) -> CodedModule:
-        """The module."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -180,7 +168,9 @@ class Microscaled:
         return (_POWERS_OF_TWO if self.form.group == MICROSCALED else _WITH_FACTOR)[self.form.layout]
 
 
-CODEBOOK_LAYOUTS: dict[str, type[Bitsandbytes | Microscaled]] = {
+CodebookLayout = Bitsandbytes | Microscaled
+"""A tool's: `specs` are the tensors of a module [rows, columns], and `read` reads it."""
+CODEBOOK_LAYOUTS: dict[str, type[CodebookLayout]] = {
     "bitsandbytes": Bitsandbytes,
     "mxfp4": Microscaled,
     "compressed-tensors": Microscaled,

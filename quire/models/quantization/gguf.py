@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -120,26 +119,6 @@ class GgufLinearWeight:
         return out
 
 
-class _Part(Protocol):
-    """The weights of some of a shape's modules, all in one form.
-
-    Attributes:
-        outputs: How many outputs these modules have together.
-    """
-
-    outputs: int
-
-    def load(self, checkpoint: Checkpoint) -> None: ...
-
-    def multiply(self, x: Tensor, bias: Tensor | None, y: Tensor) -> None:
-        """Write x Wᵀ + bias to y: x [tokens, columns], y [tokens, outputs]."""
-        ...
-
-    def multiply_silu_and_mul(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        """Write silu of the first half of x Wᵀ + bias times the second half to out [tokens, outputs / 2]."""
-        ...
-
-
 class _DensePart:
     """Modules whose weights are dequantized into the model's dtype."""
 
@@ -178,6 +157,10 @@ class _BlockPart:
 
     def multiply_silu_and_mul(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         self._linear_silu_and_mul(x, self._weight, bias, out)
+
+
+_Part = _DensePart | _BlockPart | CodedPart
+"""The weights of some of a shape's modules, all in one form; see CodedPart."""
 
 
 class GgufEmbedding:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,18 +36,6 @@ class Codes(NamedTuple):
     scales: Tensor
     zeros: Tensor | None
     owners: Tensor | None
-
-
-class Layout(Protocol):
-    """A tool's."""
-
-    def specs(self, name: str, rows: int, columns: int) -> Iterator[WeightSpec]:
-        """The tensors of a module [rows, columns]."""
-        ...
-
-    def read(self, checkpoint: Checkpoint, name: str, rows: int, columns: int) -> Codes:
-        """The module."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -168,7 +156,9 @@ class BitsandbytesInt8:
         return Codes(signed.view(torch.uint8) ^ middle, (largest / (middle - 1)).unsqueeze(1), None, None)
 
 
-LAYOUTS: dict[str, type[Gptq | Awq | Compressed | BitsandbytesInt8]] = {
+Layout = Gptq | Awq | Compressed | BitsandbytesInt8
+"""A tool's: `specs` are the tensors of a module [rows, columns], and `read` reads it."""
+LAYOUTS: dict[str, type[Layout]] = {
     "gptq": Gptq,
     "gptq_v2": Gptq,
     "awq": Awq,
