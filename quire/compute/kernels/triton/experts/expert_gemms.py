@@ -24,7 +24,7 @@ the GPU's shared cache (.cg): its multiprocessor's own may still hold what stood
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 import triton
@@ -58,7 +58,7 @@ from quire.compute.kernels.triton.linear.inner_loops import (
 )
 from quire.compute.kernels.triton.linear.quantize_rows import quantize_rows, row_scales, to_codes
 
-ExpertsWeight = Tensor | AnyCoded | ScaledWeight
+ExpertsWeight: TypeAlias = "Tensor | AnyCoded | ScaledWeight"  # as text: compiler processes have no torch
 """Of all experts: [experts, rows, columns], or codes with one more dimension in front than in the reference's form."""
 ExpertConfigs = tuple[GemvConfig, GemvConfig] | tuple[GemmConfig, GemmConfig]
 """Of the first product, whose rows of weight are gates and ups together, and of the second."""
