@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from quire.compute.kernels import reference
 from quire.compute.kernels.dispatch import KERNELS, kernel
 from quire.errors import ConfigError
 from quire.tools.bench import kernel_cases
@@ -139,13 +140,13 @@ def _chosen(ops: Sequence[str], device: torch.device) -> list[KernelCase]:
 def _reference_seconds(case: KernelCase, sets: Sequence[Arguments], device: torch.device) -> float | None:
     """Of the torch reference, launched by Python, since some wait for the device; None if it does not take the
     arguments, because they are packed for the kernel."""
-    path = KERNELS.get((case.op, "cpu"))
-    if path is None:
+    modules = (module.name for module in pkgutil.iter_modules(reference.__path__, f"{reference.__name__}."))
+    found = (getattr(importlib.import_module(name), case.op, None) for name in modules)
+    version = next(filter(callable, found), None)  # all versions of an op have its name
+    if version is None:
         return None
-    module, name = path.replace("quire.compute.kernels.cpu.", "quire.compute.kernels.reference.").split(":")
-    reference = getattr(importlib.import_module(module), name)
     try:
-        return median_seconds(_calls(reference, sets), device, graph=False)
+        return median_seconds(_calls(version, sets), device, graph=False)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
         return None
 
