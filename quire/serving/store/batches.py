@@ -27,7 +27,7 @@ _OPEN = ", ".join(f"'{status}'" for status in OPEN)
 _OUTPUTS = (("output_file_id", 1, "output"), ("error_file_id", 0, "error"))
 
 
-@dataclass(frozen=True)
+@dataclass
 class BatchStore:
     """The batches in a store. See ResponseStore for its attributes."""
 

@@ -35,7 +35,7 @@ class StoredFile:
     size: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class FileStore:
     """The files in a store. See ResponseStore for its attributes."""
 

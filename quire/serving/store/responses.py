@@ -54,7 +54,7 @@ class StoredEvents:
     abandoned: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass
 class ResponseStore:
     """The responses in a store.
 
