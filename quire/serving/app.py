@@ -14,52 +14,41 @@ from collections.abc import AsyncIterator, Sequence
 from fastapi import FastAPI
 
 from quire.engine.metrics.log_line import StatsLogLine
-from quire.engine.metrics.server_stats import HttpCounts, ServerStats
+from quire.engine.metrics.server_stats import ServerStats
 from quire.errors import ConfigError, QuireError
 from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config, environment
-from quire.serving.api.access_log import log_access
-from quire.serving.api.auth import AuthenticationMiddleware
 from quire.serving.api.body_limit import BodyLimitMiddleware
-from quire.serving.api.caller import CallerMiddleware
 from quire.serving.api.chat_parsers import choose_parsers
 from quire.serving.api.chat_service import ChatService
 from quire.serving.api.cross_origin import CrossOriginMiddleware
 from quire.serving.api.direct_routes import DirectRoutesMiddleware
 from quire.serving.api.engine_session import EngineSession
 from quire.serving.api.error_handlers import add_error_handlers
-from quire.serving.api.error_responses import ServerErrorMiddleware
-from quire.serving.api.error_shapes import ErrorShapeMiddleware
-from quire.serving.api.http_metrics import HttpMetricsMiddleware
+from quire.serving.api.error_responses import ErrorShapeMiddleware, ServerErrorMiddleware
 from quire.serving.api.large_requests.readers import LargeRequestReaders
 from quire.serving.api.peers import Peers
 from quire.serving.api.prompt_renderer import PromptRenderer
-from quire.serving.api.request_ids import RequestIdMiddleware
-from quire.serving.api.request_record import Observer, RequestRecordMiddleware
+from quire.serving.api.request_head import CallerMiddleware, RequestIdMiddleware
+from quire.serving.api.request_record import Observer, RequestRecordMiddleware, count_in, log_access
 from quire.serving.api.request_traces import RequestTraces
 from quire.serving.api.routes.adapters import add_adapters
 from quire.serving.api.routes.chat import add_chat
-from quire.serving.api.routes.chat_batch import add_chat_batch
 from quire.serving.api.routes.completions import add_completions
-from quire.serving.api.routes.debug import add_debug
 from quire.serving.api.routes.docs_pages import add_docs_pages
-from quire.serving.api.routes.engine_frames import add_engine_frames
 from quire.serving.api.routes.generate import add_generate
-from quire.serving.api.routes.invocations import add_invocations
 from quire.serving.api.routes.model_admin import Swaps, add_model_admin
 from quire.serving.api.routes.models import add_models
 from quire.serving.api.routes.monitoring import add_monitoring
-from quire.serving.api.routes.operations import add_operations
+from quire.serving.api.routes.operations import add_debug, add_operations
 from quire.serving.api.routes.page import add_page
 from quire.serving.api.routes.render import add_render
 from quire.serving.api.routes.tokenize import add_tokenize
 from quire.serving.api.serving import Serving
 from quire.serving.api.shared_counts import SharedCounts
-from quire.serving.api.stream_response import DirectSendMiddleware
-from quire.serving.dialects.anthropic.routes import add_messages
+from quire.serving.dialects.anthropic.routes import add_anthropic
 from quire.serving.dialects.batches.file_routes import add_files
 from quire.serving.dialects.batches.routes import add_batches, make_batch_runner
-from quire.serving.dialects.ollama.model_routes import add_ollama_models
 from quire.serving.dialects.ollama.routes import add_ollama
 from quire.serving.dialects.responses.routes import add_responses
 from quire.serving.openapi_document import document_bodies
@@ -78,18 +67,14 @@ _ROUTES = (
     add_page,
     add_docs_pages,
     add_monitoring,
-    add_engine_frames,
     add_models,
     add_completions,
     add_chat,
-    add_chat_batch,
     add_responses,
     add_generate,
-    add_messages,
+    add_anthropic,
     add_ollama,
-    add_ollama_models,
     add_render,
-    add_invocations,
     add_tokenize,
     add_files,
     add_batches,
@@ -160,32 +145,29 @@ def create_app(
     if developer_mode:
         add_debug(app, serving)
     add_error_handlers(app)
-    observers: list[Observer] = []
+    observers = [count_in(session.stats.http)]
     if not server.disable_uvicorn_access_log:
         observers.append(log_access)
     if traces is not None:
         observers.append(traces.record)
-    _add_middleware(app, config, session.stats.http, observers)
+    _add_middleware(app, config, observers)
     document_bodies(app)
     return app
 
 
-def _add_middleware(app: FastAPI, config: Config, counts: HttpCounts, observers: Sequence[Observer]) -> None:
+def _add_middleware(app: FastAPI, config: Config, observers: Sequence[Observer]) -> None:
     """From the inside out: the last one added gets a request first."""
     server = config.server
     app.add_middleware(DirectRoutesMiddleware, routes=app.router.routes)
     larger = {"/v1/files": server.responses_store_max_file_bytes + UPLOAD_OVERHEAD}
     app.add_middleware(BodyLimitMiddleware, max_bytes=server.max_request_bytes, larger=larger)
-    app.add_middleware(CallerMiddleware, config=server, clock=SystemClock())
-    app.add_middleware(AuthenticationMiddleware, keys=server.api_key, routes=app.router.routes)
+    app.add_middleware(CallerMiddleware, config=server, routes=app.router.routes, clock=SystemClock())
     app.add_middleware(ServerErrorMiddleware)
     app.add_middleware(CrossOriginMiddleware, config=server)
     app.add_middleware(ErrorShapeMiddleware)
-    app.add_middleware(HttpMetricsMiddleware, counts=counts, clock=SystemClock())
-    if observers:
-        app.add_middleware(RequestRecordMiddleware, observers=observers, clock=SystemClock())
-    app.add_middleware(RequestIdMiddleware, always_answer=server.enable_request_id_headers)
-    app.middleware_stack = DirectSendMiddleware(app.build_middleware_stack())  # outside FastAPI's own, too
+    app.add_middleware(RequestRecordMiddleware, observers=observers, clock=SystemClock())
+    stack = app.build_middleware_stack()  # with FastAPI's own, of which the last one is outside all of these
+    app.middleware_stack = RequestIdMiddleware(stack, always_answer=server.enable_request_id_headers)
 
 
 @contextlib.asynccontextmanager

@@ -23,9 +23,8 @@ from quire.sampling_params import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
-from quire.serving.api.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
-from quire.serving.api.schemas.chat import MAX_MESSAGES, ChatRequest
-from quire.serving.api.schemas.chat_batch import ChatBatchRequest
+from quire.serving.api.routes.adapters import LoadAdapterRequest, UnloadAdapterRequest
+from quire.serving.api.schemas.chat import MAX_MESSAGES, ChatBatchRequest, ChatRequest
 from quire.serving.api.schemas.completion import CompletionRequest
 from quire.serving.api.schemas.generate import GenerateRequest
 from quire.serving.api.schemas.known_fields import NO_FIELDS, OPENAI_FIELDS, FieldLists

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from quire.serving.api.auth import PUBLIC
+from quire.serving.api.request_head import PUBLIC
 from tests.api.server import KEY, Server, running
 
 EXPECTED_PUBLIC = {

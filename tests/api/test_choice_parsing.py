@@ -9,8 +9,8 @@ from typing import Any
 import openai.types.chat as openai_chat
 import pytest
 
+from quire.serving.api.chat_parsers import ChoiceParser, OutputParsing
 from quire.serving.api.chat_serializer import ChatSerializer
-from quire.serving.api.choice_parsing import ChoiceParser, OutputParsing
 from quire.serving.api.prompt_fields import PromptFields
 from quire.serving.api.token_names import TokenNames
 from quire.text.deltas import ChoiceDelta, FinishReason

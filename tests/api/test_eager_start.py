@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from quire.serving.api.eager_start import start_eagerly
+from quire.serving.api.stream_response import start_eagerly
 
 
 @pytest.mark.parametrize("waits", [0, 1, 2])

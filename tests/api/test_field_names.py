@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.errors import ContextLengthError, RequestError, UnsupportedField
-from quire.serving.api.schemas.field_names import fields_named
+from quire.serving.api.schemas.known_fields import fields_named
 
 
 @pytest.mark.parametrize(

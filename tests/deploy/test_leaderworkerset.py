@@ -7,7 +7,7 @@ from typing import Any
 from quire.cli.flags import parse_config
 from quire.foundation.config import Config
 from quire.planning.nodes import check_nodes
-from quire.serving.api.auth import PUBLIC
+from quire.serving.api.request_head import PUBLIC
 from tests.deploy.manifests import KUBERNETES, documents, manifests, of_kind
 
 RESOURCES = documents((KUBERNETES / "leaderworkerset.yaml").read_text())

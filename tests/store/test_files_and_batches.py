@@ -9,9 +9,8 @@ import pytest
 
 from quire.errors import RequestError
 from quire.serving.store.batch_rows import BatchResult
-from quire.serving.store.errors import UnknownIdError
 from quire.serving.store.files import _Lines
-from quire.serving.store.limits import PROCESS_DEAD_S
+from quire.serving.store.limits import PROCESS_DEAD_S, UnknownIdError
 from quire.serving.store.store import Store
 from tests.store.contents import LIMITS, Time, content, ids, parts, run
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from quire.errors import ConfigError, PayloadTooLarge, RequestError
-from quire.serving.store.errors import StoreFullError, UnknownIdError
-from quire.serving.store.limits import PROCESS_DEAD_S
+from quire.serving.store.limits import PROCESS_DEAD_S, StoreFullError, UnknownIdError
 from quire.serving.store.store import Store
 from tests.store.contents import LIMITS, Time, ids, parts, response, run
 

@@ -14,9 +14,9 @@ from quire.foundation.messages.workers import TokenLogprobs
 from quire.outputs import BeamSearchSequence
 from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.serving.api.engine_session import EngineSession, check_num_sequences
-from quire.serving.api.request_choices import RequestChoices
+from quire.serving.api.request_choices import RequestChoices, usage_field
 from quire.serving.api.shared_turn import SharedTurn
-from quire.serving.api.stream_writer import StreamFormat
+from quire.serving.api.stream_response import AnswerFormat
 from quire.text.beam_search import BatchedBeamSearch
 from quire.text.deltas import ChoiceDelta
 from quire.text.text_stream import TextStream
@@ -58,29 +58,47 @@ class FoundChoice:
             yield piece
 
 
-def whole(pieces: Iterator[ChoiceDelta]) -> ChoiceDelta:
-    """All that a choice gained."""
-    choice = ChoiceDelta()
-    for piece in pieces:
-        choice.add(piece)
-    return choice
+class FoundChoices:
+    """What was found, as choices of a response. Each prompt is counted once.
 
+    Args:
+        prompts: Token ids.
+        found: The choices of all prompts, in order.
+        tokenizer: For their texts.
+        skip_special_tokens: As in SamplingParams.
+    """
 
-class FoundUsage:
-    """Token counts of what was found; each prompt is counted once."""
-
-    def __init__(self, prompts: Sequence[Sequence[int]], found: Sequence[FoundChoice]) -> None:
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        found: Sequence[FoundChoice],
+        tokenizer: Tokenizer | None,
+        *,
+        skip_special_tokens: bool,
+    ) -> None:
         self._prompt_tokens = sum(map(len, prompts))
         self._found = found
+        self.pieces = [choice.pieces(tokenizer, skip_special_tokens=skip_special_tokens) for choice in found]
+
+    async def collect(self) -> list[ChoiceDelta]:
+        """Every choice as a whole."""
+        turn, choices = SharedTurn(), list[ChoiceDelta]()
+        for pieces in self.pieces:
+            choice = ChoiceDelta()
+            for piece in pieces:
+                choice.add(piece)
+            choices.append(choice)
+            await turn.share()
+        return choices
 
     def usage(self) -> dict[str, Any]:
-        """Of all choices."""
-        return _usage(self._prompt_tokens, sum(choice.num_tokens for choice in self._found))
+        """Token counts of all choices."""
+        return usage_field(self._prompt_tokens, sum(choice.num_tokens for choice in self._found))
 
     def usage_of(self, index: int, num_tokens: int | None = None) -> dict[str, int]:
-        """Of one choice with so many tokens, by default all."""
+        """Token counts of one choice with so many tokens, by default all."""
         choice = self._found[index]
-        return _usage(len(choice.prompt), choice.num_tokens if num_tokens is None else num_tokens)
+        return usage_field(len(choice.prompt), choice.num_tokens if num_tokens is None else num_tokens)
 
 
 class FoundStream:
@@ -88,14 +106,14 @@ class FoundStream:
 
     Args:
         format: How it is written.
-        pieces: What each choice gains.
+        choices: What is written.
     """
 
-    def __init__(self, format: StreamFormat, pieces: Sequence[Iterator[ChoiceDelta]]) -> None:
+    def __init__(self, format: AnswerFormat, choices: FoundChoices) -> None:
         self.finished = False
         self.media_type = format.media_type
         self._format = format
-        self._pieces = ((index, piece) for index, choice in enumerate(pieces) for piece in choice)
+        self._pieces = ((index, piece) for index, choice in enumerate(choices.pieces) for piece in choice)
         self._turn = SharedTurn()
 
     async def wait(self) -> None:
@@ -153,11 +171,3 @@ async def _next_tokens(
         return [choice.logprobs[0] for choice in await choices.collect()]
     finally:
         choices.close()
-
-
-def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    return {
-        "prompt_tokens": prompt_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "completion_tokens": completion_tokens,
-    }

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import OverloadedError, PayloadTooLarge
 from quire.serving.api.error_responses import error_response
-from quire.serving.api.request_headers import request_header
+from quire.serving.api.request_head import request_header
 
 SMALL_BYTES = 2**20
 """A body that is no larger is read, whatever others hold."""

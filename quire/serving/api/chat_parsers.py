@@ -1,13 +1,15 @@
-"""Which output parsers a server's conversations go through: named by a flag, or told by the chat template.
+"""Which output parsers a server's conversations go through, and what a choice's text says by these.
 
-Owns the choice and what is said about it at start. Knows no format.
+Owns the choice of parsers (named by a flag, or told by the chat template) and what is said about it at start; the ids
+of calls, how many of them a request wants, and the finish reason that follows. Knows no format.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,20 +17,73 @@ from quire.errors import RequestError
 from quire.foundation.config import ServerConfig
 from quire.foundation.messages.to_engine import ThinkingBudget
 from quire.sampling_params import SamplingParams
-from quire.serving.api.choice_parsing import OutputParsing
 from quire.serving.api.schemas.tools import ToolUse
 from quire.structured_outputs_params import StructuredOutputsParams
+from quire.text.deltas import ChoiceDelta
 from quire.text.hints import HintLog
 from quire.text.model_text import ModelText
 from quire.text.output_parsers.call_grammar import call_grammar
 from quire.text.output_parsers.detection import Detection, detect_reasoning_parser, detect_tool_parser
+from quire.text.output_parsers.events import OutputEvent, ToolCallDelta, ToolCallStart
 from quire.text.output_parsers.formats import Turn
 from quire.text.output_parsers.reasoning_grammar import reasoning_in_front
 from quire.text.output_parsers.registry import create_parser, special_tokens
+from quire.text.output_parsers.scanner import OutputParser
 from quire.text.thinking_budget import reasoning_tokens, thinking_budget
 from quire.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+
+def new_call_id() -> str:
+    """An id in OpenAI's form."""
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+@dataclass(frozen=True)
+class OutputParsing:
+    """How the choices of a request are parsed.
+
+    Attributes:
+        make_parser: One for each choice.
+        shown_tokens: Special tokens that the parser reads, whatever `skip_special_tokens` says.
+        one_call: Whether a choice ends behind its first call (`parallel_tool_calls` is false).
+        make_call_id: For calls that the format gives no id.
+    """
+
+    make_parser: Callable[[], OutputParser]
+    shown_tokens: frozenset[int] = frozenset()
+    one_call: bool = False
+    make_call_id: Callable[[], str] = new_call_id
+
+
+class ChoiceParser:
+    """Parses one choice while it is generated."""
+
+    def __init__(self, parsing: OutputParsing) -> None:
+        self._parsing = parsing
+        self._parser = parsing.make_parser()
+        self._called = False
+
+    def parse(self, gained: ChoiceDelta) -> None:
+        """Set the events of what was gained, and `tool_calls` for a choice that stopped behind a call."""
+        events = self._parser.feed(gained.text) if gained.text else []
+        if gained.finish_reason is not None:
+            events += self._parser.finish()
+        gained.events = []
+        for event in events:
+            if self._parsing.one_call and isinstance(event, ToolCallStart | ToolCallDelta) and event.index > 0:
+                gained.finish_reason, gained.stop_reason = "stop", None
+                break
+            gained.events.append(self._identified(event))
+        if gained.finish_reason == "stop" and self._called:
+            gained.finish_reason = "tool_calls"
+
+    def _identified(self, event: OutputEvent) -> OutputEvent:
+        if not isinstance(event, ToolCallStart):
+            return event
+        self._called = True
+        return replace(event, id=event.id or self._parsing.make_call_id())
 
 
 @dataclass(frozen=True)

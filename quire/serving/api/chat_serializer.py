@@ -1,26 +1,74 @@
 """Choices of /v1/chat/completions: messages with content, reasoning and tool calls.
 
-Owns their JSON. Knows nothing about streams or the engine.
+Owns their JSON, and adding up output events to a message. Knows nothing about streams or the engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from quire.serving.api.assistant_message import assistant_message
-from quire.serving.api.chat_logprobs import chat_logprobs, encode_chat_logprobs
 from quire.serving.api.prompt_fields import PromptFields
-from quire.serving.api.serializers import finish_fields, token_ids_field
-from quire.serving.api.token_names import TokenNames
+from quire.serving.api.token_names import TokenNames, chat_logprobs, encode_chat_logprobs
 from quire.text.deltas import ChoiceDelta
-from quire.text.output_parsers.events import ContentDelta, OutputEvent, ReasoningDelta, ToolCallDelta, ToolCallStart
+from quire.text.output_parsers.events import (
+    ContentDelta,
+    OutputEvent,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallStart,
+)
 
 
+@dataclass(frozen=True)
+class ToolCall:
+    """One call of a function.
+
+    Attributes:
+        arguments: JSON text, as the model wrote it.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class AssistantMessage:
+    """What a choice says."""
+
+    content: str
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+
+
+def assistant_message(output: Sequence[OutputEvent]) -> AssistantMessage:
+    """The message that all events of a choice add up to (`ChoiceDelta.output`)."""
+    content: list[str] = []
+    reasoning: list[str] = []
+    starts: list[ToolCallStart] = []
+    arguments: dict[int, list[str]] = {}
+    for event in output:
+        match event:
+            case ContentDelta(text):
+                content.append(text)
+            case ReasoningDelta(text):
+                reasoning.append(text)
+            case ToolCallStart(index):
+                starts.append(event)
+                arguments[index] = []
+            case ToolCallDelta(index, piece):
+                arguments[index].append(piece)
+    calls = (ToolCall(start.id or "", start.name, "".join(arguments[start.index])) for start in starts)
+    return AssistantMessage("".join(content), "".join(reasoning), tuple(calls))
+
+
+@dataclass(frozen=True)
 class ChatSerializer:
     """Choices of /v1/chat/completions.
 
-    Args:
+    Attributes:
         names: Names of tokens.
         logprobs: How many likeliest tokens are shown; None for no log probabilities.
         role: Of the message.
@@ -32,38 +80,28 @@ class ChatSerializer:
         named_call: Whether it must call one function by name: then it ends with `stop`, as OpenAI's does.
     """
 
-    def __init__(
-        self,
-        names: TokenNames,
-        logprobs: int | None,
-        role: str,
-        prompt: PromptFields,
-        *,
-        echo: str = "",
-        token_ids: bool = False,
-        reasoning: bool = True,
-        may_call: bool = False,
-        named_call: bool = False,
-    ) -> None:
-        self.text_only = logprobs is None and not token_ids
-        self._names = names
-        self._logprobs = logprobs
-        self._role = role
-        self._prompt = prompt
-        self._echo = echo
-        self._token_ids = token_ids
-        self._reasoning = reasoning
-        self._may_call = may_call
-        self._named_call = named_call
+    names: TokenNames
+    logprobs: int | None
+    role: str
+    prompt: PromptFields
+    echo: str = ""
+    token_ids: bool = False
+    reasoning: bool = True
+    may_call: bool = False
+    named_call: bool = False
+
+    @property
+    def text_only(self) -> bool:
+        return self.logprobs is None and not self.token_ids
 
     def head(self, request_id: str, created: int, model: str, *, stream: bool) -> dict[str, Any]:
         name = "chat.completion.chunk" if stream else "chat.completion"
         return {"id": f"chatcmpl-{request_id}", "created": created, "model": model, "object": name}
 
     def first_chunk(self, index: int) -> dict[str, Any] | None:
-        content = None if self._may_call and not self._echo else self._echo
-        choice = self._chunk(index, {"role": self._role, "content": content})
-        return {"choices": [choice], **self._prompt.token_ids_field(0)}
+        content = None if self.may_call and not self.echo else self.echo
+        choice = self._chunk(index, {"role": self.role, "content": content})
+        return {"choices": [choice], **self.prompt.token_ids_field(0)}
 
     def chunks(self, index: int, delta: ChoiceDelta) -> list[dict[str, Any]]:
         deltas = [shown for event in delta.output if (shown := self._delta(event))]
@@ -71,14 +109,14 @@ class ChatSerializer:
             if not delta.tokens or self.text_only:
                 return []
             deltas = [{"content": ""} if delta.events is None else {}]
-        logprobs = None if self._logprobs is None else chat_logprobs(self._names, self._logprobs, delta)
+        logprobs = None if self.logprobs is None else chat_logprobs(self.names, self.logprobs, delta)
         choices = [self._chunk(index, it) for it in deltas]
-        choices[0] |= {"logprobs": logprobs, **token_ids_field(delta.tokens, self._token_ids)}
+        choices[0] |= {"logprobs": logprobs, **token_ids_field(delta.tokens, self.token_ids)}
         return choices
 
     def _chunk(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return choice | token_ids_field([], self._token_ids)
+        return choice | token_ids_field([], self.token_ids)
 
     def _delta(self, event: OutputEvent) -> dict[str, Any]:
         """OpenAI's `delta`; empty for what is not shown."""
@@ -86,7 +124,7 @@ class ChatSerializer:
             case ContentDelta(text):
                 return {"content": text}
             case ReasoningDelta(text):
-                return {"reasoning": text, "reasoning_content": text} if self._reasoning else {}
+                return {"reasoning": text, "reasoning_content": text} if self.reasoning else {}
             case ToolCallStart(index, name, call_id):
                 function = {"name": name, "arguments": ""}
                 return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
@@ -99,32 +137,32 @@ class ChatSerializer:
             "delta": {},
             "logprobs": None,
             **self._finish(delta),
-            **token_ids_field([], self._token_ids),
+            **token_ids_field([], self.token_ids),
         }
 
     def _finish(self, delta: ChoiceDelta) -> dict[str, Any]:
         fields = finish_fields(delta)
-        if self._named_call and fields["finish_reason"] == "tool_calls":
+        if self.named_call and fields["finish_reason"] == "tool_calls":
             fields["finish_reason"] = "stop"
         return fields
 
     async def body(self, choices: Sequence[ChoiceDelta]) -> dict[str, Any]:
-        (prompt_logprobs,) = await self._prompt.logprobs_fields(choices)
+        (prompt_logprobs,) = await self.prompt.logprobs_fields(choices)
         shown = []
         for index, choice in enumerate(choices):
-            message = {"role": self._role, **self._message(choice)}
-            logprobs = await encode_chat_logprobs(self._names, self._logprobs, choice)
-            field = token_ids_field(choice.tokens, self._token_ids)
+            message = {"role": self.role, **self._message(choice)}
+            logprobs = await encode_chat_logprobs(self.names, self.logprobs, choice)
+            field = token_ids_field(choice.tokens, self.token_ids)
             shown.append({"index": index, "message": message, "logprobs": logprobs, **self._finish(choice), **field})
-        return {"choices": shown, **prompt_logprobs, **self._prompt.token_ids_field(0)}
+        return {"choices": shown, **prompt_logprobs, **self.prompt.token_ids_field(0)}
 
     def _message(self, choice: ChoiceDelta) -> dict[str, Any]:
         """OpenAI's `message` without its role. Content is null where there is something else instead."""
         said = assistant_message(choice.output)
-        fields: dict[str, Any] = {"content": self._echo + said.content}
+        fields: dict[str, Any] = {"content": self.echo + said.content}
         if not fields["content"] and (said.tool_calls or said.reasoning):
             fields["content"] = None
-        if said.reasoning and self._reasoning:
+        if said.reasoning and self.reasoning:
             fields |= {"reasoning": said.reasoning, "reasoning_content": said.reasoning}
         if said.tool_calls:
             fields["tool_calls"] = [
@@ -132,3 +170,13 @@ class ChatSerializer:
                 for call in said.tool_calls
             ]
         return fields
+
+
+def token_ids_field(tokens: list[int], shown: bool) -> dict[str, Any]:
+    """`token_ids`, if they were asked for."""
+    return {"token_ids": tokens} if shown else {}
+
+
+def finish_fields(delta: ChoiceDelta) -> dict[str, Any]:
+    """Why a choice ended."""
+    return {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}

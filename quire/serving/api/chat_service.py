@@ -18,12 +18,12 @@ from quire.errors import RequestError
 from quire.foundation.config import ServerConfig
 from quire.sampling_params import SamplingParams
 from quire.serving.api.answer_size import check_answer_size
-from quire.serving.api.chat_parsers import ChatParsers
-from quire.serving.api.choice_parsing import OutputParsing
+from quire.serving.api.chat_parsers import ChatParsers, OutputParsing
 from quire.serving.api.engine_session import EngineSession
 from quire.serving.api.prompt_renderer import Conversation, PromptRenderer
 from quire.serving.api.request_choices import RequestChoices
 from quire.serving.api.schemas.chat import ChatRequest
+from quire.serving.api.schemas.known_fields import fields_named
 from quire.serving.api.schemas.tools import ToolUse, shown_tools
 from quire.structured_outputs_params import StructuredOutputsParams
 from quire.text.hints import HintLog
@@ -88,7 +88,7 @@ class ChatService:
             RequestError: `n` is out of its range.
             OverloadedError: Too many requests wait.
         """
-        with fields.named_as_sent():
+        with fields_named(fields.field_names):
             sequences = conversations * fields.num_sequences
         self.session.check_room(sequences, sequences)
 
@@ -99,27 +99,31 @@ class ChatService:
             RequestError: A field is wrong; the error names it.
             UnavailableError: No work is taken now.
         """
-        longest = self.session.submission.longest
-        with fields.named_as_sent():
-            params, options = self._sampling(fields), fields.options()
+        with fields_named(fields.field_names):
+            return await self._prepare(fields, self.session.submission.longest)
+
+    async def _prepare(self, fields: ChatRequest, longest: int) -> ChatPrompt:
+        has_text = self.text.tokenizer is not None
+        params = fields.sampling(
+            self.text.defaults, text=has_text, max_tokens=fields.longest, logprobs=fields.num_logprobs
+        )
+        options = fields.options()
         options["bad_words"] = await self.renderer.bad_words(fields.bad_words)
         tools = fields.tool_use()
         if tools is not None and fields.use_beam_search:
             raise RequestError("tools cannot be combined with use_beam_search: leave one of them out.", param="tools")
         text = await self.renderer.render(self._conversation(fields))
-        shown = fields.prompt_logprobs is not None or bool(fields.return_token_ids)
         tokens = await self.renderer.encode(text, bool(fields.add_special_tokens), longest, fields.kept_tokens(longest))
         if fields.longest is None:
             params = self.text.defaults.limit_chat(params, longest - len(tokens))
-        with fields.named_as_sent():
-            check_answer_size(
-                [len(tokens)],
-                params,
-                num_choices=fields.num_sequences,
-                longest=longest,
-                prompts_shown=shown,
-                held=fields.held,
-            )
+        check_answer_size(
+            [len(tokens)],
+            params,
+            num_choices=fields.num_sequences,
+            longest=longest,
+            prompts_shown=fields.prompt_logprobs is not None or bool(fields.return_token_ids),
+            held=fields.held,
+        )
         if fields.verbosity not in (None, "medium"):
             self.hints.drop("verbosity", "the models know of none")
         turn = Turn.behind(text, fields.continued)
@@ -139,9 +143,10 @@ class ChatService:
             RequestError: The engine could not run it.
             UnavailableError: No work is taken now.
         """
-        with fields.named_as_sent():
+        names = fields.field_names
+        with fields_named(names):
             collector = await self.session.add_request([prompt.tokens], prompt.params, **prompt.options)
-        return RequestChoices(self.session, collector, self.text.tokenizer, parsing=prompt.parsing)
+        return RequestChoices(self.session, collector, self.text.tokenizer, parsing=prompt.parsing, names=names)
 
     async def _constrained(self, params: SamplingParams, tools: ToolUse | None, turn: Turn) -> SamplingParams:
         """With the grammar of calls, where they are enforced or the rest of the answer has a form."""
@@ -172,14 +177,6 @@ class ChatService:
             tools=() if hidden else shown_tools(fields.tools or ()),
             documents=fields.documents or (),
             template=fields.chat_template,
-        )
-
-    def _sampling(self, fields: ChatRequest) -> SamplingParams:
-        return fields.sampling(
-            self.text.defaults,
-            text=self.text.tokenizer is not None,
-            max_tokens=fields.longest,
-            logprobs=fields.num_logprobs,
         )
 
 

@@ -6,10 +6,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.foundation.config import ServerConfig
-from quire.serving.api.dropped_tools import DROPPED_TOOLS
-from quire.serving.api.request_headers import request_header
-from quire.serving.api.request_ids import HEADER
+from quire.serving.api.request_head import HEADER, request_header
 
+DROPPED_TOOLS = "x-quire-dropped-tools"
+"""Response header: types of hosted tools that were left out."""
 _VARY = (b"vary", b"Origin")
 
 

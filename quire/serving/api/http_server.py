@@ -55,7 +55,7 @@ def uvicorn_config(app: object, server: ServerConfig) -> uvicorn.Config:
         http=BoundedHttpProtocol,
         log_config=None,
         log_level=server.uvicorn_log_level,
-        access_log=False,  # see access_log.py
+        access_log=False,  # see request_record.py
         ssl_keyfile=server.ssl_keyfile,
         ssl_certfile=server.ssl_certfile,
         ssl_ca_certs=server.ssl_ca_certs,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message
 
-from quire.serving.api.caller import TENANT
+from quire.serving.api.request_head import TENANT
 
 
 @dataclass(frozen=True)

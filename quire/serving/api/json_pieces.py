@@ -1,13 +1,13 @@
 """JSON that is made in pieces and sent in pieces: a long answer is never one string, whose copies would hold the loop.
 
-Knows nothing about what the JSON says.
+Heartbeats and other requests' tokens go on in between. Knows nothing about what the JSON says.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,9 @@ PIECE_BYTES = 2**18
 """About what is sent in one turn of the event loop."""
 SLOW_READER_S = 30.0
 """A client that takes nothing for so long is disconnected."""
+SLICE_ENTRIES = 512
+"""Log probabilities that are written in one turn of the event loop: about 2 ms of work."""
+_encode = msgspec.json.Encoder().encode
 
 
 class JsonPieces:
@@ -77,3 +80,22 @@ def _joined(pieces: Sequence[bytes]) -> Iterator[bytes]:
                 yield b"".join(waiting)
                 waiting, size = [], 0
     yield b"".join(waiting)
+
+
+async def encode_in_slices(
+    make: Callable[[int, int], dict[str, list[Any]]], num_rows: int, entries_per_row: int
+) -> dict[str, JsonPieces]:
+    """Columns as JSON arrays, made and written a slice of rows at a time.
+
+    Args:
+        make: From a range of rows to these rows of each column; called in order.
+        num_rows: Length of the columns.
+        entries_per_row: What a row costs; SLICE_ENTRIES bounds it for a slice.
+    """
+    step = max(1, SLICE_ENTRIES // entries_per_row)
+    parts: dict[str, list[bytes]] = {name: [b"["] for name in make(0, 0)}
+    for start in range(0, num_rows, step):
+        for name, rows in make(start, min(start + step, num_rows)).items():
+            parts[name].append((b"," if start else b"") + _encode(rows)[1:-1])
+        await asyncio.sleep(0)
+    return {name: JsonPieces([*slices, b"]"]) for name, slices in parts.items()}

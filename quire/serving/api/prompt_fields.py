@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from quire.foundation.messages.workers import TokenLogprobs
-from quire.serving.api.json_pieces import JsonPieces
-from quire.serving.api.sliced_json import encode_in_slices
+from quire.serving.api.json_pieces import JsonPieces, encode_in_slices
 from quire.text.deltas import ChoiceDelta
 from quire.text.logprobs import logprobs_dict
 from quire.text.tokenizer import Tokenizer

@@ -181,7 +181,8 @@ class PromptRenderer:
         """
         template = await self._template(conversation)
         size = _size(conversation)
-        plain = await self._run(size, lambda: self._plain(conversation, template))
+        content = self._content(template)
+        plain = await self._run(size, lambda: plain_messages(conversation.messages, content=content))
         continues = bool(conversation.continue_final_message)
         opens = conversation.add_generation_prompt
         variables = {name: value for name, value in self._variables.items() if name in template.variables}
@@ -211,10 +212,6 @@ class PromptRenderer:
         if not known and effort != "none":
             self._text.hints.drop("reasoning_effort", NOT_READ)
         return known
-
-    def _plain(self, conversation: Conversation, template: ChatTemplate) -> list[dict[str, Any]]:
-        """The messages as this template reads them."""
-        return plain_messages(conversation.messages, content=self._content(template))
 
     async def _template(self, conversation: Conversation) -> ChatTemplate:
         template = self._text.chat_template

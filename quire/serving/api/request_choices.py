@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.foundation.messages.from_engine import EndReason
-from quire.serving.api.choice_parsing import ChoiceParser, OutputParsing
+from quire.serving.api.chat_parsers import ChoiceParser, OutputParsing
 from quire.serving.api.engine_session import EngineSession
 from quire.serving.api.output_collector import OnDelta, OutputCollector
+from quire.serving.api.schemas.known_fields import AS_THEY_ARE, FieldNames, fields_named
 from quire.text.choice_state import ChoiceState
 from quire.text.deltas import ChoiceDelta, SequenceDelta
 from quire.text.tokenizer import Tokenizer
@@ -23,6 +24,7 @@ class RequestChoices:
         tokenizer: None for work on token ids only.
         parsing: How text becomes content, reasoning and tool calls; None for content alone.
         show_output: Whether the output is wanted; else only the prompts count.
+        names: What the client calls the fields of the request, for errors.
 
     Attributes:
         adds: The sequences, by index.
@@ -38,10 +40,12 @@ class RequestChoices:
         *,
         parsing: OutputParsing | None = None,
         show_output: bool = True,
+        names: FieldNames = AS_THEY_ARE,
     ) -> None:
         self._session = session
         self._show_output = show_output
         self._collector = collector
+        self._names = names
         self.adds = collector.adds
         shown = parsing.shown_tokens if parsing else frozenset[int]()
         self.states = [ChoiceState(add, tokenizer, shown) for add in collector.adds]
@@ -75,7 +79,8 @@ class RequestChoices:
 
     async def read(self, on_delta: OnDelta) -> list[tuple[int, SequenceDelta]]:
         """Wait for output, see OutputCollector.read."""
-        return await self._collector.read(on_delta)
+        with fields_named(self._names):
+            return await self._collector.read(on_delta)
 
     def process(self, index: int, delta: SequenceDelta) -> ChoiceDelta | None:
         """What a choice gained; None when it had ended before."""
@@ -100,7 +105,8 @@ class RequestChoices:
         Raises:
             QuireError: The request failed.
         """
-        await self._collector.wait()
+        with fields_named(self._names):
+            await self._collector.wait()
 
     @property
     def has_deadline(self) -> bool:
@@ -139,25 +145,23 @@ class RequestChoices:
         Args:
             num_tokens: Of the choice; by default all that it has.
         """
-        prompt_tokens = self._collector.adds[index].prompt_len
         completion_tokens = self.states[index].num_tokens if num_tokens is None else num_tokens
-        completion_tokens *= self._show_output
-        return {
-            "prompt_tokens": prompt_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-            "completion_tokens": completion_tokens,
-        }
+        return usage_field(self._collector.adds[index].prompt_len, completion_tokens * self._show_output)
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's token counts. Of a prompt with several choices, the first one's cached tokens count."""
-        completion = self.completion_tokens
         cached = sum(state.cached_tokens for state in self.states[:: self._collector.adds[0].sampling.n])
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "total_tokens": self.prompt_tokens + completion,
-            "completion_tokens": completion,
-            "prompt_tokens_details": {"cached_tokens": cached},
-        }
+        counts = usage_field(self.prompt_tokens, self.completion_tokens)
+        return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
+
+
+def usage_field(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """OpenAI's `usage`."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "completion_tokens": completion_tokens,
+    }
 
 
 def _end_reason(last: ChoiceDelta) -> EndReason:

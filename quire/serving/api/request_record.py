@@ -1,26 +1,32 @@
 """What is known about one HTTP request when it is over: who asked for what, how it was answered, and what that cost.
 
-Owns the middleware that finds out, and adding up the cost of sequences. Knows neither logs nor traces: whoever wants to
-hear of finished requests is given to it.
+Owns the middleware that finds out, adding up the cost of sequences, and the line of the access log, which never says
+what a request said. Whoever else wants to hear of finished requests is given to the middleware.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.engine.metrics.server_stats import HttpCounts
 from quire.engine.metrics.stats import SequenceStats
 from quire.foundation.clock import Clock
 from quire.foundation.messages.to_engine import Add
+from quire.foundation.processes.logs import FIELDS
 from quire.serving.api.disconnect import CLIENT_CLOSED_REQUEST
-from quire.serving.api.http_metrics import UNCOUNTED
 from quire.serving.api.output_collector import OutputCollector
 
+UNCOUNTED = frozenset({"/health", "/ping", "/ready", "/metrics", "/load", "/version"})
+"""Probes, of which there is no record."""
 RECORD = "record"
 """Key in the scope's state: the RequestRecord."""
+_MILLISECONDS = 3
+logger = logging.getLogger("quire.access")
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class RequestCost:
         queue_s, prefill_s, decode_s: The engine's, of the sequence that took longest; None if the reader ended all of
             them before the engine did (a stop string, or a client that went away).
         preemptions: Of all sequences.
-        reasons: Why sequences ended, each reason once.
+        finish_reasons: Why sequences ended, each reason once.
     """
 
     sequences: int
@@ -46,7 +52,7 @@ class RequestCost:
     prefill_s: float | None
     decode_s: float | None
     preemptions: int
-    reasons: tuple[str, ...]
+    finish_reasons: tuple[str, ...]
 
 
 @dataclass
@@ -97,6 +103,16 @@ Observer = Callable[[RequestRecord, Scope], None]
 """Is told of a request that is over."""
 
 
+def count_in(counts: HttpCounts) -> Observer:
+    """Make the observer that counts responses by route, method and status."""
+
+    def count(record: RequestRecord, scope: Scope) -> None:
+        handler = getattr(scope.get("route"), "path", None)
+        counts.answered(scope["method"], handler, record.status, record.ended - record.began)
+
+    return count
+
+
 class RequestRecordMiddleware:
     """ASGI middleware that tells observers of every request but probes, once each, when the last byte was sent.
 
@@ -130,3 +146,44 @@ class RequestRecordMiddleware:
             for observer in self._observers:
                 observer(record, scope)
             record.collectors.clear()  # uvicorn's cycle keeps the scope until the next search for garbage
+
+
+def log_access(record: RequestRecord, scope: Scope) -> None:
+    """Log one request."""
+    if logger.isEnabledFor(logging.INFO):
+        write_line(access_fields(record, scope), scope["http_version"])
+
+
+def access_fields(record: RequestRecord, scope: Scope) -> dict[str, Any]:
+    """What is said of a request; what is not known is left out. Seconds end in `_s`.
+
+    The path is as it was sent, percent-encoded and without its query.
+    """
+    client = scope.get("client")
+    caller = scope["state"].get("caller")
+    fields: dict[str, Any] = {
+        "client": f"{client[0]}:{client[1]}" if client else "-",
+        "method": scope["method"],
+        "path": scope["raw_path"].decode("ascii", "backslashreplace"),
+        "status": record.status,
+        "request_id": scope["state"].get("request_id", ""),
+        "duration_s": record.ended - record.began,
+        "tenant": caller.tenant if caller else "",
+    }
+    cost = record.cost()
+    if cost is not None:
+        fields |= vars(cost) | {"finish_reasons": list(cost.finish_reasons)}
+    shown = {name: value for name, value in fields.items() if value not in (None, "")}
+    return {name: round(value, _MILLISECONDS) if isinstance(value, float) else value for name, value in shown.items()}
+
+
+def write_line(fields: Mapping[str, Any], http_version: str) -> None:
+    """Log these fields; `client`, `method`, `path` and `status` are among them."""
+    head = f'{fields["client"]} - "{fields["method"]} {fields["path"]} HTTP/{http_version}" {fields["status"]}'
+    skipped = ("client", "method", "path", "status")
+    rest = " ".join(f"{name}={_text(value)}" for name, value in fields.items() if name not in skipped)
+    logger.info("%s %s", head, rest, extra={FIELDS: fields})
+
+
+def _text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -124,7 +124,7 @@ class RequestTraces:
             self._attributes(record, cost, scope),
             start_time=wall(record.began),
         )
-        if record.status >= 500 or "error" in cost.reasons:
+        if record.status >= 500 or "error" in cost.finish_reasons:
             span.set_status(Status(StatusCode.ERROR))
         inside = set_span_in_context(span, context)
         for index, (add, stats) in enumerate(record.sequences[:MOST_SEQUENCES]):
@@ -143,7 +143,7 @@ class RequestTraces:
             "gen_ai.request.max_tokens": sampling.max_tokens,
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,
-            "gen_ai.response.finish_reasons": cost.reasons,
+            "gen_ai.response.finish_reasons": cost.finish_reasons,
             "gen_ai.usage.prompt_tokens": cost.prompt_tokens,
             "gen_ai.usage.cached_tokens": cost.cached_tokens,
             "gen_ai.usage.completion_tokens": cost.completion_tokens,

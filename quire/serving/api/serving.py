@@ -16,22 +16,20 @@ from quire.errors import RequestError, UnknownModelError
 from quire.foundation.config import Config
 from quire.foundation.messages.to_engine import Add
 from quire.sampling_params import BeamSearchParams, SamplingParams
-from quire.serving.api.beam_search_request import FoundStream, FoundUsage, run_beam_search, whole
+from quire.serving.api.beam_search_request import FoundChoices, FoundStream, run_beam_search
 from quire.serving.api.chat_service import ChatService
 from quire.serving.api.engine_session import EngineSession
 from quire.serving.api.json_pieces import PiecesResponse, write_json
 from quire.serving.api.prompt_renderer import PromptRenderer
 from quire.serving.api.request_choices import RequestChoices
+from quire.serving.api.request_head import use_request_id
 from quire.serving.api.schemas.request_fields import RequestFields
 from quire.serving.api.schemas.sampling import SamplingFields
 from quire.serving.api.serializers import Serializer
 from quire.serving.api.shared_counts import SharedCounts
-from quire.serving.api.shared_turn import SharedTurn
 from quire.serving.api.sse_chunks import SseChunks
-from quire.serving.api.stream_response import StreamResponse
-from quire.serving.api.stream_writer import StreamFormat, StreamWriter
+from quire.serving.api.stream_response import AnswerFormat, StreamResponse, StreamWriter
 from quire.serving.store.store import Store
-from quire.text.deltas import ChoiceDelta
 from quire.text.model_text import ModelText
 
 logger = logging.getLogger(__name__)
@@ -105,6 +103,17 @@ class Serving:
         """
         self.session.refuse_if_full()
 
+    def accept(self, request: Request, fields: RequestFields) -> None:
+        """Take note of who sent a request and under which id.
+
+        Raises:
+            RequestError: A field that all generating endpoints share is wrong.
+        """
+        use_request_id(request, fields.request_id)
+        fields.sent_by(request.state.caller)
+        self.model_name(fields.model)
+        fields.check_stream_options()
+
     async def respond(
         self,
         request: Request,
@@ -113,27 +122,30 @@ class Serving:
         serializer: Serializer,
     ) -> Response:
         """OpenAI's response with choices that are running, streamed or whole."""
-        request_id = request.state.request_id
         stream = bool(fields.stream)
-        head = serializer.head(request_id, int(time.time()), self.model_name(fields.model), stream=stream)
-        self.log_request(request_id, request.scope["path"], choices.adds, stream=stream)
-        if stream:
-            return self.stream(SseChunks(head, serializer, choices, fields.streams_usage), choices, request_id)
-        try:
-            outputs = await choices.collect()
-        finally:
-            choices.close()
-        return json_response({**head, **await serializer.body(outputs), "usage": choices.usage()})
+        head = self._head(request, fields, serializer)
+        return await self.answer(request, SseChunks(head, serializer, choices, fields.streams_usage), choices, stream)
 
-    def stream(
-        self, format: StreamFormat, choices: RequestChoices, request_id: str, head: bytes = b""
-    ) -> StreamResponse:
-        """The response that streams choices in any format; they are closed at its end.
+    async def answer(
+        self, request: Request, format: AnswerFormat, choices: RequestChoices, stream: bool, head: bytes = b""
+    ) -> Response:
+        """The response with choices that are running, in any format; they are closed at its end.
 
         Args:
-            head: Written at once, before there is any output.
+            head: Of a stream: written at once, before there is any output.
         """
-        return StreamResponse(StreamWriter(format, choices, request_id, head), self.slow_reader_s)
+        request_id = request.state.request_id
+        self.log_request(request_id, request.scope["path"], choices.adds, stream=stream)
+        if stream:
+            return StreamResponse(StreamWriter(format, choices, request_id, head), self.slow_reader_s)
+        try:
+            return json_response(await format.body())
+        finally:
+            choices.close()
+
+    def _head(self, request: Request, fields: RequestFields, serializer: Serializer) -> dict[str, Any]:
+        name, stream = self.model_name(fields.model), bool(fields.stream)
+        return serializer.head(request.state.request_id, int(time.time()), name, stream=stream)
 
     async def respond_with_beams(
         self,
@@ -160,23 +172,17 @@ class Serving:
         sequences = len(prompts) * beams.beam_width
         computed = sum(map(len, prompts)) + sequences * beams.max_tokens
         self.session.check_room(sequences, computed)
-        request_id, stream = request.state.request_id, bool(fields.stream)
         serializer = make_serializer(prompts)
-        head = serializer.head(request_id, int(time.time()), self.model_name(fields.model), stream=stream)
-        self.log_request(request_id, request.scope["path"], adds, stream=stream)
-        eos_ids, reported = self.text.eos_ids, params.num_reported
-        found = await run_beam_search(self.session, prompts, beams, eos_ids, options, reported)
-        usage = FoundUsage(prompts, found)
-        special = fields.skip_special_tokens is False
-        pieces = [choice.pieces(self.text.tokenizer, skip_special_tokens=not special) for choice in found]
-        if stream:
-            format = SseChunks(head, serializer, usage, fields.streams_usage)
-            return StreamResponse(FoundStream(format, pieces), self.slow_reader_s)
-        turn, choices = SharedTurn(), list[ChoiceDelta]()
-        for gained in pieces:
-            choices.append(whole(gained))
-            await turn.share()
-        return json_response({**head, **await serializer.body(choices), "usage": usage.usage()})
+        head = self._head(request, fields, serializer)
+        self.log_request(request.state.request_id, request.scope["path"], adds, stream=bool(fields.stream))
+        found = await run_beam_search(self.session, prompts, beams, self.text.eos_ids, options, params.num_reported)
+        choices = FoundChoices(
+            prompts, found, self.text.tokenizer, skip_special_tokens=fields.skip_special_tokens is not False
+        )
+        format = SseChunks(head, serializer, choices, fields.streams_usage)
+        if fields.stream:
+            return StreamResponse(FoundStream(format, choices), self.slow_reader_s)
+        return json_response(await format.body())
 
     def _check_beams(self, params: BeamSearchParams) -> None:
         """Each step asks for the 2 × n likeliest tokens of a beam."""

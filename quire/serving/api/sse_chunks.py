@@ -25,8 +25,10 @@ def event(body: dict[str, Any]) -> bytes:
     return b"data: " + _encode(body) + b"\n\n"
 
 
-class TokenCounts(Protocol):
-    """OpenAI's `usage`, as RequestChoices has it."""
+class Choices(Protocol):
+    """The choices of a request: RequestChoices, or those that a beam search has found."""
+
+    async def collect(self) -> list[ChoiceDelta]: ...
 
     def usage(self) -> dict[str, Any]: ...
 
@@ -34,12 +36,12 @@ class TokenCounts(Protocol):
 
 
 class SseChunks:
-    """StreamFormat of OpenAI's chunks.
+    """The AnswerFormat of OpenAI's endpoints: chunks, or a body.
 
     Args:
-        head: Fields that begin every chunk: id, created, model, object.
+        head: Fields that begin the body and every chunk: id, created, model, object.
         serializer: Writes choices.
-        choices: For token counts.
+        choices: What is written.
         usage: Whether token counts stand in a chunk of their own at the end, and whether in all chunks.
     """
 
@@ -49,7 +51,7 @@ class SseChunks:
         self,
         head: dict[str, Any],
         serializer: Serializer,
-        choices: TokenCounts,
+        choices: Choices,
         usage: tuple[bool, bool],
     ) -> None:
         self._head = head
@@ -58,6 +60,10 @@ class SseChunks:
         self._last_usage, self._every_usage = usage
         self._text_only = serializer.text_only and not self._every_usage
         self._around_text: dict[int, tuple[bytes, bytes]] = {}  # by choice, of those that have begun
+
+    async def body(self) -> dict[str, Any]:
+        outputs = await self._choices.collect()
+        return {**self._head, **await self._serializer.body(outputs), "usage": self._choices.usage()}
 
     def delta(self, index: int, gained: ChoiceDelta) -> bytes:
         data = b""

@@ -20,7 +20,7 @@ from quire.foundation.config import ServerConfig
 from quire.foundation.config.router import RouterConfig
 from quire.foundation.processes import garbage
 from quire.serving.api.http_server import HttpServer, load_tls, uvicorn_config
-from quire.serving.api.request_ids import RequestIdMiddleware
+from quire.serving.api.request_head import RequestIdMiddleware
 from quire.serving.router.answer_stream import RouterHttpProtocol
 from quire.serving.router.app import RouterApp
 from quire.serving.router.backend_list import BackendList, read_backend_list

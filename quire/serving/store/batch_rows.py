@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from quire.serving.store.errors import UnknownIdError
+from quire.serving.store.limits import UnknownIdError
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import RequestError
@@ -26,14 +27,14 @@ _OPEN = ", ".join(f"'{status}'" for status in OPEN)
 _OUTPUTS = (("output_file_id", 1, "output"), ("error_file_id", 0, "error"))
 
 
+@dataclass
 class BatchStore:
-    """The batches in a store. See ResponseStore for its arguments."""
+    """The batches in a store. See ResponseStore for its attributes."""
 
-    def __init__(self, database: Database, limits: StoreLimits, process: ProcessRecord, clock: Clock) -> None:
-        self._database = database
-        self._limits = limits
-        self._process = process
-        self._clock = clock
+    database: Database
+    limits: StoreLimits
+    process: ProcessRecord
+    clock: Clock
 
     async def create(
         self,
@@ -61,7 +62,7 @@ class BatchStore:
             UnknownIdError: There is no such file.
             RequestError: The file is not for batches.
         """
-        now = int(self._clock.now())
+        now = int(self.clock.now())
         body = {
             "id": f"batch_{uuid.uuid4().hex}",
             "object": "batch",
@@ -93,7 +94,7 @@ class BatchStore:
             connection.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?, NULL, 0)", values)
             return seen(connection, str(body["id"]))
 
-        return await self._database.write(insert)
+        return await self.database.write(insert)
 
     async def get(self, asked: str) -> dict[str, Any]:
         """A batch as clients see it.
@@ -101,7 +102,7 @@ class BatchStore:
         Raises:
             UnknownIdError: There is none.
         """
-        return await self._database.read(lambda connection: seen(connection, asked))
+        return await self.database.read(lambda connection: seen(connection, asked))
 
     async def page(self, after: str | None, limit: int) -> tuple[Sequence[dict[str, Any]], bool]:
         """Batches, the latest first, and whether there are more.
@@ -119,7 +120,7 @@ class BatchStore:
             )
             return [seen(connection, row[0]) for row in connection.execute(query, (after, limit + 1)).fetchall()]
 
-        found = await self._database.read(find)
+        found = await self.database.read(find)
         return found[:limit], len(found) > limit
 
     async def cancel(self, asked: str) -> dict[str, Any]:
@@ -133,19 +134,19 @@ class BatchStore:
         def change(connection: sqlite3.Connection) -> dict[str, Any]:
             body = seen(connection, asked)
             if body["status"] in ("validating", "in_progress"):
-                set_fields(connection, asked, status="cancelling", cancelling_at=int(self._clock.now()))
+                set_fields(connection, asked, status="cancelling", cancelling_at=int(self.clock.now()))
             elif body["status"] not in ("cancelling", "cancelled"):
                 raise RequestError(f"The batch is {body['status']} and cannot be cancelled any more.", param="batch_id")
             return seen(connection, asked)
 
-        return await self._database.write(change)
+        return await self.database.write(change)
 
     # --- for the process that works on a batch ----------------------------------------------------------------------
 
     async def claim(self, models: Sequence[str]) -> ClaimedBatch | None:
         """Take over the oldest open batch of these models on which nobody works. A process works on one at a time, so
         one that is its own already was left in the middle."""
-        now = self._clock.now()
+        now = self.clock.now()
         marks = ", ".join("?" * len(models))
 
         def take(connection: sqlite3.Connection) -> ClaimedBatch | None:
@@ -153,15 +154,15 @@ class BatchStore:
                 f"SELECT id FROM batches WHERE status IN ({_OPEN}) AND model IN ({marks}) "
                 f"AND (owner IS NULL OR owner = ? OR owner NOT IN ({ALIVE})) ORDER BY rowid LIMIT 1"
             )
-            row = connection.execute(query, (*models, self._process.id, now)).fetchone()
+            row = connection.execute(query, (*models, self.process.id, now)).fetchone()
             if row is None:
                 return None
-            self._process.say_alive_in(connection, now)
-            connection.execute("UPDATE batches SET owner = ? WHERE id = ?", (self._process.id, row[0]))
+            self.process.say_alive_in(connection, now)
+            connection.execute("UPDATE batches SET owner = ? WHERE id = ?", (self.process.id, row[0]))
             kept = body_of(connection, row[0])
             return ClaimedBatch(seen(connection, row[0]), kept.get("ends_as"), kept.get("tenant", ""))
 
-        return await self._database.write(take)
+        return await self.database.write(take)
 
     async def release(self, batch: str) -> None:
         """Give a batch back, so that another process may go on with it."""
@@ -173,7 +174,7 @@ class BatchStore:
         def change(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE batches SET total = ? WHERE id = ?", (total, batch))
             if seen(connection, batch)["status"] == "validating":
-                set_fields(connection, batch, status="in_progress", in_progress_at=int(self._clock.now()))
+                set_fields(connection, batch, status="in_progress", in_progress_at=int(self.clock.now()))
 
         await self._owned(batch, change)
 
@@ -190,24 +191,24 @@ class BatchStore:
     async def lines_done(self, batch: str) -> set[int]:
         """The lines that have a result."""
         query = "SELECT line FROM batch_results WHERE batch = ?"
-        return await self._database.read(lambda c: {row[0] for row in c.execute(query, (batch,))})
+        return await self.database.read(lambda c: {row[0] for row in c.execute(query, (batch,))})
 
     async def record(self, batch: str, results: Sequence[BatchResult]) -> str:
         """Write results down. Returns the batch's status, which another process may have changed; `cancelling` too
         when it is not this process's any more."""
-        now = self._clock.now()
+        now = self.clock.now()
 
         def insert(connection: sqlite3.Connection) -> str:
             row = connection.execute("SELECT status, owner FROM batches WHERE id = ?", (batch,)).fetchone()
-            if row is None or row[1] != self._process.id:
+            if row is None or row[1] != self.process.id:
                 return "cancelling"
-            self._process.say_alive_in(connection, now)
-            self._limits.make_room(connection, sum(len(result.data) + 128 for result in results))
+            self.process.say_alive_in(connection, now)
+            self.limits.make_room(connection, sum(len(result.data) + 128 for result in results))
             rows = [(batch, result.line, result.succeeded, result.data) for result in results]
             connection.executemany("INSERT OR IGNORE INTO batch_results VALUES (?, ?, ?, ?)", rows)
             return str(row[0])
 
-        return await self._database.write(insert)
+        return await self.database.write(insert)
 
     async def finish(self, batch: str, status: str) -> None:
         """Make the output files from the results, in the order of the input, and end the batch.
@@ -219,7 +220,7 @@ class BatchStore:
         """
 
         def begin(connection: sqlite3.Connection) -> None:
-            body, now = body_of(connection, batch), int(self._clock.now())
+            body, now = body_of(connection, batch), int(self.clock.now())
             changes: dict[str, Any] = {"status": "cancelling" if status == "cancelled" else "finalizing"}
             if body["finalizing_at"] is None and status not in ("cancelled", "failed"):
                 changes["finalizing_at"] = now
@@ -229,7 +230,7 @@ class BatchStore:
                     filename = f"{batch}_{kind}.jsonl"
                     lifetime = body["output_lifetime"]
                     file = begin_file(
-                        connection, self._limits, self._clock, filename, "batch_output", lifetime, batch=batch
+                        connection, self.limits, self.clock, filename, "batch_output", lifetime, batch=batch
                     )
                     changes[name] = file.id
             counts = seen(connection, batch)["request_counts"]
@@ -245,7 +246,7 @@ class BatchStore:
             for name, _, _ in _OUTPUTS:
                 if body[name] is not None:
                     complete(connection, body[name])
-            set_fields(connection, batch, status=status, **{f"{status}_at": int(self._clock.now())})
+            set_fields(connection, batch, status=status, **{f"{status}_at": int(self.clock.now())})
             connection.execute("UPDATE batches SET owner = NULL WHERE id = ?", (batch,))
 
         await self._owned(batch, begin)
@@ -260,18 +261,18 @@ class BatchStore:
             return False
         statement = "DELETE FROM batch_results WHERE batch = ? AND succeeded = ? AND line <= ?"
         connection.execute(statement, (batch, succeeded, rows[-1][0]))  # first: a full store has no room for both
-        append(connection, self._limits, file, b"".join(data + b"\n" for _, data in rows))
+        append(connection, self.limits, file, b"".join(data + b"\n" for _, data in rows))
         return True
 
     async def _owned(self, batch: str, work: Callable[[sqlite3.Connection], Any]) -> Any:
         """Run a transaction, and say that this process is alive; nothing happens if the batch is not its own."""
-        now = self._clock.now()
+        now = self.clock.now()
 
         def run(connection: sqlite3.Connection) -> Any:
             row = connection.execute("SELECT owner FROM batches WHERE id = ?", (batch,)).fetchone()
-            if row is None or row[0] != self._process.id:
+            if row is None or row[0] != self.process.id:
                 return None
-            self._process.say_alive_in(connection, now)
+            self.process.say_alive_in(connection, now)
             return work(connection)
 
-        return await self._database.write(run)
+        return await self.database.write(run)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from quire.errors import ConfigError, UnavailableError, reason
-from quire.serving.store.errors import StoreFullError
+from quire.serving.store.limits import StoreFullError
 from quire.serving.store.schema import MIGRATIONS, VERSION
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,7 @@ from typing import Literal
 from quire.errors import PayloadTooLarge, RequestError
 from quire.foundation.clock import Clock
 from quire.serving.store.database import Database
-from quire.serving.store.errors import UnknownIdError
-from quire.serving.store.limits import StoreLimits
+from quire.serving.store.limits import StoreLimits, UnknownIdError
 
 PART_BYTES = 2**18
 _COLUMNS = "id, created, expires, filename, purpose, size"
@@ -36,13 +35,13 @@ class StoredFile:
     size: int
 
 
+@dataclass
 class FileStore:
-    """The files in a store. See ResponseStore for its arguments."""
+    """The files in a store. See ResponseStore for its attributes."""
 
-    def __init__(self, database: Database, limits: StoreLimits, clock: Clock) -> None:
-        self._database = database
-        self._limits = limits
-        self._clock = clock
+    database: Database
+    limits: StoreLimits
+    clock: Clock
 
     async def create(
         self, filename: str, purpose: str, parts: AsyncIterator[bytes], lifetime: float | None = None
@@ -57,15 +56,13 @@ class FileStore:
             PayloadTooLarge: It is larger than a file may be.
             StoreFullError: There is no room.
         """
-        file = await self._database.write(
-            lambda c: begin_file(c, self._limits, self._clock, filename, purpose, lifetime)
-        )
+        file = await self.database.write(lambda c: begin_file(c, self.limits, self.clock, filename, purpose, lifetime))
         try:
             async for part in parts:
-                await self._database.write(lambda c, part=part: append(c, self._limits, file.id, part))  # type: ignore[misc]
-            await self._database.write(lambda c: complete(c, file.id))
+                await self.database.write(lambda c, part=part: append(c, self.limits, file.id, part))  # type: ignore[misc]
+            await self.database.write(lambda c: complete(c, file.id))
         except BaseException:
-            await self._database.write(lambda c: c.execute("DELETE FROM files WHERE id = ?", (file.id,)))
+            await self.database.write(lambda c: c.execute("DELETE FROM files WHERE id = ?", (file.id,)))
             raise
         return await self.get(file.id)
 
@@ -75,7 +72,7 @@ class FileStore:
         Raises:
             UnknownIdError: There is none.
         """
-        return await self._database.read(lambda connection: file_of(connection, asked))
+        return await self.database.read(lambda connection: file_of(connection, asked))
 
     async def page(
         self, *, purpose: str | None, after: str | None, limit: int, order: Literal["asc", "desc"]
@@ -102,7 +99,7 @@ class FileStore:
             query = f"SELECT {_COLUMNS} FROM files WHERE {' AND '.join(where)} ORDER BY rowid {direction} LIMIT ?"
             return [StoredFile(*row) for row in connection.execute(query, (*values, limit + 1))]
 
-        found = await self._database.read(find)
+        found = await self.database.read(find)
         return found[:limit], len(found) > limit
 
     async def parts(self, asked: str) -> AsyncIterator[bytes]:
@@ -110,7 +107,7 @@ class FileStore:
         query = "SELECT number, data FROM file_parts WHERE file = ? AND number > ? ORDER BY number LIMIT 1"
         number = -1
         while True:
-            row = await self._database.read(lambda c: c.execute(query, (asked, number)).fetchone())  # noqa: B023
+            row = await self.database.read(lambda c: c.execute(query, (asked, number)).fetchone())  # noqa: B023
             if row is None:
                 return
             number, data = row
@@ -146,7 +143,7 @@ class FileStore:
                 raise RequestError(f"The file is the input of batch {row[0]}: cancel that first.", param="file_id")
             connection.execute("DELETE FROM files WHERE id = ?", (asked,))
 
-        await self._database.write(remove)
+        await self.database.write(remove)
 
 
 class _Lines:

@@ -1,11 +1,11 @@
-"""What the store may hold: how big, for how long, and what goes when there is no room."""
+"""What the store may hold: how big, for how long, what goes when there is no room, and what it refuses."""
 
 from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass
 
-from quire.serving.store.errors import StoreFullError
+from quire.errors import NotFoundError, PayloadTooLarge
 
 ABANDONED_S = 3_600.0
 """A file whose upload has not ended after this long, in seconds, is deleted."""
@@ -15,6 +15,31 @@ EVICTED_AT_ONCE = 16
 FINISHED = ("completed", "failed", "incomplete", "cancelled")
 """States of a response on which nobody works; only those are evicted."""
 _FINISHED = ", ".join(f"'{status}'" for status in FINISHED)
+
+
+class StoreFullError(PayloadTooLarge):
+    """There is no room, and nothing that may be evicted."""
+
+    code = "store_full"
+
+    @classmethod
+    def of(cls, max_bytes: int) -> StoreFullError:
+        """The store holds `max_bytes`."""
+        return cls(
+            f"The store is full: responses, files and batches may take {max_bytes} bytes "
+            "(--responses-store-max-bytes). Delete files that are no longer needed."
+        )
+
+
+class UnknownIdError(NotFoundError):
+    """No such response, file or batch; it may have been evicted."""
+
+    code = "not_found"
+
+    @classmethod
+    def of(cls, kind: str, asked: str, param: str | None = None) -> UnknownIdError:
+        """No `kind` has the id `asked`."""
+        return cls(f"There is no {kind} '{asked[:128]}'. It may have expired or been deleted.", param=param)
 
 
 @dataclass(frozen=True)

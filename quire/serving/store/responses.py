@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from quire.errors import RequestError
 from quire.foundation.clock import Clock
 from quire.serving.store.database import Database
-from quire.serving.store.errors import UnknownIdError
-from quire.serving.store.limits import StoreLimits
+from quire.serving.store.limits import StoreLimits, UnknownIdError
 from quire.serving.store.processes import ALIVE, ProcessRecord
 
 MAX_TURNS = 1_000
@@ -55,21 +54,21 @@ class StoredEvents:
     abandoned: bool = False
 
 
+@dataclass
 class ResponseStore:
     """The responses in a store.
 
-    Args:
+    Attributes:
         database: Where they are.
         limits: How much there may be.
         process: This process, as the owner of what runs in the background.
         clock: Seconds since 1970.
     """
 
-    def __init__(self, database: Database, limits: StoreLimits, process: ProcessRecord, clock: Clock) -> None:
-        self._database = database
-        self._limits = limits
-        self._process = process
-        self._clock = clock
+    database: Database
+    limits: StoreLimits
+    process: ProcessRecord
+    clock: Clock
 
     async def put(self, response: StoredResponse, *, running: bool = False) -> None:
         """Add a response.
@@ -80,17 +79,17 @@ class ResponseStore:
         Raises:
             StoreFullError: There is no room.
         """
-        now = self._clock.now()
+        now = self.clock.now()
 
         def insert(connection: sqlite3.Connection) -> None:
-            self._limits.make_room(connection, len(response.input) + len(response.body) + ROW_BYTES)
+            self.limits.make_room(connection, len(response.input) + len(response.body) + ROW_BYTES)
             if running:
-                self._process.say_alive_in(connection, now)
-            owner = self._process.id if running else None
+                self.process.say_alive_in(connection, now)
+            owner = self.process.id if running else None
             values = (response.id, now, response.status, response.previous, response.input, response.body, owner)
             connection.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
-        await self._database.write(insert)
+        await self.database.write(insert)
 
     async def get(self, asked: str) -> StoredResponse:
         """A response by its id.
@@ -98,7 +97,7 @@ class ResponseStore:
         Raises:
             UnknownIdError: There is none.
         """
-        return await self._database.read(lambda connection: self._one(connection, asked))
+        return await self.database.read(lambda connection: self._one(connection, asked))
 
     async def turns(self, last: str) -> list[StoredResponse]:
         """A response and those that it continues, the first one first. They count as used.
@@ -107,7 +106,7 @@ class ResponseStore:
             UnknownIdError: One of them is not there any more.
             RequestError: There are more than MAX_TURNS.
         """
-        now = self._clock.now()
+        now = self.clock.now()
 
         def find(connection: sqlite3.Connection) -> list[StoredResponse]:
             found: list[StoredResponse] = []
@@ -123,7 +122,7 @@ class ResponseStore:
             connection.executemany("UPDATE responses SET used = ? WHERE id = ?", [(now, each.id) for each in found])
             return found[::-1]
 
-        return await self._database.write(find)
+        return await self.database.write(find)
 
     async def update(
         self, asked: str, status: str, body: bytes | None, events: Sequence[tuple[int, bytes]] = ()
@@ -141,11 +140,11 @@ class ResponseStore:
             row = connection.execute("SELECT status FROM responses WHERE id = ?", (asked,)).fetchone()
             if row is None or row[0] == "cancelled":
                 return False
-            self._limits.make_room(connection, len(body or b"") + sum(len(data) + 64 for _, data in events))
+            self.limits.make_room(connection, len(body or b"") + sum(len(data) + 64 for _, data in events))
             owner = None
             if status in ("queued", "in_progress"):
-                owner = self._process.id
-                self._process.say_alive_in(connection, self._clock.now())
+                owner = self.process.id
+                self.process.say_alive_in(connection, self.clock.now())
             connection.execute(
                 "UPDATE responses SET status = ?, body = coalesce(?, body), owner = ? WHERE id = ?",
                 (status, body, owner, asked),
@@ -154,7 +153,7 @@ class ResponseStore:
             connection.executemany("INSERT INTO response_events VALUES (?, ?, ?)", rows)
             return True
 
-        return await self._database.write(change)
+        return await self.database.write(change)
 
     async def end(self, asked: str, status: str, body: bytes) -> bool:
         """End a response that somebody else may work on, who sees it at the next `update`. Returns whether it had not
@@ -163,7 +162,7 @@ class ResponseStore:
             "UPDATE responses SET status = ?, body = ?, owner = NULL "
             "WHERE id = ? AND status IN ('queued', 'in_progress')"
         )
-        done = await self._database.write(lambda connection: connection.execute(statement, (status, body, asked)))
+        done = await self.database.write(lambda connection: connection.execute(statement, (status, body, asked)))
         return done.rowcount > 0
 
     async def events(self, asked: str, after: int) -> StoredEvents:
@@ -180,7 +179,7 @@ class ResponseStore:
             ended = response.status not in ("queued", "in_progress")
             return StoredEvents(rows, ended or response.abandoned, response.abandoned)
 
-        return await self._database.read(find)
+        return await self.database.read(find)
 
     async def delete(self, asked: str) -> None:
         """Forget a response.
@@ -193,14 +192,14 @@ class ResponseStore:
             if connection.execute("DELETE FROM responses WHERE id = ?", (asked,)).rowcount == 0:
                 raise UnknownIdError.of("response", asked)
 
-        await self._database.write(remove)
+        await self.database.write(remove)
 
     def _one(self, connection: sqlite3.Connection, asked: str, param: str = "response_id") -> StoredResponse:
         query = (
             f"SELECT id, status, input, body, previous, owner IS NOT NULL AND owner NOT IN ({ALIVE}) "
             "FROM responses WHERE id = ?"
         )
-        row = connection.execute(query, (self._clock.now(), asked)).fetchone()
+        row = connection.execute(query, (self.clock.now(), asked)).fetchone()
         if row is None:
             raise UnknownIdError.of("response", asked, param)
         name, status, items, body, previous, abandoned = row

@@ -15,9 +15,9 @@ from quire.engine.metrics.server_stats import ServerStats
 from quire.engine.metrics.stats import Stats
 from quire.foundation.config import Config, SchedulerConfig
 from quire.serving.api.in_process_calls import Answer
+from quire.serving.api.routes.monitoring import metrics_app
 from quire.serving.dialects.batches.batch_calls import BatchCalls
 from quire.serving.dialects.batches.batch_line import BatchLine
-from quire.serving.dialects.batches.metrics_app import metrics_app
 
 
 class Endpoint:

@@ -7,13 +7,29 @@ files the server reads.
 from __future__ import annotations
 
 from fastapi import FastAPI
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from quire.errors import RequestError
 from quire.serving.api.request_body import openapi_body, read_body
-from quire.serving.api.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
+from quire.serving.api.schemas.known_fields import Body
 from quire.serving.api.serving import Serving
+
+
+class LoadAdapterRequest(Body):
+    """Which adapter is loaded, and under which name."""
+
+    lora_name: str = Field(description="What requests call it as their model.")
+    lora_path: str = Field(description="Directory of the server, s3://bucket/key or hub id.")
+    load_inplace: bool = Field(default=False, description="Replace what has this name.")
+
+
+class UnloadAdapterRequest(Body):
+    """Which adapter is forgotten."""
+
+    lora_name: str
+    lora_int_id: int | None = Field(default=None, description="Ignored: the name says which.")
 
 
 def add_adapters(app: FastAPI, serving: Serving) -> None:

@@ -1,8 +1,11 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions, and /v1/chat/completions/batch for several conversations in one request."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -11,11 +14,17 @@ from starlette.responses import Response
 from quire.serving.api.chat_serializer import ChatSerializer
 from quire.serving.api.chat_service import ChatPrompt
 from quire.serving.api.disconnect import cancel_on_disconnect
+from quire.serving.api.engine_session import check_num_sequences
 from quire.serving.api.request_body import openapi_body, read_body
-from quire.serving.api.request_ids import use_request_id
-from quire.serving.api.schemas.chat import ChatRequest
+from quire.serving.api.request_choices import RequestChoices
+from quire.serving.api.request_head import use_request_id
+from quire.serving.api.schemas.chat import ChatBatchRequest, ChatRequest
+from quire.serving.api.schemas.known_fields import fields_named
 from quire.serving.api.schemas.tools import ChosenTool
-from quire.serving.api.serving import Serving
+from quire.serving.api.serving import Serving, json_response
+from quire.serving.api.shared_turn import SharedTurn
+
+_COUNTS = ("prompt_tokens", "total_tokens", "completion_tokens")
 
 
 def add_chat(app: FastAPI, serving: Serving) -> None:
@@ -28,33 +37,38 @@ def add_chat(app: FastAPI, serving: Serving) -> None:
         fields = await read_body(request, ChatRequest)
         return await cancel_on_disconnect(request, answer_chat(serving, request, fields))
 
+    @app.post(
+        "/v1/chat/completions/batch", name="converse", openapi_extra=openapi_body(ChatBatchRequest), tags=["generate"]
+    )
+    async def converse_several(request: Request) -> Response:
+        """Answer several conversations."""
+        serving.refuse_if_full()
+        fields = await read_body(request, ChatBatchRequest)
+        return await cancel_on_disconnect(request, _answer_several(serving, request, fields))
+
 
 async def answer_chat(serving: Serving, request: Request, fields: ChatRequest) -> Response:
     """The response to a conversation."""
-    use_request_id(request, fields.request_id)
-    fields.sent_by(request.state.caller)
-    serving.model_name(fields.model)
-    fields.check_stream_options()
+    serving.accept(request, fields)
     serving.chat.check_room(fields)
     prompt = await serving.chat.prepare(fields)
     if fields.use_beam_search:
-        with fields.named_as_sent():
+        with fields_named(fields.field_names):
             return await serving.respond_with_beams(
                 request,
                 fields,
                 [prompt.tokens],
                 prompt.params,
                 prompt.options,
-                lambda prompts: chat_serializer(serving, fields, prompt, prompts),
+                lambda prompts: _serializer(serving, fields, prompt, prompts),
             )
     choices = await serving.chat.run(fields, prompt)
-    return await serving.respond(request, fields, choices, chat_serializer(serving, fields, prompt, choices.prompts))
+    return await serving.respond(request, fields, choices, _serializer(serving, fields, prompt, choices.prompts))
 
 
-def chat_serializer(
+def _serializer(
     serving: Serving, fields: ChatRequest, prompt: ChatPrompt, prompts: Sequence[Sequence[int]]
 ) -> ChatSerializer:
-    """Writes the answers to a conversation, whose prompts are as the engine got them."""
     tokenizer, role = serving.text.tokenizer, serving.config.server.response_role
     return ChatSerializer(
         fields.token_names(tokenizer),
@@ -67,3 +81,43 @@ def chat_serializer(
         may_call=prompt.may_call,
         named_call=isinstance(fields.tool_choice, ChosenTool),
     )
+
+
+async def _answer_several(serving: Serving, request: Request, fields: ChatBatchRequest) -> Response:
+    use_request_id(request, fields.request_id)
+    fields.sent_by(request.state.caller)
+    model = serving.model_name(fields.model)
+    conversations = fields.conversations()
+    check_num_sequences(len(conversations), 1, param="messages")
+    if conversations:
+        serving.chat.check_room(conversations[0], len(conversations))
+    turn, prompts, started = SharedTurn(), list[ChatPrompt](), list[RequestChoices]()
+    for conversation in conversations:
+        prompts.append(await serving.chat.prepare(conversation))
+        await turn.share()
+    try:
+        for conversation, prompt in zip(conversations, prompts, strict=True):
+            started.append(await serving.chat.run(conversation, prompt))
+            await turn.share()
+        outputs = await asyncio.gather(*(choices.collect() for choices in started))
+    finally:
+        for choices in started:
+            choices.close()
+    serializers = [
+        _serializer(serving, conversation, prompt, choices.prompts)
+        for conversation, prompt, choices in zip(conversations, prompts, started, strict=True)
+    ]
+    shown = []
+    for index, (serializer, output) in enumerate(zip(serializers, outputs, strict=True)):
+        shown.append((await serializer.body(output))["choices"][0] | {"index": index})
+        await turn.share()
+    head = serializers[0].head(request.state.request_id, int(time.time()), model, stream=False)
+    return json_response({**head, "choices": shown, "usage": _usage(started)})
+
+
+def _usage(started: list[RequestChoices]) -> dict[str, Any]:
+    """Token counts of all together."""
+    each = [choices.usage() for choices in started]
+    cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in each)
+    counts = {name: sum(usage[name] for usage in each) for name in _COUNTS}
+    return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}

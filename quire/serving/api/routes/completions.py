@@ -18,7 +18,6 @@ from quire.serving.api.engine_session import check_num_sequences
 from quire.serving.api.prompt_renderer import check_length
 from quire.serving.api.request_body import openapi_body, read_body
 from quire.serving.api.request_choices import RequestChoices
-from quire.serving.api.request_ids import use_request_id
 from quire.serving.api.schemas.completion import CompletionRequest, Prompt
 from quire.serving.api.serializers import CompletionSerializer
 from quire.serving.api.serving import Serving
@@ -41,10 +40,7 @@ def add_completions(app: FastAPI, serving: Serving) -> None:
 
 async def answer_completion(serving: Serving, request: Request, fields: CompletionRequest) -> Response:
     """The response to prompts that go on."""
-    use_request_id(request, fields.request_id)
-    fields.sent_by(request.state.caller)
-    serving.model_name(fields.model)
-    fields.check_stream_options()
+    serving.accept(request, fields)
     _check_room(serving, fields)
     tokens, params, options = await prepare_completion(serving, fields)
     check_answer_size(

@@ -1,8 +1,11 @@
-"""POST /inference/v1/generate."""
+"""POST /inference/v1/generate, and POST /invocations: SageMaker's only route for work, the body says which is meant."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import FastAPI
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,32 +14,43 @@ from quire.serving.api.answer_size import check_answer_size
 from quire.serving.api.disconnect import cancel_on_disconnect
 from quire.serving.api.prompt_fields import PromptFields
 from quire.serving.api.prompt_renderer import check_length
-from quire.serving.api.request_body import openapi_body, read_body
+from quire.serving.api.request_body import check_object, openapi_body, read_body, read_object
 from quire.serving.api.request_choices import RequestChoices
-from quire.serving.api.request_ids import use_request_id
+from quire.serving.api.routes.chat import answer_chat
+from quire.serving.api.routes.completions import answer_completion
+from quire.serving.api.schemas.chat import ChatRequest
+from quire.serving.api.schemas.completion import CompletionRequest
 from quire.serving.api.schemas.generate import GenerateRequest
+from quire.serving.api.schemas.known_fields import fields_named
 from quire.serving.api.serializers import GenerateSerializer
 from quire.serving.api.serving import Serving
 
+_BODIES: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, GenerateRequest)
+"""Those of /invocations."""
+
 
 def add_generate(app: FastAPI, serving: Serving) -> None:
-    """Token ids go on."""
+    """Add the routes to the application."""
 
     @app.post("/inference/v1/generate", openapi_extra=openapi_body(GenerateRequest), tags=["generate"])
     async def generate(request: Request) -> Response:
         """Go on with token ids; the answer has token ids, no text."""
         serving.refuse_if_full()
         fields = await read_body(request, GenerateRequest)
-        return await cancel_on_disconnect(request, answer_generate(serving, request, fields))
+        return await cancel_on_disconnect(request, _generate(serving, request, fields))
+
+    @app.post("/invocations", openapi_extra=openapi_body(*_BODIES), tags=["generate"])
+    async def invoke(request: Request) -> Response:
+        """A conversation, a completion or token ids: as /v1/chat/completions, /v1/completions or
+        /inference/v1/generate."""
+        serving.refuse_if_full()
+        body = await read_object(request)
+        return await cancel_on_disconnect(request, _invoke(serving, request, body))
 
 
-async def answer_generate(serving: Serving, request: Request, fields: GenerateRequest) -> Response:
-    """The response to token ids."""
-    use_request_id(request, fields.request_id)
-    fields.sent_by(request.state.caller)
-    serving.model_name(fields.model)
-    fields.check_stream_options()
-    with fields.named_as_sent():
+async def _generate(serving: Serving, request: Request, fields: GenerateRequest) -> Response:
+    serving.accept(request, fields)
+    with fields_named(fields.field_names):
         params, longest = fields.sampling(), serving.session.submission.longest
         if params.truncate_prompt_tokens is None:
             check_length(len(fields.token_ids), longest)
@@ -61,6 +75,16 @@ async def answer_generate(serving: Serving, request: Request, fields: GenerateRe
             thinking=serving.chat.parsers.budget(params, hints=serving.chat.hints),
         )
     tokenizer = serving.text.tokenizer
-    choices = RequestChoices(serving.session, collector, tokenizer)
+    choices = RequestChoices(serving.session, collector, tokenizer, names=fields.field_names)
     prompt = PromptFields(choices.prompts, params.n, tokenizer, show_logprobs=params.prompt_logprobs is not None)
     return await serving.respond(request, fields, choices, GenerateSerializer(params.num_reported, prompt))
+
+
+async def _invoke(serving: Serving, request: Request, body: dict[str, Any]) -> Response:
+    if "messages" in body:
+        return await answer_chat(serving, request, await check_object(request, body, ChatRequest))
+    if "prompt" in body:
+        return await answer_completion(serving, request, await check_object(request, body, CompletionRequest))
+    if "token_ids" in body:
+        return await _generate(serving, request, await check_object(request, body, GenerateRequest))
+    raise RequestError("Send messages, prompt or token_ids: they say which endpoint is meant.", param="messages")

@@ -1,6 +1,7 @@
 """Routes for whoever runs the server: GET /server_info and /is_paused, POST /reset_prefix_cache, /pause and /resume.
 
-Mounted with an API key or in developer mode only, because they show and change what concerns all users.
+Mounted with an API key or in developer mode only, because they show and change what concerns all users. GET
+/debug/counts is there in developer mode only.
 """
 
 from __future__ import annotations
@@ -86,3 +87,13 @@ def _shown(name: str, value: Any) -> Any:
     if name in _SECRETS:
         return HIDDEN if value else None
     return value if isinstance(value, str | int | float | bool | list | tuple | dict | None) else str(value)
+
+
+def add_debug(app: FastAPI, serving: Serving) -> None:
+    """What is held."""
+
+    @app.get("/debug/counts", tags=["debug"])
+    async def counts() -> Response:
+        """What the API processes and the engines hold right now."""
+        done = await serving.session.control("counts")
+        return json_response({"api": await serving.session.counts_of_all(), "engine": done.value})

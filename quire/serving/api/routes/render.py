@@ -14,10 +14,11 @@ from quire.errors import RequestError
 from quire.sampling_params import SamplingParams
 from quire.serving.api.disconnect import cancel_on_disconnect
 from quire.serving.api.request_body import openapi_body, read_body
-from quire.serving.api.request_ids import use_request_id
+from quire.serving.api.request_head import use_request_id
 from quire.serving.api.routes.completions import prepare_completion
 from quire.serving.api.schemas.chat import ChatRequest
 from quire.serving.api.schemas.completion import CompletionRequest
+from quire.serving.api.schemas.known_fields import fields_named
 from quire.serving.api.schemas.sampling import SamplingFields
 from quire.serving.api.serving import Serving, json_response
 from quire.structured_outputs_params import StructuredOutputsParams
@@ -46,7 +47,7 @@ async def _chat(serving: Serving, request: Request, fields: ChatRequest) -> Resp
         form = prompt.params.structured_outputs
         assert form is not None
         raise form.error("it begins behind the model's reasoning, which cannot be rendered: switch reasoning off.")
-    with fields.named_as_sent():
+    with fields_named(fields.field_names):
         (body,) = _bodies(serving, request, fields, [prompt.tokens], prompt.params, prompt.options)
     return json_response(body)
 

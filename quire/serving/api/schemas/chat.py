@@ -1,53 +1,75 @@
-"""The body of POST /v1/chat/completions, and its messages as plain data for the chat template."""
+"""The body of POST /v1/chat/completions, and its messages as plain data for the chat template.
+
+Owns also what stands for pictures and documents that a model which reads text alone cannot see. A user who sends one is
+told so with an error. In what a tool gave, or another model did, it stands in the history for good: there a sentence
+takes its place, or the conversation could not go on.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from quire.errors import RequestError
-from quire.serving.api.schemas.field_names import fields_named
-from quire.serving.api.schemas.media import KINDS, NOT_SEEN
+from quire.serving.api.schemas.known_fields import FieldNames, Part
 from quire.serving.api.schemas.sampling import SamplingFields
 from quire.serving.api.schemas.tools import ChatTool, ToolChoice, ToolUse, tool_use
 
+KINDS = {
+    "file": "document",
+    "image_url": "image",
+    "input_audio": "audio",
+    "input_file": "document",
+    "input_image": "image",
+}
+"""Kinds of input by the types of OpenAI's parts."""
+NOT_SEEN = {
+    "image": "[image: this model cannot see images]",
+    "document": "[document: this model cannot read documents of this kind]",
+    "audio": "[audio: this model cannot hear]",
+}
+"""By kind."""
 logger = logging.getLogger(__name__)
-
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
-
 MessageContent = Literal["text", "parts", "as sent"]
-
 MAX_MESSAGES = 4_096
 """Of a conversation, and parts of one; OpenAI takes half as many."""
-
-
 NOT_SERVED = {
     "audio": "send its transcript as content",
     "function_call": "send tool_calls",
 }
 """Fields of messages that say something and cannot be shown to a model, and what to do instead."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
+_ONE_CONVERSATION: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "stream": (False,),
+    "use_beam_search": (False,),
+    "tools": ([],),
+    "prompt_logprobs": (),
+    "return_token_ids": (False,),
+}
+"""Fields for one conversation alone, with the values (beside null) that ask for nothing."""
 
 
-class ContentPart(BaseModel):
+def not_served(kind: str) -> str:
+    """Why one cannot be sent, and what to do."""
+    return f"{kind} input is not served: this model reads text only. Send text instead."
+
+
+class ContentPart(Part, extra="allow"):
     """A piece of a message; only text is served."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     type: str
     text: str | None = None
     refusal: str | None = None
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(Part, extra="allow"):
     """One turn of the conversation. Unknown fields are left out: clients echo messages with some of their own."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[ContentPart], Field(max_length=MAX_MESSAGES)] | None = None
@@ -139,12 +161,13 @@ class ChatRequest(SamplingFields):
         (last,) = plain_messages(self.messages[-1:], content="text")
         return str(last.get("content") or "")
 
-    def named_as_sent(self) -> AbstractContextManager[None]:
-        """A RequestError about a field that stands for another names the one that was sent."""
+    @property
+    def field_names(self) -> FieldNames:
+        """What the client calls the fields: of two that mean the same, the one that was sent."""
         sent = {} if self.top_logprobs is None else {"logprobs": "top_logprobs"}
         if self.max_completion_tokens is not None:
             sent["max_tokens"] = "max_completion_tokens"
-        return fields_named(sent)
+        return FieldNames(sent, self._names)
 
     @property
     def num_logprobs(self) -> int | None:
@@ -234,3 +257,24 @@ def _tool_call(call: dict[str, Any], place: str) -> dict[str, Any]:
         raise RequestError(f"{place}: each needs a function with a name.", param=place)
     shown = {name: call[name] for name in ("id", "type") if call.get(name) is not None}
     return {**shown, "function": {"name": function["name"], "arguments": function.get("arguments")}}
+
+
+class ChatBatchRequest(ChatRequest):
+    """Several conversations to answer, each with one choice; all other fields are for all of them."""
+
+    messages: list[list[ChatMessage]] = Field(  # type: ignore[assignment]
+        description="Conversations.", max_length=MAX_MESSAGES
+    )
+
+    def conversations(self) -> list[ChatRequest]:
+        """A request for each.
+
+        Raises:
+            RequestError: There are none, or a field is not for several.
+        """
+        if not self.messages:
+            raise RequestError("messages must not be empty.", param="messages")
+        for name, neutral in _ONE_CONVERSATION.items():
+            if (value := getattr(self, name)) is not None and value not in neutral:
+                raise RequestError(f"{name} cannot be combined with several conversations: leave it out.", param=name)
+        return [self.model_copy(update={"messages": messages}) for messages in self.messages]

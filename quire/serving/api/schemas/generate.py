@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
@@ -11,11 +10,14 @@ from pydantic import Field
 
 from quire.errors import RequestError
 from quire.sampling_params import SamplingParams
-from quire.serving.api.schemas.field_names import fields_named
+from quire.serving.api.schemas.known_fields import FieldNames
 from quire.serving.api.schemas.request_fields import RequestFields
 
 _PLACE = re.compile(r"^(.*?)(?: - at (?:`key` in )?`\$\.(.*)`)?$")
 _UNKNOWN = re.compile(r"unknown field `(.*)`")
+_NAMES = FieldNames(
+    {"prompt": "token_ids"} | {name: f"sampling_params.{name}" for name in SamplingParams.__struct_fields__}
+)
 
 
 class GenerateRequest(RequestFields):
@@ -45,10 +47,10 @@ class GenerateRequest(RequestFields):
                 raise error.__cause__ from None
             raise _wrong_field(str(error)) from None
 
-    def named_as_sent(self) -> AbstractContextManager[None]:
-        """A RequestError names the field by its place in this body."""
-        sampling = {name: f"sampling_params.{name}" for name in SamplingParams.__struct_fields__}
-        return fields_named({"prompt": "token_ids"} | sampling)
+    @property
+    def field_names(self) -> FieldNames:
+        """The places of fields in this body."""
+        return _NAMES
 
 
 def _wrong_field(message: str) -> RequestError:

@@ -1,15 +1,19 @@
 """Which fields a request may have: known ones, neutral ones that are ignored, and ones that are not served yet.
 
-Owns the lists. A field that would change the answer is never silently dropped.
+Owns the lists, and renaming fields in errors to what the client calls them. A field that would change the answer is
+never silently dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
-from quire.errors import RequestError, UnsupportedField, did_you_mean
+from pydantic import BaseModel, ConfigDict
+
+from quire.errors import ContextLengthError, RequestError, UnsupportedField, did_you_mean
 
 IGNORED = frozenset({
     "client_metadata",
@@ -24,7 +28,6 @@ IGNORED = frozenset({
     "guided_decoding_backend",
 })  # fmt: skip
 """Bookkeeping of the caller that changes no answer; and which compiler a grammar should have: there is one here."""
-
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "access_programs": (),
     "audio": (),
@@ -48,7 +51,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 """Fields that OpenAI or vLLM know and no endpoint serves, with the values (beside null) that ask for nothing: clients
 send those."""
-
 ELSEWHERE: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "documents": ([],),
@@ -62,7 +64,6 @@ ELSEWHERE: dict[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
 }
 """Fields that some endpoints serve and all others refuse, with the values (beside null) that ask for nothing."""
-
 _WHERE = {
     "echo": "/v1/completions or /v1/chat/completions",
     "suffix": "/v1/completions",
@@ -74,6 +75,18 @@ _INSTEAD = {
 }
 """What to do instead of leaving a field out."""
 _LONGEST_NAME = 64
+
+
+class Body(BaseModel):
+    """A request's body. Which fields it may have beside its own, `served_fields` knows."""
+
+    model_config = ConfigDict(strict=True, protected_namespaces=())
+
+
+class Part(BaseModel):
+    """An object in a body, with no fields but its own."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
 
 
 @dataclass(frozen=True)
@@ -130,3 +143,48 @@ def _unknown(name: str, known: Collection[str]) -> RequestError:
     if len(name) > _LONGEST_NAME:
         return RequestError(f"'{name[:_LONGEST_NAME]}…' is not a known field.")
     return RequestError(f"'{name}' is not a known field.{did_you_mean(name, known)}", param=name)
+
+
+@dataclass(frozen=True)
+class FieldNames:
+    """The client's names of fields.
+
+    Attributes:
+        sent: By the names that errors have, where they differ. An entry for `tools` is also one for `tools[0].name`,
+            unless there is a longer one. A function gets the whole name, and makes the client's of it.
+        then: What renames behind this.
+        context_error: Other words for a conversation that does not fit.
+    """
+
+    sent: Mapping[str, str | Callable[[str], str]] = field(default_factory=dict)
+    then: FieldNames | None = None
+    context_error: Callable[[ContextLengthError], str] | None = None
+
+    def rename(self, error: RequestError) -> None:
+        """Let an error name its field as the client sent it; its class, code and other text stay."""
+        error.rename(self._sent_name(error.param or ""))
+        if self.context_error is not None and isinstance(error, ContextLengthError):
+            error.message = self.context_error(error)
+        if self.then is not None:
+            self.then.rename(error)
+
+    def _sent_name(self, name: str) -> str:
+        end = len(name)
+        while end > 0:
+            if (sent := self.sent.get(name[:end])) is not None:
+                return sent(name) if callable(sent) else sent + name[end:]
+            end = max(name.rfind(".", 0, end), name.rfind("[", 0, end))
+        return name
+
+
+AS_THEY_ARE = FieldNames()
+
+
+@contextmanager
+def fields_named(names: FieldNames | Mapping[str, str]) -> Iterator[None]:
+    """A RequestError about a field names it as the client sent it."""
+    try:
+        yield
+    except RequestError as error:
+        (names if isinstance(names, FieldNames) else FieldNames(names)).rename(error)
+        raise

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from quire.errors import ConfigError
 from quire.foundation.config import Config
 from quire.foundation.config.kv_cache_dtype import KVCacheDtype
 from quire.foundation.config.model import ModelDtype
+from quire.serving.api.schemas.known_fields import Part
 
 MAX_TIMEOUT_S = 86_400.0
 HOLD_TIMEOUT_S = 120.0
@@ -49,10 +50,8 @@ FIXED = (
 Seconds = Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S)]
 
 
-class ModelChange(BaseModel):
+class ModelChange(Part):
     """Another model, and how it takes the place of the one that is served."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     model: str | None = Field(
         default=None,

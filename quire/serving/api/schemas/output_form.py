@@ -8,16 +8,15 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from quire.errors import RequestError
+from quire.serving.api.schemas.known_fields import Part
 from quire.structured_outputs_params import StructuredOutputsParams
 
 
-class JsonSchemaFormat(BaseModel):
+class JsonSchemaFormat(Part):
     """A JSON schema and what it is called."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     name: str | None = Field(default=None, description="Not used.")
     description: str | None = Field(default=None, description="Not used.")
@@ -28,10 +27,8 @@ class JsonSchemaFormat(BaseModel):
     )
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Part):
     """OpenAI's form of an answer, with structural tags as vLLM has them."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None

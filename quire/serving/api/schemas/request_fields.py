@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import Field, PrivateAttr, StringConstraints
 
 from quire.errors import RequestError
-from quire.serving.api.caller import ANYBODY, Caller, check_timeout
+from quire.serving.api.request_head import ANYBODY, Caller, check_timeout
+from quire.serving.api.schemas.known_fields import AS_THEY_ARE, Body, FieldNames, Part
 from quire.validation import integer
+
+Metadata = Annotated[
+    dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]],
+    Field(max_length=16),
+]
+"""Up to 16 texts of 512 characters, under names of up to 64: OpenAI's bounds."""
+
 
 MAX_SALT = 1_024
 """Characters."""
 MAX_PRIORITY = 2**31 - 1
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Part):
     """What a stream reports beside the text."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     include_usage: bool | None = Field(default=None, description="A last chunk with the token counts.")
     continuous_usage_stats: bool | None = Field(
@@ -27,10 +33,8 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = Field(default=None, description="Ignored: nothing is padded here.")
 
 
-class RequestFields(BaseModel):
+class RequestFields(Body):
     """Fields beside the prompt and the sampling parameters."""
-
-    model_config = ConfigDict(strict=True, protected_namespaces=())
 
     model: str | None = Field(default=None, description="A name from /v1/models; may be left out.")
     request_id: str | None = Field(default=None, description="Id of the request, unless X-Request-Id is sent.")
@@ -41,12 +45,23 @@ class RequestFields(BaseModel):
     cache_salt: str | None = Field(default=None, description="Cached prefixes are shared within one salt only.")
     stream: bool | None = Field(default=None, description="Server-sent events.")
     stream_options: StreamOptions | None = None
-    _caller: Caller = PrivateAttr(default=ANYBODY)
+    _caller: Caller = PrivateAttr(default_factory=lambda: ANYBODY)  # a default would be copied for each request
+    _names: FieldNames = PrivateAttr(default_factory=lambda: AS_THEY_ARE)
 
     def sent_by(self, caller: Caller) -> Self:
         """Set who sent this request, and return the request. A timeout counts from the caller's `arrival`."""
         self._caller = caller
         return self
+
+    def named(self, names: FieldNames) -> Self:
+        """Set what the client of a dialect calls these fields, and return the request."""
+        self._names = names
+        return self
+
+    @property
+    def field_names(self) -> FieldNames:
+        """What the client calls the fields, for errors."""
+        return self._names
 
     @property
     def tenant(self) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from quire.errors import RequestError
 from quire.sampling_params import (
@@ -18,6 +18,7 @@ from quire.sampling_params import (
     check_num_biases,
 )
 from quire.serving.api.prompt_fields import PromptFields
+from quire.serving.api.schemas.known_fields import Part
 from quire.serving.api.schemas.output_form import OutputFormFields
 from quire.serving.api.schemas.request_fields import RequestFields
 from quire.serving.api.token_names import TokenNames
@@ -56,10 +57,8 @@ null) that ask for nothing."""
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
-class RepetitionDetection(BaseModel):
+class RepetitionDetection(Part):
     """When an answer that repeats itself is ended."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     max_pattern_size: int = Field(description="Longest pattern, in tokens.")
     min_pattern_size: int | None = Field(default=None, description="Default 1.")

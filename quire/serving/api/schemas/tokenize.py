@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from quire.serving.api.schemas.chat import MAX_MESSAGES, ChatMessage
+from quire.serving.api.schemas.known_fields import Body
 from quire.serving.api.schemas.tools import ChatTool
 
 MAX_TOKENS = 2**18
 """Of one text to be made: while it is made no other Python code of the process runs."""
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Body):
     """A text, or a conversation that the chat template turns into one."""
-
-    model_config = ConfigDict(strict=True, protected_namespaces=())
 
     model: str | None = None
     prompt: str | None = Field(default=None, description="Either this or messages.")
@@ -31,10 +30,8 @@ class TokenizeRequest(BaseModel):
     )
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Body):
     """Token ids."""
-
-    model_config = ConfigDict(strict=True, protected_namespaces=())
 
     model: str | None = None
     tokens: list[int] = Field(max_length=MAX_TOKENS)

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from quire.errors import RequestError, did_you_mean
+from quire.serving.api.schemas.known_fields import Part
 from quire.text.output_parsers.events import Tool
 
 MAX_TOOLS = 1_024
@@ -23,10 +24,8 @@ _PARAMETERS = ("schema", "input_schema", "inputSchema")
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,256}")
 
 
-class Function(BaseModel):
+class Function(Part, extra="allow"):
     """A function that the model may call. Other fields are shown to the model, as `return` of transformers' schemas."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     name: str = Field(description="Letters, digits and '_.:/-'.")
     description: str | None = None
@@ -34,13 +33,11 @@ class Function(BaseModel):
     strict: bool | None = Field(default=None, description="Calls must match the schema.")
 
 
-class ChatTool(BaseModel):
+class ChatTool(Part, extra="allow"):
     """A tool; only functions are served. What others have is let in here, so that their type is refused by name.
 
     Further fields of functions are left out: they tell servers how to keep tools, and models nothing.
     """
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     type: str
     function: Function | None = Field(default=None, description="Required.")
@@ -52,36 +49,28 @@ class ChatTool(BaseModel):
         return self.function
 
 
-class ChosenFunction(BaseModel):
+class ChosenFunction(Part):
     """The name of a function."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     name: str
 
 
-class ChosenTool(BaseModel):
+class ChosenTool(Part):
     """The one tool that the answer must call."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["function"]
     function: ChosenFunction
 
 
-class AllowedTools(BaseModel):
+class AllowedTools(Part):
     """Some of the tools, and whether one must be called."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     mode: Literal["auto", "required"]
     tools: list[ChosenTool] = Field(max_length=MAX_TOOLS)
 
 
-class AllowedToolsChoice(BaseModel):
+class AllowedToolsChoice(Part):
     """A choice among some of the tools; the model is shown all of them, so the prompt stays the same."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools

@@ -5,14 +5,13 @@ Owns their JSON and the order of events. Knows nothing about requests.
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from typing import Any, Literal
 
-import msgspec
-
-from quire.serving.api.assistant_message import assistant_message
-from quire.serving.api.error_shapes import anthropic_error
+from quire.serving.api.chat_serializer import assistant_message
+from quire.serving.api.error_responses import anthropic_error
 from quire.serving.api.request_choices import RequestChoices
+from quire.serving.dialects.dialect import call_input, named_event
 from quire.text.deltas import ChoiceDelta
 from quire.text.output_parsers.events import (
     ContentDelta,
@@ -28,37 +27,41 @@ BlockType = Literal["text", "thinking", "tool_use"]
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class AnthropicMessages:
-    """The answer to one request; a StreamFormat.
+@dataclass
+class AnthropicAnswers:
+    """The answer to one request; an AnswerFormat.
 
-    Args:
-        message_id: Of the answer.
+    Attributes:
+        request_id: The answer's id is made of it.
         model: The name to answer under.
         choices: One choice, for its token counts.
         show_thinking: Whether thoughts are shown.
     """
 
+    request_id: str
+    model: str
+    choices: RequestChoices
+    show_thinking: bool = True
+    _begun: bool = False
+    _blocks: int = 0  # begun so far
+    _open: BlockType | None = None
+
     media_type = "text/event-stream"
 
-    def __init__(self, message_id: str, model: str, choices: RequestChoices, *, show_thinking: bool = True) -> None:
-        self._head = {"id": message_id, "type": "message", "role": "assistant", "model": model}
-        self._request_id = message_id.removeprefix("msg_")
-        self._choices = choices
-        self._show_thinking = show_thinking
-        self._begun = False
-        self._blocks = 0  # begun so far
-        self._open: BlockType | None = None
+    @property
+    def _head(self) -> dict[str, Any]:
+        return {"id": f"msg_{self.request_id}", "type": "message", "role": "assistant", "model": self.model}
 
-    def body(self, whole: ChoiceDelta) -> dict[str, Any]:
-        """The answer that is not streamed."""
+    async def body(self) -> dict[str, Any]:
+        (whole,) = await self.choices.collect()
         message = assistant_message(whole.output)
         content: list[dict[str, Any]] = []
-        if message.reasoning and self._show_thinking:
+        if message.reasoning and self.show_thinking:
             content.append({"type": "thinking", "thinking": message.reasoning, "signature": SIGNATURE})
         if message.content:
             content.append({"type": "text", "text": message.content})
         for call in message.tool_calls:
-            content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _object(call.arguments)})
+            content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": call_input(call.arguments)})
         return {**self._head, "content": content, **_stop(whole), "usage": self._usage()}
 
     # --- as events --------------------------------------------------------------------------------------------------
@@ -76,8 +79,8 @@ class AnthropicMessages:
         return _event("message_stop")
 
     def error(self, body: dict[str, Any]) -> bytes:
-        error = anthropic_error(503 if body["error"]["code"] == "unavailable" else 500, body, self._request_id)
-        return _encoded("error", error)
+        error = anthropic_error(503 if body["error"]["code"] == "unavailable" else 500, body, self.request_id)
+        return named_event("error", error)
 
     def _begin(self) -> bytes:
         self._begun = True
@@ -88,7 +91,7 @@ class AnthropicMessages:
         match event:
             case ContentDelta(text) if text:
                 return self._in_block("text", {"text": ""}, {"type": "text_delta", "text": text})
-            case ReasoningDelta(text) if text and self._show_thinking:
+            case ReasoningDelta(text) if text and self.show_thinking:
                 start = {"thinking": "", "signature": ""}
                 return self._in_block("thinking", start, {"type": "thinking_delta", "thinking": text})
             case ToolCallStart(_, name, call_id):
@@ -119,7 +122,7 @@ class AnthropicMessages:
 
     def _usage(self) -> dict[str, Any]:
         """Anthropic counts cached tokens apart from the others."""
-        usage = self._choices.usage()
+        usage = self.choices.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         return {
             "input_tokens": usage["prompt_tokens"] - cached,
@@ -135,18 +138,5 @@ def _stop(whole: ChoiceDelta) -> dict[str, Any]:
     return {"stop_reason": _STOP_REASONS.get(whole.finish_reason or "", "end_turn"), "stop_sequence": None}
 
 
-def _object(arguments: str) -> dict[str, Any]:
-    """A call's input; empty where the arguments were cut off."""
-    try:
-        value = json.loads(arguments)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def _event(kind: str, **fields: Any) -> bytes:
-    return _encoded(kind, {"type": kind, **fields})
-
-
-def _encoded(kind: str, body: dict[str, Any]) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(body) + b"\n\n"
+    return named_event(kind, {"type": kind, **fields})

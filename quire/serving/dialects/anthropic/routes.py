@@ -7,18 +7,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.serving.api.disconnect import cancel_on_disconnect
-from quire.serving.api.dropped_tools import name_dropped
 from quire.serving.api.request_body import openapi_body, read_body
 from quire.serving.api.schemas.chat import ChatRequest
 from quire.serving.api.serving import Serving, json_response
 from quire.serving.api.shared_turn import convert
-from quire.serving.dialects.anthropic.answers import AnthropicMessages
-from quire.serving.dialects.anthropic.chat_request import chat_request, log_hints, named_by_anthropic
+from quire.serving.dialects.anthropic.answers import AnthropicAnswers
+from quire.serving.dialects.anthropic.chat_request import chat_request, log_hints
 from quire.serving.dialects.anthropic.schemas import MESSAGES_FIELDS, CountTokensRequest, MessagesRequest
 from quire.serving.dialects.anthropic.tools import hosted_tools
+from quire.serving.dialects.dialect import name_dropped, template_variables
 
 
-def add_messages(app: FastAPI, serving: Serving) -> None:
+def add_anthropic(app: FastAPI, serving: Serving) -> None:
     """Add the routes to the application."""
 
     @app.post("/v1/messages", openapi_extra=openapi_body(MessagesRequest), tags=["generate"])
@@ -37,37 +37,20 @@ def add_messages(app: FastAPI, serving: Serving) -> None:
 
 async def _answer(serving: Serving, request: Request, body: MessagesRequest) -> Response:
     model = serving.model_name(body.model)
-    fields = (await _chat(serving, body)).sent_by(request.state.caller)
-    with named_by_anthropic():
-        choices = await serving.chat.start(fields)
-    request_id = request.state.request_id
+    choices = await serving.chat.start((await _chat(serving, body)).sent_by(request.state.caller))
     shows = body.thinking is None or (body.thinking.type != "disabled" and body.thinking.display != "omitted")
-    messages = AnthropicMessages(f"msg_{request_id}", model, choices, show_thinking=shows)
-    serving.log_request(request_id, request.scope["path"], choices.adds, stream=bool(body.stream))
-    if body.stream:
-        return _named(serving, body, serving.stream(messages, choices, request_id))
-    try:
-        with named_by_anthropic():
-            (whole,) = await choices.collect()
-    finally:
-        choices.close()
-    return _named(serving, body, json_response(messages.body(whole)))
+    answers = AnthropicAnswers(request.state.request_id, model, choices, show_thinking=shows)
+    response = await serving.answer(request, answers, choices, bool(body.stream))
+    return name_dropped(response, hosted_tools(body), serving.chat.hints)
 
 
 async def _count(serving: Serving, body: CountTokensRequest) -> Response:
     serving.model_name(body.model)
-    with named_by_anthropic():
-        prompt = await serving.chat.prepare(await _chat(serving, body))
-    return _named(serving, body, json_response({"input_tokens": len(prompt.tokens)}))
+    prompt = await serving.chat.prepare(await _chat(serving, body))
+    return name_dropped(json_response({"input_tokens": len(prompt.tokens)}), hosted_tools(body), serving.chat.hints)
 
 
 async def _chat(serving: Serving, body: CountTokensRequest) -> ChatRequest:
-    template = serving.text.chat_template
-    variables = template.variables if template else frozenset[str]()
+    variables = template_variables(serving)
     log_hints(body, serving.chat.hints, variables)
     return await convert(len(body.messages), lambda: chat_request(body, variables))
-
-
-def _named(serving: Serving, body: CountTokensRequest, response: Response) -> Response:
-    """The response, which names the tools that were left out."""
-    return name_dropped(response, hosted_tools(body), serving.chat.hints)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from quire.serving.api.schemas.chat import MAX_MESSAGES
-from quire.serving.api.schemas.known_fields import FieldLists
-from quire.serving.dialects.anthropic.block_schemas import Block, TextBlock
+from quire.serving.api.schemas.known_fields import Body, FieldLists, Part
+from quire.serving.dialects.anthropic.message_schemas import Block, TextBlock
 
 MESSAGES_FIELDS = FieldLists(
     ignored=frozenset({
@@ -30,19 +30,15 @@ MESSAGES_FIELDS = FieldLists(
 _NEUTRAL = "Ignored: it changes no answer here."
 
 
-class Message(BaseModel):
+class Message(Part):
     """One turn of the conversation."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
-class CustomTool(BaseModel):
+class CustomTool(Part):
     """A function that the model may call."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["custom"] | None = None
     name: str
@@ -56,10 +52,8 @@ class CustomTool(BaseModel):
     input_examples: list[dict[str, Any]] | None = Field(default=None, description=_NEUTRAL)
 
 
-class TypedTool(BaseModel):
+class TypedTool(Part, extra="allow"):
     """A tool that Anthropic's models know by its type. Those that Anthropic runs are left out, others are refused."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     type: str
     name: str | None = None
@@ -76,20 +70,16 @@ AnthropicTool = Annotated[
 """A tool of either kind."""
 
 
-class AnthropicToolChoice(BaseModel):
+class AnthropicToolChoice(Part):
     """Whether the model may, must or must not call a tool."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = Field(default=None, description="The one tool to call; with type tool only.")
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(BaseModel):
+class Thinking(Part):
     """Whether the model thinks first, where its chat template has a switch for it."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(
@@ -101,45 +91,35 @@ class Thinking(BaseModel):
     block_binding: dict[str, Any] | None = Field(default=None, description="Ignored: nothing here is signed.")
 
 
-class OutputFormat(BaseModel):
+class OutputFormat(Part):
     """The JSON schema of the answer."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(BaseModel):
+class OutputConfig(Part):
     """How the answer is made."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
     task_budget: dict[str, Any] | None = Field(default=None, description="A hint: the model is not told of it.")
 
 
-class ContextEdit(BaseModel):
+class ContextEdit(Part, extra="allow"):
     """A way to shorten what the model reads."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     type: str
 
 
-class ContextManagement(BaseModel):
+class ContextManagement(Part):
     """What may be cleared from a long conversation. A hint: all of it is read as long as it fits."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     edits: list[ContextEdit] | None = None
 
 
-class CountTokensRequest(BaseModel):
+class CountTokensRequest(Body):
     """A conversation whose tokens are counted."""
-
-    model_config = ConfigDict(strict=True, protected_namespaces=())
 
     model: str | None = Field(default=None, description="A name from /v1/models; may be left out.")
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)

@@ -12,7 +12,7 @@ import hashlib
 import os
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -21,7 +21,7 @@ import msgspec
 from quire.errors import RequestError
 from quire.serving.api.in_process_calls import Answer
 from quire.serving.dialects.batches.batch_calls import BatchCalls
-from quire.serving.dialects.batches.batch_line import ENDPOINTS, BatchLine, BatchLineError, parse_line, run_batch_line
+from quire.serving.dialects.batches.batch_line import ENDPOINTS, BatchLine, BatchLineError, parse_line, result_line
 
 
 class _Usage(msgspec.Struct):
@@ -58,23 +58,23 @@ class BatchCounts:
     failed: int
 
 
+@dataclass
 class BatchFile:
     """One input file and its output.
 
-    Args:
+    Attributes:
         input: Requests, one a line.
         output: Where results go.
         partial: Where they are kept until all are there.
     """
 
-    def __init__(self, input: Path, output: Path, partial: Path) -> None:
-        self._input = input
-        self._output = output
-        self._partial = partial
-        self._digests: dict[int, str] = {}
-        self._kept: dict[int, tuple[int, int]] = {}  # results by line: where they stand in the partial file
-        self._failed: set[int] = set()
-        self._wrong: dict[int, BatchLineError] = {}
+    input: Path
+    output: Path
+    partial: Path
+    _digests: dict[int, str] = field(default_factory=dict)
+    _kept: dict[int, tuple[int, int]] = field(default_factory=dict)  # by line: where results stand in the partial file
+    _failed: set[int] = field(default_factory=set)
+    _wrong: dict[int, BatchLineError] = field(default_factory=dict)
 
     @property
     def counts(self) -> BatchCounts:
@@ -102,13 +102,13 @@ class BatchFile:
                 self._wrong[number], name = error, error.custom_id
             if name in seen:
                 raise RequestError(
-                    f"{self._input}, line {number + 1}: custom_id '{name}' was in line {seen[name] + 1} already."
+                    f"{self.input}, line {number + 1}: custom_id '{name}' was in line {seen[name] + 1} already."
                 )
             if name is not None:
                 seen[name] = number
         if self._wrong and len(self._wrong) == len(self._digests):
-            raise RequestError(f"{self._input}, {self.wrong_lines[0]}")
-        if self._partial.exists():
+            raise RequestError(f"{self.input}, {self.wrong_lines[0]}")
+        if self.partial.exists():
             self._read_partial()
 
     async def run(self, calls: BatchCalls, on_answer: Callable[[int], None]) -> None:
@@ -118,8 +118,8 @@ class BatchFile:
             calls: Answers requests.
             on_answer: Called after each with the tokens that it took.
         """
-        self._partial.parent.mkdir(parents=True, exist_ok=True)
-        with self._partial.open("ab", buffering=0) as partial:
+        self.partial.parent.mkdir(parents=True, exist_ok=True)
+        with self.partial.open("ab", buffering=0) as partial:
             await self._answer_all(calls, partial, on_answer)
         self._write_output()
 
@@ -151,7 +151,7 @@ class BatchFile:
 
     def _keep(self, partial: IO[bytes], number: int, custom_id: str | None, request_id: str, answer: Answer) -> None:
         failed = answer.status != 200
-        result = msgspec.Raw(run_batch_line(custom_id, request_id, answer))
+        result = msgspec.Raw(result_line(custom_id, request_id, answer, repeat_error=True))
         data = msgspec.json.encode(_PartialLine(number, self._digests[number], failed, result)) + b"\n"
         begin = partial.seek(0, os.SEEK_END)
         partial.write(data)
@@ -162,7 +162,7 @@ class BatchFile:
     def _read_partial(self) -> None:
         """Take over results of lines that are as they were; a result that broke off is cut away."""
         end = 0
-        with self._partial.open("rb") as partial:
+        with self.partial.open("rb") as partial:
             for data in partial:
                 try:
                     kept = msgspec.json.decode(data, type=_PartialLine)
@@ -173,24 +173,24 @@ class BatchFile:
                 if self._digests.get(kept.line) == kept.digest and not kept.failed:  # failures are tried again
                     self._kept[kept.line] = (end, len(data))
                 end += len(data)
-        os.truncate(self._partial, end)
+        os.truncate(self.partial, end)
 
     def _write_output(self) -> None:
-        draft = self._partial.with_name(f"{self._partial.name}.sorted")
-        with self._partial.open("rb") as partial, draft.open("wb") as output:
+        draft = self.partial.with_name(f"{self.partial.name}.sorted")
+        with self.partial.open("rb") as partial, draft.open("wb") as output:
             for _, (begin, size) in sorted(self._kept.items()):
                 partial.seek(begin)
                 output.write(msgspec.json.decode(partial.read(size), type=_PartialLine).result)
                 output.write(b"\n")
             output.flush()
             os.fsync(output.fileno())
-        self._output.parent.mkdir(parents=True, exist_ok=True)
-        _move(draft, self._output)
-        self._partial.unlink()
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        _move(draft, self.output)
+        self.partial.unlink()
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         """The lines that are not empty, and their numbers."""
-        with self._input.open("rb") as file:
+        with self.input.open("rb") as file:
             for number, raw in enumerate(file):
                 if raw.strip():
                     yield number, raw.rstrip(b"\r\n")

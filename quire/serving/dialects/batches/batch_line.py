@@ -149,18 +149,15 @@ def _value(raw: msgspec.Raw) -> Any:
         raise BatchLineError("invalid_json_line", "This line is not valid JSON.") from None
 
 
-def result_line(custom_id: str, request_id: str, answer: Answer) -> bytes:
-    """Write the line of the output file, or of the error file, about a request that was answered."""
-    response = {"status_code": answer.status, "request_id": request_id, "body": msgspec.Raw(answer.body or b"null")}
-    return _line(custom_id, response, None)
+def result_line(custom_id: str | None, request_id: str, answer: Answer, *, repeat_error: bool = False) -> bytes:
+    """Write the line of the output file, or of the error file, about a request that was answered.
 
-
-def run_batch_line(custom_id: str | None, request_id: str, answer: Answer) -> bytes:
-    """Write the line of `quire run-batch`'s output file about a request that was answered. As in vLLM, the body of a
-    failed request also stands in `error`."""
+    Args:
+        repeat_error: Let the body of a failed request also stand in `error`, as in vLLM's files.
+    """
     body = msgspec.Raw(answer.body or b"null")
     response = {"status_code": answer.status, "request_id": request_id, "body": body}
-    return _line(custom_id, response, None if answer.status == 200 else body)
+    return _line(custom_id, response, body if repeat_error and answer.status != 200 else None)
 
 
 def error_line(custom_id: str, code: str, message: str) -> bytes:

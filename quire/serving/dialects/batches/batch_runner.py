@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from quire.errors import EngineDeadError, QuireError, UnavailableError
@@ -17,7 +18,7 @@ from quire.serving.api.engine_session import EngineSession
 from quire.serving.dialects.batches.batch_calls import BatchCalls
 from quire.serving.dialects.batches.batch_line import BatchLine, BatchLineError, error_line, parse_line, result_line
 from quire.serving.store.batch_rows import BatchResult, ClaimedBatch
-from quire.serving.store.errors import StoreFullError
+from quire.serving.store.limits import StoreFullError
 from quire.serving.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -40,10 +41,11 @@ ENVELOPE_BYTES = 2**16
 T = TypeVar("T")
 
 
+@dataclass
 class BatchRunner:
     """Runs batches, one after the other.
 
-    Args:
+    Attributes:
         store: Where they are.
         calls: Answers their requests.
         session: Says when the engine is ready.
@@ -52,23 +54,14 @@ class BatchRunner:
         clock: Seconds since 1970.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        calls: BatchCalls,
-        session: EngineSession,
-        models: Sequence[str],
-        max_request_bytes: int,
-        clock: Clock | None = None,
-    ) -> None:
-        self._max_line_bytes = max_request_bytes + ENVELOPE_BYTES
-        self._store = store
-        self._calls = calls
-        self._session = session
-        self._models = models
-        self._clock = clock or WallClock()
-        self._news = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+    store: Store
+    calls: BatchCalls
+    session: EngineSession
+    models: Sequence[str]
+    max_request_bytes: int
+    clock: Clock = field(default_factory=WallClock)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to look for batches; called in the event loop."""
@@ -86,10 +79,10 @@ class BatchRunner:
 
     async def _run(self) -> None:
         with contextlib.suppress(EngineDeadError):
-            await self._session.wait_ready()
+            await self.session.wait_ready()
         while True:
             self._news.clear()
-            claimed = await self._claim() if self._store.exists else None
+            claimed = await self._claim() if self.store.exists else None
             if claimed is not None and await self._work_on(claimed):
                 continue
             with contextlib.suppress(TimeoutError):
@@ -98,7 +91,7 @@ class BatchRunner:
 
     async def _claim(self) -> ClaimedBatch | None:
         try:
-            return await self._store.batches.claim(self._models)
+            return await self.store.batches.claim(self.models)
         except QuireError as error:
             logger.warning("Batches cannot be worked on: %s", error.message)
             return None
@@ -114,53 +107,57 @@ class BatchRunner:
             return False
         except asyncio.CancelledError:
             with contextlib.suppress(QuireError):
-                await self._store.batches.release(batch)
+                await self.store.batches.release(batch)
             raise
         return True
 
     async def _run_to_end(self, batch: str, claimed: ClaimedBatch) -> None:
         try:
-            await BatchRun(self._store, self._calls, claimed, self._max_line_bytes, self._clock).run()
+            await BatchRun(self.store, self.calls, claimed, self.max_request_bytes + ENVELOPE_BYTES, self.clock).run()
         except UnavailableError:
             raise
         except Exception as error:
             logger.exception("Batch %s failed.", batch)
             message = error.message if isinstance(error, QuireError) else "Something failed inside the server."
             problems = [_problem("server_error", message)]
-            await patiently(lambda: self._store.batches.fail(batch, problems), f"The end of batch {batch}")
+            await patiently(lambda: self.store.batches.fail(batch, problems), f"The end of batch {batch}")
 
 
+@dataclass
 class BatchRun:
     """One batch, from where it is to its end.
 
-    Args:
+    Attributes:
         store, calls, clock: See BatchRunner.
         claimed: The batch, which is this process's.
         max_line_bytes: Of a line of its input.
     """
 
-    def __init__(
-        self, store: Store, calls: BatchCalls, claimed: ClaimedBatch, max_line_bytes: int, clock: Clock
-    ) -> None:
-        self._max_line_bytes = max_line_bytes
-        self._store = store
-        self._calls = calls
-        self._body: dict[str, Any] = claimed.body
-        self._ends_as = claimed.ends_as
-        self._tenant = claimed.tenant
-        self._id = str(claimed.body["id"])
-        self._clock = clock
-        self._results: list[BatchResult] = []
-        self._cancelled = asyncio.Event()
+    store: Store
+    calls: BatchCalls
+    claimed: ClaimedBatch
+    max_line_bytes: int
+    clock: Clock
+    _results: list[BatchResult] = field(default_factory=list)
+    _cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def _body(self) -> dict[str, Any]:
+        return self.claimed.body
+
+    @property
+    def _id(self) -> str:
+        return str(self._body["id"])
 
     async def run(self) -> None:
         """Until it has ended."""
         status = self._body["status"]
         if status == "validating" and not await self._check_input():
             return
+        ends_as = self.claimed.ends_as or "cancelled"
         if status in ("validating", "in_progress"):
-            self._ends_as = await self._send_all()
-        await self._patiently(lambda: self._store.batches.finish(self._id, self._ends_as or "cancelled"))
+            ends_as = await self._send_all()
+        await self._patiently(lambda: self.store.batches.finish(self._id, ends_as))
 
     async def _check_input(self) -> bool:
         """Whether the input is requests only; else the batch has failed."""
@@ -181,31 +178,32 @@ class BatchRun:
         if not total:
             errors = [_problem("empty_file", "The input file has no requests.")]
         if errors:
-            await self._patiently(lambda: self._store.batches.fail(self._id, errors))
+            await self._patiently(lambda: self.store.batches.fail(self._id, errors))
             return False
-        await self._patiently(lambda: self._store.batches.begin(self._id, total))
+        await self._patiently(lambda: self.store.batches.begin(self._id, total))
         return True
 
     async def _send_all(self) -> str:
         """Send what has no result yet; the state in which the batch ends."""
-        done = await self._patiently(lambda: self._store.batches.lines_done(self._id))
+        done = await self._patiently(lambda: self.store.batches.lines_done(self._id))
         sending, status = set[asyncio.Task[None]](), "completed"
         writing = asyncio.create_task(self._keep_writing())
         try:
             async for number, line in self._lines(lambda number: number not in done):
                 if isinstance(line, BatchLineError):
                     raise QuireError(f"Line {number + 1} of the input: {line.message}")
-                if self._clock.now() >= self._body["expires_at"]:
+                if self.clock.now() >= self._body["expires_at"]:
                     status = "expired"
                     text = error_line(line.custom_id, "batch_expired", "The batch's time was over before.")
                     self._results.append(BatchResult(number, False, text))
                     continue
-                if await self._room_or_cancelled():
+                if await self._or_cancelled(self.calls.wait_for_room()):
                     break
                 task = asyncio.create_task(self._send(number, line))
                 sending.add(task)
                 task.add_done_callback(sending.discard)
-            await self._until_sent(sending)
+            if sending:
+                await self._or_cancelled(asyncio.wait(tuple(sending)))
         except BaseException:  # what is not written is asked again
             with contextlib.suppress(QuireError):
                 await self._stop(writing, *sending)
@@ -220,29 +218,19 @@ class BatchRun:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _room_or_cancelled(self) -> bool:
-        """Wait for room; returns whether the batch was cancelled instead."""
-        room = asyncio.ensure_future(self._calls.wait_for_room())
-        cancelled = asyncio.ensure_future(self._cancelled.wait())
+    async def _or_cancelled(self, work: Coroutine[Any, Any, Any]) -> bool:
+        """Wait for something; returns whether the batch was cancelled instead."""
+        working, cancelled = asyncio.ensure_future(work), asyncio.ensure_future(self._cancelled.wait())
         try:
-            await asyncio.wait((room, cancelled), return_when=asyncio.FIRST_COMPLETED)
-            return not room.done()
+            await asyncio.wait((working, cancelled), return_when=asyncio.FIRST_COMPLETED)
+            return not working.done()
         finally:
             cancelled.cancel()
-            room.cancel()
-            await asyncio.gather(room, cancelled, return_exceptions=True)
-
-    async def _until_sent(self, sending: set[asyncio.Task[None]]) -> None:
-        """Until all requests are answered, or the batch is cancelled."""
-        cancelled = asyncio.ensure_future(self._cancelled.wait())
-        try:
-            while sending and not cancelled.done():
-                await asyncio.wait((*sending, cancelled), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            cancelled.cancel()
+            working.cancel()
+            await asyncio.gather(working, cancelled, return_exceptions=True)
 
     async def _send(self, number: int, line: BatchLine) -> None:
-        request_id, answer = await self._calls.answer(line, self._tenant)
+        request_id, answer = await self.calls.answer(line, self.claimed.tenant)
         text = result_line(line.custom_id, request_id, answer)
         self._results.append(BatchResult(number, answer.status == 200, text))
 
@@ -263,7 +251,7 @@ class BatchRun:
         """Write results down, some at a time so that a store without room for all has the first; the batch's state."""
         while True:
             results = self._results[:WRITTEN_AT_ONCE]
-            status = await self._store.batches.record(self._id, results)
+            status = await self.store.batches.record(self._id, results)
             del self._results[: len(results)]
             if not self._results:
                 return status
@@ -271,7 +259,7 @@ class BatchRun:
     async def _lines(self, wanted: Callable[[int], bool]) -> AsyncIterator[tuple[int, BatchLine | BatchLineError]]:
         """The requests of the lines that are wanted, by number; what is no request comes as its error. Lines are parsed
         in a thread."""
-        read = self._store.files.lines(self._body["input_file_id"], self._max_line_bytes)
+        read = self.store.files.lines(self._body["input_file_id"], self.max_line_bytes)
         async for some in read:
             for number, found in await asyncio.to_thread(self._parse, [line for line in some if wanted(line[0])]):
                 yield number, found
@@ -281,7 +269,7 @@ class BatchRun:
 
     def _parse_line(self, raw: bytes) -> BatchLine | BatchLineError:
         try:
-            return parse_line(raw, (self._body["endpoint"],), self._max_line_bytes)
+            return parse_line(raw, (self._body["endpoint"],), self.max_line_bytes)
         except BatchLineError as error:
             return error
 

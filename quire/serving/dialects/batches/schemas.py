@@ -5,29 +5,26 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from quire.errors import RequestError
-from quire.serving.api.schemas.metadata import Metadata
+from quire.serving.api.schemas.known_fields import Body, Part
+from quire.serving.api.schemas.request_fields import Metadata
 from quire.serving.dialects.batches.batch_line import ENDPOINTS
 
 _WINDOW = re.compile(r"([1-9][0-9]{0,5})([mhd])")
 _SECONDS = {"m": 60, "h": 3_600, "d": 86_400}
 
 
-class OutputExpiresAfter(BaseModel):
+class OutputExpiresAfter(Part):
     """When the output files are deleted."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     anchor: Literal["created_at"]
     seconds: int = Field(ge=3_600, le=2_592_000)
 
 
-class BatchRequest(BaseModel):
+class BatchRequest(Body):
     """Requests to answer when there is time."""
-
-    model_config = ConfigDict(strict=True)
 
     input_file_id: str = Field(description="A file of purpose 'batch', with a request a line.")
     endpoint: str = Field(

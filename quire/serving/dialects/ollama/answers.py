@@ -5,16 +5,17 @@ Owns their JSON and times. Knows nothing about requests.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
 
 from quire.foundation.clock import Clock
-from quire.serving.api.assistant_message import assistant_message
+from quire.serving.api.chat_serializer import assistant_message
 from quire.serving.api.request_choices import RequestChoices
+from quire.serving.dialects.dialect import call_input
 from quire.text.deltas import ChoiceDelta
 from quire.text.output_parsers.events import ContentDelta, OutputEvent, ReasoningDelta, ToolCallDelta, ToolCallStart
 
@@ -26,10 +27,11 @@ def timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
+@dataclass
 class OllamaAnswers:
-    """The answer to one request; a StreamFormat.
+    """The answer to one request; an AnswerFormat.
 
-    Args:
+    Attributes:
         kind: Whether text stands in a message or by itself.
         model: The name to answer under.
         choices: One choice, for its token counts.
@@ -39,35 +41,24 @@ class OllamaAnswers:
         show_thinking: Whether thoughts are shown.
     """
 
+    kind: Kind
+    model: str
+    choices: RequestChoices
+    clock: Clock
+    wall: Clock
+    began: float
+    show_thinking: bool = True
+    _calls: int = 0  # begun so far
+    _call: ToolCallStart | None = None  # whose arguments are coming
+    _arguments: list[str] = field(default_factory=list)
+
     media_type = "application/x-ndjson"
 
-    def __init__(
-        self,
-        kind: Kind,
-        model: str,
-        choices: RequestChoices,
-        clock: Clock,
-        wall: Clock,
-        began: float,
-        *,
-        show_thinking: bool = True,
-    ) -> None:
-        self._kind = kind
-        self._model = model
-        self._choices = choices
-        self._clock = clock
-        self._wall = wall
-        self._began = began
-        self._show_thinking = show_thinking
-        self._calls = 0  # begun so far
-        self._call: ToolCallStart | None = None  # whose arguments are coming
-        self._arguments: list[str] = []
-
-    def body(self, whole: ChoiceDelta) -> dict[str, Any]:
-        """The answer that is not streamed."""
+    async def body(self) -> dict[str, Any]:
+        (whole,) = await self.choices.collect()
         message = assistant_message(whole.output)
         calls = [_call(i, call.id, call.name, call.arguments) for i, call in enumerate(message.tool_calls)]
-        thinking = message.reasoning if self._show_thinking else ""
+        thinking = message.reasoning if self.show_thinking else ""
         return self._part(message.content, thinking, calls) | self._end(whole)
 
     # --- as lines ---------------------------------------------------------------------------------------------------
@@ -90,7 +81,7 @@ class OllamaAnswers:
         match event:
             case ContentDelta(text) if text:
                 return self._finished_call() + _encoded(self._part(text))
-            case ReasoningDelta(text) if text and self._show_thinking:
+            case ReasoningDelta(text) if text and self.show_thinking:
                 return _encoded(self._part("", text))
             case ToolCallStart():
                 before = self._finished_call()
@@ -109,26 +100,26 @@ class OllamaAnswers:
         return _encoded(self._part("", calls=[call]))
 
     def _part(self, text: str, thinking: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-        head = {"model": self._model, "created_at": timestamp(self._wall.now())}
+        head = {"model": self.model, "created_at": timestamp(self.wall.now())}
         more: dict[str, Any] = {"thinking": thinking} if thinking else {}
         if calls:
             more["tool_calls"] = calls
-        if self._kind == "generate":
+        if self.kind == "generate":
             return {**head, "response": text, **more, "done": False}
         return {**head, "message": {"role": "assistant", "content": text, **more}, "done": False}
 
     def _end(self, whole: ChoiceDelta) -> dict[str, Any]:
-        now = self._clock.now()
-        first = self._choices.first_token
+        now = self.clock.now()
+        first = self.choices.first_token
         first = now if first is None else first
-        usage = self._choices.usage()
+        usage = self.choices.usage()
         return {
             "done": True,
             "done_reason": "length" if whole.finish_reason == "length" else "stop",
-            "total_duration": _nanoseconds(now - self._began),
+            "total_duration": _nanoseconds(now - self.began),
             "load_duration": 0,
             "prompt_eval_count": usage["prompt_tokens"],
-            "prompt_eval_duration": _nanoseconds(first - self._began),
+            "prompt_eval_duration": _nanoseconds(first - self.began),
             "eval_count": usage["completion_tokens"],
             "eval_duration": _nanoseconds(now - first),
         }
@@ -142,11 +133,7 @@ def loaded(kind: Kind, model: str, wall: Clock, *, unload: bool) -> dict[str, An
 
 
 def _call(index: int, call_id: str | None, name: str, arguments: str) -> dict[str, Any]:
-    try:
-        value = json.loads(arguments)
-    except ValueError:  # cut off
-        value = {}
-    function = {"index": index, "name": name, "arguments": value if isinstance(value, dict) else {}}
+    function = {"index": index, "name": name, "arguments": call_input(arguments)}
     return {"id": call_id, "function": function} if call_id else {"function": function}
 
 

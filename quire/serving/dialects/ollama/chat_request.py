@@ -1,36 +1,35 @@
 """Ollama's requests as chats and completions.
 
-Owns what each field means. Knows nothing about responses.
+Owns what each field means. Knows nothing about answers.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 from quire.errors import RequestError
 from quire.serving.api.request_body import check_fields
 from quire.serving.api.schemas.chat import ChatRequest
 from quire.serving.api.schemas.completion import CompletionRequest
-from quire.serving.api.schemas.field_names import fields_named
+from quire.serving.api.schemas.known_fields import FieldNames, fields_named
+from quire.serving.dialects.dialect import function_call, json_format, make_chat, thinking_switches
 from quire.serving.dialects.ollama.schemas import (
     OPTION_FIELDS,
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaMessage,
     Options,
-    Think,
 )
-from quire.text.hints import THINKING_SWITCHES
+from quire.text.hints import NOT_READ, HintLog
 
-_NAMES = {
+NAMES = FieldNames({
     "max_tokens": "num_predict",
     "repetition_penalty": "repeat_penalty",
     "reasoning_effort": "think",
     "response_format": "format",
-}
+})  # fmt: skip
 """Fields of a chat or completion by their names in Ollama's body, where these differ."""
 
 
@@ -39,53 +38,55 @@ def model_name(asked: str, serves: Callable[[str], bool]) -> str:
     return asked if serves(asked) else asked.removesuffix(":latest")
 
 
-def chat_request(body: OllamaChatRequest | OllamaGenerateRequest, variables: Collection[str]) -> ChatRequest:
+def chat_request(
+    body: OllamaChatRequest | OllamaGenerateRequest, model: str, variables: Collection[str]
+) -> ChatRequest:
     """The chat that is meant.
 
     Args:
+        model: Its name here.
         variables: Of the model's chat template, which may have a switch for thinking.
 
     Raises:
-        RequestError: A field is wrong, or asks for what is not served.
+        RequestError: A field is wrong, or asks for what is not served; it is named as Ollama does.
     """
-    fields = _shared(body) | _thinking(body.think, variables)
+    fields = _shared(body, model)
+    if isinstance(body.think, str):
+        fields["reasoning_effort"] = body.think
+    elif body.think is not None:
+        fields["chat_template_kwargs"] = thinking_switches(body.think, variables)
     if isinstance(body, OllamaChatRequest):
         messages = body.messages or []
-        fields["messages"] = _conversation(messages)
-        if body.tools:
-            fields["tools"] = body.tools
+        fields |= {"messages": _conversation(messages), "tools": body.tools or None}
         if messages[-1].role == "assistant" and not messages[-1].tool_calls:
             fields |= {"continue_final_message": True, "add_generation_prompt": False}
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []
         fields["messages"] = [*system, {"role": "user", "content": body.prompt or ""}]
-    return check_fields(fields, ChatRequest)
+    return make_chat(fields, NAMES)
 
 
-def completion_request(body: OllamaGenerateRequest) -> CompletionRequest:
-    """The completion that is meant by `raw` or `suffix`.
-
-    Raises:
-        RequestError: A field is wrong, or asks for what is not served.
-    """
+def completion_request(body: OllamaGenerateRequest, model: str) -> CompletionRequest:
+    """The completion that is meant by `raw` or `suffix`; see `chat_request`."""
     if body.system:
         raise RequestError("system needs the chat template: leave out raw and suffix.", param="system")
-    fields = _shared(body) | {"prompt": body.prompt or ""}
-    if body.suffix:
-        fields["suffix"] = body.suffix
-    return check_fields(fields, CompletionRequest)
+    fields = _shared(body, model) | {"prompt": body.prompt or "", "suffix": body.suffix or None}
+    with fields_named(NAMES):
+        return check_fields({name: value for name, value in fields.items() if value is not None}, CompletionRequest)
 
 
-def named_by_ollama() -> AbstractContextManager[None]:
-    """A RequestError about a field of a chat or completion names Ollama's."""
-    return fields_named(_NAMES)
+def log_hints(body: OllamaChatRequest | OllamaGenerateRequest, hints: HintLog, variables: Collection[str]) -> None:
+    """Take note of the hints that the model cannot follow; `variables` are its chat template's."""
+    if isinstance(body.think, bool) and not thinking_switches(True, variables):
+        hints.drop("think", NOT_READ)
 
 
-def _shared(body: OllamaChatRequest | OllamaGenerateRequest) -> dict[str, Any]:
+def _shared(body: OllamaChatRequest | OllamaGenerateRequest, model: str) -> dict[str, Any]:
     """Sampling parameters and the form of the answer."""
     options = check_fields(body.options or {}, Options, OPTION_FIELDS)
     limited = options.num_predict is not None and options.num_predict >= 0
     fields = {
+        "model": model,
         "max_tokens": options.num_predict if limited else None,
         "repetition_penalty": options.repeat_penalty,
         **options.model_dump(exclude={"num_predict", "repeat_penalty"}),
@@ -93,17 +94,8 @@ def _shared(body: OllamaChatRequest | OllamaGenerateRequest) -> dict[str, Any]:
     if body.format == "json":
         fields["response_format"] = {"type": "json_object"}
     elif isinstance(body.format, dict):
-        schema = {"name": "format", "schema": body.format}
-        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _thinking(think: Think | None, variables: Collection[str]) -> dict[str, Any]:
-    if isinstance(think, str):
-        return {"reasoning_effort": think}
-    if think is None:
-        return {}
-    return {"chat_template_kwargs": {name: think for name in THINKING_SWITCHES if name in variables}}
+        fields["response_format"] = json_format("format", body.format)
+    return fields
 
 
 def _conversation(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
@@ -115,16 +107,13 @@ def _conversation(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
         if message.thinking:
             turn["reasoning"] = message.thinking
         if message.tool_calls:
-            calls = [
-                {
-                    "id": call.id or f"call_{len(plain)}_{i}",
-                    "type": "function",
-                    "function": {"name": call.function.name, "arguments": json.dumps(call.function.arguments)},
-                }
+            turn["tool_calls"] = [
+                function_call(
+                    call.id or f"call_{len(plain)}_{i}", call.function.name, json.dumps(call.function.arguments)
+                )
                 for i, call in enumerate(message.tool_calls)
             ]
-            turn["tool_calls"] = calls
-            unanswered = [str(call["id"]) for call in calls]
+            unanswered = [call["id"] for call in turn["tool_calls"]]
         if message.role == "tool":
             if message.tool_name:
                 turn["name"] = message.tool_name

@@ -43,7 +43,7 @@ class ModelFiles:
     digest: str
 
 
-def add_ollama_models(app: FastAPI, serving: Serving) -> None:
+def add_models(app: FastAPI, serving: Serving) -> None:
     """Add the routes to the application."""
     files = _model_files(Path(serving.config.model.model))
 

@@ -5,12 +5,12 @@ Owns their fields. What they mean is in `quire.serving.dialects.ollama.chat_requ
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from quire.serving.api.schemas.chat import MAX_MESSAGES
-from quire.serving.api.schemas.known_fields import FieldLists
+from quire.serving.api.schemas.known_fields import Body, FieldLists, Part
 
 OLLAMA_FIELDS = FieldLists(
     ignored=frozenset({"keep_alive"}),
@@ -45,10 +45,8 @@ OPTION_FIELDS = FieldLists(
 )  # fmt: skip
 
 
-class Options(BaseModel):
+class Options(Part):
     """How tokens are sampled; what is left open comes from the model's defaults."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     num_predict: int | None = Field(default=None, description="Most tokens of the answer; negative: what fits.")
     temperature: float | None = None
@@ -62,10 +60,8 @@ class Options(BaseModel):
     frequency_penalty: float | None = None
 
 
-class OllamaFunction(BaseModel):
+class OllamaFunction(Part):
     """A call's function."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     name: str
     arguments: dict[str, Any]
@@ -73,20 +69,16 @@ class OllamaFunction(BaseModel):
     description: str | None = None
 
 
-class OllamaToolCall(BaseModel):
+class OllamaToolCall(Part):
     """A call of an earlier turn."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     id: str | None = None
     type: Literal["function"] | None = None
     function: OllamaFunction
 
 
-class OllamaMessage(BaseModel):
+class OllamaMessage(Part):
     """One turn of the conversation."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
@@ -100,9 +92,7 @@ class OllamaMessage(BaseModel):
 Think = bool | Literal["low", "medium", "high", "max"]
 
 
-class _OllamaRequest(BaseModel):
-    model_config = ConfigDict(strict=True, protected_namespaces=())
-
+class _OllamaRequest(Body):
     model: str
     format: Literal["", "json"] | dict[str, Any] | None = Field(
         default=None, description="json, or the JSON schema of the answer."
@@ -115,6 +105,8 @@ class _OllamaRequest(BaseModel):
 class OllamaChatRequest(_OllamaRequest):
     """A conversation to answer."""
 
+    kind: ClassVar[Literal["chat"]] = "chat"
+
     messages: list[OllamaMessage] | None = Field(default=None, max_length=MAX_MESSAGES)
     tools: list[dict[str, Any]] | None = None
 
@@ -122,16 +114,16 @@ class OllamaChatRequest(_OllamaRequest):
 class OllamaGenerateRequest(_OllamaRequest):
     """A prompt to answer."""
 
+    kind: ClassVar[Literal["generate"]] = "generate"
+
     prompt: str | None = None
     suffix: str | None = Field(default=None, description="Text behind the gap, for models that can fill one in.")
     system: str | None = None
     raw: bool | None = Field(default=None, description="No chat template: the text goes on.")
 
 
-class OllamaShowRequest(BaseModel):
+class OllamaShowRequest(Body):
     """A model that is described."""
-
-    model_config = ConfigDict(strict=True, protected_namespaces=())
 
     model: str | None = None
     name: str | None = Field(default=None, description="Older name of model.")

@@ -5,26 +5,16 @@ Owns which field becomes which, and that an error names the field that was sent.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 from quire.errors import RequestError
-from quire.serving.api.request_body import check_fields
 from quire.serving.api.schemas.chat import ChatRequest
-from quire.serving.api.schemas.field_names import fields_named
+from quire.serving.api.schemas.known_fields import FieldNames
+from quire.serving.dialects.dialect import json_format, make_chat
 from quire.serving.dialects.responses.schemas import SAMPLING, ReasoningConfig, ResponsesRequest, TextFormat
 from quire.serving.dialects.responses.tools import ResponseTools
 from quire.text.hints import HintLog
-
-_RENAMED = (
-    (re.compile(r"^(messages\b.*|prompt)$"), "input"),
-    (re.compile(r"^(max_completion_tokens|max_tokens)$"), "max_output_tokens"),
-    (re.compile(r"^response_format\b(\.json_schema)?"), "text.format"),
-    (re.compile(r"^reasoning_effort$"), "reasoning.effort"),
-    (re.compile(r"^(tool_choice)\.function\b"), r"\1"),
-)
 
 
 def chat_request(fields: ResponsesRequest, messages: Sequence[dict[str, Any]], tools: ResponseTools) -> ChatRequest:
@@ -51,20 +41,22 @@ def chat_request(fields: ResponsesRequest, messages: Sequence[dict[str, Any]], t
     }
     if fields.wants_logprobs:
         body |= {"logprobs": True, "top_logprobs": fields.top_logprobs or 0}
-    with named_as_sent(tools):
-        return check_fields({name: value for name, value in body.items() if value is not None}, ChatRequest)
+    return make_chat(body, _names(tools))
 
 
-def named_as_sent(tools: ResponseTools) -> AbstractContextManager[None]:
-    """An error about a field of chat requests names the one of /v1/responses."""
-
-    def sent(name: str) -> str:
-        for pattern, replacement in _RENAMED:
-            if pattern.match(name):
-                return pattern.sub(replacement, name)
-        return tools.sent_place(name)
-
-    return fields_named(sent)
+def _names(tools: ResponseTools) -> FieldNames:
+    """Fields of chat requests by their names in /v1/responses, where these differ."""
+    return FieldNames({
+        "messages": lambda _: "input",
+        "prompt": "input",
+        "max_completion_tokens": "max_output_tokens",
+        "max_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "response_format.json_schema": "text.format",
+        "reasoning_effort": "reasoning.effort",
+        "tool_choice.function": "tool_choice",
+        "tools": tools.sent_place,
+    })  # fmt: skip
 
 
 def log_hints(fields: ResponsesRequest, hints: HintLog) -> None:
@@ -85,6 +77,6 @@ def _response_format(form: TextFormat | None) -> dict[str, Any] | None:
         return {"type": "json_object"}
     if form.json_schema is None:
         raise RequestError("text.format.schema is required.", param="text.format.schema")
-    values = {"schema": form.json_schema, "description": form.description, "strict": form.strict}
-    schema = {name: value for name, value in values.items() if value is not None}
-    return {"type": "json_schema", "json_schema": {"name": form.name or "answer", **schema}}
+    options = {"description": form.description, "strict": form.strict}
+    given = {name: value for name, value in options.items() if value is not None}
+    return json_format(form.name or "answer", form.json_schema, **given)

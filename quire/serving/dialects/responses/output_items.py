@@ -6,9 +6,10 @@ Owns when an item begins and ends. Knows nothing about streams, numbers of event
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from quire.serving.dialects.responses.input_items import new_id
+from quire.serving.dialects.responses.messages import new_id
 from quire.text.deltas import ChoiceDelta
 from quire.text.output_parsers.events import ContentDelta, ReasoningDelta, ToolCallDelta, ToolCallStart
 
@@ -18,33 +19,31 @@ Logprobs = Callable[[ChoiceDelta], list[dict[str, Any]]]
 """Log probabilities of what a choice gained, as chat has them; empty when they are not asked for."""
 
 
+@dataclass
 class OutputItems:
     """The items of one response.
 
-    Args:
+    Attributes:
         emit: Gets each event.
         logprobs: Of tokens.
         in_namespaces: Namespace and name of functions, by what the model calls them; others have no namespace.
-
-    Attributes:
         items: Those that have begun; the last one may be open.
         reasoning_tokens: Tokens that the model spent on reasoning.
     """
 
-    def __init__(self, emit: Emit, logprobs: Logprobs, in_namespaces: Mapping[str, tuple[str, str]]) -> None:
-        self.items: list[dict[str, Any]] = []
-        self.reasoning_tokens = 0
-        self._emit = emit
-        self._logprobs = logprobs
-        self._in_namespaces = in_namespaces
-        self._open: dict[str, Any] | None = None
-        self._pieces: list[str] = []  # of the open item's text or arguments
-        self._unshown: list[dict[str, Any]] = []  # log probabilities of text that a parser holds back
-        self._parsed = False
+    emit: Emit
+    logprobs: Logprobs
+    in_namespaces: Mapping[str, tuple[str, str]]
+    items: list[dict[str, Any]] = field(default_factory=list)
+    reasoning_tokens: int = 0
+    _open: dict[str, Any] | None = None
+    _pieces: list[str] = field(default_factory=list)  # of the open item's text or arguments
+    _unshown: list[dict[str, Any]] = field(default_factory=list)  # log probabilities of text that a parser holds back
+    _parsed: bool = False
 
     def add(self, gained: ChoiceDelta) -> None:
         """Go on with what the choice gained."""
-        self._unshown += self._logprobs(gained)
+        self._unshown += self.logprobs(gained)
         self._parsed = gained.events is not None
         if self._kind == "reasoning" or any(isinstance(event, ReasoningDelta) for event in gained.output):
             self.reasoning_tokens += len(gained.tokens)
@@ -93,7 +92,7 @@ class OutputItems:
 
     def _begin_call(self, start: ToolCallStart) -> None:
         self._unshown = []
-        namespace, name = self._in_namespaces.get(start.name, ("", start.name))
+        namespace, name = self.in_namespaces.get(start.name, ("", start.name))
         more = {"namespace": namespace} if namespace else {}
         self._begin("fc", "function_call", call_id=start.id or new_id("call"), name=name, arguments="", **more)
 
@@ -101,7 +100,7 @@ class OutputItems:
         self._close("completed")
         self._open = {"id": new_id(prefix), "type": kind, "status": "in_progress", **fields}
         self.items.append(self._open)
-        self._emit("response.output_item.added", {"output_index": len(self.items) - 1, "item": _copy(self._open)})
+        self.emit("response.output_item.added", {"output_index": len(self.items) - 1, "item": _copy(self._open)})
 
     def _begin_part(self, part: dict[str, Any]) -> None:
         assert self._open is not None
@@ -129,12 +128,12 @@ class OutputItems:
                 self._tell("output_text.done", content_index=0, text=text, logprobs=logprobs)
                 self._tell("content_part.done", content_index=0, part=_copy(self._part))
         done, self._open = self._open, None
-        self._emit("response.output_item.done", {"output_index": len(self.items) - 1, "item": _copy(done)})
+        self.emit("response.output_item.done", {"output_index": len(self.items) - 1, "item": _copy(done)})
 
     def _tell(self, event: str, **fields: Any) -> None:
         """An event about the open item."""
         assert self._open is not None
-        self._emit(f"response.{event}", {"item_id": self._open["id"], "output_index": len(self.items) - 1, **fields})
+        self.emit(f"response.{event}", {"item_id": self._open["id"], "output_index": len(self.items) - 1, **fields})
 
     @property
     def _kind(self) -> str | None:

@@ -11,17 +11,17 @@ from starlette.responses import Response, StreamingResponse
 
 from quire.errors import RequestError
 from quire.serving.api.disconnect import cancel_on_disconnect
-from quire.serving.api.dropped_tools import name_dropped
 from quire.serving.api.request_body import openapi_body, read_body
-from quire.serving.api.request_ids import use_request_id
+from quire.serving.api.request_head import use_request_id
 from quire.serving.api.serving import Serving, json_response
 from quire.serving.api.sse_chunks import EVENT_STREAM
 from quire.serving.dialects.batches.file_routes import page_body
-from quire.serving.dialects.responses.response_body import ABANDONED, failed
-from quire.serving.dialects.responses.response_tasks import ResponseTasks, follow
-from quire.serving.dialects.responses.responses_service import ResponsesService, RunningResponse
+from quire.serving.dialects.dialect import name_dropped
+from quire.serving.dialects.responses.answers import ABANDONED, failed
 from quire.serving.dialects.responses.schemas import ResponsesRequest
-from quire.serving.store.errors import UnknownIdError
+from quire.serving.dialects.responses.service import ResponsesService, RunningResponse
+from quire.serving.dialects.responses.tasks import ResponseTasks, follow
+from quire.serving.store.limits import UnknownIdError
 from quire.serving.store.responses import StoredResponse
 from quire.serving.store.store import Store
 
@@ -108,35 +108,19 @@ async def _answer(
     use_request_id(request, fields.request_id)
     fields.check()
     store = serving.stored if fields.background else None
-    kept = fields.store is not False
+    kept, stream = fields.store is not False, bool(fields.stream)
     running = await service.start(fields, request.state.caller, tasks.keep if kept else lambda _: None)
-    answer = await _respond(serving, store, tasks, request, fields, running)
-    return name_dropped(answer, running.dropped, serving.chat.hints)
-
-
-async def _respond(
-    serving: Serving,
-    store: Store | None,
-    tasks: ResponseTasks,
-    request: Request,
-    fields: ResponsesRequest,
-    running: RunningResponse,
-) -> Response:
-    """The response; one in the background is in `store`."""
-    serving.log_request(request.state.request_id, request.url.path, running.choices.adds, stream=bool(fields.stream))
+    choices, events = running.choices, running.events
     if store is not None:
-        return await _in_background(store, tasks, running, stream=bool(fields.stream))
-    if fields.stream:
-        running.events.begin()
-        return serving.stream(running.events, running.choices, request.state.request_id, running.events.take())
-    try:
-        await running.choices.read_all(lambda _, gained: running.events.add(gained))
-        running.events.finish()
-    finally:
-        running.choices.close()
-    if fields.store is not False:
-        await tasks.put(running)
-    return json_response(running.events.body)
+        serving.log_request(request.state.request_id, request.scope["path"], choices.adds, stream=stream)
+        answer = await _in_background(store, tasks, running, stream=stream)
+    else:
+        if stream:
+            events.begin()
+        answer = await serving.answer(request, events, choices, stream, events.take())
+        if kept and not stream:
+            await tasks.put(running)
+    return name_dropped(answer, running.dropped, serving.chat.hints)
 
 
 async def _in_background(store: Store, tasks: ResponseTasks, running: RunningResponse, *, stream: bool) -> Response:
@@ -145,7 +129,7 @@ async def _in_background(store: Store, tasks: ResponseTasks, running: RunningRes
     except BaseException:
         running.choices.close()
         raise
-    queued = running.events.body
+    queued = running.events.response
     tasks.work_on(running)
     return _stream(store, running.id, -1) if stream else json_response(queued)
 

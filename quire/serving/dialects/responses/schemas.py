@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from quire.errors import RequestError, UnsupportedField
 from quire.serving.api.schemas.chat import MAX_MESSAGES
-from quire.serving.api.schemas.metadata import Metadata
-from quire.serving.api.schemas.request_fields import RequestFields, StreamOptions
+from quire.serving.api.schemas.known_fields import Part
+from quire.serving.api.schemas.request_fields import Metadata, RequestFields, StreamOptions
 
 Include = Literal[
     "code_interpreter_call.outputs",
@@ -36,10 +36,8 @@ SAMPLING = (
 Summary = Literal["auto", "concise", "detailed"]
 
 
-class ReasoningConfig(BaseModel):
+class ReasoningConfig(Part):
     """How much the model thinks before it answers."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     effort: str | None = Field(default=None, description="For chat templates that know of it.")
     summary: Summary | None = Field(default=None, description="A hint: nothing is summarized.")
@@ -50,10 +48,8 @@ class ReasoningConfig(BaseModel):
     )
 
 
-class TextFormat(BaseModel):
+class TextFormat(Part, populate_by_name=True):
     """The form of the answer."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", populate_by_name=True)
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -62,10 +58,8 @@ class TextFormat(BaseModel):
     strict: bool | None = None
 
 
-class TextConfig(BaseModel):
+class TextConfig(Part):
     """What the answer is like."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = Field(default=None, description="A hint: no model knows it.")
@@ -73,8 +67,6 @@ class TextConfig(BaseModel):
 
 class ResponsesRequest(RequestFields):
     """Something to answer."""
-
-    model_config = ConfigDict(strict=True, protected_namespaces=())
 
     input: str | Annotated[list[Any], Field(max_length=MAX_MESSAGES)] = Field(
         description="A text, or messages, function calls, their outputs and reasoning."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,21 +19,13 @@ from quire.text.hints import HintLog
 _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 _NEUTRAL_FIELDS = ("type", "defer_loading", "output_schema", "allowed_callers")
 """Further fields of a function, which are hints, or checked where they stand."""
-HOSTED = frozenset({
-    "code_interpreter",
-    "computer",
-    "computer_use",
-    "computer_use_preview",
-    "file_search",
-    "image_generation",
-    "mcp",
-    "programmatic_tool_calling",
-    "web_search",
-    "web_search_preview",
-})  # fmt: skip
-"""Tools that OpenAI runs, without the dates that their names may end with."""
+_HOSTED = re.compile(
+    r"(code_interpreter|computer|computer_use|computer_use_preview|file_search|image_generation|mcp|"
+    r"programmatic_tool_calling|web_search|web_search_preview)(_\d{4}_\d{2}_\d{2})?",
+    re.ASCII,
+)
+"""Tools that OpenAI runs; some names end with a date."""
 _RUN_BY_CLIENT = ("apply_patch", "custom", "local_shell", "shell", "tool_search")
-_DATE = re.compile(r"_\d{4}_\d{2}_\d{2}$", re.ASCII)
 _PLACE = re.compile(r"tools\[(\d+)\](?:\.function)?")
 
 
@@ -110,11 +102,18 @@ class ResponseTools:
 
     def model_name(self, namespace: str | None, name: str) -> str:
         """What the model calls a function. One that is not among the tools any more has its name."""
-        return self._called.get((namespace or "", name), name)
+        found = self._index.get((namespace or "", name))
+        return found[0].called if found else name
 
     @cached_property
-    def _called(self) -> dict[tuple[str, str], str]:
-        return {(each.namespace, each.name): each.called for each in self.functions}
+    def _index(self) -> dict[tuple[str | None, str | None], list[_Function]]:
+        """The functions by namespace and name, by name alone, and by namespace alone."""
+        index: dict[tuple[str | None, str | None], list[_Function]] = {}
+        for function in self.functions:
+            space, name = function.namespace, function.name
+            for key in ((space, name), (None, name), (space, None)):
+                index.setdefault(key, []).append(function)
+        return index
 
     def _chosen(self, choice: Any) -> ResponseTools:
         if choice == "required" and not self.functions and self.dropped:
@@ -163,19 +162,10 @@ class ResponseTools:
         """What a choice names: a function, or all of a namespace. Without a namespace, one that has none goes first."""
         name, namespace = str(tool.get("name")), tool.get("namespace")
         if tool.get("type") == "namespace":
-            return self._by_namespace.get(name, [])
-        found = self._by_name.get(name, [])
+            return self._index.get((name, None), []) if name else []
         if namespace is None:
-            return [function for function in found if not function.namespace] or found
-        return [function for function in found if function.namespace == namespace]
-
-    @cached_property
-    def _by_name(self) -> dict[str, list[_Function]]:
-        return _grouped(self.functions, lambda function: function.name)
-
-    @cached_property
-    def _by_namespace(self) -> dict[str, list[_Function]]:
-        return _grouped([each for each in self.functions if each.namespace], lambda function: function.namespace)
+            return self._index.get(("", name)) or self._index.get((None, name), [])
+        return self._index.get((namespace, name), []) if isinstance(namespace, str) else []
 
     def sent_place(self, param: str) -> str:
         """Where the client sent what an error about the chat's tools is about."""
@@ -199,7 +189,7 @@ def _is_hosted(tool: dict[str, Any]) -> bool:
         return isinstance(environment, dict) and str(environment.get("type", "")).startswith("container")
     if kind == "tool_search":
         return tool.get("execution") in (None, "server")
-    return isinstance(kind, str) and _DATE.sub("", kind) in HOSTED
+    return isinstance(kind, str) and _HOSTED.fullmatch(kind) is not None
 
 
 def _functions(tool: dict[str, Any], place: str) -> Iterator[_Function]:
@@ -252,13 +242,6 @@ def _named(functions: Sequence[_Function]) -> list[_Function]:
         taken[called] = call
         named.append(replace(function, called=called))
     return named
-
-
-def _grouped(functions: Sequence[_Function], key: Callable[[_Function], str]) -> dict[str, list[_Function]]:
-    groups: dict[str, list[_Function]] = {}
-    for function in functions:
-        groups.setdefault(key(function), []).append(function)
-    return groups
 
 
 def _check_number(tools: Sequence[Any], name: str = "tools") -> None:

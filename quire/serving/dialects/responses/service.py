@@ -16,17 +16,16 @@ import msgspec
 from quire.errors import ContextLengthError, RequestError
 from quire.foundation.clock import Clock, WallClock
 from quire.sampling_params import SamplingParams
-from quire.serving.api.caller import Caller
-from quire.serving.api.chat_logprobs import chat_logprobs
 from quire.serving.api.request_choices import RequestChoices
+from quire.serving.api.request_head import Caller
 from quire.serving.api.schemas.chat import ChatRequest
 from quire.serving.api.serving import Serving
 from quire.serving.api.shared_turn import convert
-from quire.serving.dialects.responses.chat_request import chat_request, log_hints, named_as_sent
-from quire.serving.dialects.responses.input_items import chat_messages, listed_items
-from quire.serving.dialects.responses.item_schemas import InputItem, MessageItem, parse_items
-from quire.serving.dialects.responses.response_body import response_head
-from quire.serving.dialects.responses.response_events import ResponseEvents
+from quire.serving.api.token_names import chat_logprobs
+from quire.serving.dialects.responses.answers import ResponseAnswers, response_head
+from quire.serving.dialects.responses.chat_request import chat_request, log_hints
+from quire.serving.dialects.responses.message_schemas import InputItem, MessageItem, parse_items
+from quire.serving.dialects.responses.messages import chat_messages, listed_items
 from quire.serving.dialects.responses.schemas import ResponsesRequest
 from quire.serving.dialects.responses.tools import ResponseTools
 from quire.serving.store.responses import StoredResponse
@@ -45,7 +44,7 @@ class RunningResponse:
         dropped: Types of the tools that were left out.
     """
 
-    events: ResponseEvents
+    events: ResponseAnswers
     choices: RequestChoices
     input: Sequence[dict[str, Any]]
     dropped: Sequence[str] = ()
@@ -53,11 +52,11 @@ class RunningResponse:
     @property
     def id(self) -> str:
         """Of the response."""
-        return str(self.events.body["id"])
+        return str(self.events.response["id"])
 
     def stored(self) -> StoredResponse:
         """As it is now, for the store."""
-        body = self.events.body
+        body = self.events.response
         items, previous = msgspec.json.encode(self.input), body["previous_response_id"]
         return StoredResponse(self.id, body["status"], items, msgspec.json.encode(body), previous)
 
@@ -95,7 +94,7 @@ class ResponsesService:
 
         stored = fields.store is not False and self.serving.store is not None
         head = response_head(fields, f"resp_{uuid.uuid4().hex}", created, model, params, tools, stored=stored)
-        events = ResponseEvents(
+        events = ResponseAnswers(
             head,
             choices,
             logprobs if fields.wants_logprobs else lambda gained: [],
@@ -113,9 +112,8 @@ class ResponsesService:
         self.serving.model_name(fields.model)
         tools = self._tools(fields)
         _, messages = await self._messages(fields, tools)
-        with named_as_sent(tools):
-            chat = await convert(len(messages), lambda: chat_request(fields, messages, tools))
-            return len((await self.serving.chat.prepare(chat)).tokens), tools.dropped
+        chat = await convert(len(messages), lambda: chat_request(fields, messages, tools))
+        return len((await self.serving.chat.prepare(chat)).tokens), tools.dropped
 
     def _tools(self, fields: ResponsesRequest) -> ResponseTools:
         tools = ResponseTools.of(fields.tools, fields.tool_choice)
@@ -157,10 +155,9 @@ class ResponsesService:
             chat = await convert(len(messages), partial(chat_request, fields, messages, tools))
             chat.sent_by(caller)
             try:
-                with named_as_sent(tools):
-                    self.serving.chat.check_room(chat)
-                    prompt = await self.serving.chat.prepare(chat)
-                    return chat, prompt.params, await self.serving.chat.run(chat, prompt)
+                self.serving.chat.check_room(chat)
+                prompt = await self.serving.chat.prepare(chat)
+                return chat, prompt.params, await self.serving.chat.run(chat, prompt)
             except ContextLengthError:
                 shorter = _without_oldest_turn(messages, attempts)
                 if attempts == 0 or len(shorter) == len(messages):

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag
+
+from quire.serving.api.schemas.known_fields import Part
 
 _NEUTRAL = "Ignored: it changes no answer here."
 
 
-class _Block(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
+class _Block(Part):
     cache_control: dict[str, Any] | None = Field(default=None, description="Ignored: prefixes are always cached.")
 
 
@@ -87,18 +87,14 @@ class ToolReferenceBlock(_Block):
     tool_name: str
 
 
-class HostedCallBlock(BaseModel):
+class HostedCallBlock(Part, extra="ignore"):
     """A call of a tool that Anthropic runs, of an earlier turn; left out."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     type: Literal["server_tool_use", "mcp_tool_use"]
 
 
-class HostedResultBlock(BaseModel):
+class HostedResultBlock(Part, extra="ignore"):
     """What a tool that Anthropic runs gave; what can be read of it is text."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     type: Literal[
         "advisor_tool_result",
@@ -113,19 +109,15 @@ class HostedResultBlock(BaseModel):
     content: Any = None
 
 
-class CompactionBlock(BaseModel):
+class CompactionBlock(Part, extra="ignore"):
     """A summary in place of earlier turns."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     type: Literal["compaction"]
     content: str | None = None
 
 
-class FallbackBlock(BaseModel):
+class FallbackBlock(Part, extra="ignore"):
     """Where another of Anthropic's models went on; left out."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     type: Literal["fallback"]
 

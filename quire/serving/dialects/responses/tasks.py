@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from quire.errors import QuireError, UnavailableError
-from quire.serving.dialects.responses.response_body import ABANDONED, failed
-from quire.serving.dialects.responses.response_events import sse
-from quire.serving.dialects.responses.responses_service import RunningResponse
-from quire.serving.store.errors import StoreFullError, UnknownIdError
+from quire.serving.dialects.dialect import encoded_event, named_event
+from quire.serving.dialects.responses.answers import ABANDONED, failed
+from quire.serving.dialects.responses.service import RunningResponse
+from quire.serving.store.limits import StoreFullError, UnknownIdError
 from quire.serving.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class ResponseTasks:
                 await asyncio.sleep(WRITE_S)
         except StoreFullError as error:
             events.fail(error.message)
-            await store.responses.end(running.id, "failed", msgspec.json.encode({**events.body, "output": []}))
+            await store.responses.end(running.id, "failed", msgspec.json.encode({**events.response, "output": []}))
         finally:
             reading.cancel()
             choices.close()
@@ -123,7 +123,7 @@ async def follow(store: Store, response: str, after: int) -> AsyncIterator[bytes
             return
         for number, data in found.events:
             after = number
-            yield sse(msgspec.json.decode(data, type=_Event).type, data)
+            yield encoded_event(msgspec.json.decode(data, type=_Event).type, data)
         if found.abandoned:
             yield await _abandoned(store, response, after + 1)
         if found.last:
@@ -135,7 +135,7 @@ async def _abandoned(store: Store, response: str, number: int) -> bytes:
     """The last event of a response on which nobody works any more."""
     body = failed(msgspec.json.decode((await store.responses.get(response)).body), ABANDONED)
     kind = "response.failed"
-    return sse(kind, msgspec.json.encode({"type": kind, "sequence_number": number, "response": body}))
+    return named_event(kind, {"type": kind, "sequence_number": number, "response": body})
 
 
 async def _write_while(reading: asyncio.Future[None], running: RunningResponse, store: Store) -> bool:
@@ -157,7 +157,7 @@ async def _write(running: RunningResponse, store: Store) -> bool | None:
     Returns:
         Whether the response is still wanted; None if the store could not be written now.
     """
-    events, body = list(running.events.unread), running.events.body
+    events, body = list(running.events.unread), running.events.response
     unchanged = body["status"] == "in_progress" and not any(number == 0 for number, _, _ in events)
     encoded = None if unchanged else msgspec.json.encode(body)
     try:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quire.errors import RequestError
-from quire.serving.api.schemas.media import NOT_SEEN, not_served
-from quire.serving.dialects.anthropic.block_schemas import (
+from quire.serving.api.schemas.chat import NOT_SEEN, not_served
+from quire.serving.dialects.anthropic.message_schemas import (
     Block,
     CompactionBlock,
     DocumentBlock,
@@ -29,6 +29,7 @@ from quire.serving.dialects.anthropic.block_schemas import (
     ToolUseBlock,
 )
 from quire.serving.dialects.anthropic.schemas import Message
+from quire.serving.dialects.dialect import function_call, hosted_output
 
 _READABLE = ("text", "title", "url", "stdout", "stderr", "content", "tool_name", "error_code")
 """Fields of a hosted tool's result that say something to a model; others are encrypted, or bookkeeping."""
@@ -42,7 +43,10 @@ def chat_messages(system: str | Sequence[TextBlock] | None, messages: Sequence[M
     Raises:
         RequestError: A block belongs to another role, or cannot be read.
     """
-    first = [{"role": "system", "content": _text(system)}] if system else []
+    first = []
+    if system:
+        content = system if isinstance(system, str) else [_part(block.text) for block in system]
+        first = [{"role": "system", "content": content}]
     turns = (_turn(message, f"messages[{i}]") for i, message in enumerate(messages))
     return [*first, *(message for turn in turns for message in turn)]
 
@@ -67,8 +71,7 @@ def _answer(blocks: Sequence[Block], place: str) -> dict[str, Any]:
             case ThinkingBlock():
                 thoughts.append(block.thinking)
             case ToolUseBlock():
-                function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
-                calls.append({"id": block.id, "type": "function", "function": function})
+                calls.append(function_call(block.id, block.name, json.dumps(block.input, ensure_ascii=False)))
             case HostedResultBlock() if shown := _hosted_result(block):
                 texts.append(_part(shown))
             case CompactionBlock() if block.content:
@@ -101,25 +104,12 @@ def _question(role: str, blocks: Sequence[Block], place: str) -> list[dict[str, 
                 messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": shown})
                 texts = []
             case _:
-                text = _said(block, role, f"{place}.content[{i}]")
+                if (text := _read(block)) is None:
+                    raise _wrong(block, role, f"{place}.content[{i}]")
                 if not texts:
                     messages.append({"role": role, "content": texts})
                 texts.append(_part(text))
     return messages or [{"role": role, "content": ""}]
-
-
-def _said(block: Block, role: str, place: str) -> str:
-    """The text of a block that a user or the system may send."""
-    match block:
-        case TextBlock():
-            return block.text
-        case SearchResultBlock():
-            return _search_result(block)
-        case DocumentBlock() if (text := _document(block)) is not None:
-            return text
-        case CompactionBlock() if block.content:
-            return block.content
-    raise _wrong(block, role, place)
 
 
 def _wrong(block: Block, role: str, place: str) -> RequestError:
@@ -128,24 +118,25 @@ def _wrong(block: Block, role: str, place: str) -> RequestError:
     return RequestError(f"{place}: '{block.type}' is no block of role {role}.", param=place)
 
 
-def _result(block: ResultBlock) -> str:
-    """The text of a part of what a call gave."""
+def _read(block: Block | ResultBlock) -> str | None:
+    """The text of a block that a user, the system or a tool may send; None if there is none that a model can read."""
     match block:
         case TextBlock():
             return block.text
-        case ImageBlock():
-            return NOT_SEEN["image"]
-        case DocumentBlock():
-            text = _document(block)
-            return NOT_SEEN["document"] if text is None else text
         case SearchResultBlock():
-            return _search_result(block)
+            return "\n".join([block.title, block.source, *(part.text for part in block.content)])
+        case DocumentBlock():
+            return _document(block)
         case ToolReferenceBlock():
             return f"[tool: {block.tool_name}]"
+        case CompactionBlock():
+            return block.content or None
+    return None
 
 
-def _search_result(block: SearchResultBlock) -> str:
-    return "\n".join([block.title, block.source, *(part.text for part in block.content)])
+def _result(block: ResultBlock) -> str:
+    text = _read(block)
+    return NOT_SEEN[block.type] if text is None else text
 
 
 def _document(block: DocumentBlock) -> str | None:
@@ -168,8 +159,7 @@ def _document(block: DocumentBlock) -> str | None:
 def _hosted_result(block: HostedResultBlock) -> str:
     """What a tool of Anthropic's gave, as far as it can be read; empty if nothing can."""
     name = block.type.removesuffix("_result").removesuffix("_tool")
-    texts = list(_readable(block.content, MAX_DEPTH))
-    return "\n".join([f"[{name} gave:", *texts, "]"]) if texts else ""
+    return hosted_output(name, _readable(block.content, MAX_DEPTH))
 
 
 def _readable(value: Any, depth: int) -> Iterator[str]:
@@ -186,7 +176,3 @@ def _readable(value: Any, depth: int) -> Iterator[str]:
 
 def _part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
-
-
-def _text(content: str | Sequence[TextBlock]) -> str | list[dict[str, Any]]:
-    return content if isinstance(content, str) else [_part(block.text) for block in content]

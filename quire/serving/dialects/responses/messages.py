@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.errors import RequestError
-from quire.serving.dialects.responses.item_schemas import (
+from quire.serving.dialects.dialect import function_call
+from quire.serving.dialects.responses.message_schemas import (
     FunctionCallItem,
     FunctionCallOutputItem,
     HostedItem,
@@ -89,11 +90,7 @@ class _ModelTurn:
             message["reasoning"] = thought
         if self.calls:
             message["tool_calls"] = [
-                {
-                    "id": call.call_id,
-                    "type": "function",
-                    "function": {"name": self.model_name(call.namespace, call.name), "arguments": call.arguments},
-                }
+                function_call(call.call_id, self.model_name(call.namespace, call.name), call.arguments)
                 for call in self.calls
             ]
         said = bool(self.texts or self.calls or thought)

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field, ValidationError
 
 from quire.errors import RequestError, UnsupportedField
-from quire.serving.api.schemas.media import KINDS, NOT_SEEN
+from quire.serving.api.schemas.chat import KINDS, NOT_SEEN
+from quire.serving.api.schemas.known_fields import Part
+from quire.serving.dialects.dialect import hosted_output
 
 
-class _Item(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")  # what a response says beside this is sent back unused
+class _Item(Part, extra="ignore"):
+    """What a response says beside these fields is sent back unused."""
 
 
 class TextPart(_Item):
@@ -62,7 +64,7 @@ class ReasoningItem(_Item):
     """What the model thought."""
 
     type: Literal["reasoning"]
-    summary: list[TextPart] = []
+    summary: list[TextPart] = Field(default_factory=list)
     content: list[TextPart] | None = None
 
 
@@ -83,10 +85,8 @@ HOSTED_ITEMS = frozenset({
 """Items about tools that OpenAI runs."""
 
 
-class HostedItem(BaseModel):
+class HostedItem(Part, extra="allow"):
     """What a tool that OpenAI runs did in an earlier turn."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     type: str
 
@@ -107,7 +107,7 @@ class HostedItem(BaseModel):
                 found = []
         texts = [text for text in found if isinstance(text, str) and text]
         name = str(fields.get("name", self.type.removesuffix("_call").removesuffix("_output")))
-        return "\n".join([f"[{name} gave:", *texts, "]"]) if texts else ""
+        return hosted_output(name, texts)
 
 
 def _each(values: Any, name: str) -> list[Any]:
