@@ -45,7 +45,7 @@ def in_several_engines(adds: list[Add], lives: list[int], **engine: Any) -> Outp
         requests.engine_died(0)
         masker = HashMasker() if engine.get("masked") else None
         current = Engine(FakeExecutor(num_blocks=engine.get("num_blocks", 64)), masker=masker)
-        for again in replay_adds(requests.unsent(0, lambda collector: True)):
+        for again in replay_adds(requests.unsent(0)):
             current.client.send(again)
         run_until(current, requests, tokens, outputs)
     return outputs

@@ -262,7 +262,7 @@ class _Answer:
                 return "row broken"
             case GenerationError() if "each time it worked" in error.message:
                 deaths = sum(when >= self._arrival for when in excuses.engine_deaths)
-                if deaths < 2:
+                if deaths < 3:
                     self._fail(f"is blamed for {deaths} deaths")
                 return "poison found" if self._ask.is_poison else "blamed"
             case GenerationError() if error.message == "The grammar is broken.":

@@ -49,8 +49,8 @@ class EngineListener(Protocol):
     def on_lost(self, message: Lost) -> None:
         """A message could not be read, and it is not known which requests it was about."""
 
-    def on_engine_died(self, in_flight: Sequence[int], turn: int | None) -> None:
-        """The engine died and another one is being started. The arguments are those of `Dead`."""
+    def on_engine_died(self, in_flight: Sequence[int]) -> None:
+        """The engine died while it worked on these sequences, and another one is being started."""
 
     def on_dead(self) -> None:
         """The engine is gone for good."""
@@ -208,8 +208,8 @@ class EngineConnection:
                 self._controls.on_done(message)
             case Dead(cause, None):
                 self._on_dead(cause)
-            case Dead(_, EngineId() as successor, in_flight, turn):
-                self._on_replaced(successor, in_flight, turn)
+            case Dead(_, EngineId() as successor, in_flight):
+                self._on_replaced(successor, in_flight)
             case Lost(reason):
                 self._on_lost(message, reason)
 
@@ -240,7 +240,7 @@ class EngineConnection:
         self._listener.on_lost(message)
         self._controls.fail_all(GenerationError("A message of the engine was lost. Send the request again."))
 
-    def _on_replaced(self, successor: EngineId, in_flight: Sequence[int], turn: int | None) -> None:
+    def _on_replaced(self, successor: EngineId, in_flight: Sequence[int]) -> None:
         """Connect to the engine's successor. What the engine said before holds; what it says from now on is dropped."""
         if self.ready is not None:
             if self.state == "ready":
@@ -249,7 +249,7 @@ class EngineConnection:
         self.engine = successor
         self._client.connect(successor)
         self._client.send(ClientHeartbeat(self._client.number))
-        self._listener.on_engine_died(in_flight, turn)
+        self._listener.on_engine_died(in_flight)
         self._controls.fail_all(UnavailableError(RECOVERING))
 
     def _on_dead(self, cause: str) -> None:

@@ -81,13 +81,13 @@ class EngineGroup:
     @property
     def working(self) -> list[bool]:
         """Which engines take a request at once."""
-        return [each.connection.state == "ready" and not each.recovery.searching for each in self._engines]
+        return [connection.state == "ready" for connection in self._connections]
 
     @property
     def able(self) -> list[bool]:
-        """Which engines new requests may go to: those that take them at once, or else those that work, or else all."""
-        ready = [connection.state == "ready" for connection in self._connections]
-        return next((able for able in (self.working, ready) if any(able)), [True] * len(ready))
+        """Which engines new requests may go to: those that take them at once, or else all."""
+        working = self.working
+        return working if any(working) else [True] * len(working)
 
     @property
     def complaint(self) -> str:

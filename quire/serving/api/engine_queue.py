@@ -1,16 +1,15 @@
 """How long one engine's queue is, as one API process knows it.
 
-The engine says so (`Load`); what this process has sent since is added, and what it has let in and holds back, because
-the engine may not have it yet. Decides nothing.
+The engine says so (`Load`); what this process has sent since is added, because the engine may not have it yet. Decides
+nothing.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
 
 from quire.foundation.messages.from_engine import Load
-from quire.foundation.messages.to_engine import Add, queued_tokens
+from quire.foundation.messages.to_engine import Add
 
 
 class EngineQueue:
@@ -28,8 +27,6 @@ class EngineQueue:
         self.load = Load()
         self._unseen = OrderedDict[int, tuple[int, int]]()  # Adds after `load`, by last id: sequences, tokens
         self._unseen_sequences = self._unseen_tokens = 0
-        self._held: dict[int, int] = {}  # tokens by sequence
-        self._held_tokens = 0
 
     # --- what the engine says ---------------------------------------------------------------------------------------
 
@@ -50,28 +47,11 @@ class EngineQueue:
 
     def expect(self, add: Add) -> None:
         """An Add goes to the engine, whose load does not include it yet."""
-        self.release((add.id, *(fork.id for fork in add.forks)))
         self._forget_unseen(add.last_id)
         tokens = add.queued_tokens(self.load.expected_output)
         self._unseen[add.last_id] = 1 + len(add.forks), tokens
         self._unseen_sequences += 1 + len(add.forks)
         self._unseen_tokens += tokens
-
-    def hold(self, adds: Iterable[Add]) -> None:
-        """These sequences were let in, and the present engine is not told of them until `expect`."""
-        for add in adds:
-            if add.fork_of is None:
-                self._forget_unseen(add.last_id)
-            if add.id not in self._held:
-                prompt, output = len(add.tokens) if add.fork_of is None else 1, add.sampling.max_tokens or 0
-                tokens = queued_tokens(add.sampling, prompt, min(output, self.load.expected_output))
-                self._held[add.id] = tokens
-                self._held_tokens += tokens
-
-    def release(self, sequences: Collection[int]) -> None:
-        """Of what is held, these are not any more; others are ignored."""
-        for sequence in self._held.keys() & sequences if self._held else ():
-            self._held_tokens -= self._held.pop(sequence)
 
     # --- how long it is ---------------------------------------------------------------------------------------------
 
@@ -79,18 +59,18 @@ class EngineQueue:
     def sequences(self) -> int:
         """Sequences in the queue. The latest ones find free slots first."""
         free = 0 if self.load.waiting else self._slots - self.load.running
-        return self.load.waiting + max(0, self._unseen_sequences + len(self._held) - free)
+        return self.load.waiting + max(0, self._unseen_sequences - free)
 
     @property
     def open_sequences(self) -> int:
         """Sequences that run or wait."""
-        return self.load.running + self.load.waiting + self._unseen_sequences + len(self._held)
+        return self.load.running + self.load.waiting + self._unseen_sequences
 
     @property
     def tokens(self) -> int:
         """Tokens that are to be computed for them, see `messages.to_engine.queued_tokens`."""
         unseen = 0 if self._unseen_run_at_once else self._unseen_tokens
-        return self.load.queued_tokens + unseen + self._held_tokens
+        return self.load.queued_tokens + unseen
 
     @property
     def _unseen_run_at_once(self) -> bool:
@@ -98,7 +78,7 @@ class EngineQueue:
         and a long prompt turns nobody away while its first step runs."""
         load = self.load
         return (
-            not (load.waiting or load.paused or self._held)
+            not (load.waiting or load.paused)
             and self._unseen_sequences <= self._slots - load.running
             and self._unseen_tokens <= load.free_blocks * load.block_size
         )

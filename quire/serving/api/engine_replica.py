@@ -88,8 +88,6 @@ class EngineReplica:
             self._was_ready = True
             self.stats.set_max_model_len(ready.max_model_len)
             self._owner.on_engine_ready()
-            if self.connection.engine.epoch:
-                self.recovery.nothing_to_recover()
         else:
             self._owner.on_engine_ready()
             self.recovery.engine_ready()
@@ -101,9 +99,7 @@ class EngineReplica:
     def on_deltas(self, deltas: Deltas, now: float) -> None:
         self.stats.record_load(deltas.load)
         self.queue.observe(deltas.load, deltas.last_add)
-        news = deltas_by_sequence(deltas)
-        self.queue.release(news)
-        for number, delta in news.items():
+        for number, delta in deltas_by_sequence(deltas).items():
             self._on_delta(number, delta, now)
 
     def _on_delta(self, number: int, delta: SequenceDelta, now: float) -> None:
@@ -117,7 +113,6 @@ class EngineReplica:
         if delta.end is not None:  # first, because the reader may close the request when it gets the end
             stats.end = delta.end
             self._requests.remove(number)
-            self.recovery.ended(collector)
             if delta.end.reason == "error":
                 message = delta.end.message or "The engine could not go on with this request."
                 collector.fail(GenerationError(message))
@@ -129,21 +124,19 @@ class EngineReplica:
             if delta.end.reason == "timeout" and not any(stats.received for stats in collector.stats):
                 collector.fail(RequestTimeoutError(_TOO_LATE))
                 return
-        else:
-            self.recovery.gained(sequence)
         collector.put(number, delta)
 
     def on_lost(self, message: Lost) -> None:
         error = GenerationError("A message of the engine was lost. Send the request again.")
         self._owner.fail_requests(self._requests.collectors(self.number), error, "error")
 
-    def on_engine_died(self, in_flight: Sequence[int], turn: int | None) -> None:
+    def on_engine_died(self, in_flight: Sequence[int]) -> None:
         self._owner.on_engine_died(self.number, in_flight)
         waiting = self._requests.of_engine(self.number)
         prompts = [sequence.add for sequence in waiting if sequence.add.fork_of is None]
         queued_tokens = sum(add.queued_tokens(self.stats.load.expected_output) for add in prompts)
         self.stats.record_engine_death(self.connection.engine.epoch, len(waiting), queued_tokens)
-        blamed = self.recovery.engine_died(in_flight, turn)
+        blamed = self.recovery.engine_died(in_flight)
         if blamed is not None:
             self._owner.fail_requests([blamed], GenerationError(_BLAMED), "error")
 

@@ -22,7 +22,6 @@ from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import Done, EndReason, Ready
 from quire.foundation.messages.to_engine import Abort, Add, ThinkingBudget
 from quire.foundation.processes.launch import SendReport
-from quire.foundation.processes.orders import TakeTurn
 from quire.sampling_params import SamplingParams
 from quire.serving.api.adapters import ServedAdapters
 from quire.serving.api.admission_limit import AdmissionLimit, queue_limits
@@ -350,7 +349,7 @@ class EngineSession:
                 self.admission_limit.enter(adds)
             able = self._engines.able
             placed = {add.id: self._placement.place(add, blocks[add.id], able) for add in adds if add.fork_of is None}
-            engines = [placed[add.id if add.fork_of is None else add.fork_of] for add in adds]
+            engines = [placed[add.prompt_id] for add in adds]
             stats = [self.stats.engines[engine].start_sequence(add) for add, engine in zip(adds, engines, strict=True)]
             asked = params.structured_outputs
             collector = OutputCollector(adds, stats, None if asked is None else asked.name)
@@ -381,14 +380,12 @@ class EngineSession:
     def finish_sequence(self, collector: OutputCollector, index: int, reason: EndReason) -> None:
         """End a sequence of which the reader has everything, and abort it if its engine still runs it."""
         self._abort([collector.adds[index]])
-        self._ended(collector)
         stats = collector.stats[index]
         self._stats_of(stats).finish_sequence(stats, reason, self._clock.now())
 
     def close_request(self, collector: OutputCollector, reason: EndReason = "abort") -> None:
         """Close a request whose reader is gone or has all that it wanted, and abort what still runs."""
         self._abort(collector.adds)
-        self._ended(collector)
         now = self._clock.now()
         for stats in collector.stats:
             self._stats_of(stats).finish_sequence(stats, stats.end.reason if stats.end else reason, now)
@@ -402,17 +399,12 @@ class EngineSession:
     def _stats_of(self, sequence: SequenceStats) -> Stats:
         return self.stats.engines[sequence.engine]
 
-    def _ended(self, collector: OutputCollector) -> None:
-        for engine in self._engines:
-            engine.recovery.ended(collector)
-
     def _abort(self, adds: Sequence[Add]) -> None:
         running: dict[int, list[int]] = {}
         for add in adds:
             if (sequence := self._requests.get(add.id)) is not None:
                 running.setdefault(sequence.engine, []).append(add.id)
         for engine, sequences in running.items():
-            self._engines[engine].queue.release(sequences)
             for number in sequences:
                 self._requests.remove(number)
             self._engines[engine].connection.send(Abort(sequences))
@@ -438,16 +430,11 @@ class EngineSession:
         for prompt in self._requests.unbegun(engine, in_flight):
             (add,) = replay_adds(prompt)
             number = self._placement.place(add, self._placement.blocks(add), working)
-            self._engines[engine].queue.release([sequence.add.id for sequence in prompt])
             for sequence in prompt:
                 sequence.engine = number
                 counted = sequence.collector.stats_of(sequence.add.id)
                 self._stats_of(counted).move_sequence(counted, self.stats.engines[number])
             self._engines[number].connection.send(add)
-
-    def take_turn(self, told: TakeTurn) -> None:
-        """Tell an engine's recovery which API process may send the engine requests."""
-        self._engines[told.engine.engine].recovery.take_turn(told)
 
     def on_engine_gone(self) -> None:
         """Fail all requests, because an engine is gone for good and the server ends with it."""

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from quire.foundation.messages.to_engine import Add
 from quire.serving.api.output_collector import OutputCollector
 from quire.text.deltas import SequenceDelta
+
+PROVEN_TOKENS = 4
+"""Tokens that a sequence gains on a new engine until it is past the one at which the last engine died: more than plans
+in flight bring."""
 
 
 class OpenSequence:
@@ -27,10 +31,12 @@ class OpenSequence:
         num_prompt_logprobs: How many of the prompt's log probabilities it has sent.
         sent: Whether the present engine knows the sequence.
         engines: How many have got to know it.
+        deaths: How many of these have died while it was in flight, since it last got past the token of such a death.
     """
 
     __slots__ = (
-        "_known", "_repeated", "add", "collector", "engine", "engines", "generated", "num_prompt_logprobs", "sent",
+        "_known", "_repeated", "add", "collector", "deaths", "engine", "engines", "generated", "num_prompt_logprobs",
+        "sent",
     )  # fmt: skip
 
     def __init__(self, add: Add, collector: OutputCollector, engine: int) -> None:
@@ -41,13 +47,14 @@ class OpenSequence:
         self.num_prompt_logprobs = 0
         self.sent = False
         self.engines = 0
+        self.deaths = 0
         self._known = 0  # tokens that the present engine was told
         self._repeated = 0  # prompt log probabilities that it brings a second time
 
     @property
-    def gained(self) -> int:
-        """Tokens that the present engine has brought."""
-        return len(self.generated) - self._known
+    def alone(self) -> bool:
+        """Whether the next engine has to run it alone, or the present one does."""
+        return self.deaths >= 2
 
     def mark_sent(self) -> None:
         """An engine gets the sequence as it is now."""
@@ -65,6 +72,8 @@ class OpenSequence:
             if self.generated:
                 delta.cached_tokens = 0  # said with the first token
         self.generated.extend(delta.tokens)
+        if len(self.generated) - self._known >= PROVEN_TOKENS:
+            self.deaths = 0
         self.num_prompt_logprobs += len(delta.prompt_logprobs)
 
 
@@ -97,13 +106,13 @@ class OpenRequests:
         return [sequence for sequence in self._sequences.values() if sequence.engine == engine]
 
     def engine_died(self, engine: int) -> None:
-        """This engine knows no sequence."""
+        """Note that this engine knows no sequence any more."""
         for sequence in self.of_engine(engine):
             sequence.sent = False
 
-    def unsent(self, engine: int, may_run: Callable[[OutputCollector], bool]) -> list[OpenSequence]:
-        """Sequences that this engine does not know, of requests that may run; in the order of arrival."""
-        return [sequence for sequence in self.of_engine(engine) if not sequence.sent and may_run(sequence.collector)]
+    def unsent(self, engine: int) -> list[OpenSequence]:
+        """Sequences that this engine does not know, in the order of arrival."""
+        return [sequence for sequence in self.of_engine(engine) if not sequence.sent]
 
     def unbegun(self, engine: int, in_flight: Collection[int]) -> list[list[OpenSequence]]:
         """Sequences that this engine has only kept waiting, by prompt: those of requests of which nothing was in flight
@@ -113,7 +122,7 @@ class OpenRequests:
         prompts: dict[int, list[OpenSequence]] = {}
         for each in sequences:
             if id(each.collector) not in begun:
-                prompts.setdefault(each.add.id if each.add.fork_of is None else each.add.fork_of, []).append(each)
+                prompts.setdefault(each.add.prompt_id, []).append(each)
         return list(prompts.values())
 
     def collectors(self, engine: int | None = None) -> list[OutputCollector]:

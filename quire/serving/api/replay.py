@@ -11,16 +11,16 @@ from collections.abc import Iterable
 import msgspec
 
 from quire.foundation.messages.to_engine import Add, Fork
-from quire.serving.api.open_requests import OpenSequence
+from quire.serving.api.open_requests import PROVEN_TOKENS, OpenSequence
 
 
 def replay_adds(sequences: Iterable[OpenSequence]) -> list[Add]:
-    """One Add for each prompt, of those of its sequences that are named, which counts as sent."""
+    """One Add for each prompt, of those of its sequences that are named, which count as sent. Those that run alone come
+    first, so that the engine begins with them."""
     prompts: dict[int, list[OpenSequence]] = {}
     for sequence in sequences:
-        add = sequence.add
-        prompts.setdefault(add.id if add.fork_of is None else add.fork_of, []).append(sequence)
-    return [_replay_add(prompt) for prompt in prompts.values()]
+        prompts.setdefault(sequence.add.prompt_id, []).append(sequence)
+    return sorted(map(_replay_add, prompts.values()), key=lambda add: not add.alone)
 
 
 def _replay_add(sequences: list[OpenSequence]) -> Add:
@@ -37,6 +37,7 @@ def _replay_add(sequences: list[OpenSequence]) -> Add:
         sampling=sampling,
         forks=[Fork(other.add.id, other.add.seed, other.generated.tolist()) for other in others],
         fork_of=None,
+        alone=PROVEN_TOKENS if any(sequence.alone for sequence in sequences) else 0,
     )
     for sequence in sequences:
         sequence.mark_sent()
