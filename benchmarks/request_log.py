@@ -22,9 +22,9 @@ from quire.foundation.processes.logs import JsonFormatter
 from quire.sampling_params import SamplingParams
 from quire.serving.api.access_log import log_access
 from quire.serving.api.caller import Caller
-from quire.serving.api.output_collector import OutputCollector
 from quire.serving.api.request_record import RequestRecord
 from quire.serving.api.request_traces import RequestTraces
+from quire.serving.api.session.open_requests import OutputCollector
 
 ROUNDS, REQUESTS = 40, 500
 

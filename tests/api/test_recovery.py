@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from quire.foundation.messages.from_engine import Dead, Deltas, End, EngineId, Load
 from quire.foundation.messages.to_engine import CLIENT_SHIFT, Add
 from quire.foundation.messages.workers import TokenLogprobs
-from quire.serving.api.open_requests import PROVEN_TOKENS
+from quire.serving.api.session.open_requests import PROVEN_TOKENS
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import Server, resolved
 from tests.api.test_lifetimes import LONG, eventually, in_background
@@ -113,7 +113,7 @@ def test_a_new_request_waits_for_the_next_engine_but_not_for_ever(
     eventually(lambda: server.session.state == "recovering")
     thread, result = post(server, LONG)
     eventually(lambda: server.session.num_sequences == 1)
-    monkeypatch.setattr("quire.serving.api.session_state.NEW_WORK_WAIT_S", 0.0)
+    monkeypatch.setattr("quire.serving.api.session.state.NEW_WORK_WAIT_S", 0.0)
     refused = server.post("/v1/completions", LONG)
     assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
     assert client.adds == []

@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from quire.foundation.messages.from_engine import Deltas
 from quire.foundation.messages.to_engine import Add, Fork
 from quire.runtime.executor.fake import FakeExecutor
-from quire.serving.api.open_requests import OpenRequests
-from quire.serving.api.output_collector import OutputCollector
-from quire.serving.api.replay import replay_adds
+from quire.serving.api.session.open_requests import OpenRequests, OutputCollector
+from quire.serving.api.session.recovery import replay_adds
 from quire.text.deltas import deltas_by_sequence
 from tests.engine.harness import Engine, HashMasker, add, alone
 

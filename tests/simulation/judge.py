@@ -20,8 +20,8 @@ from quire.errors import (
     UnavailableError,
 )
 from quire.foundation.messages.workers import TokenLogprobs
-from quire.serving.api.output_collector import OutputCollector
 from quire.serving.api.request_choices import RequestChoices
+from quire.serving.api.session.open_requests import OutputCollector
 from quire.text.deltas import ChoiceDelta, SequenceDelta
 from tests.simulation.api_process import SimulatedApi
 from tests.simulation.executor import NAN

@@ -21,12 +21,10 @@ from quire.scheduling.scheduler.queue_order import KeyHeap
 from quire.scheduling.scheduler.request import Request
 from quire.scheduling.scheduler.scheduler import Scheduler
 from quire.scheduling.scheduler.waiting_queue import WaitingQueue
-from quire.serving.api import replay
 from quire.serving.api.admission_limit import AdmissionLimit
-from quire.serving.api.engine_connection import EngineConnection
-from quire.serving.api.open_requests import OpenRequests, OpenSequence
-from quire.serving.api.output_collector import OutputCollector
-from quire.serving.api.recovery import EngineRecovery
+from quire.serving.api.session import engines, recovery
+from quire.serving.api.session.connection import EngineConnection
+from quire.serving.api.session.open_requests import OpenRequests, OpenSequence, OutputCollector
 from tests.simulation import simulation
 from tests.simulation.settings import Settings, settings_of
 from tests.simulation.simulation import simulate
@@ -125,7 +123,7 @@ def test_a_choice_that_is_lost_at_a_replay_is_found(plant: Callable[..., None]) 
     def make(replay_add: Any) -> Any:
         return lambda sequences: replace(replay_add(sequences), forks=[])
 
-    plant(replay, "_replay_add", make)
+    plant(recovery, "_replay_add", make)
     assert "lost: [" in first_violation()
 
 
@@ -137,7 +135,7 @@ def test_a_token_that_comes_twice_after_a_replay_is_found(plant: Callable[..., N
 
         return forget_the_last
 
-    plant(replay, "_replay_add", make)
+    plant(recovery, "_replay_add", make)
     assert "got tokens" in first_violation()
 
 
@@ -158,14 +156,14 @@ def test_an_innocent_request_that_is_blamed_is_found(plant: Callable[..., None])
     """Whoever was in flight at two deaths fails, alone or not."""
 
     def make(engine_died: Any) -> Any:
-        def blame(recovery: EngineRecovery, in_flight: Sequence[int]) -> OutputCollector | None:
-            engine_died(recovery, in_flight)
-            found = [recovery._requests.get(number) for number in in_flight]
+        def blame(requests: OpenRequests, engine: int, in_flight: Sequence[int]) -> OutputCollector | None:
+            engine_died(requests, engine, in_flight)
+            found = [requests.get(number) for number in in_flight]
             return next((sequence.collector for sequence in found if sequence and sequence.deaths >= 2), None)
 
         return blame
 
-    plant(EngineRecovery, "engine_died", make)
+    plant(engines, "engine_died", make)
     assert "is blamed" in first_violation("engine killed in a turn", "two deaths")
 
 

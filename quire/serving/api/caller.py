@@ -12,9 +12,9 @@ from quire.errors import RequestError
 from quire.foundation.clock import Clock
 from quire.foundation.config import ServerConfig
 from quire.serving.api.error_responses import error_response
-from quire.serving.api.output_collector import OutputCollector
 from quire.serving.api.request_headers import request_header
 from quire.serving.api.request_record import RECORD
+from quire.serving.api.session.open_requests import OutputCollector
 
 TIMEOUT_HEADER = "X-Request-Timeout"
 API_KEY = "api_key"

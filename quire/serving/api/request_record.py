@@ -17,7 +17,7 @@ from quire.foundation.clock import Clock
 from quire.foundation.messages.to_engine import Add
 from quire.serving.api.disconnect import CLIENT_CLOSED_REQUEST
 from quire.serving.api.http_metrics import UNCOUNTED
-from quire.serving.api.output_collector import OutputCollector
+from quire.serving.api.session.open_requests import OutputCollector
 
 RECORD = "record"
 """Key in the scope's state: the RequestRecord."""

@@ -12,13 +12,13 @@ from starlette.responses import Response
 
 from quire.serving.api.chat_service import ChatPrompt
 from quire.serving.api.disconnect import cancel_on_disconnect
-from quire.serving.api.engine_session import check_num_sequences
 from quire.serving.api.request_body import openapi_body, read_body
 from quire.serving.api.request_choices import RequestChoices
 from quire.serving.api.request_ids import use_request_id
 from quire.serving.api.routes.chat import chat_serializer
 from quire.serving.api.schemas.chat_batch import ChatBatchRequest
 from quire.serving.api.serving import Serving, json_response
+from quire.serving.api.session.session import check_num_sequences
 from quire.serving.api.shared_turn import SharedTurn
 
 _COUNTS = ("prompt_tokens", "total_tokens", "completion_tokens")

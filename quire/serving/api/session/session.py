@@ -1,6 +1,16 @@
 """The API process's side of the engines: requests go in, output goes to who waits for it.
 
-Owns which requests are open. Every accepted sequence gets exactly one end. Knows nothing about HTTP or text.
+Owns which requests are open. Every accepted sequence gets exactly one end. Knows nothing about HTTP or text. On the way
+of a request:
+
+- `open_requests.py`: what is open, and its output until its reader takes it.
+- `placement.py`: which engine a prompt goes to, and how long each one's queue is.
+- `engines.py`: one engine with its requests, and all together; `connection.py`: state, health and commands of one.
+- `receivers.py`: how messages get from an engine into the event loop.
+- `recovery.py`: what becomes of requests when an engine dies.
+- `state.py`: whether requests are taken.
+
+Which requests the queue has no room for `quire.serving.api.admission_limit` says.
 """
 
 from __future__ import annotations
@@ -25,17 +35,15 @@ from quire.foundation.processes.launch import SendReport
 from quire.sampling_params import SamplingParams
 from quire.serving.api.adapters import ServedAdapters
 from quire.serving.api.admission_limit import AdmissionLimit, queue_limits
-from quire.serving.api.engine_connection import DEAD, changes_pause
-from quire.serving.api.engine_group import EngineGroup
-from quire.serving.api.engine_receiver import EngineReceiver, MakeReceiver
-from quire.serving.api.engine_replica import EngineReplica
 from quire.serving.api.grammar_checks import GrammarChecks
-from quire.serving.api.open_requests import OpenRequests
-from quire.serving.api.output_collector import OutputCollector
 from quire.serving.api.peers import Answer, CountOpen, EnginesPaused, Peers
-from quire.serving.api.placement import Placement
-from quire.serving.api.replay import replay_adds
-from quire.serving.api.session_state import SessionState, State, refusal
+from quire.serving.api.session.connection import DEAD, changes_pause
+from quire.serving.api.session.engines import Engine, Engines
+from quire.serving.api.session.open_requests import OpenRequests, OutputCollector
+from quire.serving.api.session.placement import Placement
+from quire.serving.api.session.receivers import MakeReceiver, ThreadReceiver
+from quire.serving.api.session.recovery import replay_adds
+from quire.serving.api.session.state import SessionState, State, refusal
 from quire.serving.api.shared_turn import SharedTurn
 
 MAX_SEQUENCES = 1_024
@@ -78,7 +86,7 @@ class EngineSession:
         clock: Clock | None = None,
         special_tokens: Mapping[str, int] | None = None,
         report: SendReport = lambda report: None,
-        make_receiver: MakeReceiver = EngineReceiver,
+        make_receiver: MakeReceiver = ThreadReceiver,
         peers: Peers | None = None,
     ) -> None:
         self._config = config
@@ -87,9 +95,8 @@ class EngineSession:
         self._clock = clock or SystemClock()
         self._requests = OpenRequests()
         limits = queue_limits(config.scheduler)
-        self._engines = EngineGroup(
-            EngineReplica(client, limits.slots, self._requests, self, self._clock, report, make_receiver)
-            for client in clients
+        self._engines = Engines(
+            Engine(client, limits.slots, self._requests, self, self._clock, report, make_receiver) for client in clients
         )
         self._state = SessionState(self._engines)
         self.stats = ServerStats([engine.stats for engine in self._engines])
@@ -366,7 +373,7 @@ class EngineSession:
                 if add.fork_of is not None:
                     continue  # it travels with the first
                 if (sequence := self._requests.get(add.id)) is not None:
-                    self._engines[sequence.engine].recovery.send(add)
+                    self._engines[sequence.engine].send(add)
                 await turn.share()
         except BaseException:  # its reader has gone
             self.close_request(collector)
