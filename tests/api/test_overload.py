@@ -87,7 +87,6 @@ class Server:
             if isinstance(message, Deltas | Heartbeat):
                 self._queue.observe(message.load, message.last_add)
             if isinstance(message, Deltas):
-                self._queue.release([*message.ids, *(end.id for end in message.ends)])
                 self._begun(message.ids)
                 ended += [self._open.pop(end.id)[0] for end in message.ends]
         self._port.sent.clear()
