@@ -20,10 +20,10 @@ from quire.foundation.messages.from_engine import End
 from quire.foundation.messages.to_engine import Add
 from quire.foundation.processes.logs import JsonFormatter
 from quire.sampling_params import SamplingParams
-from quire.serving.api.output_collector import OutputCollector
 from quire.serving.api.request_head import Caller
 from quire.serving.api.request_record import RequestRecord, log_access
 from quire.serving.api.request_traces import RequestTraces
+from quire.serving.api.session.open_requests import OutputCollector
 
 ROUNDS, REQUESTS = 40, 500
 

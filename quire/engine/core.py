@@ -18,6 +18,7 @@ from quire.engine.client_liveness import ClientLiveness
 from quire.engine.commands import Commands, counts
 from quire.engine.flight_record import FlightRecorder
 from quire.engine.frames import EngineFrames
+from quire.engine.isolation import Isolation
 from quire.engine.outbox import Outbox
 from quire.engine.port import Port, Undecodable
 from quire.engine.request_checks import ended_before, refusal, to_int64
@@ -104,6 +105,7 @@ class EngineCore:
                 if adapter.name in config.lora.lora_pinned:
                     self._adapter_slots.pin(adapter)
         self._pausing = self._commands.pausing
+        self._isolation = Isolation(self._scheduler)
         self._throughput = Throughput(estimated_throughput(config, runtime_info), clock.now())
         self._last_adds: dict[int, int] = {}  # by client
         self._last_beat = clock.now()
@@ -122,6 +124,7 @@ class EngineCore:
         self._finish(self._scheduler.expire())
         self._update_adapters()
         if not self._pausing.frozen:
+            self._isolation.update()
             self._plan_ahead()
         if self._masks is not None:
             self._finish(self._masks.send())
@@ -220,7 +223,8 @@ class EngineCore:
             else:
                 awaits = () if self._masks is None else self._masks.prepare(sequence)
                 adapter = () if self._adapter_slots is None else self._adapter_slots.prepare(sequence)
-                self._scheduler.add(sequence, ids, (*awaits, *adapter, *self._pausing.awaits(sequence.id)))
+                pause, others = self._pausing.awaits(sequence.id), self._isolation.awaits(sequence)
+                self._scheduler.add(sequence, ids, (*awaits, *adapter, *pause, *others))
 
     def _refusal(self, message: Add) -> str:
         """Why none of a prompt's sequences can run; empty if nothing speaks against it."""

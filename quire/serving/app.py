@@ -23,7 +23,6 @@ from quire.serving.api.chat_parsers import choose_parsers
 from quire.serving.api.chat_service import ChatService
 from quire.serving.api.cross_origin import CrossOriginMiddleware
 from quire.serving.api.direct_routes import DirectRoutesMiddleware
-from quire.serving.api.engine_session import EngineSession
 from quire.serving.api.error_handlers import add_error_handlers
 from quire.serving.api.error_responses import ErrorShapeMiddleware, ServerErrorMiddleware
 from quire.serving.api.large_requests.readers import LargeRequestReaders
@@ -45,6 +44,7 @@ from quire.serving.api.routes.page import add_page
 from quire.serving.api.routes.render import add_render
 from quire.serving.api.routes.tokenize import add_tokenize
 from quire.serving.api.serving import Serving
+from quire.serving.api.session.session import EngineSession
 from quire.serving.api.shared_counts import SharedCounts
 from quire.serving.dialects.anthropic.routes import add_anthropic
 from quire.serving.dialects.batches.file_routes import add_files

@@ -11,7 +11,7 @@ from quire.errors import OverloadedError
 from quire.foundation.messages.from_engine import Load
 from quire.foundation.messages.to_engine import Add
 from quire.serving.api.admission_limit import AdmissionLimit, QueueLimits
-from quire.serving.api.engine_queue import EngineQueue
+from quire.serving.api.session.placement import EngineQueue
 from tests.engine.harness import add
 
 RATE = 1_000.0
@@ -157,28 +157,6 @@ def test_what_other_processes_have_sent_is_in_the_queue_as_well() -> None:
     stage = Stage(tokens=10_000)
     stage.load(waiting=18, queued_tokens=9_000)
     assert stage.fill() == 2
-
-
-def test_what_is_held_back_counts_until_it_is_sent_or_not_wanted() -> None:
-    stage = Stage(requests=6)
-    stage.load()
-    message = add(1, [1] * 400, 100, forks=[2, 3])
-    stage.enter(message)
-    before = stage.limit.sequences, stage.limit.tokens
-    stage.queue.hold(message.sequences())
-    assert (stage.limit.sequences, stage.limit.tokens) == before == (3, 702)
-    stage.last = 9  # the engine has had others, and not these
-    stage.load()
-    assert (stage.limit.sequences, stage.limit.tokens) == before
-    stage.queue.restart()
-    stage.load()
-    assert stage.limit.sequences == 3
-    stage.queue.release([2])
-    assert stage.limit.sequences == 2
-    stage.queue.expect(add(1, [1] * 400, 100, forks=[3]))
-    assert (stage.limit.sequences, stage.limit.tokens) == (2, 601)
-    stage.load()
-    assert (stage.limit.sequences, stage.limit.tokens) == (0, 0)
 
 
 def test_the_last_id_of_an_add_is_its_last_forks() -> None:

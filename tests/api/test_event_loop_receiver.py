@@ -13,8 +13,7 @@ from quire.engine.client import Lost
 from quire.foundation.clock import SystemClock
 from quire.foundation.messages.from_engine import Dead, Deltas, EngineId, FromEngine, Heartbeat
 from quire.foundation.messages.to_engine import ToEngine
-from quire.serving.api.engine_receiver import PIECE
-from quire.serving.api.event_loop_receiver import EventLoopReceiver
+from quire.serving.api.session.receivers import PIECE, EventLoopReceiver
 
 
 class PipeClient:

@@ -280,7 +280,7 @@ def test_health_follows_progress_not_mere_life(
     assert server.get("/ready").status_code == 503, "it beats but does not move"
     client.beat(stalled=2.5, limit=10.0)
     eventually(lambda: server.get("/health").status_code == 200)
-    monkeypatch.setattr("quire.serving.api.engine_health.SILENT_S", 0.2)
+    monkeypatch.setattr("quire.serving.api.session.connection.SILENT_S", 0.2)
     time.sleep(0.3)
     assert "not been heard" in server.get("/health").json()["reason"], "it fell silent"
 

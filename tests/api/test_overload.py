@@ -12,7 +12,7 @@ from quire.foundation.messages.from_engine import Deltas, Heartbeat
 from quire.foundation.messages.workers import Result
 from quire.runtime.executor.fake import FakeExecutor
 from quire.serving.api.admission_limit import AdmissionLimit, QueueLimits
-from quire.serving.api.engine_queue import EngineQueue
+from quire.serving.api.session.placement import EngineQueue
 from tests.engine.harness import add, config
 from tests.engine.test_client_liveness import ListPort, ManualClock
 
@@ -87,7 +87,6 @@ class Server:
             if isinstance(message, Deltas | Heartbeat):
                 self._queue.observe(message.load, message.last_add)
             if isinstance(message, Deltas):
-                self._queue.release([*message.ids, *(end.id for end in message.ends)])
                 self._begun(message.ids)
                 ended += [self._open.pop(end.id)[0] for end in message.ends]
         self._port.sent.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from quire.foundation.messages.from_engine import Dead, Deltas, EngineId, Load
-from quire.foundation.messages.to_engine import Add
+from quire.foundation.messages.from_engine import Dead, Deltas, End, EngineId, Load
+from quire.foundation.messages.to_engine import CLIENT_SHIFT, Add
 from quire.foundation.messages.workers import TokenLogprobs
+from quire.serving.api.session.open_requests import PROVEN_TOKENS
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import Server, resolved
 from tests.api.test_lifetimes import LONG, eventually, in_background
@@ -113,7 +113,7 @@ def test_a_new_request_waits_for_the_next_engine_but_not_for_ever(
     eventually(lambda: server.session.state == "recovering")
     thread, result = post(server, LONG)
     eventually(lambda: server.session.num_sequences == 1)
-    monkeypatch.setattr("quire.serving.api.session_state.NEW_WORK_WAIT_S", 0.0)
+    monkeypatch.setattr("quire.serving.api.session.state.NEW_WORK_WAIT_S", 0.0)
     refused = server.post("/v1/completions", LONG)
     assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
     assert client.adds == []
@@ -192,44 +192,79 @@ def test_when_no_engine_follows_everything_ends(scripted: tuple[Server, Scripted
     assert server.session.state == "dead"
 
 
-def test_a_request_that_kills_engines_fails_alone(scripted: tuple[Server, ScriptedClient]) -> None:
-    server, client = scripted
-    runs = [post(server, LONG | {"prompt": [30 + i], "n": 2}) for i in range(3)]
-    adds = by_prompt(client.wait_for_adds(6))
-    poison = adds[2].tokens[0]
-    deaths = 0
-    while not all(result for _, result in runs):
-        if any(add.tokens[0] == poison for add in client.adds):
-            deaths += 1
-            replace_engine(client, EngineId(0, deaths), [add.id for add in client.adds])
-            continue
-        for _ in range(len(client.adds)):  # more may come meanwhile
-            add = client.adds.pop(0)
-            client.say(Deltas([add.id], [1], [70], ends=[client.end(add, "length")], source=client.engine))
-        time.sleep(0.02)
-    for thread, _ in runs:
-        thread.join()
-    assert [result[0].status_code for _, result in runs] == [200, 500, 200]
-    assert "each time it worked on this request" in runs[1][1][0].json()["error"]["message"]
-    assert deaths <= 4
+class Dying:
+    """A server with open requests of one prompt each, whose engine dies again and again."""
+
+    def __init__(self, scripted: tuple[Server, ScriptedClient], count: int, **body: Any) -> None:
+        self.server, self.client = scripted
+        self.runs = []
+        for number in range(count):
+            self.runs.append(post(self.server, LONG | {"prompt": [30 + number], "max_tokens": 20} | body))
+            self.client.wait_for_adds((number + 1) * body.get("n", 1))
+        self.ids = [add.id for add in self.client.adds]
+
+    def die(self, in_flight: Sequence[int]) -> list[tuple[int, int]]:
+        """The engine dies, and the next one is ready. Returns the prompts that it gets, each with `alone`."""
+        replace_engine(self.client, EngineId(0, self.client.engine.epoch + 1), in_flight)
+        eventually(lambda: self.server.session.state == "ready")
+        return [
+            (add.id, add.alone)
+            for add in self.client.wait_for_adds(self.server.session.num_sequences)
+            if add.fork_of is None
+        ]
+
+    def moves_on(self, *sequences: int) -> None:
+        for number in sequences:
+            self.client.say(Deltas([number], [4], [70] * 4, source=self.client.engine))
+
+    def finish(self) -> list[int]:
+        """All that is open ends; the status of each answer."""
+        for number in self.ids:
+            end = End(number, "stop")
+            self.client.say(Deltas([number], [1], [70], ends=[end], source=self.client.engine))
+        for thread, _ in self.runs:
+            thread.join(60)
+        return [answer[0].status_code for _, answer in self.runs]
 
 
-def test_what_waits_for_a_search_fills_the_queue(tmp_path: Path) -> None:
-    client = ScriptedClient()
-    with Server(resolved(tmp_path, max_num_seqs=2, max_queued_requests=2), lambda: client) as server:
-        client.say(READY)
-        server.wait_ready()
-        runs = [post(server, LONG | {"prompt": [30 + i]}) for i in range(4)]
-        adds = list(client.wait_for_adds(4))
-        for epoch in (1, 2):
-            client.adds.clear()
-            replace_engine(client, EngineId(0, epoch), [add.id for add in adds])
-            client.wait_for_adds(4 if epoch == 1 else 2)
-        refused = httpx.post(server.url + "/v1/completions", json=LONG | {"prompt": [40]}, timeout=60)
-        assert refused.status_code == 429
-        for place in range(4):
-            add = client.wait_for_adds(place + 1)[place]
-            client.say(Deltas([add.id], [1], [70], ends=[client.end(add, "length")], source=client.engine))
-        for thread, result in runs:
-            thread.join()
-            assert result[0].status_code == 200
+def test_what_was_in_flight_at_two_deaths_runs_alone_and_fails_when_it_kills_a_third_engine(
+    scripted: tuple[Server, ScriptedClient],
+) -> None:
+    dying = Dying(scripted, 3)
+    first, second, third = dying.ids
+    assert dying.die([first, second]) == [(first, 0), (second, 0), (third, 0)]
+    assert dying.die([second, third]) == [(second, PROVEN_TOKENS), (first, 0), (third, 0)], "it comes first"
+    assert dying.die([second]) == [(first, 0), (third, 0)]
+    assert dying.finish() == [200, 500, 200]
+    assert "each time it worked on this request" in dying.runs[1][1][0].json()["error"]["message"]
+
+
+def test_who_gets_past_the_token_of_the_death_runs_beside_others_again(
+    scripted: tuple[Server, ScriptedClient],
+) -> None:
+    dying = Dying(scripted, 2)
+    first, second = dying.ids
+    dying.die(dying.ids)
+    assert dying.die(dying.ids) == [(first, PROVEN_TOKENS), (second, PROVEN_TOKENS)]
+    dying.moves_on(first)
+    assert dying.die([second, first]) == [(second, PROVEN_TOKENS), (first, 0)], "nobody ran alone: nobody is blamed"
+    assert dying.die([]) == [(second, PROVEN_TOKENS), (first, 0)], "it died for another reason"
+    dying.moves_on(second)
+    assert dying.finish() == [200, 200]
+
+
+def test_choices_of_one_prompt_run_alone_together_and_fail_together(scripted: tuple[Server, ScriptedClient]) -> None:
+    dying = Dying(scripted, 2, n=2, temperature=1)
+    first, fork, *_ = dying.ids
+    dying.die([first, fork])
+    assert dying.die([fork])[0] == (first, PROVEN_TOKENS)
+    dying.die([first, fork])
+    assert dying.finish() == [500, 200]
+
+
+def test_a_death_beside_a_request_of_another_process_blames_nobody(scripted: tuple[Server, ScriptedClient]) -> None:
+    dying = Dying(scripted, 1)
+    foreign = 5 << CLIENT_SHIFT | 1
+    for _ in range(4):
+        dying.die([*dying.ids, foreign])
+    assert dying.finish() == [200]

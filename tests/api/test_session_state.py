@@ -7,26 +7,26 @@ from typing import cast
 
 import pytest
 
-from quire.serving.api.engine_connection import EngineState
-from quire.serving.api.engine_group import EngineGroup
-from quire.serving.api.session_state import NEW_WORK_WAIT_S, SessionState
+from quire.serving.api.session.connection import EngineState
+from quire.serving.api.session.engines import Engines
+from quire.serving.api.session.state import NEW_WORK_WAIT_S, SessionState
 
 
 @dataclass
-class Engines:
-    """In place of an EngineGroup."""
+class FakeEngines:
+    """In place of Engines."""
 
     state: EngineState = "ready"
     complaint: str = ""
     recovering_s: float = 0.0
 
 
-def state_of(engines: Engines) -> SessionState:
-    return SessionState(cast("EngineGroup", engines))
+def state_of(engines: FakeEngines) -> SessionState:
+    return SessionState(cast("Engines", engines))
 
 
 def test_requests_are_taken_by_engines_that_are_ready_or_will_be_soon() -> None:
-    engines = Engines("starting", complaint="loading")
+    engines = FakeEngines("starting", complaint="loading")
     state = state_of(engines)
     assert not state.takes_requests
     assert state.readiness_complaint == state.health_complaint == "loading"
@@ -40,7 +40,7 @@ def test_requests_are_taken_by_engines_that_are_ready_or_will_be_soon() -> None:
 
 
 def test_a_server_that_announces_its_end_still_takes_requests() -> None:
-    state = state_of(Engines())
+    state = state_of(FakeEngines())
     state.announce_shutdown()
     assert state.takes_requests
     assert (state.readiness_complaint, state.health_complaint) == ("the server is shutting down", "")
@@ -50,13 +50,13 @@ def test_a_server_that_announces_its_end_still_takes_requests() -> None:
 
 
 def test_a_drain_without_an_announcement_says_why() -> None:
-    state = state_of(Engines())
+    state = state_of(FakeEngines())
     state.drain()
     assert state.readiness_complaint == "the server is shutting down"
 
 
 def test_a_model_that_is_swapped_out_is_well_and_takes_nothing() -> None:
-    engines = Engines()
+    engines = FakeEngines()
     state = state_of(engines)
     state.announce_swap()
     assert (state.current, state.takes_requests) == ("ready", True)
@@ -69,7 +69,7 @@ def test_a_model_that_is_swapped_out_is_well_and_takes_nothing() -> None:
 
 @pytest.mark.parametrize("retired", [False, True])
 def test_dead_engines_are_what_counts(retired: bool) -> None:
-    engines = Engines()
+    engines = FakeEngines()
     state = state_of(engines)
     if retired:
         state.retire()
@@ -80,7 +80,7 @@ def test_dead_engines_are_what_counts(retired: bool) -> None:
 
 
 def test_nothing_goes_on_once_the_engines_are_left_alone() -> None:
-    state = state_of(Engines())
+    state = state_of(FakeEngines())
     state.drain()
     state.closed = True
     assert not state.drains_on

@@ -51,6 +51,7 @@ def add(
     bad_words: Sequence[Sequence[int]] = (),
     deadline: float | None = None,
     tenant: str = "",
+    alone: int = 0,
     **sampling: object,
 ) -> Add:
     params = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **sampling})
@@ -58,7 +59,7 @@ def add(
     return Add(
         number, list(prompt), prompt_len, params, list(stop_ids), number, arrival, priority, cache_salt,
         [Fork(fork, fork) for fork in forks], [list(word) for word in bad_words], fork_of=fork_of, deadline=deadline,
-        tenant=tenant,
+        tenant=tenant, alone=alone,
     )  # fmt: skip
 
 

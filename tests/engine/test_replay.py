@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from quire.foundation.messages.from_engine import Deltas
 from quire.foundation.messages.to_engine import Add, Fork
 from quire.runtime.executor.fake import FakeExecutor
-from quire.serving.api.open_requests import OpenRequests
-from quire.serving.api.output_collector import OutputCollector
-from quire.serving.api.replay import replay_adds
+from quire.serving.api.session.open_requests import OpenRequests, OutputCollector
+from quire.serving.api.session.recovery import replay_adds
 from quire.text.deltas import deltas_by_sequence
 from tests.engine.harness import Engine, HashMasker, add, alone
 
@@ -45,7 +44,7 @@ def in_several_engines(adds: list[Add], lives: list[int], **engine: Any) -> Outp
         requests.engine_died(0)
         masker = HashMasker() if engine.get("masked") else None
         current = Engine(FakeExecutor(num_blocks=engine.get("num_blocks", 64)), masker=masker)
-        for again in replay_adds(requests.unsent(0, lambda collector: True)):
+        for again in replay_adds(requests.unsent(0)):
             current.client.send(again)
         run_until(current, requests, tokens, outputs)
     return outputs

@@ -52,6 +52,7 @@ def check_engine(core: EngineCore, world: World, settings: Settings) -> None:
     try:
         check_scheduler(core._scheduler, settings.max_in_flight)
         _check_queue_limit(core._scheduler, settings)
+        _check_alone(core._scheduler)
     except Violation as violation:
         world.fail(f"engine: {violation}")
 
@@ -204,6 +205,15 @@ def _check_queue_limit(scheduler: Scheduler, settings: Settings) -> None:
         fresh = sum(r.admitted_at is None for r in scheduler._waiting)
         most = limit + scheduler._request_table.num_slots + MOST_SEQUENCES
         _require(fresh <= most, f"{fresh} sequences wait, where {limit} may")
+
+
+def _check_alone(scheduler: Scheduler) -> None:
+    """A prompt that is to run alone is in no step beside another until its sequences have brought so many tokens."""
+    for step in scheduler._steps_in_flight:
+        prompts = {request.add.prompt_id for request in step.requests}
+        alone = [r for r in step.requests if r.ended is None and len(r.tokens) - len(r.add.tokens) < r.add.alone]
+        if alone and len(prompts) > 1:
+            raise Violation(f"{alone[0]} is to run alone, and is in a step beside others")
 
 
 def sequences_of(core: EngineCore, client: int) -> set[int]:

@@ -20,8 +20,8 @@ from quire.errors import (
     UnavailableError,
 )
 from quire.foundation.messages.workers import TokenLogprobs
-from quire.serving.api.output_collector import OutputCollector
 from quire.serving.api.request_choices import RequestChoices
+from quire.serving.api.session.open_requests import OutputCollector
 from quire.text.deltas import ChoiceDelta, SequenceDelta
 from tests.simulation.api_process import SimulatedApi
 from tests.simulation.executor import NAN
@@ -262,7 +262,7 @@ class _Answer:
                 return "row broken"
             case GenerationError() if "each time it worked" in error.message:
                 deaths = sum(when >= self._arrival for when in excuses.engine_deaths)
-                if deaths < 2:
+                if deaths < 3:
                     self._fail(f"is blamed for {deaths} deaths")
                 return "poison found" if self._ask.is_poison else "blamed"
             case GenerationError() if error.message == "The grammar is broken.":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,12 +19,14 @@ from quire.scheduling.kvcache.block_pool import DUMMY_BLOCK
 from quire.scheduling.kvcache.block_table import BlockTable
 from quire.scheduling.scheduler.queue_order import KeyHeap
 from quire.scheduling.scheduler.request import Request
+from quire.scheduling.scheduler.scheduler import Scheduler
 from quire.scheduling.scheduler.waiting_queue import WaitingQueue
-from quire.serving.api import replay
 from quire.serving.api.admission_limit import AdmissionLimit
-from quire.serving.api.engine_connection import EngineConnection
-from quire.serving.api.open_requests import OpenRequests, OpenSequence
-from quire.serving.api.output_collector import OutputCollector
+from quire.serving.api.session import engines, recovery
+from quire.serving.api.session.connection import EngineConnection
+from quire.serving.api.session.open_requests import OpenRequests, OpenSequence, OutputCollector
+from tests.simulation import simulation
+from tests.simulation.settings import Settings, settings_of
 from tests.simulation.simulation import simulate
 from tests.simulation.world import SimulationError
 
@@ -103,10 +107,8 @@ def test_a_stale_token_is_found(plant: Callable[..., None]) -> None:
 
 def test_a_request_that_is_lost_at_a_replay_is_found(plant: Callable[..., None]) -> None:
     def make(unsent: Any) -> Any:
-        def all_but_one(
-            requests: OpenRequests, engine: int, may_run: Callable[[OutputCollector], bool]
-        ) -> list[OpenSequence]:
-            found: list[OpenSequence] = unsent(requests, engine, may_run)
+        def all_but_one(requests: OpenRequests, engine: int) -> list[OpenSequence]:
+            found: list[OpenSequence] = unsent(requests, engine)
             return found[:-1] if len(found) > 1 else found
 
         return all_but_one
@@ -121,7 +123,7 @@ def test_a_choice_that_is_lost_at_a_replay_is_found(plant: Callable[..., None]) 
     def make(replay_add: Any) -> Any:
         return lambda sequences: replace(replay_add(sequences), forks=[])
 
-    plant(replay, "_replay_add", make)
+    plant(recovery, "_replay_add", make)
     assert "lost: [" in first_violation()
 
 
@@ -133,8 +135,36 @@ def test_a_token_that_comes_twice_after_a_replay_is_found(plant: Callable[..., N
 
         return forget_the_last
 
-    plant(replay, "_replay_add", make)
+    plant(recovery, "_replay_add", make)
     assert "got tokens" in first_violation()
+
+
+def test_an_engine_that_does_not_hold_others_beside_what_runs_alone_is_found(
+    plant: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crowded(rng: random.Random) -> Settings:
+        """Much traffic with poison, and no other faults."""
+        settings = settings_of(rng)
+        return dataclasses.replace(settings, features={"poison"}, arrival_s=0.003, most_open=30, faults=())
+
+    monkeypatch.setattr(simulation, "settings_of", crowded)
+    plant(Scheduler, "hold_all", lambda original: lambda scheduler, what: None)
+    assert "is to run alone" in first_violation()
+
+
+def test_an_innocent_request_that_is_blamed_is_found(plant: Callable[..., None]) -> None:
+    """Whoever was in flight at two deaths fails, alone or not."""
+
+    def make(engine_died: Any) -> Any:
+        def blame(requests: OpenRequests, engine: int, in_flight: Sequence[int]) -> OutputCollector | None:
+            engine_died(requests, engine, in_flight)
+            found = [requests.get(number) for number in in_flight]
+            return next((sequence.collector for sequence in found if sequence and sequence.deaths >= 2), None)
+
+        return blame
+
+    plant(engines, "engine_died", make)
+    assert "is blamed" in first_violation("engine killed in a turn", "two deaths")
 
 
 def test_a_second_last_message_is_found(plant: Callable[..., None]) -> None:

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.foundation.messages.from_engine import Dead, EngineId
-from quire.foundation.messages.to_engine import CLIENT_SHIFT
-from quire.foundation.processes.launch import EXIT_CRASHED, STOP_ENGINE, Recovery, StatusReport
-from quire.foundation.processes.orders import TakeTurn
-from tests.supervisor.machine import FakeChild, Machine
+from quire.foundation.messages.from_engine import Dead
+from quire.foundation.processes.launch import EXIT_CRASHED, STOP_ENGINE, StatusReport
+from tests.supervisor.machine import Machine
 from tests.supervisor.test_supervisor import ticks
 
 APIS = ("api 0", "api 1", "api 2")
@@ -19,11 +17,6 @@ APIS = ("api 0", "api 1", "api 2")
 
 def several(**settings: object) -> Machine:
     return Machine(api_server_count=3, **settings)
-
-
-def turns(child: FakeChild) -> list[tuple[int, int | None]]:
-    """What it was told of turns: the engine's epoch, and whose turn it is."""
-    return [(order.engine.epoch, order.turn) for order in child.orders if isinstance(order, TakeTurn)]
 
 
 def test_all_share_one_socket_and_the_server_is_ready_when_all_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,75 +128,6 @@ def test_one_that_fails_in_the_first_start_ends_all_with_its_own_words(capsys: p
     assert machine.run(script()) == 2
     assert capsys.readouterr().err.splitlines()[-1] == "quire: error: The template is broken."
     assert all(child.code is not None and child.closed for child in machine.children)
-
-
-def sequence(api: int) -> int:
-    return api << CLIENT_SHIFT | 7
-
-
-def test_after_a_second_death_one_at_a_time_looks_for_the_request_that_does_it() -> None:
-    machine = several()
-    machine.in_flight = [sequence(1), sequence(2)]
-
-    def script() -> Iterator[None]:
-        machine.ready("engine", *APIS)
-        yield
-        for epoch in (1, 2):
-            machine.die("engine")
-            yield
-            machine.ready("engine")
-            machine.report("api 0", Recovery(EngineId(0, epoch), complete=True))
-            for api in ("api 1", "api 2"):
-                machine.report(api, Recovery(EngineId(0, epoch), 1))
-            yield
-        machine.report("api 1", Recovery(EngineId(0, 1), complete=True))  # too late: it died again since
-        yield
-        assert turns(machine.latest("api 0")) == []
-        machine.in_flight = [sequence(1)]
-        machine.die("engine")
-        yield
-        machine.ready("engine")
-        machine.report("api 1", Recovery(EngineId(0, 3), complete=True))
-        yield
-        machine.report("api 2", Recovery(EngineId(0, 3), blamed=True))
-        yield
-        machine.interrupt()
-        yield
-
-    assert machine.run(script()) == 0
-    dead = [message for who, message in machine.told if who == "client 0"]
-    assert [message.turn for message in dead] == [None, 1, 1], "after a first death all run again"
-    for name in APIS:
-        assert turns(machine.latest(name)) == [(3, 2), (3, None)]
-
-
-def test_whose_api_process_dies_gives_the_turn_on_and_a_new_one_is_told_whose_it_is() -> None:
-    machine = several()
-    machine.in_flight = [sequence(0), sequence(1), sequence(2)]
-
-    def script() -> Iterator[None]:
-        machine.ready("engine", *APIS)
-        yield
-        for _ in range(2):
-            machine.die("engine")
-            yield
-            machine.ready("engine")
-            yield
-        machine.die("api 0")
-        yield
-        machine.ready("api 0")
-        yield
-        assert turns(machine.latest("api 2")) == [(2, 1)] * 2, "said again to all when a new one has come"
-        assert turns(machine.latest("api 0")) == [(2, 1)] * 2
-        machine.die("api 1")
-        yield
-        machine.die("api 2")
-        yield
-        assert turns(machine.latest("api 0"))[-1] == (2, None)
-        machine.interrupt()
-        yield
-
-    assert machine.run(script()) == 0
 
 
 def test_models_are_not_reloaded_by_a_signal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,13 +13,13 @@ def test_so_many_within_the_window_and_no_more() -> None:
     clock.time += WINDOW_S + 1
     assert [limit.allow(), limit.used] == [True, 1]
     assert not RestartLimit(0, clock).allow()
-    assert not RestartLimit(0, clock).allow(searching=True)
+    assert not RestartLimit(0, clock).allow(again=True)
 
 
 def test_a_search_does_not_count_but_does_not_go_on_for_ever() -> None:
     limit = RestartLimit(2, ManualClock())
-    assert all(limit.allow(searching=True) for _ in range(MAX_SEARCH))
+    assert all(limit.allow(again=True) for _ in range(MAX_SEARCH))
     assert limit.used == 0
-    limit.search_ended()
-    assert all(limit.allow(searching=True) for _ in range(MAX_SEARCH))
-    assert [limit.allow(searching=True) for _ in range(3)] == [True, True, False], "from here on it counts"
+    assert limit.allow(), "with other requests"
+    assert all(limit.allow(again=True) for _ in range(MAX_SEARCH))
+    assert [limit.allow(again=True) for _ in range(2)] == [True, False], "from here on it counts"

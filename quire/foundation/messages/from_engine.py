@@ -193,13 +193,11 @@ class Dead(_FromEngine, frozen=True):
         cause: Why the engine is gone.
         successor: The engine that takes its place; None: there is none.
         in_flight: Sequences that it was working on.
-        turn: Which API process may send the successor something, see SearchTurns; None: all may.
     """
 
     cause: str
     successor: EngineId | None = None
     in_flight: list[int] = []
-    turn: int | None = None
 
 
 FromEngine = Ready | Deltas | Done | Heartbeat | Dead

@@ -89,6 +89,7 @@ class Add(Message, frozen=True):
         deadline: When its sequences end if they have not, with what they have; on the clock of `arrival`.
         tenant: Whose it is: waiting requests of different tenants are served in turn.
         adapter: What the base model is changed by for its sequences; None: by nothing.
+        alone: Until each of its sequences has brought so many tokens, the engine works on no other prompt.
     """
 
     id: int
@@ -108,6 +109,12 @@ class Add(Message, frozen=True):
     deadline: float | None = None
     tenant: str = ""
     adapter: Adapter | None = None
+    alone: int = 0
+
+    @property
+    def prompt_id(self) -> int:
+        """The id of the first sequence of its prompt."""
+        return self.id if self.fork_of is None else self.fork_of
 
     @property
     def last_id(self) -> int:

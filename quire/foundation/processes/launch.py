@@ -233,20 +233,16 @@ class Pulse(msgspec.Struct, frozen=True, tag=True):
 
 
 class Recovery(msgspec.Struct, frozen=True, tag=True):
-    """An API process has got over an engine's death.
+    """The requests of an API process go on in another engine.
 
     Attributes:
         engine: The one that took over.
-        sequences: How many went on with it.
-        blamed: Whether a request was found that kills engines; it has failed.
-        complete: Whether all requests of the last plan have moved on since.
+        sequences: How many go on with it.
         generation: Of the engine's model.
     """
 
     engine: EngineId
-    sequences: int = 0
-    blamed: bool = False
-    complete: bool = False
+    sequences: int
     generation: int = 0
 
 

@@ -7,7 +7,6 @@ import logging
 import msgspec
 
 from quire.foundation.config import Config
-from quire.foundation.messages.from_engine import EngineId
 from quire.foundation.processes.launch import LaunchConfig
 from quire.foundation.processes.pipe_lines import LineReader, LineWriter, decoded
 from quire.foundation.processes.swap_reports import SwapStatus
@@ -65,19 +64,7 @@ class TellSwap(msgspec.Struct, frozen=True, tag=True):
     status: SwapStatus
 
 
-class TakeTurn(msgspec.Struct, frozen=True, tag=True):
-    """Which API process looks for a request that kills an engine from now on, see `Dead.turn`.
-
-    Attributes:
-        engine: Which life of the engine this is about.
-        turn: The process's number; None: all go on.
-    """
-
-    engine: EngineId
-    turn: int | None
-
-
-Order = Reload | HoldRequests | OpenModel | DropModel | TellSwap | TakeTurn
+Order = Reload | HoldRequests | OpenModel | DropModel | TellSwap
 
 
 class OrderReader:

@@ -39,10 +39,11 @@ class Preemption:
         self._mode = mode
         self._cost = cost
 
-    def preempt(self, request: Request, step: Step, recompute: bool = False) -> None:
-        """Free its blocks within `step`, whatever the mode by recomputing if `recompute`. The caller frees its slot."""
+    def preempt(self, request: Request, step: Step | None) -> None:
+        """Free its blocks within `step`; without one, it is computed again whatever the mode. The caller frees its
+        slot."""
         request.preemptions += 1
-        if not recompute and self._should_swap(request):
+        if step is not None and self._should_swap(request):
             self._swap_out(request, step)
         else:
             request.table.free()

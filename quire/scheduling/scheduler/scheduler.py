@@ -221,6 +221,10 @@ class Scheduler:
         """All requests that are not over."""
         return self._request_table
 
+    def get(self, request_id: int) -> Request | None:
+        """A request that is not over."""
+        return self._request_table.get(request_id)
+
     # --- requests come and go ---------------------------------------------------------------------------------------
 
     @property
@@ -263,6 +267,12 @@ class Scheduler:
         )]  # fmt: skip
         waiting.hold(held, what)
         return [request.id for request in held]
+
+    def hold_all(self, what: str) -> None:
+        """Let no request run until `what` has arrived: all await it, and those that run are preempted."""
+        for request in list(self._running):
+            self._preempt(request)
+        self._waiting.hold([request for request in self._waiting if what not in request.awaits], what)
 
     def arrived(self, request_id: int, what: str) -> None:
         """Record that something a request awaits is there. Once all of it is, the request is admitted as any other. A
@@ -332,7 +342,7 @@ class Scheduler:
         """The next step, or None when no request can move."""
         step = Step(self._next_step, self._lengths, masks=self._masked is not None)
         for request in self._rope_lengths.at_rope_switch(self._running):
-            self._preempt(request, step, recompute=True)
+            self._preempt(request)
         while (victim := self._admission.priority_victim(step)) is not None:
             self._preempt(victim, step)
         if self._running:
@@ -466,10 +476,11 @@ class Scheduler:
         """Blocks that planned steps fill enter the prefix cache; called while the device runs, see PrefixCacher."""
         self._prefix_cacher.cache_pending()
 
-    def _preempt(self, victim: Request, step: Step, recompute: bool = False) -> None:
-        """Free the victim's slot and blocks; it waits again, and is computed from the start if `recompute`."""
+    def _preempt(self, victim: Request, step: Step | None = None) -> None:
+        """Free the victim's slot and blocks; it waits again. Without a step to swap it out in, all of it is computed
+        again."""
         self._prefix_cacher.cache_blocks(victim)
-        self._preemption.preempt(victim, step, recompute)
+        self._preemption.preempt(victim, step)
         self._request_table.free_slot(victim)
         self.stats.preemptions += 1
 

@@ -15,7 +15,7 @@ from quire.engine.metrics.stats import Limit
 from quire.errors import OverloadedError
 from quire.foundation.config import SchedulerConfig
 from quire.foundation.messages.to_engine import Add
-from quire.serving.api.engine_queue import EngineQueue
+from quire.serving.api.session.placement import EngineQueue
 
 FULL_SHARE = 1 / 16
 """A queue counts as full at the latest when less than this share of its limit is left."""

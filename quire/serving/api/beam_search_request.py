@@ -13,8 +13,8 @@ from typing import Any
 from quire.foundation.messages.workers import TokenLogprobs
 from quire.outputs import BeamSearchSequence
 from quire.sampling_params import BeamSearchParams, SamplingParams
-from quire.serving.api.engine_session import EngineSession, check_num_sequences
 from quire.serving.api.request_choices import RequestChoices, usage_field
+from quire.serving.api.session.session import EngineSession, check_num_sequences
 from quire.serving.api.shared_turn import SharedTurn
 from quire.serving.api.stream_response import AnswerFormat
 from quire.text.beam_search import BatchedBeamSearch

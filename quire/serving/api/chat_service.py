@@ -19,12 +19,12 @@ from quire.foundation.config import ServerConfig
 from quire.sampling_params import SamplingParams
 from quire.serving.api.answer_size import check_answer_size
 from quire.serving.api.chat_parsers import ChatParsers, OutputParsing
-from quire.serving.api.engine_session import EngineSession
 from quire.serving.api.prompt_renderer import Conversation, PromptRenderer
 from quire.serving.api.request_choices import RequestChoices
 from quire.serving.api.schemas.chat import ChatRequest
 from quire.serving.api.schemas.known_fields import fields_named
 from quire.serving.api.schemas.tools import ToolUse, shown_tools
+from quire.serving.api.session.session import EngineSession
 from quire.structured_outputs_params import StructuredOutputsParams
 from quire.text.hints import HintLog
 from quire.text.model_text import ModelText

@@ -15,7 +15,7 @@ import msgspec
 
 from quire.errors import OverloadedError, QuireError
 from quire.foundation.messages.to_engine import CLIENT_SHIFT
-from quire.serving.api.engine_session import EngineSession
+from quire.serving.api.session.session import EngineSession
 
 logger = logging.getLogger(__name__)
 

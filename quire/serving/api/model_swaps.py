@@ -25,7 +25,6 @@ from quire.foundation.processes.orders import (
     Order,
     OrderReader,
     Reload,
-    TakeTurn,
     TellSwap,
 )
 from quire.foundation.processes.swap_reports import ModelReport, SwapRequest, SwapStatus
@@ -195,8 +194,6 @@ class ModelSwaps:
                 self._learn(status)
             case Reload(asked):
                 self._do(self._reload(asked))
-            case TakeTurn():
-                self.switch.current.session.take_turn(order)
             case HoldRequests():
                 self.switch.gate.close(order.hold_timeout)
                 self._do(self._release(self.switch.current, order.drain_timeout))

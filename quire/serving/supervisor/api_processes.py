@@ -41,12 +41,6 @@ class ApiProcesses:
         """Which of the present processes this is; None: none of them."""
         return next((place for place, api in enumerate(self.children) if api is child), None)
 
-    def number_of(self, child: Child) -> int:
-        """The number of a present process."""
-        place = self.place_of(child)
-        assert place is not None, "no API process, or one of earlier"
-        return self.numbers[place]
-
     @property
     def all_gone(self) -> bool:
         """Whether no API process runs."""

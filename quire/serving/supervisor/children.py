@@ -14,7 +14,7 @@ from pathlib import Path
 
 from quire.foundation.clock import Clock
 from quire.foundation.config import Config
-from quire.foundation.messages.from_engine import Dead, EngineId
+from quire.foundation.messages.from_engine import Dead
 from quire.foundation.processes.child import Child
 from quire.foundation.processes.launch import LaunchConfig, Pulse
 from quire.foundation.processes.orders import OpenModel, Order
@@ -162,6 +162,10 @@ class Children:
         """The sequences that this engine, which is dead, was working on."""
         return self._models[engine[0]].in_flight(engine[1])
 
+    def died_with_some_of(self, engine: Place, sequences: list[int]) -> bool:
+        """Whether some of these sequences were in flight when the engine died before."""
+        return not self._models[engine[0]].last_in_flight[engine[1]].isdisjoint(sequences)
+
     def at_fault(self, engine: Place) -> Place:
         """The engine that is to blame for the death of this one. Among engines that live and die together, that is the
         one that the others waited for in vain; otherwise it is this one."""
@@ -186,27 +190,21 @@ class Children:
         model = self._models.get(engine[0])
         return None if model is None else model.died_at[engine[1]]
 
-    def id_of(self, engine: Place) -> EngineId:
-        """The present life of an engine."""
-        return self._models[engine[0]].ids[engine[1]]
-
-    def is_present(self, engine: Place, life: EngineId) -> bool:
-        """Whether this is the present life of an engine that there is."""
-        return engine[0] in self._models and self.id_of(engine) == life
-
     def all_gone(self, model: ModelEngines) -> bool:
         """Whether no engine of this model runs."""
         return all(child.exit_code() is not None for child in model.children)
 
     # --- replacing --------------------------------------------------------------------------------------------------
 
-    def replace_engine(self, engine: Place, cause: str, in_flight: list[int], turn: int | None = None) -> None:
+    def replace_engine(self, engine: Place, cause: str, in_flight: list[int]) -> None:
         """Put another engine in the place of a dead one, and tell clients, see Dead."""
         model, number = self._models[engine[0]], engine[1]
         model.died_at[number] = self._clock.now()
+        if in_flight:
+            model.last_in_flight[number] = frozenset(in_flight)
         dead = model.ids[number]
         model.ids[number] = successor = dead._replace(epoch=dead.epoch + 1)
-        self._tell_clients(model, Dead(cause, successor, in_flight, turn, source=dead))
+        self._tell_clients(model, Dead(cause, successor, in_flight, source=dead))
         self._replace(model.children[number])
 
     def renew_group(self, engine: Place) -> None:
@@ -218,14 +216,13 @@ class Children:
         model = self._models[engine[0]]
         self._tell_clients(model, Dead(cause, source=model.ids[engine[1]]))
 
-    def replace_api(self, place: int) -> int:
-        """Put another API process in the place of a dead one, and tell the engines. Returns the dead one's number."""
+    def replace_api(self, place: int) -> None:
+        """Put another API process in the place of a dead one, and tell the engines."""
         dead = self.apis.begin_next_life(place)
         for model in self._models.values():
             for engine in model.ids:
                 model.notices.client_died(engine, dead)
         self._replace(self.apis.children[place])
-        return dead
 
     def start_no_api(self) -> None:
         """Start no API process any more: the server ends."""

@@ -30,6 +30,7 @@ class ModelEngines:
         ids: The present life of each engine.
         children: The present processes; one that is to be replaced may be dead.
         died_at: When each died last.
+        last_in_flight: The sequences that each was working on when it died last while it had any.
         group: What they share, if they divide experts; None: nothing, each lives for itself.
         notices: Tells the other side of a death.
     """
@@ -45,6 +46,7 @@ class ModelEngines:
         self.ids = [EngineId(number) for number in range(count)]
         self.children: list[Child] = []
         self.died_at = [0.0] * count
+        self.last_in_flight: list[frozenset[int]] = [frozenset()] * count
         self._host = host
 
     def name(self, number: int) -> str:

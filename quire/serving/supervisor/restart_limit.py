@@ -9,8 +9,7 @@ from quire.foundation.clock import Clock
 WINDOW_S = 600.0
 """What lies further back, in seconds, no longer counts."""
 MAX_SEARCH = 16
-"""Most deaths in a row that do not count, while the request is looked for that causes them: log2 of the rows of a plan,
-and some that were none of its doing."""
+"""Most deaths in a row that do not count, while the requests are looked for that cause them. One alone takes two."""
 
 
 class RestartLimit:
@@ -34,24 +33,23 @@ class RestartLimit:
             self._deaths.popleft()
         return len(self._deaths)
 
-    def allow(self, *, searching: bool = False, failed_starts: int = 0) -> bool:
+    def allow(self, *, again: bool = False, failed_starts: int = 0) -> bool:
         """A process has died: whether it may be replaced.
 
         Args:
-            searching: It died in the search for a request that kills engines, which does not count.
+            again: It has died with requests that were in flight when it died before, which does not count: one of them
+                may kill engines, and fails when it does so alone.
             failed_starts: Its starts in a row that have failed. They count however long each has taken: ranks that
                 load past their time would be started again for ever.
         """
         if failed_starts > self.most:
             return False
-        if searching and self._searched < MAX_SEARCH and self.most:
+        if again and self._searched < MAX_SEARCH and self.most:
             self._searched += 1
             return True
+        if not again:
+            self._searched = 0
         if self.used >= self.most:
             return False
         self._deaths.append(self._clock.now())
         return True
-
-    def search_ended(self) -> None:
-        """The next search may take as long again."""
-        self._searched = 0

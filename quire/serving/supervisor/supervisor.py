@@ -28,7 +28,6 @@ from quire.serving.supervisor.model_swap import ModelSwap
 from quire.serving.supervisor.process_events import RELOAD, Died, Event, Reported, Signalled
 from quire.serving.supervisor.process_host import THIS_MACHINE, ProcessHost
 from quire.serving.supervisor.restart_limit import WINDOW_S, RestartLimit
-from quire.serving.supervisor.search_turns import Searches
 from quire.serving.supervisor.watchdog import TICK_S
 
 STOP_TIMEOUT_S = 5.0
@@ -105,7 +104,6 @@ class Supervisor:
             self._asked,
         )
         self._swap = ModelSwap(self._children, self._events.forget, self._clock)
-        self._searches = Searches(self._children)
         try:
             for child in self._children:
                 self._events.watch(child)
@@ -153,7 +151,6 @@ class Supervisor:
             self._events.watch(child)
             if self._children.apis.place_of(child) is not None:
                 self._swap.api_started()
-                self._searches.api_started()
 
     def _reload(self) -> None:
         """Serve what the settings say by now. API processes do the rest, and may refuse."""
@@ -177,17 +174,14 @@ class Supervisor:
             case StatusReport("ready"):
                 self._child_is_ready(child, report)
             case Recovery():
-                self._engine_recovered(child, report)
+                self._engine_recovered(report)
             case SwapRequest():
                 self._swap.begin(report)
             case ModelReport():
                 self._swap.reported(report)
 
-    def _engine_recovered(self, api: Child, report: Recovery) -> None:
+    def _engine_recovered(self, report: Recovery) -> None:
         place = report.generation, report.engine.engine
-        self._searches.recovered(api, report)
-        if report.blamed or (report.complete and not self._searches.unproven(place)):
-            self._limit.search_ended()
         if report.sequences and (died_at := self._children.died_at(place)) is not None:
             took = self._clock.now() - died_at
             print_log(f"recovered in {took:.1f} s: {report.sequences} open sequences go on")
@@ -214,16 +208,14 @@ class Supervisor:
             return
         place = self._children.at_fault(place)
         in_flight = self._children.in_flight(place)
-        searching = bool(in_flight) and self._searches.unproven(place)
-        if self._limit.allow(searching=searching, failed_starts=self._children.failed_starts(engine)):
-            turn = self._searches.engine_died(place, in_flight)
+        again = self._children.died_with_some_of(place, in_flight)
+        if self._limit.allow(again=again, failed_starts=self._children.failed_starts(engine)):
             partners = self._children.partners(place)
-            self._say_replaced(engine.name, cause, searching=searching, shared=bool(partners))
+            self._say_replaced(engine.name, cause, again=again, shared=bool(partners))
             self._end_group([place, *partners])
-            self._children.replace_engine(place, cause, in_flight, turn)
+            self._children.replace_engine(place, cause, in_flight)
             for partner in partners:  # whose requests have done nothing
-                why, turn = f"{engine.name} process died: {cause}", self._searches.turn_at(partner)
-                self._children.replace_engine(partner, why, [], turn)
+                self._children.replace_engine(partner, f"{engine.name} process died: {cause}", [])
             return
         self._children.give_up_engine(place, cause)
         self._wait_for_apis()
@@ -253,14 +245,14 @@ class Supervisor:
             return
         if self._limit.allow():
             self._say_replaced(api.name, cause)
-            self._searches.api_gone(self._children.replace_api(place))
+            self._children.replace_api(place)
             return
         self._end(EXIT_CRASHED, f"{api.name} process died: {cause}. Open connections were cut; {self._gave_up()}")
 
-    def _say_replaced(self, name: str, cause: str, *, searching: bool = False, shared: bool = False) -> None:
-        again = "all that divide experts with it are started again" if shared else "it is started again"
-        why = "looking for the request that does it" if searching else f"{self._limit.used} of {self._limit.most}"
-        print_log(f"{name} process died: {cause}; {again} ({why})")
+    def _say_replaced(self, name: str, cause: str, *, again: bool = False, shared: bool = False) -> None:
+        what = "all that divide experts with it are started again" if shared else "it is started again"
+        why = "looking for the request that does it" if again else f"{self._limit.used} of {self._limit.most}"
+        print_log(f"{name} process died: {cause}; {what} ({why})")
 
     def _gave_up(self) -> str:
         if not self._limit.most:
@@ -324,7 +316,6 @@ class Supervisor:
         if api.exit_code() != 0 and not stopped_early:
             self._unclean = f"{api.name} process did not end cleanly: {api.cause_of_death()}"
         if not self._children.apis.all_gone:
-            self._searches.api_gone(self._children.apis.number_of(api))
             return
         if self._unclean:
             self._end(EXIT_CRASHED, self._unclean)

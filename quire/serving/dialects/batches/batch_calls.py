@@ -9,9 +9,9 @@ import asyncio
 import uuid
 
 from quire.foundation.config import SchedulerConfig
-from quire.serving.api.engine_session import EngineSession
 from quire.serving.api.in_process_calls import Answer, InProcessCalls
 from quire.serving.api.schemas.request_fields import MAX_PRIORITY
+from quire.serving.api.session.session import EngineSession
 from quire.serving.dialects.batches.batch_line import BatchLine
 
 LOOK_AGAIN_S = 0.01

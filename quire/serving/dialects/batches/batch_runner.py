@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from quire.errors import EngineDeadError, QuireError, UnavailableError
 from quire.foundation.clock import Clock, SystemClock, WallClock
-from quire.serving.api.engine_session import EngineSession
+from quire.serving.api.session.session import EngineSession
 from quire.serving.dialects.batches.batch_calls import BatchCalls
 from quire.serving.dialects.batches.batch_line import BatchLine, BatchLineError, error_line, parse_line, result_line
 from quire.serving.store.batch_rows import BatchResult, ClaimedBatch

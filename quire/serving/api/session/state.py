@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from quire.serving.api.engine_connection import DEAD, LOADING, RECOVERING
-from quire.serving.api.engine_group import EngineGroup
+from quire.serving.api.session.connection import DEAD, LOADING, RECOVERING
+from quire.serving.api.session.engines import Engines
 
 NEW_WORK_WAIT_S = 20.0
 """How long new requests are taken after an engine's death, in seconds; then they are refused until an engine has taken
@@ -31,7 +31,7 @@ class SessionState:
         closed: Whether the session with the engines is closed.
     """
 
-    def __init__(self, engines: EngineGroup) -> None:
+    def __init__(self, engines: Engines) -> None:
         self._engines = engines
         self._leaving = ""  # why requests should go elsewhere, though they are taken
         self._retired = False

@@ -1,19 +1,54 @@
-"""Receives the engine's messages in the event loop itself, from a client whose messages a file descriptor announces."""
+"""What receives an engine's messages and hands each to the event loop: the loop itself, or a thread.
+
+A server's API process receives in its event loop, from a client whose messages a file descriptor announces. An engine
+in the same process has no descriptor, so a thread waits for it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from quire.engine.client import EngineClient, Lost
 from quire.foundation.clock import Clock
 from quire.foundation.messages.from_engine import Dead, Deltas, FromEngine
-from quire.serving.api.engine_receiver import PIECE, OnMessage
 from quire.text.deltas import in_pieces
 
 logger = logging.getLogger(__name__)
+
+WAIT_S = 0.2
+"""How long one receive waits, in seconds, and so how long closing may take."""
+PIECE = 128
+"""Sequences that one callback of the event loop hears about: each costs it up to a tenth of a millisecond."""
+
+
+OnMessage = Callable[[FromEngine | Lost], None]
+"""Called in the event loop."""
+
+
+class Receiver(Protocol):
+    """Hands an engine's messages to the event loop, in order."""
+
+    @property
+    def heard_at(self) -> float | None:
+        """When the last message came, whether or not the event loop has seen it."""
+        ...
+
+    def start(self) -> None:
+        """Begin; called in the event loop."""
+        ...
+
+    async def close(self) -> None:
+        """Return when the client is no longer used."""
+        ...
+
+
+MakeReceiver = Callable[[EngineClient, Clock, OnMessage], Receiver]
 
 
 class PollableClient(EngineClient, Protocol):
@@ -96,3 +131,51 @@ class EventLoopReceiver:
         self.heard_at = self._clock.now()
         self._pieces += in_pieces(message, PIECE) if isinstance(message, Deltas) else [message]
         return True
+
+
+class ThreadReceiver:
+    """Hands an engine's messages to the event loop, in order; a connection that breaks is a Dead.
+
+    Attributes:
+        heard_at: When the last message came, whether or not the event loop has seen it.
+    """
+
+    def __init__(self, client: EngineClient, clock: Clock, on_message: OnMessage) -> None:
+        """
+        Args:
+            client: Whose `receive` is called, by this thread only.
+            clock: For `heard_at`.
+            on_message: Called in the event loop.
+        """
+        self._client = client
+        self._clock = clock
+        self._on_message = on_message
+        self._closing = False
+        self.heard_at: float | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin; called in the event loop."""
+        loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, args=(loop,), name="engine-messages", daemon=True)
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Return when the thread no longer uses the client."""
+        self._closing = True
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, 10 * WAIT_S)
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not self._closing:
+            try:
+                message = self._client.receive(WAIT_S)
+            except Exception as error:
+                logger.exception("The connection to the engine broke.")
+                message, self._closing = Dead(type(error).__name__, source=self._client.engine), True
+            if message is not None:
+                self.heard_at = self._clock.now()
+                pieces = in_pieces(message, PIECE) if isinstance(message, Deltas) else [message]
+                with contextlib.suppress(RuntimeError):  # the loop is closed: all requests are over
+                    for piece in pieces:
+                        loop.call_soon_threadsafe(self._on_message, piece)

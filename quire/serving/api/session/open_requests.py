@@ -1,7 +1,8 @@
-"""The requests whose sequences the engine still runs, by sequence: what was asked and what it has brought so far.
+"""The requests whose sequences engines still run: what was asked, what it has brought so far, and where that goes.
 
-That is all it takes to run them again on another engine. A sequence costs its prompt and 4 bytes for each token of its
-output, until it ends.
+An `OpenSequence` is all that it takes to run a sequence again on another engine; it costs its prompt and 4 bytes for
+each token of its output. An `OutputCollector` keeps what an HTTP request's reader has not taken yet, merged, so that a
+slow reader costs no more than its tokens. Knows nothing about text or HTTP.
 """
 
 from __future__ import annotations
@@ -11,9 +12,107 @@ from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
+from quire.engine.metrics.stats import SequenceStats
 from quire.foundation.messages.to_engine import Add
-from quire.serving.api.output_collector import OutputCollector
 from quire.text.deltas import SequenceDelta
+
+PROVEN_TOKENS = 4
+"""Tokens that a sequence gains on a new engine until it is past the one at which the last engine died: more than plans
+in flight bring."""
+
+OnDelta = Callable[[int, SequenceDelta], bool]
+"""Takes what a sequence (by index) gained; returns whether it can take more."""
+
+
+class OutputCollector:
+    """The output of one request, by the index of its sequences, which is the order of its Adds.
+
+    Filled by the session and read by one task, all in the event loop.
+
+    Attributes:
+        stats: What the metrics know about each sequence.
+        form: What the client called the form of its output, for error messages; None: it asked for none.
+    """
+
+    def __init__(self, adds: Sequence[Add], stats: Sequence[SequenceStats], form: str | None = None) -> None:
+        self.adds = tuple(adds)
+        self.form = form
+        self.stats = tuple(stats)
+        self._index = {add.id: index for index, add in enumerate(adds)}
+        self._unread: dict[int, SequenceDelta] = {}
+        self._error: Exception | None = None
+        self._on_delta: OnDelta | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """The token ids of each prompt, as the engine got them."""
+        return [add.tokens[: add.prompt_len] for add in self.adds[:: self.adds[0].sampling.n]]
+
+    def stats_of(self, sequence: int) -> SequenceStats:
+        """The metrics of a sequence by its id."""
+        return self.stats[self._index[sequence]]
+
+    def put(self, sequence: int, delta: SequenceDelta) -> None:
+        """Add what a sequence gained."""
+        index = self._index[sequence]
+        if self._on_delta is not None:
+            self._call_reader(self._on_delta, index, delta)
+            return
+        if index in self._unread:
+            self._unread[index].add(delta)
+        else:
+            self._unread[index] = delta
+        self._changed.set()
+
+    def _call_reader(self, on_delta: OnDelta, index: int, delta: SequenceDelta) -> None:
+        """An exception is for the reader alone: the session, which calls this, has other requests to serve."""
+        try:
+            if on_delta(index, delta):
+                return
+        except Exception as error:
+            self._error = error
+        self._on_delta = None
+        self._changed.set()
+
+    def fail(self, error: Exception) -> None:
+        """The reader gets this error in place of everything else."""
+        self._error = error
+        self._on_delta = None
+        self._changed.set()
+
+    async def wait(self) -> None:
+        """Until anything is unread.
+
+        Raises:
+            QuireError: The request failed as a whole.
+        """
+        await self._changed.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def read(self, on_delta: OnDelta) -> list[tuple[int, SequenceDelta]]:
+        """Wait for output; returns what each sequence gained, by index.
+
+        Args:
+            on_delta: While nothing is unread, each delta goes to this instead, until it can take no more; the list may
+                be empty then.
+
+        Raises:
+            QuireError: The request failed as a whole.
+            Exception: What `on_delta` raised.
+        """
+        if not self._changed.is_set():
+            self._on_delta = on_delta
+        try:
+            await self._changed.wait()
+        finally:
+            self._on_delta = None
+        self._changed.clear()
+        if self._error is not None:
+            raise self._error
+        unread, self._unread = self._unread, {}
+        return sorted(unread.items())
 
 
 class OpenSequence:
@@ -27,10 +126,12 @@ class OpenSequence:
         num_prompt_logprobs: How many of the prompt's log probabilities it has sent.
         sent: Whether the present engine knows the sequence.
         engines: How many have got to know it.
+        deaths: How many of these have died while it was in flight, since it last got past the token of such a death.
     """
 
     __slots__ = (
-        "_known", "_repeated", "add", "collector", "engine", "engines", "generated", "num_prompt_logprobs", "sent",
+        "_known", "_repeated", "add", "collector", "deaths", "engine", "engines", "generated", "num_prompt_logprobs",
+        "sent",
     )  # fmt: skip
 
     def __init__(self, add: Add, collector: OutputCollector, engine: int) -> None:
@@ -41,13 +142,14 @@ class OpenSequence:
         self.num_prompt_logprobs = 0
         self.sent = False
         self.engines = 0
+        self.deaths = 0
         self._known = 0  # tokens that the present engine was told
         self._repeated = 0  # prompt log probabilities that it brings a second time
 
     @property
-    def gained(self) -> int:
-        """Tokens that the present engine has brought."""
-        return len(self.generated) - self._known
+    def alone(self) -> bool:
+        """Whether the next engine has to run it alone, or the present one does."""
+        return self.deaths >= 2
 
     def mark_sent(self) -> None:
         """An engine gets the sequence as it is now."""
@@ -65,6 +167,8 @@ class OpenSequence:
             if self.generated:
                 delta.cached_tokens = 0  # said with the first token
         self.generated.extend(delta.tokens)
+        if len(self.generated) - self._known >= PROVEN_TOKENS:
+            self.deaths = 0
         self.num_prompt_logprobs += len(delta.prompt_logprobs)
 
 
@@ -97,13 +201,13 @@ class OpenRequests:
         return [sequence for sequence in self._sequences.values() if sequence.engine == engine]
 
     def engine_died(self, engine: int) -> None:
-        """This engine knows no sequence."""
+        """Note that this engine knows no sequence any more."""
         for sequence in self.of_engine(engine):
             sequence.sent = False
 
-    def unsent(self, engine: int, may_run: Callable[[OutputCollector], bool]) -> list[OpenSequence]:
-        """Sequences that this engine does not know, of requests that may run; in the order of arrival."""
-        return [sequence for sequence in self.of_engine(engine) if not sequence.sent and may_run(sequence.collector)]
+    def unsent(self, engine: int) -> list[OpenSequence]:
+        """Sequences that this engine does not know, in the order of arrival."""
+        return [sequence for sequence in self.of_engine(engine) if not sequence.sent]
 
     def unbegun(self, engine: int, in_flight: Collection[int]) -> list[list[OpenSequence]]:
         """Sequences that this engine has only kept waiting, by prompt: those of requests of which nothing was in flight
@@ -113,7 +217,7 @@ class OpenRequests:
         prompts: dict[int, list[OpenSequence]] = {}
         for each in sequences:
             if id(each.collector) not in begun:
-                prompts.setdefault(each.add.id if each.add.fork_of is None else each.add.fork_of, []).append(each)
+                prompts.setdefault(each.add.prompt_id, []).append(each)
         return list(prompts.values())
 
     def collectors(self, engine: int | None = None) -> list[OutputCollector]:

@@ -1,16 +1,22 @@
-"""How long one engine's queue is, as one API process knows it.
+"""Which engine each prompt goes to, and how long each engine's queue is, as one API process knows it.
 
-The engine says so (`Load`); what this process has sent since is added, and what it has let in and holds back, because
-the engine may not have it yet. Decides nothing.
+The engine says how long its queue is (`Load`); what this process has sent since is added, because the engine may not
+have it yet. `Placement` hashes a prompt's blocks as engines do, and asks `quire.serving.replica_chooser`.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Sequence
 
+from quire.foundation.clock import Clock
 from quire.foundation.messages.from_engine import Load
-from quire.foundation.messages.to_engine import Add, queued_tokens
+from quire.foundation.messages.to_engine import Add
+from quire.scheduling.kvcache.block_hashes import BlockHashes
+from quire.serving.replica_chooser import MAX_BLOCKS, ReplicaChooser, ReplicaLoad
+
+_UNKNOWN_BLOCKS = 2**20
+"""Supposed of an engine that has not said how many it has."""
 
 
 class EngineQueue:
@@ -28,8 +34,6 @@ class EngineQueue:
         self.load = Load()
         self._unseen = OrderedDict[int, tuple[int, int]]()  # Adds after `load`, by last id: sequences, tokens
         self._unseen_sequences = self._unseen_tokens = 0
-        self._held: dict[int, int] = {}  # tokens by sequence
-        self._held_tokens = 0
 
     # --- what the engine says ---------------------------------------------------------------------------------------
 
@@ -50,28 +54,11 @@ class EngineQueue:
 
     def expect(self, add: Add) -> None:
         """An Add goes to the engine, whose load does not include it yet."""
-        self.release((add.id, *(fork.id for fork in add.forks)))
         self._forget_unseen(add.last_id)
         tokens = add.queued_tokens(self.load.expected_output)
         self._unseen[add.last_id] = 1 + len(add.forks), tokens
         self._unseen_sequences += 1 + len(add.forks)
         self._unseen_tokens += tokens
-
-    def hold(self, adds: Iterable[Add]) -> None:
-        """These sequences were let in, and the present engine is not told of them until `expect`."""
-        for add in adds:
-            if add.fork_of is None:
-                self._forget_unseen(add.last_id)
-            if add.id not in self._held:
-                prompt, output = len(add.tokens) if add.fork_of is None else 1, add.sampling.max_tokens or 0
-                tokens = queued_tokens(add.sampling, prompt, min(output, self.load.expected_output))
-                self._held[add.id] = tokens
-                self._held_tokens += tokens
-
-    def release(self, sequences: Collection[int]) -> None:
-        """Of what is held, these are not any more; others are ignored."""
-        for sequence in self._held.keys() & sequences if self._held else ():
-            self._held_tokens -= self._held.pop(sequence)
 
     # --- how long it is ---------------------------------------------------------------------------------------------
 
@@ -79,18 +66,18 @@ class EngineQueue:
     def sequences(self) -> int:
         """Sequences in the queue. The latest ones find free slots first."""
         free = 0 if self.load.waiting else self._slots - self.load.running
-        return self.load.waiting + max(0, self._unseen_sequences + len(self._held) - free)
+        return self.load.waiting + max(0, self._unseen_sequences - free)
 
     @property
     def open_sequences(self) -> int:
         """Sequences that run or wait."""
-        return self.load.running + self.load.waiting + self._unseen_sequences + len(self._held)
+        return self.load.running + self.load.waiting + self._unseen_sequences
 
     @property
     def tokens(self) -> int:
         """Tokens that are to be computed for them, see `messages.to_engine.queued_tokens`."""
         unseen = 0 if self._unseen_run_at_once else self._unseen_tokens
-        return self.load.queued_tokens + unseen + self._held_tokens
+        return self.load.queued_tokens + unseen
 
     @property
     def _unseen_run_at_once(self) -> bool:
@@ -98,7 +85,7 @@ class EngineQueue:
         and a long prompt turns nobody away while its first step runs."""
         load = self.load
         return (
-            not (load.waiting or load.paused or self._held)
+            not (load.waiting or load.paused)
             and self._unseen_sequences <= self._slots - load.running
             and self._unseen_tokens <= load.free_blocks * load.block_size
         )
@@ -107,3 +94,53 @@ class EngineQueue:
         sequences, tokens = self._unseen.pop(last_id, (0, 0))
         self._unseen_sequences -= sequences
         self._unseen_tokens -= tokens
+
+
+class Placement:
+    """Places prompts on engines.
+
+    Args:
+        queues: What is known of each engine's.
+        block_size: Tokens in a KV block.
+        clock: For what was sent lately.
+    """
+
+    def __init__(self, queues: Sequence[EngineQueue], block_size: int, clock: Clock) -> None:
+        self._queues = queues
+        self._block_size = block_size
+        self._chooser = ReplicaChooser(len(queues), block_size, clock)
+
+    def blocks(self, add: Add) -> list[bytes]:
+        """The hash chain of a prompt, as far as it matters; empty where there is nothing to choose."""
+        if len(self._queues) == 1:
+            return []
+        adapter = add.adapter.digest if add.adapter else ""
+        hashes = BlockHashes(self._block_size, add.cache_salt, adapter=adapter)
+        return hashes.hash_up_to(add.tokens, min(len(add.tokens), MAX_BLOCKS * self._block_size))
+
+    def place(self, add: Add, blocks: Sequence[bytes], able: Sequence[bool]) -> int:
+        """The number of the engine for a prompt, whose queue expects it from now on.
+
+        Args:
+            blocks: What `blocks` has returned for it.
+            able: Which engines take it; at least one does.
+        """
+        number = 0
+        if len(self._queues) > 1:
+            loads = [_load(queue) if can else None for queue, can in zip(self._queues, able, strict=True)]
+            mean = sum(queue.load.expected_output for queue in self._queues) / len(self._queues)
+            output = min(add.sampling.max_tokens or 0, mean) * (1 + len(add.forks))
+            number = self._chooser.choose(loads, blocks, len(add.tokens), output)
+        self._queues[number].expect(add)
+        return number
+
+    def forget(self, engine: int) -> None:
+        """An engine was started again: its cache is empty."""
+        self._chooser.forget(engine)
+
+
+def _load(queue: EngineQueue) -> ReplicaLoad:
+    load = queue.load
+    if not load.num_blocks:
+        return ReplicaLoad(queue.open_sequences, queue.tokens, _UNKNOWN_BLOCKS, _UNKNOWN_BLOCKS)
+    return ReplicaLoad(queue.open_sequences, queue.tokens, load.free_blocks, load.num_blocks)

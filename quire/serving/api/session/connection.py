@@ -1,28 +1,31 @@
-"""The connection to one engine: what it says about itself, commands to it, and that this process is alive.
+"""The connection to one engine: its state, identity and health, commands to it, and that this process is alive.
 
-Owns the engine's state, health and identity. What it says about requests goes to an `EngineListener`, unless an earlier
-engine of the same number says it. Knows no request.
+What the engine says about requests goes to an `EngineListener`, unless an earlier engine of the same number says it.
+Knows no request.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 from quire.engine.client import EngineClient, Lost
-from quire.errors import EngineDeadError, GenerationError, UnavailableError
+from quire.errors import EngineDeadError, GenerationError, QuireError, UnavailableError
 from quire.foundation.clock import Clock
 from quire.foundation.messages.from_engine import Dead, Deltas, Done, EngineId, FromEngine, Heartbeat, Load, Ready
-from quire.foundation.messages.to_engine import ClientHeartbeat, PauseMode, ToEngine
-from quire.serving.api.engine_controls import EngineControls
-from quire.serving.api.engine_health import EngineHealth
-from quire.serving.api.engine_receiver import EngineReceiver, MakeReceiver
+from quire.foundation.messages.to_engine import CLIENT_SHIFT, ClientHeartbeat, Control, PauseMode, ToEngine
+from quire.serving.api.session.receivers import MakeReceiver, ThreadReceiver
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+SILENT_S = 5.0
+"""An engine that is not heard for so long, in seconds, is not well: it has a heartbeat every second."""
+RED_AT = 0.5
+"""A step that takes this share of the time after which the engine counts as stuck is one to worry about."""
 RECOVERING = "The engine is being started again. Send the request again in a few seconds."
 DEAD = "The engine has stopped. Send the request again later."
 LOADING = "The server is still loading the model. Send the request again in a few seconds."
@@ -49,8 +52,8 @@ class EngineListener(Protocol):
     def on_lost(self, message: Lost) -> None:
         """A message could not be read, and it is not known which requests it was about."""
 
-    def on_engine_died(self, in_flight: Sequence[int], turn: int | None) -> None:
-        """The engine died and another one is being started. The arguments are those of `Dead`."""
+    def on_engine_died(self, in_flight: Sequence[int]) -> None:
+        """The engine died while it worked on these sequences, and another one is being started."""
 
     def on_dead(self) -> None:
         """The engine is gone for good."""
@@ -76,7 +79,7 @@ class EngineConnection:
         client: EngineClient,
         clock: Clock,
         listener: EngineListener,
-        make_receiver: MakeReceiver = EngineReceiver,
+        make_receiver: MakeReceiver = ThreadReceiver,
     ) -> None:
         self.state: EngineState = "starting"
         self.ready: Ready | None = None
@@ -84,8 +87,8 @@ class EngineConnection:
         self._client = client
         self._clock = clock
         self._listener = listener
-        self._controls = EngineControls(client)
-        self._health = EngineHealth(clock)
+        self._controls = PendingControls(client)
+        self._beat: Heartbeat | None = None  # since the last step that brought something
         self._receiver = make_receiver(client, clock, self._on_message)
         self._died_at = 0.0
         self._pause = ""  # the command that the engine is paused by
@@ -121,11 +124,6 @@ class EngineConnection:
         self._client.close()
 
     # --- to the engine ----------------------------------------------------------------------------------------------
-
-    @property
-    def number(self) -> int:
-        """The number of this process."""
-        return self._client.number
 
     def send(self, message: ToEngine) -> None:
         """Send a message; dropped when there is no engine that takes work."""
@@ -180,7 +178,16 @@ class EngineConnection:
             case "dead":
                 return "the engine has stopped"
             case "ready":
-                return self._health.complaint(self._receiver.heard_at)
+                return self._health_complaint
+
+    @property
+    def _health_complaint(self) -> str:
+        heard_at, beat = self._receiver.heard_at, self._beat
+        if heard_at is not None and (silent := self._clock.now() - heard_at) > SILENT_S:
+            return f"the engine has not been heard for {silent:.0f} s"
+        if beat is not None and (stalled := beat.now - beat.last_progress) > RED_AT * beat.limit_s:
+            return f"a step of the engine takes {stalled:.0f} s by now; after {beat.limit_s:.0f} s it is stuck"
+        return ""
 
     async def _send_heartbeats(self) -> None:
         while self.state != "dead":
@@ -195,11 +202,11 @@ class EngineConnection:
             return
         match message:
             case Deltas():
-                self._health.record_progress()
+                self._beat = None
                 self._learn_pause(message.load)
                 self._listener.on_deltas(message, self._clock.now())
             case Heartbeat():
-                self._health.record_heartbeat(message)
+                self._beat = message
                 self._learn_pause(message.load)
                 self._listener.on_heartbeat(message)
             case Ready():
@@ -208,8 +215,8 @@ class EngineConnection:
                 self._controls.on_done(message)
             case Dead(cause, None):
                 self._on_dead(cause)
-            case Dead(_, EngineId() as successor, in_flight, turn):
-                self._on_replaced(successor, in_flight, turn)
+            case Dead(_, EngineId() as successor, in_flight):
+                self._on_replaced(successor, in_flight)
             case Lost(reason):
                 self._on_lost(message, reason)
 
@@ -218,7 +225,7 @@ class EngineConnection:
             return  # this process was silent for long, and is back
         self.ready = ready
         self.state = "ready"
-        self._health.record_progress()
+        self._beat = None
         self._said_pause = ready.paused
         if ready.paused:  # by an API process before this one
             self._pause = f"pause:{ready.paused}"
@@ -240,7 +247,7 @@ class EngineConnection:
         self._listener.on_lost(message)
         self._controls.fail_all(GenerationError("A message of the engine was lost. Send the request again."))
 
-    def _on_replaced(self, successor: EngineId, in_flight: Sequence[int], turn: int | None) -> None:
+    def _on_replaced(self, successor: EngineId, in_flight: Sequence[int]) -> None:
         """Connect to the engine's successor. What the engine said before holds; what it says from now on is dropped."""
         if self.ready is not None:
             if self.state == "ready":
@@ -249,7 +256,7 @@ class EngineConnection:
         self.engine = successor
         self._client.connect(successor)
         self._client.send(ClientHeartbeat(self._client.number))
-        self._listener.on_engine_died(in_flight, turn)
+        self._listener.on_engine_died(in_flight)
         self._controls.fail_all(UnavailableError(RECOVERING))
 
     def _on_dead(self, cause: str) -> None:
@@ -258,3 +265,45 @@ class EngineConnection:
         self._ready_event.set()
         self._listener.on_dead()
         self._controls.fail_all(EngineDeadError(DEAD))
+
+
+class PendingControls:
+    """Commands to an engine that are answered once, until their answers come."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._ids = (client.number << CLIENT_SHIFT | i for i in itertools.count(1))
+        self._waiting: dict[int, asyncio.Future[Done]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def send(self, action: str, value: Mapping[str, str] | None = None) -> Done:
+        """Send a command and wait for its answer.
+
+        Raises:
+            QuireError: There will be no answer.
+        """
+        number = next(self._ids)
+        answer: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            self._client.send(Control(number, action, dict(value or {})))
+            return await answer
+        finally:
+            del self._waiting[number]
+
+    def tell(self, action: str, value: Mapping[str, str] | None = None) -> None:
+        """Send a command whose answer nobody waits for."""
+        self._client.send(Control(next(self._ids), action, dict(value or {})))
+
+    def on_done(self, message: Done) -> None:
+        """An answer came."""
+        if (answer := self._waiting.get(message.id)) and not answer.done():
+            answer.set_result(message)
+
+    def fail_all(self, error: QuireError) -> None:
+        """No answer will come."""
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(error)

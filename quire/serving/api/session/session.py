@@ -1,6 +1,16 @@
 """The API process's side of the engines: requests go in, output goes to who waits for it.
 
-Owns which requests are open. Every accepted sequence gets exactly one end. Knows nothing about HTTP or text.
+Owns which requests are open. Every accepted sequence gets exactly one end. Knows nothing about HTTP or text. On the way
+of a request:
+
+- `open_requests.py`: what is open, and its output until its reader takes it.
+- `placement.py`: which engine a prompt goes to, and how long each one's queue is.
+- `engines.py`: one engine with its requests, and all together; `connection.py`: state, health and commands of one.
+- `receivers.py`: how messages get from an engine into the event loop.
+- `recovery.py`: what becomes of requests when an engine dies.
+- `state.py`: whether requests are taken.
+
+Which requests the queue has no room for `quire.serving.api.admission_limit` says.
 """
 
 from __future__ import annotations
@@ -22,21 +32,18 @@ from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import Done, EndReason, Ready
 from quire.foundation.messages.to_engine import Abort, Add, ThinkingBudget
 from quire.foundation.processes.launch import SendReport
-from quire.foundation.processes.orders import TakeTurn
 from quire.sampling_params import SamplingParams
 from quire.serving.api.adapters import ServedAdapters
 from quire.serving.api.admission_limit import AdmissionLimit, queue_limits
-from quire.serving.api.engine_connection import DEAD, changes_pause
-from quire.serving.api.engine_group import EngineGroup
-from quire.serving.api.engine_receiver import EngineReceiver, MakeReceiver
-from quire.serving.api.engine_replica import EngineReplica
 from quire.serving.api.grammar_checks import GrammarChecks
-from quire.serving.api.open_requests import OpenRequests
-from quire.serving.api.output_collector import OutputCollector
 from quire.serving.api.peers import Answer, CountOpen, EnginesPaused, Peers
-from quire.serving.api.placement import Placement
-from quire.serving.api.replay import replay_adds
-from quire.serving.api.session_state import SessionState, State, refusal
+from quire.serving.api.session.connection import DEAD, changes_pause
+from quire.serving.api.session.engines import Engine, Engines
+from quire.serving.api.session.open_requests import OpenRequests, OutputCollector
+from quire.serving.api.session.placement import Placement
+from quire.serving.api.session.receivers import MakeReceiver, ThreadReceiver
+from quire.serving.api.session.recovery import replay_adds
+from quire.serving.api.session.state import SessionState, State, refusal
 from quire.serving.api.shared_turn import SharedTurn
 
 MAX_SEQUENCES = 1_024
@@ -79,7 +86,7 @@ class EngineSession:
         clock: Clock | None = None,
         special_tokens: Mapping[str, int] | None = None,
         report: SendReport = lambda report: None,
-        make_receiver: MakeReceiver = EngineReceiver,
+        make_receiver: MakeReceiver = ThreadReceiver,
         peers: Peers | None = None,
     ) -> None:
         self._config = config
@@ -88,9 +95,8 @@ class EngineSession:
         self._clock = clock or SystemClock()
         self._requests = OpenRequests()
         limits = queue_limits(config.scheduler)
-        self._engines = EngineGroup(
-            EngineReplica(client, limits.slots, self._requests, self, self._clock, report, make_receiver)
-            for client in clients
+        self._engines = Engines(
+            Engine(client, limits.slots, self._requests, self, self._clock, report, make_receiver) for client in clients
         )
         self._state = SessionState(self._engines)
         self.stats = ServerStats([engine.stats for engine in self._engines])
@@ -350,7 +356,7 @@ class EngineSession:
                 self.admission_limit.enter(adds)
             able = self._engines.able
             placed = {add.id: self._placement.place(add, blocks[add.id], able) for add in adds if add.fork_of is None}
-            engines = [placed[add.id if add.fork_of is None else add.fork_of] for add in adds]
+            engines = [placed[add.prompt_id] for add in adds]
             stats = [self.stats.engines[engine].start_sequence(add) for add, engine in zip(adds, engines, strict=True)]
             asked = params.structured_outputs
             collector = OutputCollector(adds, stats, None if asked is None else asked.name)
@@ -367,7 +373,7 @@ class EngineSession:
                 if add.fork_of is not None:
                     continue  # it travels with the first
                 if (sequence := self._requests.get(add.id)) is not None:
-                    self._engines[sequence.engine].recovery.send(add)
+                    self._engines[sequence.engine].send(add)
                 await turn.share()
         except BaseException:  # its reader has gone
             self.close_request(collector)
@@ -381,14 +387,12 @@ class EngineSession:
     def finish_sequence(self, collector: OutputCollector, index: int, reason: EndReason) -> None:
         """End a sequence of which the reader has everything, and abort it if its engine still runs it."""
         self._abort([collector.adds[index]])
-        self._ended(collector)
         stats = collector.stats[index]
         self._stats_of(stats).finish_sequence(stats, reason, self._clock.now())
 
     def close_request(self, collector: OutputCollector, reason: EndReason = "abort") -> None:
         """Close a request whose reader is gone or has all that it wanted, and abort what still runs."""
         self._abort(collector.adds)
-        self._ended(collector)
         now = self._clock.now()
         for stats in collector.stats:
             self._stats_of(stats).finish_sequence(stats, stats.end.reason if stats.end else reason, now)
@@ -402,17 +406,12 @@ class EngineSession:
     def _stats_of(self, sequence: SequenceStats) -> Stats:
         return self.stats.engines[sequence.engine]
 
-    def _ended(self, collector: OutputCollector) -> None:
-        for engine in self._engines:
-            engine.recovery.ended(collector)
-
     def _abort(self, adds: Sequence[Add]) -> None:
         running: dict[int, list[int]] = {}
         for add in adds:
             if (sequence := self._requests.get(add.id)) is not None:
                 running.setdefault(sequence.engine, []).append(add.id)
         for engine, sequences in running.items():
-            self._engines[engine].queue.release(sequences)
             for number in sequences:
                 self._requests.remove(number)
             self._engines[engine].connection.send(Abort(sequences))
@@ -438,16 +437,11 @@ class EngineSession:
         for prompt in self._requests.unbegun(engine, in_flight):
             (add,) = replay_adds(prompt)
             number = self._placement.place(add, self._placement.blocks(add), working)
-            self._engines[engine].queue.release([sequence.add.id for sequence in prompt])
             for sequence in prompt:
                 sequence.engine = number
                 counted = sequence.collector.stats_of(sequence.add.id)
                 self._stats_of(counted).move_sequence(counted, self.stats.engines[number])
             self._engines[number].connection.send(add)
-
-    def take_turn(self, told: TakeTurn) -> None:
-        """Tell an engine's recovery which API process may send the engine requests."""
-        self._engines[told.engine.engine].recovery.take_turn(told)
 
     def on_engine_gone(self) -> None:
         """Fail all requests, because an engine is gone for good and the server ends with it."""
