@@ -20,8 +20,8 @@ from quire.engine.inprocess import InProcessClient
 from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import Deltas
 from quire.foundation.messages.to_engine import Add
-from quire.runtime.executor.fake import FakeExecutor
 from quire.sampling_params import SamplingParams
+from tests.executor.fake import FakeExecutor
 
 BLOCK_SIZE, SHORTEST, LONGEST = 16, 32, 1_024
 ROWS = 64

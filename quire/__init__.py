@@ -77,5 +77,5 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     if name in _LOAD_TORCH:
-        importlib.import_module("quire.runtime.executor.torch_library").begin_loading()
+        importlib.import_module("quire.runtime.executor.early_loading").begin_loading()
     return getattr(importlib.import_module(_EXPORTS[name]), name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.foundation.config import environment
 from quire.foundation.processes.child_main import run_child
 from quire.foundation.processes.launch import LaunchConfig, SendReport
-from quire.runtime.executor.torch_library import begin_loading
+from quire.runtime.executor.early_loading import begin_loading
 
 
 def main(launch: LaunchConfig, report: SendReport) -> None:

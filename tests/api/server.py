@@ -18,7 +18,6 @@ from quire.engine.inprocess import InProcessClient
 from quire.engine.thinking_budgets import bitmask_source
 from quire.errors import UnavailableError
 from quire.foundation.config import Config
-from quire.runtime.executor.fake import FakeExecutor
 from quire.serving.api.http_protocol import BoundedHttpProtocol
 from quire.serving.api.request_traces import RequestTraces
 from quire.serving.api.schemas.model_change import ModelChange
@@ -26,6 +25,7 @@ from quire.serving.api.session.session import EngineSession
 from quire.serving.app import create_app
 from quire.text.model_text import ModelText, load_model_text
 from tests.checkpoints import VOCAB_SIZE, write_tokenizer
+from tests.executor.fake import FakeExecutor
 
 KEY = "a secret key"
 MAX_MODEL_LEN = 512

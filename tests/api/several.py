@@ -23,12 +23,12 @@ from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import EngineId
 from quire.foundation.processes.launch import LaunchConfig
-from quire.runtime.executor.fake import FakeExecutor
 from quire.serving.api import peers
 from quire.serving.api.http_protocol import BoundedHttpProtocol
 from quire.serving.api.served_model import ServedModel, make_served_model
 from quire.serving.app import create_app
 from tests.api.server import NoSwaps, resolved
+from tests.executor.fake import FakeExecutor
 
 
 class ApiServer:

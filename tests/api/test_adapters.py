@@ -13,12 +13,12 @@ import pytest
 
 from quire.engine.inprocess import InProcessClient
 from quire.foundation.messages.from_engine import Ready
-from quire.runtime.executor.fake import FakeExecutor
-from quire.runtime.executor.fake_adapters import FakeAdapters
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import KEY, Server, resolved
 from tests.api.test_lifetimes import eventually
 from tests.checkpoints import VOCAB_SIZE
+from tests.executor.fake import FakeExecutor
+from tests.executor.fake_adapters import FakeAdapters
 
 COUNT = 4
 

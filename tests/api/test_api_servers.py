@@ -14,12 +14,12 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.runtime.executor.fake import FakeExecutor
-from quire.runtime.executor.fake_adapters import FakeAdapters
 from tests.api.server import Pace, count_up
 from tests.api.several import ApiServer, several
 from tests.api.test_lifetimes import eventually
 from tests.checkpoints import VOCAB_SIZE
+from tests.executor.fake import FakeExecutor
+from tests.executor.fake_adapters import FakeAdapters
 
 Two = tuple[ApiServer, ApiServer]
 FILES = {"x": "dx", "y": "dy", "z": "dz"}

@@ -32,11 +32,11 @@ from quire.foundation.processes.launch import LaunchConfig, Report
 from quire.foundation.processes.orders import DropModel, HoldRequests, OpenModel, Order, OrderWriter, Reload, TellSwap
 from quire.foundation.processes.swap_reports import ModelReport, SwapRequest, SwapStatus
 from quire.planning.auto_config import resolve
-from quire.runtime.executor.fake import FakeExecutor
 from quire.serving.api.model_swaps import ModelSwaps
 from quire.serving.api.schemas.model_change import FIXED, ModelChange, check_reloadable
 from quire.serving.app import create_app
 from tests.api.server import Pace, uvicorn_server
+from tests.executor.fake import FakeExecutor
 
 VOCAB_SIZE = 4_096
 FIRST_TOKEN = 300

@@ -10,11 +10,11 @@ from quire.engine.core import EngineCore
 from quire.errors import OverloadedError
 from quire.foundation.messages.from_engine import Deltas, Heartbeat
 from quire.foundation.messages.workers import Result
-from quire.runtime.executor.fake import FakeExecutor
 from quire.serving.api.admission_limit import AdmissionLimit, QueueLimits
 from quire.serving.api.session.placement import EngineQueue
 from tests.engine.harness import add, config
 from tests.engine.test_client_liveness import ListPort, ManualClock
+from tests.executor.fake import FakeExecutor
 
 SLOTS, PROMPT, OUTPUT = 8, 32, 24
 STEP_S, TOKEN_S = 0.02, 0.000_5

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from quire.compute.kernels.dispatch import kernel
-from quire.runtime.worker.startup.host_memory import trim_heap
+from quire.runtime.worker.host_memory import trim_heap
 
 
 def status(key: str) -> int:

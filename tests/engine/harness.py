@@ -17,10 +17,10 @@ from quire.foundation.messages.from_engine import Deltas, End, Ready
 from quire.foundation.messages.to_engine import Add, Fork
 from quire.foundation.messages.workers import TokenLogprobs
 from quire.runtime.executor.executor import Executor
-from quire.runtime.executor.fake import FakeExecutor, allowed, hash_token
 from quire.sampling_params import SamplingParams
 from quire.scheduling.kvcache.group_windows import FULL_ATTENTION, GroupWindow
 from quire.scheduling.scheduler.request import Request
+from tests.executor.fake import FakeExecutor, allowed, hash_token
 
 
 def config(

@@ -22,9 +22,9 @@ from quire.foundation.config import Config
 from quire.foundation.config.lora import LoraConfig
 from quire.foundation.messages.from_engine import Deltas, Done, End, Ready
 from quire.foundation.messages.to_engine import Abort, Adapter, Add, Control
-from quire.runtime.executor.fake import FakeExecutor, adapted_counter, hash_token
-from quire.runtime.executor.fake_adapters import FakeAdapters
 from quire.sampling_params import SamplingParams
+from tests.executor.fake import FakeExecutor, adapted_counter, hash_token
+from tests.executor.fake_adapters import FakeAdapters
 
 VOCAB = 512
 

@@ -7,8 +7,8 @@ from quire.engine.client_liveness import SILENT_AFTER_S
 from quire.engine.core import HEARTBEAT_S, EngineCore
 from quire.foundation.messages.from_engine import Deltas, FromEngine, Heartbeat, Ready
 from quire.foundation.messages.to_engine import CLIENT_SHIFT, ClientGone, ClientHeartbeat, Control, ToEngine
-from quire.runtime.executor.fake import FakeExecutor
 from tests.engine.harness import add, config
+from tests.executor.fake import FakeExecutor
 
 
 class ManualClock:

@@ -9,9 +9,9 @@ import pytest
 
 from quire.foundation.messages.from_engine import Done
 from quire.foundation.messages.to_engine import Abort, Control
-from quire.runtime.executor.fake import FakeExecutor
 from quire.scheduling.kvcache.group_windows import GroupWindow
 from tests.engine.harness import Engine, add, alone
+from tests.executor.fake import FakeExecutor
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2, 3])

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from quire.foundation.messages.to_engine import Abort
-from quire.runtime.executor.fake import FakeExecutor
 from quire.sampling_params import RepetitionDetectionParams
 from quire.scheduling.kvcache.group_windows import GroupWindow
 from tests.engine.harness import Engine, add, alone
+from tests.executor.fake import FakeExecutor
 
 PROMPT = [5, 6, 7]
 

@@ -9,8 +9,8 @@ import pytest
 
 import quire.scheduling.kvcache.block_hashes
 from quire.foundation.messages.to_engine import Abort, Add, Control, Fork
-from quire.runtime.executor.fake import FakeExecutor
 from tests.engine.harness import Engine, add, alone
+from tests.executor.fake import FakeExecutor
 
 PROMPT = [random.Random(1).randrange(512) for _ in range(90)]
 

@@ -9,10 +9,10 @@ from quire.engine.frames import BLOCKS, LATE_S, MAX_RUNNING, MAX_WAITING, NEW_S,
 from quire.engine.step_stats import StepStats
 from quire.foundation.messages.from_engine import Done
 from quire.foundation.messages.to_engine import CLIENT_SHIFT, Control
-from quire.runtime.executor.fake import FakeExecutor
 from quire.scheduling.kvcache.block_pool import BlockPool
 from quire.scheduling.kvcache.group_windows import FULL_ATTENTION, GroupWindow
 from tests.engine.harness import Engine, add
+from tests.executor.fake import FakeExecutor
 
 
 class ManualClock:

@@ -6,8 +6,8 @@ import pytest
 
 from quire.foundation.messages.to_engine import Abort, Add, Control
 from quire.foundation.messages.workers import Plan
-from quire.runtime.executor.fake import FakeExecutor
 from tests.engine.harness import Engine, HashMasker, add, alone
+from tests.executor.fake import FakeExecutor
 
 BODY = 30
 """Tokens of every request here."""

@@ -8,9 +8,9 @@ from benchmarks.kv_waste import measure
 from quire.engine.step_stats import StepStats
 from quire.foundation.messages.from_engine import STEP_TOKEN_BOUNDS, Deltas, Heartbeat, Load
 from quire.foundation.messages.to_engine import ClientHeartbeat
-from quire.runtime.executor.fake import FakeExecutor
 from quire.scheduling.kvcache.group_windows import FULL_ATTENTION, GroupWindow
 from tests.engine.harness import Engine, add
+from tests.executor.fake import FakeExecutor
 
 
 def loads(engine: Engine, count: int) -> list[Load]:

@@ -7,8 +7,8 @@ import pytest
 from quire.errors import QuireError
 from quire.foundation.messages.from_engine import Done
 from quire.foundation.messages.to_engine import Abort, Control
-from quire.runtime.executor.fake import FakeExecutor
 from tests.engine.harness import Engine, HashMasker, add, alone
+from tests.executor.fake import FakeExecutor
 
 
 class PausedEngine(Engine):

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from quire.foundation.messages.from_engine import Deltas
 from quire.foundation.messages.to_engine import Add, Fork
-from quire.runtime.executor.fake import FakeExecutor
 from quire.serving.api.session.open_requests import OpenRequests, OutputCollector
 from quire.serving.api.session.recovery import replay_adds
 from quire.text.deltas import deltas_by_sequence
 from tests.engine.harness import Engine, HashMasker, add, alone
+from tests.executor.fake import FakeExecutor
 
 Outputs = dict[int, tuple[list[int], str]]
 """Tokens and end reason, by sequence."""

@@ -13,8 +13,8 @@ import pytest
 from quire.engine.thinking_budgets import Thinking, ThinkingBudgets
 from quire.errors import GenerationError
 from quire.foundation.messages.to_engine import Abort, Add, ThinkingBudget
-from quire.runtime.executor.fake import FakeExecutor, hash_token
 from tests.engine.harness import Engine, HashMasker, add, alone
+from tests.executor.fake import FakeExecutor, hash_token
 
 START, END, OTHER_END = 500, 501, 502
 VOCAB = 512

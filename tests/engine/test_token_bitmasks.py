@@ -9,9 +9,9 @@ import pytest
 
 from quire.foundation.messages.to_engine import Abort
 from quire.foundation.messages.workers import Plan, TokenBitmasks
-from quire.runtime.executor.fake import FakeExecutor
 from quire.scheduling.scheduler.request import Request
 from tests.engine.harness import Engine, HashMasker, add, alone
+from tests.executor.fake import FakeExecutor
 
 MASKED = {"extra_args": {"masked": True}}
 

@@ -27,8 +27,8 @@ from quire.engine.transport import (
 from quire.foundation.clock import SystemClock
 from quire.foundation.messages.from_engine import Dead, Deltas, Done, End, EngineId, FromEngine
 from quire.foundation.messages.to_engine import Abort, ClientGone, ClientHeartbeat, Control
-from quire.runtime.executor.fake import FakeExecutor
 from tests.engine.harness import add, config
+from tests.executor.fake import FakeExecutor
 
 ENGINE = EngineId()
 WAIT_S = 60.0

@@ -22,14 +22,14 @@ from torch import Tensor
 from quire.compute.collectives.card_links import CardLinks, StreamSize
 from quire.compute.collectives.stream import Stream
 from quire.compute.mesh import Mesh
-from quire.runtime.worker.pipeline_depth import most_in_flight
+from quire.runtime.worker.steps_in_flight import max_in_flight
 from tests.gpu.rank_sums import FileExchange, graph_of
 
 HIDDEN, SLOTS = 4_096, 513
 SIZES = (1, 32, 61, 700)
 """Tokens of streams: of less than a tile a program, and of several."""
 STEPS = 20_000
-AHEAD = most_in_flight(2) - 1
+AHEAD = max_in_flight(2) - 1
 """Steps that the first stage may be ahead of the tokens that it has taken."""
 PLACES = 251
 
@@ -132,7 +132,7 @@ def main() -> None:
     mesh, device = Mesh(rank, pp=ranks), torch.device("cuda:0")
     torch.cuda.set_device(device)
     torch.empty(1, device=device)  # the context
-    size = StreamSize(8_192, HIDDEN, torch.bfloat16, SLOTS, most_in_flight(ranks))
+    size = StreamSize(8_192, HIDDEN, torch.bfloat16, SLOTS, max_in_flight(ranks))
     links = CardLinks(mesh, device, FileExchange(directory, rank, ranks), size)
     with torch.inference_mode():
         (check if what == "check" else measure)(links, mesh)

@@ -17,10 +17,10 @@ from quire.errors import EngineDeadError
 from quire.foundation.messages.from_engine import Ready
 from quire.offline.run import OfflineRun
 from quire.runtime.executor.executor import FaultHook, no_faults
-from quire.runtime.executor.fake import FakeExecutor
 from quire.text.choice_state import ChoiceState
 from quire.text.sequence_accumulator import SequenceAccumulator
 from tests.engine.harness import add, alone, config
+from tests.executor.fake import FakeExecutor
 
 PROMPTS = [[number] * (9 + 7 * number) for number in range(4)]
 TOKENS = 6

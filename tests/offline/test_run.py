@@ -12,10 +12,10 @@ from quire.foundation.messages.from_engine import Ready
 from quire.foundation.messages.to_engine import Add
 from quire.foundation.messages.workers import Plan, Result
 from quire.offline.run import OfflineRun
-from quire.runtime.executor.fake import FakeExecutor
 from quire.text.choice_state import ChoiceState
 from quire.text.sequence_accumulator import SequenceAccumulator
 from tests.engine.harness import add, alone, config
+from tests.executor.fake import FakeExecutor
 
 STEP = 64
 PROMPTS = {number: [number % 5] * (10 + number % 7) for number in range(1, 41)}

@@ -10,9 +10,9 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError, GenerationError, RequestError
 from quire.foundation.messages.workers import Plan
-from quire.runtime.executor.fake import FakeExecutor
 from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.engine.harness import Engine, add, alone
+from tests.executor.fake import FakeExecutor
 from tests.sampling.processors import Breaks, CountUp, Spoils
 
 COUNT_UP = "tests.sampling.processors:CountUp"

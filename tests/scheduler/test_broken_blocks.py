@@ -9,7 +9,6 @@ import pytest
 from quire.foundation.clock import SystemClock
 from quire.foundation.config.scheduler import PreemptionMode
 from quire.foundation.messages.workers import Result
-from quire.runtime.executor.fake import FakeExecutor
 from quire.scheduling.kvcache.block_hashes import BlockHashes
 from quire.scheduling.kvcache.block_pool import BlockPool
 from quire.scheduling.kvcache.host_pool import HostPool
@@ -17,6 +16,7 @@ from quire.scheduling.scheduler.preemption import Preemption
 from quire.scheduling.scheduler.scheduler import Scheduler
 from quire.scheduling.scheduler.token_budget import TokenBudget
 from tests.engine.harness import add
+from tests.executor.fake import FakeExecutor
 from tests.simulation.executor import with_broken_row
 
 PROMPT = list(range(44))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from quire.foundation.messages.workers import Plan
-from quire.runtime.executor.fake import FakeExecutor
 from quire.scheduling.kvcache.block_pool import BlockPool
 from quire.scheduling.kvcache.host_pool import HostPool
 from quire.scheduling.scheduler.preemption import Preemption
@@ -13,6 +12,7 @@ from quire.scheduling.scheduler.scheduler import Scheduler
 from quire.scheduling.scheduler.token_budget import TokenBudget
 from tests.engine.harness import add
 from tests.engine.test_client_liveness import ManualClock
+from tests.executor.fake import FakeExecutor
 
 
 class Pipeline:

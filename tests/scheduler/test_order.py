@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from quire.foundation.config.scheduler import Policy
-from quire.runtime.executor.fake import FakeExecutor
-from quire.runtime.executor.fake_adapters import FakeAdapters
 from quire.scheduling.kvcache.block_pool import BlockPool
 from quire.scheduling.kvcache.host_pool import HostPool
 from quire.scheduling.scheduler.preemption import Preemption
@@ -27,6 +25,8 @@ from quire.scheduling.scheduler.token_budget import (
 )
 from tests.engine.harness import add
 from tests.engine.test_client_liveness import ManualClock
+from tests.executor.fake import FakeExecutor
+from tests.executor.fake_adapters import FakeAdapters
 
 
 class Stage:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from quire.foundation.clock import SystemClock
-from quire.runtime.executor.fake import FakeExecutor
 from quire.scheduling.kvcache.block_pool import BlockPool
 from quire.scheduling.kvcache.host_pool import HostPool
 from quire.scheduling.kvcache.rope_length_mode import RopeLengthMode
@@ -16,6 +15,7 @@ from quire.scheduling.scheduler.preemption import Preemption
 from quire.scheduling.scheduler.scheduler import Scheduler
 from quire.scheduling.scheduler.token_budget import TokenBudget
 from tests.engine.harness import add, alone, drafts_of
+from tests.executor.fake import FakeExecutor
 
 ORIGINAL = 24
 

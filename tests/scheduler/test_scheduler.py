@@ -20,7 +20,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from quire.engine.token_bitmasks import TokenBitmaskSender
 from quire.foundation.clock import SystemClock
 from quire.foundation.messages.to_engine import Add
-from quire.runtime.executor.fake import FakeExecutor, allowed, hash_token
 from quire.scheduling.kvcache.block_pool import BlockPool
 from quire.scheduling.kvcache.group_windows import GroupWindow, capacity
 from quire.scheduling.kvcache.host_pool import HostPool
@@ -32,6 +31,7 @@ from quire.scheduling.scheduler.request import Request
 from quire.scheduling.scheduler.scheduler import Scheduler
 from quire.scheduling.scheduler.token_budget import TokenBudget
 from tests.engine.harness import HashMasker, add, drafts_of
+from tests.executor.fake import FakeExecutor, allowed, hash_token
 from tests.scheduler.test_order import LinearCost
 
 CHUNKS = st.sampled_from([40, 20, 13, 7, 2, 1])

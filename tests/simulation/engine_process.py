@@ -18,7 +18,7 @@ from quire.engine.transport import _DECODING_ERRORS, _undecodable_messages, clie
 from quire.foundation.messages.from_engine import Deltas, EngineId, FromEngine
 from quire.foundation.messages.to_engine import ToEngine
 from quire.foundation.processes.launch import EXIT_CRASHED, STOP_ENGINE, LaunchConfig, Pulse, StatusReport
-from quire.runtime.executor.fake import FakeExecutor
+from tests.executor.fake import FakeExecutor
 from tests.simulation.blocking import BlockingThread
 from tests.simulation.executor import ExecutorFaults, PlantedDeath, PlantedFault, SimulatedExecutor
 from tests.simulation.invariants import LastMessages, check_engine

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from quire.foundation.messages.workers import DeviceLimits, Plan, Result, TokenBitmasks
 from quire.runtime.executor.executor import AdapterLoader
-from quire.runtime.executor.fake import FakeExecutor
+from tests.executor.fake import FakeExecutor
 from tests.simulation.blocking import BlockingThread
 from tests.simulation.model import POISON
 from tests.simulation.world import World

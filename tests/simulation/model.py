@@ -15,10 +15,10 @@ from quire.engine.token_bitmasks import Drafts, Masks, TokenBitmaskSource
 from quire.errors import GenerationError, QuireError
 from quire.foundation.messages.from_engine import EndReason
 from quire.foundation.messages.to_engine import Add
-from quire.runtime.executor.fake import allowed, hash_token, seeded_counter
 from quire.sampling_params import SamplingParams
 from quire.scheduling.scheduler.request import Request
 from tests.engine.harness import HashMasker
+from tests.executor.fake import allowed, hash_token, seeded_counter
 from tests.simulation.world import World
 
 VOCAB_SIZE = 128

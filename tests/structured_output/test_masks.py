@@ -24,12 +24,12 @@ from quire.engine.structured_output.mask_process import MaskProcess
 from quire.engine.structured_output.masks import GrammarMasks
 from quire.errors import GenerationError
 from quire.foundation.messages.to_engine import Add
-from quire.runtime.executor.fake import FakeExecutor
 from quire.structured_outputs_params import StructuredOutputsParams
 from quire.text.output_parsers.formats import Turn
 from quire.text.output_parsers.reasoning_grammar import reasoning_in_front
 from quire.text.tokenizer import load_tokenizer
 from tests.engine.harness import Engine, add, alone
+from tests.executor.fake import FakeExecutor
 
 QUILL = Path(quire.builtin.__file__).parent / "quill"
 VOCAB = 4096

@@ -16,8 +16,8 @@ from quire.models.spec import read_spec
 from quire.planning.step_limits import StepLimits
 from quire.runtime.worker.graph_shapes import MOST_ROWS
 from quire.runtime.worker.kv_tensors import DENSE
-from quire.runtime.worker.pipeline_depth import most_in_flight
 from quire.runtime.worker.stage_steps import WHOLE_MODEL, LinkedSteps, StageSteps
+from quire.runtime.worker.steps_in_flight import max_in_flight
 
 
 class CardRanks(NamedTuple):
@@ -56,4 +56,4 @@ def stream_size(config: Config, mesh: Mesh) -> StreamSize:
     """What streams of these settings take at most; graphs may pad a step to more rows than the engine has."""
     limits, hidden = StepLimits.of(config), read_spec(config.model.model, config.model.quantization).hidden
     tokens = max(limits.tokens, limits.rows, MOST_ROWS)
-    return StreamSize(tokens, hidden, DENSE[config.model.dtype], limits.rows + 1, most_in_flight(mesh.pp))
+    return StreamSize(tokens, hidden, DENSE[config.model.dtype], limits.rows + 1, max_in_flight(mesh.pp))

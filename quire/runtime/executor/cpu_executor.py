@@ -17,7 +17,7 @@ from quire.foundation.config import Config, environment
 from quire.foundation.messages.workers import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
 from quire.foundation.processes.garbage import no_collection
 from quire.runtime.executor.executor import AdapterLoader, FaultHook, no_faults
-from quire.runtime.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
+from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 
 if TYPE_CHECKING:
     from quire.runtime.worker.worker import Worker

@@ -27,10 +27,10 @@ from quire.foundation.clock import Clock
 from quire.foundation.config import Config, environment
 from quire.foundation.messages.workers import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
 from quire.planning.kv_cache_plan import NumBlocks
-from quire.runtime.executor.cuda_context import open_context
+from quire.runtime.executor.early_loading import open_context
 from quire.runtime.executor.executor import FaultHook, no_faults
-from quire.runtime.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 from quire.runtime.worker.startup.threads import cpu_quota
+from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 
 if TYPE_CHECKING:
     from quire.compute.kernels.triton.launching.precompiler import Precompiler

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import Protocol
 
 from quire.foundation.processes.shared_memory import SharedMemory
 
@@ -20,6 +21,22 @@ _LENGTH = struct.Struct("<Q")
 def ring_bytes(readers: int, size: int = RING_BYTES) -> int:
     """Bytes of shared memory that a ring of `size` bytes takes."""
     return _LINE * (1 + readers) + size
+
+
+class MessageWriter(Protocol):
+    """Where a rank hands messages over to others: to a ring, or to connections between machines."""
+
+    def write(self, message: bytes) -> None:
+        """Hand a message to all readers; may wait until they have read earlier ones."""
+        ...
+
+
+class MessageReader(Protocol):
+    """Where messages arrive, in the order in which they were written."""
+
+    def read(self) -> bytes:
+        """Wait for the next message and return it."""
+        ...
 
 
 class _Ring:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quire.compute.collectives.stream import StageLinks, Stream
 from quire.foundation.processes.launch import StageEnds
-from quire.runtime.executor.message_link import MessageReader, MessageWriter
+from quire.runtime.executor.message_ring import MessageReader, MessageWriter
 from quire.runtime.executor.stage_rings import open_reader, open_writer
 
 

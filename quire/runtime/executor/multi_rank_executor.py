@@ -36,7 +36,7 @@ from quire.runtime.executor.rank_messages import (
     fingerprint,
 )
 from quire.runtime.executor.stage_progress import StageProgress
-from quire.runtime.worker.pipeline_depth import most_in_flight
+from quire.runtime.worker.steps_in_flight import max_in_flight
 
 T = TypeVar("T")
 _LOOK_S = 0.5
@@ -91,7 +91,7 @@ class MultiRankExecutor:
     @property
     def max_in_flight(self) -> int:
         """A step in each stage, and one that waits."""
-        return most_in_flight(self._mesh.pp)
+        return max_in_flight(self._mesh.pp)
 
     def start(self) -> DeviceLimits:
         """Start all ranks; they take the smallest number of blocks that any of them has room for.

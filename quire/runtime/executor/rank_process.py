@@ -27,6 +27,7 @@ from quire.foundation.processes.readable import wait_readable
 from quire.foundation.processes.shared_memory import SharedMemory
 from quire.models.spec import read_spec
 from quire.planning.kv_cache_plan import NumBlocks
+from quire.runtime.executor.early_loading import begin_loading
 from quire.runtime.executor.message_ring import RingReader, ring_bytes
 from quire.runtime.executor.rank_messages import (
     FRAME,
@@ -40,7 +41,6 @@ from quire.runtime.executor.rank_messages import (
     ToRanks,
 )
 from quire.runtime.executor.rank_steps import RankSteps
-from quire.runtime.executor.torch_library import begin_loading
 
 _MANY = 4096
 _PR_SET_PDEATHSIG = 1

@@ -15,10 +15,10 @@ import msgspec
 from quire.compute.mesh import Mesh
 from quire.foundation.messages.workers import Plan, Result, TokenBitmasks
 from quire.foundation.processes.launch import StageEnds
-from quire.runtime.executor.message_link import MessageReader, MessageWriter
+from quire.runtime.executor.message_ring import MessageReader, MessageWriter
 from quire.runtime.executor.rank_messages import StepDone, fingerprint
 from quire.runtime.executor.stage_rings import most_unread, open_reader, open_writer
-from quire.runtime.worker.sampled_steps import SampledSteps
+from quire.runtime.worker.steps_in_flight import SampledSteps
 
 if TYPE_CHECKING:
     from quire.runtime.worker.worker import Worker

@@ -1,7 +1,7 @@
 """An executor without a device: each step takes as long as a cost model says, on a clock that only it moves.
 
-Unlike `fake.py` it does not keep tokens, only how long each slot is, so a step of 256 rows costs microseconds: for
-simulating hours of load, not for finding wrong paging. Every sampled row gains one token.
+It does not keep tokens, only how long each slot is, so a step of 256 rows costs microseconds: for simulating hours of
+load, not for finding wrong paging. Every sampled row gains one token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from quire.foundation.messages.workers import DeviceLimits, Plan, Result, TokenBitmasks
 from quire.runtime.executor.executor import AdapterLoader
-from quire.runtime.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
+from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 
 IntArray = npt.NDArray[np.int64]
 

@@ -13,8 +13,7 @@ from itertools import chain
 from quire.compute.mesh import Mesh
 from quire.foundation.processes.launch import LinkEnd, RingEnd, StageEnds
 from quire.foundation.processes.shared_memory import SharedMemory
-from quire.runtime.executor.message_link import MessageReader, MessageWriter
-from quire.runtime.executor.message_ring import RingReader, RingWriter, ring_bytes
+from quire.runtime.executor.message_ring import MessageReader, MessageWriter, RingReader, RingWriter, ring_bytes
 from quire.runtime.executor.nodes.crossings import Crossings
 from quire.runtime.executor.nodes.socket_link import open_socket_reader, open_socket_writer
 

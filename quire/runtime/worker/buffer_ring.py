@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from quire.runtime.worker.pinned_memory import unowned_view
-from quire.runtime.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
+from quire.runtime.worker.host_memory import unowned_view
+from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 
 _COPY_PROGRAMS = 8
 """Programs of the kernel `copy_inputs_from_host`."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.models.lora.step_tiles import Adapted
 from quire.runtime.worker.graph_shapes import GraphShape
-from quire.runtime.worker.pinned_memory import unowned_view
+from quire.runtime.worker.host_memory import unowned_view
 
 
 class CudaGraphs:

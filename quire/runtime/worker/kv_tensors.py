@@ -7,10 +7,10 @@ import math
 import torch
 
 from quire.compute.attention.backend import KVView
-from quire.errors import MemoryBudgetError
+from quire.errors import ConfigError, MemoryBudgetError
 from quire.models.spec import ModelSpec
+from quire.runtime.worker.host_memory import lazy_zeros
 from quire.runtime.worker.kv_transfer import BlockTransfer, CpuBlockTransfer, GpuBlockTransfer
-from quire.runtime.worker.startup.host_memory import lazy_zeros
 
 _GIB = 2**30
 DENSE = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -63,6 +63,22 @@ def kv_view(kv_cache: torch.Tensor, spec: ModelSpec, scales: torch.Tensor | None
         windows=tuple(group.window for group in groups),
         block_size=kv_cache.shape[3],
         scales=None if scales is None else scales.unbind(),
+    )
+
+
+def whole_group(spec: ModelSpec) -> int:
+    """The number of the KV group whose blocks hold a sequence from its beginning on.
+
+    Raises:
+        ConfigError: There is none, so what proposes drafts cannot keep its keys beside the model's.
+    """
+    for number, group in enumerate(spec.kv_groups()):
+        if group.window is None:
+            return number
+    raise ConfigError(
+        "All layers of this model have a sliding window, so a draft model cannot follow it: use "
+        '--speculative-config with "method": "ngram".',
+        param="speculative_config",
     )
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
 from quire.foundation.messages.workers import Plan
+from quire.runtime.worker.host_memory import pin_host_memory, unpin_host_memory
 from quire.runtime.worker.pinned_host_pool import PinnedHostPool
-from quire.runtime.worker.pinned_memory import pin_host_memory, unpin_host_memory
 from quire.runtime.worker.staging_buffer import StagingBuffer, to_device_memory
 
 STAGING_BYTES = 32 * 2**20

@@ -36,7 +36,6 @@ from quire.runtime.worker.forward_pass import ForwardPass
 from quire.runtime.worker.graph_shapes import MOST_ROWS, MOST_SHORT_TOKENS, GraphShapes, StepKind
 from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.kv_transfer import BlockTransfer
-from quire.runtime.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 from quire.runtime.worker.recorded_steps import record_steps
 from quire.runtime.worker.sampling.logprobs import LogprobsMode
 from quire.runtime.worker.sampling.no_sampler import NoSampler
@@ -62,6 +61,7 @@ from quire.runtime.worker.step_handle import MaskedStepHandle, StepHandle, StepT
 from quire.runtime.worker.step_inputs import StepInputs
 from quire.runtime.worker.step_launcher import StepLauncher
 from quire.runtime.worker.step_stager import StepStager
+from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 
 _EMPTY_PLAN = Plan(0, [], [], [], [], [], [], [], [], [], [])
 _STAGED_ENTRIES = 10

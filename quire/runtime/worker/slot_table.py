@@ -18,7 +18,7 @@ from quire.compute.attention.metadata import IntArray
 from quire.compute.kernels.dispatch import kernel
 from quire.foundation.messages.workers import Admitted, Plan
 from quire.logits_processors import LogitsProcessor
-from quire.runtime.worker.pinned_memory import upload
+from quire.runtime.worker.host_memory import upload
 from quire.runtime.worker.sampling.logits_transforms import LogitsTransforms
 from quire.runtime.worker.sampling.logprobs import NO_LOGPROBS, LogprobsMode, LogprobsRequest
 from quire.runtime.worker.staging_buffer import StagingBuffer

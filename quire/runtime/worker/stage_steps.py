@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.compute.attention.metadata import IntArray
 from quire.compute.mesh import Mesh
 from quire.foundation.messages.workers import Plan
-from quire.runtime.worker.sampled_steps import SampledSteps
+from quire.runtime.worker.steps_in_flight import SampledSteps
 
 
 class StageSteps(Protocol):

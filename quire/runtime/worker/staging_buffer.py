@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
 from quire.runtime.worker.buffer_ring import BufferRing, PinnedBuffers
-from quire.runtime.worker.pinned_memory import upload
+from quire.runtime.worker.host_memory import upload
 
 HostColumn = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 """All entries have eight bytes, so one buffer holds both types."""

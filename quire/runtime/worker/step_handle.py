@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from quire.foundation.messages.workers import Result, TokenBitmasks
-from quire.runtime.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
+from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 
 
 class StepHandle(Protocol):

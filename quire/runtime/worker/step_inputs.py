@@ -15,7 +15,7 @@ from quire.compute.kernels.reference.lora import Tiles
 from quire.models.lora.step_tiles import Adapted
 from quire.runtime.worker.kv_transfer import BlockMoves
 from quire.runtime.worker.slot_table import SlotUpdates
-from quire.runtime.worker.speculation.draft_columns import DraftColumns
+from quire.runtime.worker.speculation.step_drafts import DraftColumns
 
 
 class StepInputs(NamedTuple):

@@ -15,8 +15,7 @@ from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.kv_transfer import BlockTransfer
 from quire.runtime.worker.sampling.step_sampler import StepSampling
 from quire.runtime.worker.slot_table import SlotTable
-from quire.runtime.worker.speculation.draft_columns import DraftColumns, padded_columns
-from quire.runtime.worker.speculation.step_drafts import StepDrafts
+from quire.runtime.worker.speculation.step_drafts import DraftColumns, StepDrafts, padded_columns
 from quire.runtime.worker.speculation.verification import Verification
 from quire.runtime.worker.stage_steps import StageSteps
 from quire.runtime.worker.staging_buffer import StagingBuffer

@@ -35,6 +35,7 @@ from quire.models.rank_share import rank_share
 from quire.models.spec import ModelSpec, read_spec
 from quire.planning.draft_model import draft_model_bytes
 from quire.planning.kv_cache_plan import MeasuredMemory, NumBlocks, plan_kv_cache
+from quire.runtime.worker.host_memory import trim_heap
 from quire.runtime.worker.kv_tensors import block_transfer, transfer_of
 from quire.runtime.worker.kv_transfer import BlockTransfer, JoinedTransfer
 from quire.runtime.worker.model_runner import ModelRunner
@@ -48,7 +49,6 @@ from quire.runtime.worker.stage_steps import WHOLE_MODEL, StageSteps
 from quire.runtime.worker.startup import gpu_memory
 from quire.runtime.worker.startup.compile_warmup import launch_all_kernels, reduced_model
 from quire.runtime.worker.startup.gemm_warmup import gemms_of, start_warmup
-from quire.runtime.worker.startup.host_memory import trim_heap
 from quire.runtime.worker.startup.kv_scales import choose_kv_scales, new_kv_scales
 from quire.runtime.worker.startup.packed_weights import packed_weights_for
 from quire.runtime.worker.startup.threads import compute_threads

@@ -32,7 +32,6 @@ from quire.runtime.worker.graph_shapes import MOST_SHORT_TOKENS, GraphShapes
 from quire.runtime.worker.kv_tensors import DENSE, ELEMENTS, allocate_kv_cache, kv_view
 from quire.runtime.worker.kv_transfer import BlockTransfer
 from quire.runtime.worker.model_runner import ModelRunner
-from quire.runtime.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.device_drafts import FollowedTokens
 from quire.runtime.worker.speculation.draft_steps import steps_in_flight
@@ -40,6 +39,7 @@ from quire.runtime.worker.speculation.hidden_states import HeadStates, ModelStat
 from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
 from quire.runtime.worker.stage_steps import StageSteps
 from quire.runtime.worker.startup import gpu_memory
+from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 from quire.runtime.worker.weight_loading import open_checkpoint, undivided_layers
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 HOLD_MUCH_THEN_FREE = """
-from quire.runtime.worker.startup.host_memory import trim_heap
+from quire.runtime.worker.host_memory import trim_heap
 
 def resident():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))

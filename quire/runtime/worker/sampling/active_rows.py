@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.runtime.worker.pinned_memory import upload
+from quire.runtime.worker.host_memory import upload
 
 ActiveRows = Sequence[tuple[int, int]]
 """(row of the logits, slot) of the rows whose slots have any transform."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.foundation.messages.workers import Admitted
-from quire.runtime.worker.pinned_memory import upload
+from quire.runtime.worker.host_memory import upload
 from quire.runtime.worker.sampling.active_rows import ActiveRows
 
 MOST_LOGITS = 2**24

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.foundation.messages.workers import Admitted
-from quire.runtime.worker.pinned_memory import upload
+from quire.runtime.worker.host_memory import upload
 from quire.runtime.worker.sampling.active_rows import ActiveRows, flat_index
 
 _ANY = -1

@@ -17,7 +17,7 @@ from quire.compute.attention.metadata import IntArray
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.logprobs import TokenScores
 from quire.foundation.messages.workers import TokenLogprobs
-from quire.runtime.worker.pinned_memory import upload
+from quire.runtime.worker.host_memory import upload
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 NO_LOGPROBS = -1

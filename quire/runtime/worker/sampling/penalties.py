@@ -13,9 +13,8 @@ from torch import Tensor
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.penalties import IN_PROMPT, ONE_MORE
 from quire.foundation.messages.workers import Admitted
-from quire.runtime.worker.pinned_memory import upload
+from quire.runtime.worker.host_memory import lazy_zeros, upload
 from quire.runtime.worker.sampling.active_rows import ActiveRows
-from quire.runtime.worker.startup.host_memory import lazy_zeros
 from quire.sampling_params import LARGEST_EFFECT
 
 

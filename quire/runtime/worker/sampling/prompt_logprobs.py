@@ -14,7 +14,7 @@ from quire.foundation.messages.workers import Plan, PromptLogprobsRow, TokenLogp
 from quire.models.model import Model
 from quire.runtime.worker.batch import Batch
 from quire.runtime.worker.host_batch import HostBatch
-from quire.runtime.worker.pinned_memory import upload
+from quire.runtime.worker.host_memory import upload
 from quire.runtime.worker.sampling.logprobs import UNSORTED_MOST, Scores, entries_of, rows_at_once, scores_of
 from quire.runtime.worker.slot_table import SlotTable
 

@@ -25,7 +25,7 @@ from quire.compute.kernels.reference.sample import (
     SamplingThresholds,
     apply_thresholds,
 )
-from quire.runtime.worker.pinned_memory import upload
+from quire.runtime.worker.host_memory import upload
 from quire.runtime.worker.sampling.active_rows import ActiveRows
 from quire.runtime.worker.sampling.logprobs import UNSORTED_MOST, LogprobsMode, rows_at_once, score
 from quire.runtime.worker.slot_table import SlotTable

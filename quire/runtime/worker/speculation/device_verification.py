@@ -19,14 +19,14 @@ from quire.compute.attention.metadata import IntArray
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.sample import SamplingColumns, SamplingThresholds, apply_thresholds
 from quire.foundation.messages.workers import Result, TokenBitmasks, TokenLogprobs
-from quire.runtime.worker.pinned_memory import upload
+from quire.runtime.worker.host_memory import upload
 from quire.runtime.worker.sampling.logprobs import LogprobsMode, LogprobsRequest
 from quire.runtime.worker.sampling.prompt_logprobs import StepPromptLogprobs
 from quire.runtime.worker.sampling.sampled_outputs import SampledOutputs
 from quire.runtime.worker.sampling.sampler import Sampled, columns_of, sample
 from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.runtime.worker.slot_table import SlotTable
-from quire.runtime.worker.speculation.draft_columns import DraftColumns
+from quire.runtime.worker.speculation.step_drafts import DraftColumns
 from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
 from quire.runtime.worker.speculation.verification import Verification, Verified, result_of, with_bitmasks
 from quire.runtime.worker.staging_buffer import to_device_memory

@@ -13,10 +13,10 @@ import numpy as np
 
 from quire.compute.kernels.reference.drafts import FIRST_NAMED
 from quire.foundation.messages.workers import Plan, Result
-from quire.runtime.worker.pinned_memory import upload
-from quire.runtime.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
+from quire.runtime.worker.host_memory import upload
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.step_handle import StepHandle
+from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 
 Tokens = Sequence[Sequence[int]]
 

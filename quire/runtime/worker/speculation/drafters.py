@@ -8,12 +8,12 @@ from quire.foundation.config import Config
 from quire.models.spec import ModelSpec, read_spec
 from quire.planning.draft_model import DRAFT_TOKENS_A_STEP
 from quire.planning.step_limits import StepLimits
+from quire.runtime.worker.kv_tensors import whole_group
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.draft_model import DraftModel
 from quire.runtime.worker.speculation.draft_steps import DraftSteps, DraftStepsAhead, LaunchesSteps
 from quire.runtime.worker.speculation.lookup_drafter import ngram_drafter, suffix_drafter
 from quire.runtime.worker.speculation.step_drafts import Drafter
-from quire.runtime.worker.speculation.whole_group import whole_group
 
 _LOOKUP = {"ngram": ngram_drafter, "suffix": suffix_drafter}
 

@@ -27,8 +27,8 @@ from quire.models.spec import ModelSpec, read_spec
 from quire.models.weights.head_names import FUSION
 from quire.models.weights.tensor_options import TensorOptions
 from quire.runtime.worker.batch import Batch
-from quire.runtime.worker.speculation.whole_group import whole_group
-from quire.runtime.worker.startup.host_memory import lazy_zeros
+from quire.runtime.worker.host_memory import lazy_zeros
+from quire.runtime.worker.kv_tensors import whole_group
 from quire.runtime.worker.step_inputs import StepInputs
 from quire.runtime.worker.weight_loading import load_fusion
 

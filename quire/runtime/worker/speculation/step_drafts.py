@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from quire.compute.attention.metadata import IntArray
 from quire.compute.kernels.reference.drafts import FIRST_NAMED
@@ -17,6 +18,7 @@ NO_DRAFT = -1
 """In place of a draft token: behind the last one of a row there is none."""
 UNLIMITED = 2**30
 """Tokens that may be read."""
+Column = TypeVar("Column", Tensor, IntArray)
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,36 @@ def _places(counts: IntArray) -> IntArray:
     """[sum of counts] each draft's place among those of its row."""
     places: IntArray = np.arange(int(counts.sum())) - (counts.cumsum() - counts).repeat(counts)
     return places
+
+
+class DraftColumns(NamedTuple, Generic[Column]):
+    """A step's drafts; all int64.
+
+    Attributes:
+        offsets, next_drafts: [positions], see StepDrafts.
+        ends: [sampled rows] where each row's positions end; of a row of padding, where those before it end.
+    """
+
+    offsets: Column
+    next_drafts: Column
+    ends: Column
+
+
+def draft_columns(drafts: StepDrafts) -> DraftColumns[IntArray]:
+    """The columns of a step's drafts."""
+    return DraftColumns(drafts.offsets, drafts.next_drafts, drafts.first_positions + drafts.counts + 1)
+
+
+def padded_columns(drafts: StepDrafts | None, positions: int, rows: int) -> DraftColumns[IntArray]:
+    """The columns of a step's drafts, padded to these numbers of positions and sampled rows. Without drafts, all of it
+    is padding."""
+    offsets, ends = np.zeros(positions, dtype=np.int64), np.zeros(rows, dtype=np.int64)
+    next_drafts = np.full(positions, NO_DRAFT, dtype=np.int64)
+    if drafts is not None:
+        own = draft_columns(drafts)
+        offsets[: len(own.offsets)], next_drafts[: len(own.offsets)] = own.offsets, own.next_drafts
+        ends[: len(own.ends)], ends[len(own.ends) :] = own.ends, own.ends[-1]
+    return DraftColumns(offsets, next_drafts, ends)
 
 
 class Drafter(Protocol):

@@ -31,8 +31,7 @@ from quire.runtime.worker.sampling.prompt_logprobs import StepPromptLogprobs
 from quire.runtime.worker.sampling.sampler import REFUSALS, columns_of, errors_of, sample
 from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.runtime.worker.slot_table import SlotTable
-from quire.runtime.worker.speculation.draft_columns import draft_columns
-from quire.runtime.worker.speculation.step_drafts import StepDrafts
+from quire.runtime.worker.speculation.step_drafts import StepDrafts, draft_columns
 from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
 from quire.runtime.worker.step_handle import MaskedStepHandle, StepHandle, StepTimer
 

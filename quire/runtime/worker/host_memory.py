@@ -1,4 +1,5 @@
-"""Pinned host memory: uploads that do not wait, pinning and unpinning, and views of memory that kernels use in place.
+"""Main memory: allocated page by page and returned to the system, or pinned, for uploads that do not wait and for
+kernels that use it in place.
 
 Knows nothing about what the values mean.
 """
@@ -6,6 +7,7 @@ Knows nothing about what the values mean.
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 from collections.abc import Sequence
 
@@ -19,6 +21,31 @@ _PORTABLE = 1
 """Pinned for all contexts of the process; see cudaHostRegisterPortable."""
 _TYPE_STRINGS = {2: "<i2", 4: "<i4", 8: "<i8"}
 """Type strings by the bytes of an entry; see `__cuda_array_interface__`."""
+
+
+def lazy_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of zeros. On a CPU it is made by numpy, which takes a page when it is first written; torch would write
+    all of them at once.
+
+    Raises:
+        RuntimeError, MemoryError, ValueError: There is not that much memory.
+    """
+    if device.type != "cpu":
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    plain = torch.from_numpy(np.zeros(max(size, dtype.itemsize), dtype=np.uint8)).view(dtype)
+    return plain[: math.prod(shape)].view(tuple(shape))
+
+
+def trim_heap() -> None:
+    """Return freed memory that the C library still holds to the system, where the library can.
+
+    Reading weights frees a plain copy of each weight after it is packed. glibc keeps many of these copies for later
+    allocations, about a fifth of the weights' size.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def upload(values: Values, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:

@@ -1,12 +1,26 @@
-"""Of which step a plan's rows read the tokens: it follows from the plans before, so no message asks for them."""
+"""How many steps may be in flight, and what a later one reads of an earlier one. Imports no torch: executors need it
+before torch is there.
+"""
 
 from __future__ import annotations
 
 from quire.foundation.messages.workers import Plan
 
+MAX_STEPS_IN_FLIGHT = 2
+"""Steps that may be launched before the oldest one's result is taken: one runs, the next one waits behind it. Whatever
+steps use in turn is not used again before that.
+"""
+
+
+def max_in_flight(stages: int) -> int:
+    """How many steps may be in flight in an engine whose model is divided into stages: one in each stage, and one that
+    waits."""
+    return MAX_STEPS_IN_FLIGHT + stages - 1
+
 
 class SampledSteps:
-    """Told of all plans, in their order."""
+    """Of which step a plan's rows read the tokens: it follows from the plans before, so no message asks for them. Told
+    of all plans, in their order."""
 
     def __init__(self) -> None:
         self._last: dict[int, int] = {}  # by slot, the step that sampled its last token

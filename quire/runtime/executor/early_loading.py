@@ -1,7 +1,8 @@
-"""Loads torch's largest library while the interpreter is busy with other imports.
+"""What takes long to load and needs no interpreter, loaded in threads beside Python's imports: torch's largest library,
+and the driver's context of a GPU.
 
-Linking libtorch_cpu.so takes a sixth of the time that importing torch does, and needs no interpreter: a thread does it
-beside Python's own imports. Only for a torch that was built for the CPU: another one loads CUDA's libraries first.
+Linking libtorch_cpu.so takes a sixth of the time that importing torch does. It is loaded ahead only for a torch
+that was built for the CPU: another one loads CUDA's libraries first.
 """
 
 from __future__ import annotations
@@ -28,6 +29,18 @@ def begin_loading() -> None:
         return
     environment.limit_openmp_spinning()
     threading.Thread(target=_load, args=(library,), name="torch-library", daemon=True).start()
+
+
+def open_context() -> None:
+    """Make the driver's context of the first GPU and keep it; torch will find it there. If that fails, torch will say
+    why."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
 def _library() -> Path | None:

@@ -40,7 +40,7 @@ def test_the_rest_of_quire_loads_nothing() -> None:
 
 @pytest.mark.skipif(not _ONLY_CPU, reason="this torch loads CUDA's libraries first")
 def test_torch_imports_as_usual_beside_it() -> None:
-    begin = "from quire.runtime.executor.torch_library import begin_loading; begin_loading()"
+    begin = "from quire.runtime.executor.early_loading import begin_loading; begin_loading()"
     told = f"{begin}; import torch; print(torch.ones(3).sum())"
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "tensor(3.)"

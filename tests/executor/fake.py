@@ -20,8 +20,8 @@ import msgspec
 
 from quire.foundation.messages.workers import Admitted, Bits, DeviceLimits, Plan, Result, TokenBitmasks, TokenLogprobs
 from quire.runtime.executor.executor import FaultHook, no_faults
-from quire.runtime.executor.fake_adapters import FakeAdapters
 from quire.scheduling.kvcache.group_windows import FULL_ATTENTION, GroupWindow
+from tests.executor.fake_adapters import FakeAdapters
 
 
 def allowed(token: int, bits: Bits, vocab_size: int) -> int:
@@ -159,7 +159,8 @@ class FakeExecutor:
             self._slots[admitted.slot] = _Slot(admitted, admitted.num_sampled, admitted.length)
         changes = zip(plan.block_slots, plan.block_groups, plan.block_indices, plan.block_ids, strict=True)
         for slot, group, index, block in changes:
-            assert 0 <= group < len(self._groups) and 1 <= block <= self._num_blocks, (group, block)
+            assert 0 <= group < len(self._groups), group
+            assert 1 <= block <= self._num_blocks, block
             self._slots[slot].tables[group, index] = block
         for device, host in plan.swap_out:
             assert 0 <= host < self._reported_host_blocks, "swapped to a host block that is not ready"
@@ -187,7 +188,8 @@ class FakeExecutor:
                 position += count
                 slot.last_token = tokens[-1]
             else:
-                assert count == 1 and slot.last_token is not None, "the device does not know this row's tokens"
+                assert count == 1, "the device does not know this row's tokens"
+                assert slot.last_token is not None, "the device does not know this row's tokens"
                 tokens = [slot.last_token]
             for token in tokens:
                 assert 0 <= token < self._vocab_size, token
