@@ -218,7 +218,7 @@ def test_closing_frees_what_the_worker_holds(tiny: Path) -> None:
     executor.start()
     executor.submit(first())
     assert executor.collect(10) is not None
-    held = [weakref.ref(executor._worker), weakref.ref(executor._worker._runner._slots.length)]  # type: ignore[union-attr]
+    held = [weakref.ref(executor._worker), weakref.ref(executor._worker._runner.slots.length)]  # type: ignore[union-attr]
     executor.close()
     assert [each() for each in held] == [None, None]
     executor.close()  # again, as by `with` and by hand

@@ -11,7 +11,7 @@ from quire.foundation.messages.workers import Plan
 from quire.foundation.processes.shared_memory import SharedMemory
 from quire.runtime.executor.message_ring import RingReader, RingWriter, ring_bytes
 from quire.runtime.executor.rank_steps import SampledTokens, TokenArrivals, without_samples
-from quire.runtime.executor.stage_rings import most_unread, token_ring_bytes
+from quire.runtime.executor.stage_rings import max_unread, token_ring_bytes
 from tests.worker.driver import admitted
 
 STAGES, ROWS = 2, 4
@@ -35,7 +35,7 @@ class Stages:
         memory = SharedMemory(ring_bytes(1, size))
         self.worker = Slots()
         reader = RingReader(memory, 1, 0, lambda: pytest.fail("waits for tokens that are not there"))
-        self.arrivals = TokenArrivals(reader, self.worker, most_unread(STAGES))
+        self.arrivals = TokenArrivals(reader, self.worker, max_unread(STAGES))
         self._writer = RingWriter(memory, 1, lambda: None, lambda: pytest.fail("the ring is full"))
 
     def sampled(self, step: int, counts: list[int], tokens: list[int]) -> None:

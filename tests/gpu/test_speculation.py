@@ -64,7 +64,7 @@ def guessing(
 
 def _verifies(shape: GraphShape) -> bool:
     """Whether it is for steps with drafts alone, or more positions than rows."""
-    return shape.kind is StepKind.SHORT or (shape.sampled > shape.most_rows and not shape.is_decode)
+    return shape.kind is StepKind.SHORT or (shape.sampled > shape.max_rows and not shape.is_decode)
 
 
 def counters(llm: LLM) -> dict[str, float]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quire.foundation.messages.workers import Plan
-from quire.runtime.worker.graph_shapes import MOST_ROWS, GraphShape, GraphShapes, StepKind
+from quire.runtime.worker.graph_shapes import MAX_ROWS, GraphShape, GraphShapes, StepKind
 from quire.runtime.worker.host_batch import HostBatch
 
 DUMMY = 99
@@ -80,7 +80,7 @@ def test_shapes_fit_the_engine_and_each_other(most: int, rows: int, tokens: int,
     prompts = [shape for shape in shapes if not shape.is_decode]
     assert len(prompts) <= 21  # each takes some 20 ms to capture
     assert all(shape.tokens <= min(tokens, length, 512) for shape in prompts)
-    assert all(shape.sampled + 2 <= shape.rows <= MOST_ROWS for shape in prompts)
+    assert all(shape.sampled + 2 <= shape.rows <= MAX_ROWS for shape in prompts)
 
 
 def test_padding_belongs_to_the_dummy_slot() -> None:

@@ -14,7 +14,7 @@ from quire.compute.mesh import Mesh
 from quire.foundation.config import Config
 from quire.models.spec import read_spec
 from quire.planning.step_limits import StepLimits
-from quire.runtime.worker.graph_shapes import MOST_ROWS
+from quire.runtime.worker.graph_shapes import MAX_ROWS
 from quire.runtime.worker.kv_tensors import DENSE
 from quire.runtime.worker.stage_steps import WHOLE_MODEL, LinkedSteps, StageSteps
 from quire.runtime.worker.steps_in_flight import max_in_flight
@@ -55,5 +55,5 @@ def reach_ranks(config: Config, mesh: Mesh, device: torch.device, exchange: Exch
 def stream_size(config: Config, mesh: Mesh) -> StreamSize:
     """What streams of these settings take at most; graphs may pad a step to more rows than the engine has."""
     limits, hidden = StepLimits.of(config), read_spec(config.model.model, config.model.quantization).hidden
-    tokens = max(limits.tokens, limits.rows, MOST_ROWS)
+    tokens = max(limits.tokens, limits.rows, MAX_ROWS)
     return StreamSize(tokens, hidden, DENSE[config.model.dtype], limits.rows + 1, max_in_flight(mesh.pp))

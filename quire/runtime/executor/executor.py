@@ -21,7 +21,7 @@ def no_faults(point: str, step: int) -> None:
 
 
 class AdapterLoader(Protocol):
-    """Brings adapters to slots of the device, beside the steps."""
+    """Brings adapters to slots of an executor's devices, beside the steps. A worker's is the DeviceAdapterLoader."""
 
     def load(self, adapter: Adapter, slot: int) -> None:
         """Begin to bring it to a slot that no plan in flight uses, from 1; to 0: read it to see whether it serves, and

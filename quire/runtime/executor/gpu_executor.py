@@ -13,8 +13,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,6 +26,7 @@ from quire.compute.mesh import Mesh
 from quire.foundation.clock import Clock
 from quire.foundation.config import Config, environment
 from quire.foundation.messages.workers import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
+from quire.foundation.processes.garbage import no_collection
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.runtime.executor.early_loading import open_context
 from quire.runtime.executor.executor import FaultHook, no_faults
@@ -96,7 +97,7 @@ class GpuExecutor:
     def start(self) -> DeviceLimits:
         began = self._clock.now()
         environment.number_gpus_by_pci_bus()
-        with _gc_paused():
+        with no_collection():  # which takes a tenth of the time of imports
             mesh = None if self._ranks is None else self._ranks.mesh
             precompiler = (
                 _start_precompiler(self._config, mesh or Mesh()) if self._config.device.device == "cuda" else None
@@ -111,13 +112,21 @@ class GpuExecutor:
                     precompiler.close()
                 raise
             device_limits = self._worker.load(*([] if self._ranks is None else [self._ranks.agree]))
+        if (
+            gc.isenabled()
+        ):  # all objects so far stay: collections of younger ones would take 50 ms each in first requests
+            gc.collect()
         _shorten_timer_slack()
         startup = {"import": imported, **device_limits.startup}
         return msgspec.structs.replace(device_limits, startup=startup, masked_drafts=True)
 
     def submit(self, plan: Plan) -> None:
         self._fault("submit", plan.step)
-        self._plans.append((plan, bool(plan.drafts) and self._awaits_results(plan)))
+        awaits_results = False
+        if plan.drafts and self._failure is None:
+            assert self._worker is not None, "not started, or closed"
+            awaits_results = self._worker.awaits_results(plan)
+        self._plans.append((plan, awaits_results))
         self._launch_plans()
 
     def submit_bitmasks(self, masks: TokenBitmasks) -> None:
@@ -168,7 +177,10 @@ class GpuExecutor:
             if worker is not None:
                 worker.close()
                 del worker
-                self._release_memory()
+                from quire.runtime.worker.startup.gpu_memory import release
+
+                with nullcontext() if self._failure is None else suppress(Exception):
+                    release()
 
     def _build_worker(self, precompiler: Precompiler | None) -> Worker:
         from quire.runtime.worker.worker import Worker
@@ -210,17 +222,6 @@ class GpuExecutor:
                     self._masked_drafts.append(masked)
             except BaseException as error:
                 self._failure = error
-
-    def _awaits_results(self, plan: Plan) -> bool:
-        assert self._worker is not None, "not started, or closed"
-        return self._failure is None and self._worker.awaits_results(plan)
-
-    def _release_memory(self) -> None:
-        """The device's memory."""
-        from quire.runtime.worker.startup.gpu_memory import release
-
-        with nullcontext() if self._failure is None else suppress(Exception):
-            release()
 
     def _oldest(self, timeout: float | None) -> Result | None:
         """The oldest step's result, once it is done."""
@@ -274,20 +275,3 @@ def _kernel_settings_key(config: Config, mesh: Mesh) -> bytes:
     of_device = (config.device, environment.kernel_settings(), place)
     settings = (config.cache, config.scheduler, config.speculation, *of_device)
     return msgspec.json.encode((of_model, of_adapters, *settings))
-
-
-@contextmanager
-def _gc_paused() -> Iterator[None]:
-    """No garbage collection while objects are made that all stay: it takes a tenth of the time of imports. Then one,
-    which moves them to the oldest generation; collections of the younger ones would take 50 ms each during the first
-    requests.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-        if enabled:
-            gc.collect()
-    finally:
-        if enabled:
-            gc.enable()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from quire.compute.collectives.layout import LINE
 from quire.compute.mesh import Mesh
@@ -14,13 +14,11 @@ from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config
 from quire.foundation.messages.workers import Plan, Result, TokenBitmasks
 from quire.foundation.processes.shared_memory import SharedMemory
-from quire.planning.kv_cache_plan import NumBlocks
 from quire.runtime.executor.gpu_executor import POLL_S, GpuExecutor, GpuRanks
 from quire.runtime.executor.rank_messages import (
     BeginProfile,
     Bitmasks,
     EndProfile,
-    FromRank,
     LoadAdapter,
     Profiled,
     StepDone,
@@ -31,23 +29,8 @@ from quire.runtime.executor.rank_messages import (
 from quire.runtime.executor.rank_steps import for_earlier_stage
 
 if TYPE_CHECKING:
+    from quire.runtime.executor.rank_process import EngineChannel
     from quire.runtime.worker.kernel_profile import KernelProfile
-
-
-class RankChannel(Protocol):
-    """An EngineChannel, as GpuRank sees it."""
-
-    def send(self, message: FromRank) -> None:
-        """In any thread."""
-        ...
-
-    def receive(self) -> ToRanks: ...
-
-    def poll(self) -> ToRanks | None: ...
-
-    def exchange(self, data: bytes) -> list[bytes]: ...
-
-    def agree(self, blocks: NumBlocks) -> NumBlocks: ...
 
 
 class GpuRank:
@@ -60,7 +43,7 @@ class GpuRank:
         memory: A line for each rank, in which it says to which step it has come: the engine sees who is late.
     """
 
-    def __init__(self, config: Config, mesh: Mesh, channel: RankChannel, memory: SharedMemory) -> None:
+    def __init__(self, config: Config, mesh: Mesh, channel: EngineChannel, memory: SharedMemory) -> None:
         self._mesh = mesh
         self._channel = channel
         self._words = memoryview(memory.view).cast("I")

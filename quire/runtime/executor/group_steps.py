@@ -7,7 +7,7 @@ have come because another engine waits, and they run a dummy step first.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,17 +21,8 @@ from quire.foundation.processes.launch import GroupEnds
 from quire.foundation.processes.shared_memory import SharedMemory
 from quire.runtime.executor.rank_messages import ToRanks
 
-
-class Inbox(Protocol):
-    """What the engine says to the rank."""
-
-    def poll(self) -> ToRanks | None:
-        """The next message, if there is one."""
-        ...
-
-    def wait_beside(self, bell: int) -> None:
-        """Wait until there may be a message, or this descriptor is readable."""
-        ...
+if TYPE_CHECKING:
+    from quire.runtime.executor.rank_process import EngineChannel
 
 
 class GroupSteps:
@@ -44,7 +35,7 @@ class GroupSteps:
         group: All engines.
     """
 
-    def __init__(self, inbox: Inbox, ranks: Ranks, number: int, group: EngineGroup) -> None:
+    def __init__(self, inbox: EngineChannel, ranks: Ranks, number: int, group: EngineGroup) -> None:
         self._inbox = inbox
         self._ranks = ranks
         self._number = number

@@ -128,15 +128,15 @@ class MultiRankExecutor:
         while not self._results:
             if self._failure is not None:
                 raise self._failure
-            left = None if deadline is None else max(0.0, deadline - self._clock.now())
+            wait_s = None if deadline is None else max(0.0, deadline - self._clock.now())
             try:
                 assert self._ranks is not None, "not started, or closed"
-                self._take(self._ranks.receive(self._wait(left)))
+                self._take(self._ranks.receive(self._until_look(wait_s)))
                 self._raise_if_stuck()
             except Exception as error:
                 self._failure = error
                 raise
-            if not self._results and left is not None and left <= 0.0:
+            if not self._results and wait_s is not None and wait_s <= 0.0:
                 return None
         result = self._results.popleft()
         self._fault("collect", result.step)
@@ -180,11 +180,11 @@ class MultiRankExecutor:
                 self._failure = error
         ranks.close(at_once=self._failure is not None)
 
-    def _wait(self, left: float | None) -> float | None:
+    def _until_look(self, wait_s: float | None) -> float | None:
         """How long to wait for messages at once: with several stages this process also looks for one that is stuck."""
         if self._mesh.pp == 1:
-            return left
-        return _LOOK_S if left is None else min(_LOOK_S, left)
+            return wait_s
+        return _LOOK_S if wait_s is None else min(_LOOK_S, wait_s)
 
     def _name(self, rank: int) -> str:
         assert self._ranks is not None, "not started, or closed"

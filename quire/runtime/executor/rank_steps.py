@@ -7,8 +7,8 @@ rows read: which these are follows from the plans before, so no message asks for
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,7 +17,7 @@ from quire.foundation.messages.workers import Plan, Result, TokenBitmasks
 from quire.foundation.processes.launch import StageEnds
 from quire.runtime.executor.message_ring import MessageReader, MessageWriter
 from quire.runtime.executor.rank_messages import StepDone, fingerprint
-from quire.runtime.executor.stage_rings import most_unread, open_reader, open_writer
+from quire.runtime.executor.stage_rings import max_unread, open_reader, open_writer
 from quire.runtime.worker.steps_in_flight import SampledSteps
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class RankSteps:
         self._worker = worker
         self._mesh = mesh
         self._arrivals = (
-            None if ends.tokens_in is None else TokenArrivals(open_reader(ends.tokens_in), worker, most_unread(mesh.pp))
+            None if ends.tokens_in is None else TokenArrivals(open_reader(ends.tokens_in), worker, max_unread(mesh.pp))
         )
         self._tokens_out: MessageWriter | None = None if ends.tokens_out is None else open_writer(ends.tokens_out)
 
@@ -63,14 +63,6 @@ class RankSteps:
         return result if self._mesh.tp_rank == 0 else StepDone(result.step, fingerprint(result))
 
 
-class LearnsTokens(Protocol):
-    """A Worker, as TokenArrivals sees it."""
-
-    def learn_tokens(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
-        """Take the tokens that the last stage has sampled for these slots."""
-        ...
-
-
 class TokenArrivals:
     """Brings a first stage's rank the tokens that were sampled.
 
@@ -80,7 +72,7 @@ class TokenArrivals:
         unread: Steps whose tokens may be left unread.
     """
 
-    def __init__(self, link: MessageReader, worker: LearnsTokens, unread: int) -> None:
+    def __init__(self, link: MessageReader, worker: Worker, unread: int) -> None:
         self._link = link
         self._worker = worker
         self._unread = unread

@@ -17,7 +17,7 @@ from quire.runtime.executor.message_ring import MessageReader, MessageWriter, Ri
 from quire.runtime.executor.nodes.crossings import Crossings
 from quire.runtime.executor.nodes.socket_link import open_socket_reader, open_socket_writer
 
-MOST_STREAM_BYTES = 1 << 26
+MAX_STREAM_BYTES = 1 << 26
 _FULL_NAP_S = 1e-3
 
 
@@ -35,7 +35,7 @@ class StageRings:
         self._mesh = mesh
         self._memories: list[SharedMemory] = []
         self._bells: list[int] = []
-        size = min(MOST_STREAM_BYTES, 2 * stream_bytes)
+        size = min(MAX_STREAM_BYTES, 2 * stream_bytes)
         self._crossings = crossings = crossings or Crossings(range(mesh.size))
         here = [rank for rank in crossings.ranks if rank + mesh.tp in crossings.ranks]
         self._streams = {rank: self._ring(size, 1) for rank in here}  # by the rank that sends
@@ -69,14 +69,14 @@ class StageRings:
         return RingEnd(memory.descriptor, size, bells, readers)
 
 
-def most_unread(stages: int) -> int:
+def max_unread(stages: int) -> int:
     """Steps whose tokens the first stage may leave unread, because no plan has read them so far."""
     return 2 * stages + 2
 
 
 def token_ring_bytes(stages: int, rows: int) -> int:
     """Bytes of the ring of sampled tokens: so many that the last stage never waits for the first one to read."""
-    return (most_unread(stages) + 1) * token_bytes(rows)
+    return (max_unread(stages) + 1) * token_bytes(rows)
 
 
 def token_bytes(rows: int) -> int:

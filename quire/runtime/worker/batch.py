@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.compute.attention.backend import StepRows
 from quire.compute.kernels.dispatch import kernel
 from quire.models.layers.rotary import Positions
-from quire.runtime.worker.graph_shapes import MOST_SHORT_TOKENS
+from quire.runtime.worker.graph_shapes import MAX_SHORT_TOKENS
 from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.device_drafts import DeviceTokens
@@ -41,7 +41,7 @@ class BatchBuffers:
 
     Args:
         slots: The slot table.
-        max_rows, max_tokens: Limits of a step.
+        max_rows, max_num_batched_tokens: Limits of a step.
         by_length: Whether the model's rope depends on a sequence's length.
         device_tokens: What stands for tokens that only the device knows, beside those that slots sampled last; None:
             there are no others.
@@ -51,7 +51,7 @@ class BatchBuffers:
         self,
         slots: SlotTable,
         max_rows: int,
-        max_tokens: int,
+        max_num_batched_tokens: int,
         by_length: bool = False,
         device_tokens: DeviceTokens | None = None,
     ) -> None:
@@ -60,12 +60,12 @@ class BatchBuffers:
         self._by_length = by_length
         self._prepare_inputs = kernel("prepare_inputs", slots.device.type)
         self._sequence_lengths = kernel("sequence_lengths", slots.device.type)
-        tokens = max(max_rows, max_tokens)
+        tokens = max(max_rows, max_num_batched_tokens)
         self._tokens, self._positions, self._slot_of_token = torch.zeros(
             (3, tokens), dtype=torch.int64, device=slots.device
         ).unbind()
         self._starts = torch.zeros(max_rows, dtype=torch.int64, device=slots.device)
-        self._ones = torch.ones(MOST_SHORT_TOKENS, dtype=torch.int64, device=slots.device)
+        self._ones = torch.ones(MAX_SHORT_TOKENS, dtype=torch.int64, device=slots.device)
 
     def prepare(self, host: HostBatch, inputs: StepInputs) -> Batch:
         """The batch of a step whose slot updates are applied.

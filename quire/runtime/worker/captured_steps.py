@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.models.lora.step_tiles import Adapted
 from quire.runtime.worker.adapter_rows import AdapterRows
 from quire.runtime.worker.cuda_graphs import CudaGraphs
-from quire.runtime.worker.graph_shapes import GraphShape, GraphShapes
+from quire.runtime.worker.graph_shapes import GraphShape, GraphShapes, ShortSteps
 from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.recorded_steps import RecordedSteps
 from quire.runtime.worker.slot_table import SlotTable
@@ -22,15 +22,15 @@ class CapturedSteps:
     Args:
         slots: The slot table.
         adapters: Of its rows; None: there are none.
-        short: See GraphShapes.
+        short: Which short steps there are.
 
     Attributes:
         graphs, shapes: Steps on a GPU.
         recorded: Steps on a CPU; None: there are none.
-        short: See GraphShapes.
+        short: Which short steps there are.
     """
 
-    def __init__(self, slots: SlotTable, adapters: AdapterRows | None, short: int) -> None:
+    def __init__(self, slots: SlotTable, adapters: AdapterRows | None, short: ShortSteps) -> None:
         self._slots = slots
         self._adapters = adapters
         self.short = short
@@ -41,7 +41,11 @@ class CapturedSteps:
     def shape_for(self, host: HostBatch) -> GraphShape | None:
         """The captured shape that the batch can be padded to, if there is one."""
         sizes = len(host.token_ids), len(host.slots), len(host.sampled_slots), host.decode_rows
-        if self.short == 2 and not host.is_decode and (short := self.shapes.for_short(*sizes[:3])) is not None:
+        if (
+            self.short is ShortSteps.DRAFTING
+            and not host.is_decode
+            and (short := self.shapes.for_short(*sizes[:3])) is not None
+        ):
             return short
         if self.recorded is None:
             return self.shapes.for_step(*sizes)

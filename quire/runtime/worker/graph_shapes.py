@@ -13,7 +13,7 @@ from quire.compute.attention.metadata import PaddedLimits
 
 _MIDDLE = (160, 192, 256, 320, 384, 432, 512)
 """Tokens of steps between small and large. cuBLAS takes less time for 256 and 512 rows than for 224 and 448."""
-_MOST_TOKENS = _MIDDLE[-1]
+_MAX_TOKENS = _MIDDLE[-1]
 """Tokens of a captured step with prompts, at most: a larger step of an 8B model takes the GPU longer than the host
 takes to launch it kernel by kernel."""
 _TILE = 128
@@ -33,9 +33,9 @@ _SHORT_TOKENS = (2, 4, 8, 16)
 """Tokens of short shapes. As rows of their own, tokens of one sequence read its keys each for itself."""
 _FEW_SAMPLED = 64
 """Positions whose logits take no longer than reading the head's weights. With drafts, a row samples several."""
-MOST_SHORT_TOKENS = _SHORT_TOKENS[-1]
+MAX_SHORT_TOKENS = _SHORT_TOKENS[-1]
 """Tokens of a short step, at most."""
-MOST_ROWS = max(_WIDE_MIXED_ROWS.values()) + _PADDING_ROWS
+MAX_ROWS = max(_WIDE_MIXED_ROWS.values()) + _PADDING_ROWS
 """Rows of a captured step with prompts, at most."""
 
 
@@ -51,6 +51,17 @@ class StepKind(Enum):
     SHORT = auto()
     """Rows of a few tokens, as with drafts. Attention takes each token for a row, so its kernels are those of decode
     steps, and nothing depends on what the host knows of lengths."""
+
+
+class ShortSteps(Enum):
+    """Which steps with rows of several tokens are captured as short ones; the value is the number of their tokens for
+    each of which a position is sampled."""
+
+    NONE = 0
+    VERIFYING = 1
+    """Steps of a model that verifies drafts: each token is sampled."""
+    DRAFTING = 2
+    """Steps of a draft model: a row of several tokens samples one, behind its last."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +111,14 @@ class GraphShape:
         return self.kind is StepKind.DECODE
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         """Rows that a plan may have."""
         return self.plan_rows or self.sampled
 
     @property
     def decode_rows(self) -> int:
         """Rows of one token that a plan may have."""
-        return 0 if self.kind is StepKind.PREFILL else self.most_rows
+        return 0 if self.kind is StepKind.PREFILL else self.max_rows
 
     @property
     def limits(self) -> PaddedLimits | None:
@@ -118,7 +129,7 @@ class GraphShape:
 
     def holds(self, tokens: int, rows: int, decode_rows: int, sampled: int = 0) -> bool:
         """Whether a step with rows of several tokens, of these sizes, can be padded to this shape."""
-        fits = tokens <= self.tokens and rows <= self.most_rows and decode_rows <= self.decode_rows
+        fits = tokens <= self.tokens and rows <= self.max_rows and decode_rows <= self.decode_rows
         return fits and sampled <= self.sampled
 
 
@@ -129,17 +140,23 @@ class GraphShapes:
         most: Tokens of the largest captured step; 0: none is captured.
         rows, tokens, length: Limits of a step: its rows, its tokens, and the tokens of one of its rows.
         sampled: Limit of a step's sampled positions; None: one a row.
-        short: Tokens for each of which a position is sampled in short steps; 0: there are none.
+        short: Which short steps there are.
     """
 
     def __init__(
-        self, most: int, rows: int, tokens: int, length: int, sampled: int | None = None, short: int = 0
+        self,
+        most: int,
+        rows: int,
+        tokens: int,
+        length: int,
+        sampled: int | None = None,
+        short: ShortSteps = ShortSteps.NONE,
     ) -> None:
         self._rows = rows
-        sizes = [size for size in _SHORT_TOKENS if short and size <= min(most, tokens)]
-        self._short = [GraphShape.short(size, size // short) for size in sizes]
+        sizes = [] if short is ShortSteps.NONE else [size for size in _SHORT_TOKENS if size <= min(most, tokens)]
+        self._short = [GraphShape.short(size, size // short.value) for size in sizes]
         self._decode = [GraphShape.decode(size) for size in _decode_sizes(min(most, rows))] if most else []
-        self._with_prompts = _shapes_with_prompts(min(most, _MOST_TOKENS, tokens, length), rows, sampled)
+        self._with_prompts = _shapes_with_prompts(min(most, _MAX_TOKENS, tokens, length), rows, sampled)
 
     def all(self) -> list[GraphShape]:
         """All captured shapes, the largest first."""
@@ -173,7 +190,7 @@ class GraphShapes:
         of which are captured sizes too up to 512, so they hold for any number of rows.
         """
         tiles = dict.fromkeys([*range(_TILE, most, _TILE), most], self._rows)
-        captured = {shape.tokens: shape.most_rows for shape in self._with_prompts if shape.kind is StepKind.MIXED}
+        captured = {shape.tokens: shape.max_rows for shape in self._with_prompts if shape.kind is StepKind.MIXED}
         return sorted((captured | tiles).items())
 
 

@@ -19,7 +19,7 @@ _TOLERANCE = 0.02
 """How far frequencies may differ: old checkpoints have them in half precision."""
 _SMALLEST = 1e-6
 """The smallest frequencies that count: half precision has no digits of smaller ones."""
-_MOST_MASKED = -1e3
+_MAX_MASKED = -1e3
 
 
 def left_out(checkpoint: Checkpoint, spec: ModelSpec) -> Iterator[str]:
@@ -33,7 +33,7 @@ def left_out(checkpoint: Checkpoint, spec: ModelSpec) -> Iterator[str]:
     kinds: dict[str, tuple[str, Callable[[Tensor], bool]]] = {
         ".rotary_emb.inv_freq": ("the rotary frequencies of config.json", lambda value: _is_rotary(value, spec)),
         ".attn.bias": ("a causal mask", _is_causal),
-        ".attn.masked_bias": ("a large negative number", lambda value: bool((value <= _MOST_MASKED).all())),
+        ".attn.masked_bias": ("a large negative number", lambda value: bool((value <= _MAX_MASKED).all())),
     }
     wrong: dict[str, list[str]] = defaultdict(list)
     for name, stored in sorted(checkpoint.contents().items()):

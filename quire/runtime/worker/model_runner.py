@@ -15,14 +15,12 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import product
-from typing import get_args
 
 import torch
 from torch import Tensor
 
 from quire.compute.attention.backend import AttentionBackend
 from quire.compute.kernels.cpu.recording import Sizes
-from quire.errors import ConfigError
 from quire.foundation.messages.workers import Plan, Result, TokenBitmasks
 from quire.models.lora.step_tiles import Adapted
 from quire.models.lora.updates import LowRankUpdates
@@ -33,7 +31,7 @@ from quire.runtime.worker.batch import BatchBuffers
 from quire.runtime.worker.buffer_ring import BufferRing
 from quire.runtime.worker.captured_steps import CapturedSteps
 from quire.runtime.worker.forward_pass import ForwardPass
-from quire.runtime.worker.graph_shapes import MOST_ROWS, MOST_SHORT_TOKENS, GraphShapes, StepKind
+from quire.runtime.worker.graph_shapes import MAX_ROWS, MAX_SHORT_TOKENS, GraphShapes, ShortSteps, StepKind
 from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.kv_transfer import BlockTransfer
 from quire.runtime.worker.recorded_steps import record_steps
@@ -52,7 +50,6 @@ from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAccep
 from quire.runtime.worker.speculation.verification import Verifier
 from quire.runtime.worker.speculation.verification_launcher import (
     DeviceVerificationLauncher,
-    LaunchesVerification,
     VerificationLauncher,
 )
 from quire.runtime.worker.stage_steps import WHOLE_MODEL, StageSteps
@@ -60,10 +57,9 @@ from quire.runtime.worker.staging_buffer import StagingBuffer
 from quire.runtime.worker.step_handle import MaskedStepHandle, StepHandle, StepTimers
 from quire.runtime.worker.step_inputs import StepInputs
 from quire.runtime.worker.step_launcher import StepLauncher
-from quire.runtime.worker.step_stager import StepStager
+from quire.runtime.worker.step_stager import EMPTY_PLAN, StepStager
 from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 
-_EMPTY_PLAN = Plan(0, [], [], [], [], [], [], [], [], [], [])
 _STAGED_ENTRIES = 10
 """Entries of the staging buffer for each row and each token: what a step's columns take at most, apart from changes of
 block tables and moves of blocks, which are uploaded by themselves where they find no room.
@@ -93,6 +89,7 @@ class ModelRunner:
         in_flight: Steps that may be launched before the oldest one is done.
 
     Attributes:
+        slots: The slot table.
         runs_ahead: Whether steps are only launched, and the host may not know what they sample.
     """
 
@@ -113,24 +110,21 @@ class ModelRunner:
         device_tokens: DeviceTokens | None = None,
         in_flight: int = MAX_STEPS_IN_FLIGHT,
     ) -> None:
-        if logprobs_mode not in get_args(LogprobsMode):
-            modes = ", ".join(get_args(LogprobsMode))
-            raise ConfigError(f"--logprobs-mode {logprobs_mode} is not one of {modes}.", param="logprobs_mode")
-        rows, most = max(limits.rows, MOST_ROWS), max(limits.sampled, MOST_SHORT_TOKENS)
+        rows, most = max(limits.rows, MAX_ROWS), max(limits.sampled, MAX_SHORT_TOKENS)
         ring = BufferRing(slots.device, in_flight)
         self.runs_ahead = ring.has_device_memory
         verifies = limits.drafts > 0 and self.runs_ahead
         if verifies:
             device_tokens = DraftsToVerify(slots)
-        short = 0  # see GraphShapes: a draft model's rows of several tokens sample the last one's next
+        short = ShortSteps.NONE
         if device_tokens is not None:
-            short = 1 if verifies else 2
+            short = ShortSteps.VERIFYING if verifies else ShortSteps.DRAFTING
         adapters = None if updates is None else AdapterRows(updates, on_gpu=slots.device.type != "cpu")
         entries = _STAGED_ENTRIES + (0 if updates is None else _TILE_ENTRIES)
         batches = BatchBuffers(slots, rows, limits.tokens, by_length, device_tokens)
 
         self._model = model
-        self._slots = slots
+        self.slots = slots
         self._limits = limits
         self._stages = stages
         self._device_tokens = device_tokens
@@ -150,7 +144,7 @@ class ModelRunner:
         self._launcher = StepLauncher(*parts, self._forward, self._sampler, device_tokens)
         self._drafting = DraftingLauncher(*parts, self._launcher, self._timers)
         self._device_verifier: DeviceVerifier | None = None
-        self._verification: LaunchesVerification
+        self._verification: VerificationLauncher | DeviceVerificationLauncher
         bitmasks, outputs = self._sampler.bitmasks, self._sampler.outputs
         if verifies:
             verifier = DeviceVerifier(slots, most, logprobs_mode, bitmasks, outputs, synthetic)
@@ -180,13 +174,13 @@ class ModelRunner:
             precompiled: Whether all kernels of these steps are compiled and loaded, or will be by others. Then only the
                 largest step of each kind runs before it is captured, for what Triton and torch make at a first launch.
         """
-        limits, dummy = self._limits, self._slots.dummy
+        limits, dummy = self._limits, self.slots.dummy
         shapes = GraphShapes(most, limits.rows, limits.tokens, limits.length, limits.sampled, self._captured.short)
         ran: set[tuple[StepKind, Adapted]] = set()
         with torch.inference_mode():
             for shape, adapted in product(shapes.all(), self._kinds):
                 host = HostBatch.of_dummy(dummy, [1 if shape.is_decode else 2]).padded_to(shape, dummy)
-                inputs = self._stager.stage(_EMPTY_PLAN, host, shape=shape, adapted=adapted)
+                inputs = self._stager.stage(EMPTY_PLAN, host, shape=shape, adapted=adapted)
                 assert not self._staging.overflowed
                 step = partial(self._forward_and_sample, host, inputs)
                 if not precompiled or (shape.kind, adapted) not in ran or shape.kind is StepKind.SHORT:
@@ -205,8 +199,8 @@ class ModelRunner:
 
         def step(adapted: Adapted, sizes: Sizes) -> Callable[[], Tensor]:
             counts = [sizes.tokens - sizes.rows + 1, *[1] * (sizes.rows - 1)]
-            host = HostBatch.of_dummy(self._slots.dummy, counts, sizes.sampled)
-            return partial(self._forward_and_sample, host, self._stager.stage(_EMPTY_PLAN, host, adapted=adapted))
+            host = HostBatch.of_dummy(self.slots.dummy, counts, sizes.sampled)
+            return partial(self._forward_and_sample, host, self._stager.stage(EMPTY_PLAN, host, adapted=adapted))
 
         with torch.inference_mode():
             self._captured.recorded = record_steps(step, self._kinds, self._limits.rows, self._limits.sampled)
@@ -223,16 +217,16 @@ class ModelRunner:
         rows, positions = self._limits.rows, self._prompt_logprobs.positions
         verified = 0 if self._device_verifier is None else self._limits.sampled
         with torch.inference_mode():
-            self._slots.init_dummy()
-            self._stages.await_tokens(_EMPTY_PLAN, self._slots.last_token)
-            host = HostBatch.of_dummy(self._slots.dummy, counts)
+            self.slots.init_dummy()
+            self._stages.await_tokens(EMPTY_PLAN, self.slots.last_token)
+            host = HostBatch.of_dummy(self.slots.dummy, counts)
             for adapted in self._kinds:
                 self._ring.await_device()  # nobody takes their results, and they may be more than buffers
-                _, hidden = self._forward.batch_and_hidden(host, self._stager.stage(_EMPTY_PLAN, host, adapted=adapted))
+                _, hidden = self._forward.batch_and_hidden(host, self._stager.stage(EMPTY_PLAN, host, adapted=adapted))
             logits = self._model.logits(hidden[: max(rows, positions, verified)].clone())
             if sample:
                 if self._device_tokens is not None:
-                    self._device_tokens.sampled(torch.full_like(self._slots.length[:1], self._slots.dummy))
+                    self._device_tokens.sampled(torch.full_like(self.slots.length[:1], self.slots.dummy))
                 if self._device_verifier is not None:
                     self._device_verifier.warm_up(logits[:verified])
                 self._sampler.warm_up(logits[:rows], deferred, self._max_logprobs)
@@ -251,14 +245,14 @@ class ModelRunner:
         assert self._masked_step is None, "a step waits for its bitmasks"
         timer = self._timers.start()
         with torch.inference_mode():
-            self._slots.admit(plan.admitted)
+            self.slots.admit(plan.admitted)
             if not plan.slots:
                 self._stager.apply_changes(plan)
                 return timer.stop(lambda ms: Result(plan.step, [], [], device_ms=ms))
             if drafts:
                 handle = self._verification.launch(plan, drafts, timer)
             else:
-                handle = self._launcher.launch(plan, HostBatch.of(plan, self._slots.host.max_lengths, drafts), timer)
+                handle = self._launcher.launch(plan, HostBatch.of(plan, self.slots.host.max_lengths, drafts), timer)
         if isinstance(handle, MaskedStepHandle):
             self._masked_step = handle
         return handle
@@ -270,7 +264,7 @@ class ModelRunner:
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
         """Set slots to these lengths, and to these numbers of sampled tokens."""
-        self._slots.rewind(slots, lengths, num_sampled)
+        self.slots.rewind(slots, lengths, num_sampled)
 
     def submit_bitmasks(self, masks: TokenBitmasks) -> None:
         """Hand over the bitmasks of the plan that was launched last."""
@@ -296,8 +290,8 @@ def _build_sampler(
     """Build what ends the steps of this model: a sampler, or what stands for one if the model has no logits."""
     if not model.has_logits:
         return NoSampler(slots, mode, ring)
-    most = max(limits.sampled, MOST_SHORT_TOKENS)
-    verified = max(limits.rows, MOST_SHORT_TOKENS) if limits.drafts else 0
+    most = max(limits.sampled, MAX_SHORT_TOKENS)
+    verified = max(limits.rows, MAX_SHORT_TOKENS) if limits.drafts else 0
     return StepSampler(slots, max(limits.rows, most), mode, ring, most, partial(_send_tokens, stages, slots), verified)
 
 

@@ -17,9 +17,9 @@ from quire.compute.kernels.cpu.recording import NotRecordable, Recording, Sizes,
 from quire.models.lora.step_tiles import Adapted
 from quire.runtime.worker.graph_shapes import GraphShape, StepKind
 
-MOST_TOKENS = 256
+MAX_TOKENS = 256
 """Tokens of a recorded step, at most: larger ones take so long that the interpreter's share does not count."""
-MOST_SAMPLED = 64
+MAX_SAMPLED = 64
 """Positions with logits, which take much memory in a large vocabulary."""
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def record_steps(
     kernels = library()
     if kernels is None:
         return None
-    most = Sizes(MOST_TOKENS, min(rows, MOST_TOKENS), min(sampled, MOST_SAMPLED))
+    most = Sizes(MAX_TOKENS, min(rows, MAX_TOKENS), min(sampled, MAX_SAMPLED))
     try:
         recordings = {adapted: record(kernels, partial(step, adapted), most) for adapted in kinds}
     except NotRecordable as reason:

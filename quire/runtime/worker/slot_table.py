@@ -29,39 +29,17 @@ _FLOAT_COLUMNS = 3
 
 
 @dataclass(frozen=True)
-class NewSlots:
-    """Slots with new owners, on the device.
-
-    Attributes:
-        slots: [n] int64.
-        ints: [n · columns] int64, one owner behind another, in the table's order.
-        floats: [n · columns] float64, the same.
-    """
-
-    slots: Tensor
-    ints: Tensor
-    floats: Tensor
-
-
-@dataclass(frozen=True)
-class NewBlocks:
-    """New entries of block tables, on the device.
-
-    Attributes:
-        places: [n] int64 in the flattened tables, each once.
-        blocks: [n] int64, block ids.
-    """
-
-    places: Tensor
-    blocks: Tensor
-
-
-@dataclass(frozen=True)
 class SlotUpdates:
-    """A plan's changes of the slot table; None: there are none."""
+    """A plan's changes of the slot table, on the device; None: there are none.
 
-    slots: NewSlots | None = None
-    blocks: NewBlocks | None = None
+    Attributes:
+        owners: Slots with new owners, [n] int64, and their columns, one owner behind another, in the table's order:
+            [n · columns] int64 and [n · columns] float64.
+        blocks: Changes of the flattened block tables: [n] int64 places, each once, and [n] int64 block ids.
+    """
+
+    owners: tuple[Tensor, Tensor, Tensor] | None = None
+    blocks: tuple[Tensor, Tensor] | None = None
 
 
 _NO_UPDATES = SlotUpdates()
@@ -178,39 +156,35 @@ class SlotTable:
         """The plan's changes of the device's columns."""
         if not plan.admitted and not plan.block_slots:
             return _NO_UPDATES
-        slots = blocks = None
-        if plan.admitted:
-            slots = _new_slots(plan.admitted, self.vocab_size, staging)
-        if plan.block_slots:
-            blocks = self._new_blocks(plan, staging)
-        return SlotUpdates(slots, blocks)
+        owners = _new_owners(plan.admitted, self.vocab_size, staging) if plan.admitted else None
+        return SlotUpdates(owners, self._new_blocks(plan, staging) if plan.block_slots else None)
 
     def apply(self, updates: SlotUpdates) -> None:
         """Make the changes that were staged; a new owner's block tables are empty before."""
-        if (new := updates.slots) is not None:
-            self._init_slots(new.slots, new.ints, new.floats, self._ints, self._floats, self._tables)
+        if updates.owners is not None:
+            self._init_slots(*updates.owners, self._ints, self._floats, self._tables)
         if updates.blocks is not None:
-            self._tables.view(-1).index_copy_(0, updates.blocks.places, updates.blocks.blocks)
+            self._tables.view(-1).index_copy_(0, *updates.blocks)
 
-    def _new_blocks(self, plan: Plan, staging: StagingBuffer) -> NewBlocks:
+    def _new_blocks(self, plan: Plan, staging: StagingBuffer) -> tuple[Tensor, Tensor]:
         _, slots, blocks = self._tables.shape
         where = zip(plan.block_groups, plan.block_slots, plan.block_indices, strict=True)
         places = [(group * slots + slot) * blocks + index for group, slot, index in where]
         entries = dict(zip(places, plan.block_ids, strict=True))  # of two entries of one place, the later counts
         number = len(entries)
-        return NewBlocks(
-            places=staging.zero_copy(np.fromiter(entries.keys(), np.int64, number)),
-            blocks=staging.zero_copy(np.fromiter(entries.values(), np.int64, number)),
+        return (
+            staging.zero_copy(np.fromiter(entries.keys(), np.int64, number)),
+            staging.zero_copy(np.fromiter(entries.values(), np.int64, number)),
         )
 
 
-def _new_slots(owners: Sequence[Admitted], vocab_size: int, staging: StagingBuffer) -> NewSlots:
+def _new_owners(owners: Sequence[Admitted], vocab_size: int, staging: StagingBuffer) -> tuple[Tensor, Tensor, Tensor]:
     ints = np.array([_ints(owner, vocab_size) for owner in owners], dtype=np.int64)
     floats = np.array([_floats(owner) for owner in owners], dtype=np.float64)
-    return NewSlots(
-        slots=staging.zero_copy(np.array([owner.slot for owner in owners], dtype=np.int64)),
-        ints=staging.zero_copy(ints.reshape(-1)),
-        floats=staging.zero_copy(floats.reshape(-1)),
+    return (
+        staging.zero_copy(np.array([owner.slot for owner in owners], dtype=np.int64)),
+        staging.zero_copy(ints.reshape(-1)),
+        staging.zero_copy(floats.reshape(-1)),
     )
 
 

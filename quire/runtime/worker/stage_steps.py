@@ -6,7 +6,7 @@ For stages whose devices run ahead of their hosts. Where hosts compute, `runtime
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -15,6 +15,9 @@ from quire.compute.attention.metadata import IntArray
 from quire.compute.mesh import Mesh
 from quire.foundation.messages.workers import Plan
 from quire.runtime.worker.steps_in_flight import SampledSteps
+
+if TYPE_CHECKING:
+    from quire.compute.collectives.card_links import CardLinks
 
 
 class StageSteps(Protocol):
@@ -57,18 +60,6 @@ class WholeModel:
 WHOLE_MODEL = WholeModel()
 
 
-class LinkedStages(Protocol):
-    """Ways to other stages; see compute/collectives/card_links.py."""
-
-    def begin(self, step: Tensor) -> None:
-        """Set the number [1] int64 of the step whose streams come next."""
-        ...
-
-    def send_tokens(self, last: Tensor, step: int) -> None: ...
-
-    def take_tokens(self, last: Tensor, step: int) -> None: ...
-
-
 class LinkedSteps:
     """StageSteps of one stage of several.
 
@@ -77,7 +68,7 @@ class LinkedSteps:
         mesh: This rank's place.
     """
 
-    def __init__(self, links: LinkedStages, mesh: Mesh) -> None:
+    def __init__(self, links: CardLinks, mesh: Mesh) -> None:
         self._links = links
         self._mesh = mesh
         self._sampled = SampledSteps()

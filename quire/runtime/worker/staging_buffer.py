@@ -18,7 +18,7 @@ from quire.runtime.worker.host_memory import upload
 
 HostColumn = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 """All entries have eight bytes, so one buffer holds both types."""
-_MOST_VIEWS = 1_024
+_MAX_VIEWS = 1_024
 """Views of the buffers that are kept: steps of as many rows have the same ones."""
 
 
@@ -55,7 +55,7 @@ class StagingBuffer:
         if ring.has_device_memory:
             self._device_buffer = torch.zeros(capacity, dtype=torch.int64, device=ring.device)
             self._copy = kernel("copy_inputs_from_host", ring.device.type)
-        self._view = functools.lru_cache(_MOST_VIEWS)(self._slice)
+        self._view = functools.lru_cache(_MAX_VIEWS)(self._slice)
         self._index = 0
         self._parts: list[npt.NDArray[np.int64]] = []
         self._end = 0

@@ -21,6 +21,8 @@ from quire.runtime.worker.stage_steps import StageSteps
 from quire.runtime.worker.staging_buffer import StagingBuffer
 from quire.runtime.worker.step_inputs import StepInputs
 
+EMPTY_PLAN = Plan(0, [], [], [], [], [], [], [], [], [], [])
+
 
 class StepStager:
     """Stages steps, one behind another.

@@ -36,7 +36,7 @@ from quire.models.spec import ModelSpec, read_spec
 from quire.planning.draft_model import draft_model_bytes
 from quire.planning.kv_cache_plan import MeasuredMemory, NumBlocks, plan_kv_cache
 from quire.runtime.worker.host_memory import trim_heap
-from quire.runtime.worker.kv_tensors import block_transfer, transfer_of
+from quire.runtime.worker.kv_tensors import block_transfer
 from quire.runtime.worker.kv_transfer import BlockTransfer, JoinedTransfer
 from quire.runtime.worker.model_runner import ModelRunner
 from quire.runtime.worker.slot_table import SlotTable
@@ -114,7 +114,7 @@ class Worker:
         self._parts = WorkerParts(config, self._device, self._mesh)
         self._startup: dict[str, float] = {}
         self._kv_scales: Tensor | None = None
-        self._drafter: Drafter | None = None
+        self._drafter: Drafter | AdaptiveDrafter | None = None
         self._adaptive: AdaptiveDrafter | None = None  # the drafter, on a CPU where no other rank has one
         self._ahead: DraftsAhead | None = None  # on a GPU
         self._runner: ModelRunner
@@ -228,9 +228,9 @@ class Worker:
                 kv_cache = self._parts.kv_cache(loaded.spec, blocks.device)
                 states = self._parts.allocate_states(loaded, blocks.device)
             with self._compile_only():
-                self._transfer = block_transfer(kv_cache, blocks.host)
+                self._transfer = block_transfer(kv_cache.flatten(0, 1), blocks.host)
                 if states is not None:
-                    self._transfer = JoinedTransfer(self._transfer, transfer_of(states.blocks, blocks.host))
+                    self._transfer = JoinedTransfer(self._transfer, block_transfer(states.blocks, blocks.host))
             self._runner = self._build_runner(loaded, kv_cache, self._transfer)
             if states is not None and self._device.type == "cuda":
                 # No compile warm-up has launched those that fuse states.
@@ -317,20 +317,6 @@ class Worker:
             return msgspec.structs.replace(result, undrafted=undrafted)
         return result
 
-    def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
-        """Set slots to these lengths, and to these numbers of sampled tokens."""
-        self._runner.rewind(slots, lengths, num_sampled)
-
-    def launch_drafting(self, plan: Plan, times: int = 1) -> None:
-        """Launch a draft model's plan this many times; from the second time on, each row goes on with the token that it
-        has sampled."""
-        self._runner.launch_drafting(plan, times)
-
-    @property
-    def slots(self) -> SlotTable:
-        """What the device knows of each sequence."""
-        return self._slots
-
     def learn_tokens(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
         """Take the tokens that another stage has sampled for these slots, which their next rows read; on a CPU."""
         self._slots.last_token[list(slots)] = torch.tensor(tokens)
@@ -415,8 +401,8 @@ class Worker:
         """The slots that a draft model follows, on a device that runs ahead of the host."""
         return self._slots if self._runner.runs_ahead else None
 
-    def _load_draft_model(self, loaded: LoadedModel, config: Config) -> Worker:
-        """A worker of a draft model or head.
+    def _load_draft_model(self, loaded: LoadedModel, config: Config) -> ModelRunner:
+        """The runner of a draft model or head.
 
         Args:
             loaded: The model that verifies.
@@ -428,11 +414,11 @@ class Worker:
             worker.load()
             if self._device.type == "cuda":
                 launch_all_kernels(worker._runner, worker._parts.limits)  # so that each is compiled
-        return worker
+        return worker._runner
 
     def _build_runner(
         self, loaded: LoadedModel, kv_cache: Tensor, transfer: BlockTransfer | None = None
     ) -> ModelRunner:
         """A runner on this KV cache; without `transfer`, it has no host pool."""
-        transfer = transfer or block_transfer(kv_cache, 0)
+        transfer = transfer or block_transfer(kv_cache.flatten(0, 1), 0)
         return self._parts.runner(loaded, kv_cache, self._kv_scales, transfer, self._followed, self._stages)

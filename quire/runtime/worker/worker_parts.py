@@ -28,7 +28,7 @@ from quire.models.spec import ModelSpec
 from quire.models.weights.hub import HubAccess
 from quire.models.weights.tensor_options import TensorOptions
 from quire.planning.step_limits import StepLimits
-from quire.runtime.worker.graph_shapes import MOST_SHORT_TOKENS, GraphShapes
+from quire.runtime.worker.graph_shapes import MAX_SHORT_TOKENS, GraphShapes, ShortSteps
 from quire.runtime.worker.kv_tensors import DENSE, ELEMENTS, allocate_kv_cache, kv_view
 from quire.runtime.worker.kv_transfer import BlockTransfer
 from quire.runtime.worker.model_runner import ModelRunner
@@ -93,7 +93,7 @@ class WorkerParts:
     def graph_shapes(self) -> GraphShapes:
         """The shapes of the steps that are captured."""
         limits, most = self.limits, self._config.device.max_cudagraph_capture_size or 0
-        short = 1 if limits.drafts else 0
+        short = ShortSteps.VERIFYING if limits.drafts else ShortSteps.NONE
         return GraphShapes(most, limits.rows, limits.tokens, limits.length, limits.sampled, short)
 
     def kv_cache(self, spec: ModelSpec, num_blocks: int) -> Tensor:
@@ -202,7 +202,7 @@ def _attention(kv: KVView, spec: ModelSpec, limits: StepLimits, dtype: torch.dty
         return CpuAttention(kv)
     from quire.compute.attention.triton import TritonAttention  # Triton is there only with a GPU's torch
 
-    rows = max(limits.rows, MOST_SHORT_TOKENS)  # a short step's tokens are rows to it
+    rows = max(limits.rows, MAX_SHORT_TOKENS)  # a short step's tokens are rows to it
     return TritonAttention(kv, spec.heads, rows, limits.tokens, limits.length, dtype)
 
 

@@ -59,7 +59,7 @@ def test_strangers_do_not_arrive_and_keep_nobody_waiting(caplog: pytest.LogCaptu
 
 
 def test_more_strangers_than_are_heard_are_turned_away_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate_module, "MOST_STRANGERS", 2)
+    monkeypatch.setattr(gate_module, "MAX_STRANGERS", 2)
     with Gate("127.0.0.1", 0, KEY) as gate:
         silent = [socket.create_connection(("127.0.0.1", gate.port)) for _ in range(2)]
         greeted = [end.recv(100) for end in silent]

@@ -8,7 +8,7 @@ import pytest
 
 from quire.errors import EngineDeadError, ModelNotFoundError, SetupError
 from quire.runtime.executor.ray_nodes.node_actor import News
-from quire.runtime.executor.ray_nodes.node_keeper import MOST_FIRST_STARTS, Lost, NodeKeeper
+from quire.runtime.executor.ray_nodes.node_keeper import MAX_FIRST_STARTS, Lost, NodeKeeper
 from quire.runtime.executor.ray_nodes.placement import ClusterNode, Placement
 
 THREE = Placement(3, 1, "--nnodes 3")
@@ -74,10 +74,10 @@ def test_a_node_that_is_wrong_ends_the_start_with_its_error(kept: Kept) -> None:
 
 
 def test_a_node_that_dies_in_its_start_is_started_again_a_few_times(kept: Kept) -> None:
-    kept.cluster.said += [[(1, Lost("no quire there"))], *[[]] * 5] * MOST_FIRST_STARTS
-    with pytest.raises(SetupError, match=rf"Node 1 of 3 was lost: no quire there\. It was started {MOST_FIRST_STARTS}"):
+    kept.cluster.said += [[(1, Lost("no quire there"))], *[[]] * 5] * MAX_FIRST_STARTS
+    with pytest.raises(SetupError, match=rf"Node 1 of 3 was lost: no quire there\. It was started {MAX_FIRST_STARTS}"):
         kept.keeper.start_all(100)
-    assert kept.cluster.started.count(1) == MOST_FIRST_STARTS
+    assert kept.cluster.started.count(1) == MAX_FIRST_STARTS
 
 
 def test_who_has_no_place_is_named_with_what_is_missing(kept: Kept) -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from quire.foundation.messages.workers import Admitted
-from quire.runtime.worker.sampling import allowed_tokens
-from quire.runtime.worker.sampling.allowed_tokens import AllowedTokens
+from quire.runtime.worker.sampling import token_rules
+from quire.runtime.worker.sampling.token_rules import AllowedTokens
 from quire.sampling_params import SamplingParams
 
 VOCAB = 1_003  # no multiple of 8
@@ -21,7 +21,7 @@ def owner(slot: int, ids: list[int] | None) -> Admitted:
 @pytest.mark.parametrize("most", [2**24, 2 * VOCAB])
 def test_only_what_is_allowed_is_left(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All slots at once, or two after two."""
-    monkeypatch.setattr(allowed_tokens, "MOST_LOGITS", most)
+    monkeypatch.setattr(token_rules, "MAX_LOGITS", most)
     choose = np.random.default_rng(0)
     wishes: list[list[int] | None] = [
         [0], None, [VOCAB - 1, 7, 7], list(range(VOCAB)), choose.permutation(VOCAB)[:500].tolist(), [8, 15, 16],

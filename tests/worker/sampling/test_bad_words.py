@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.runtime.worker.sampling.bad_words import BadWords
+from quire.runtime.worker.sampling.token_rules import BadWords
 from tests.worker.driver import admitted
 
 VOCAB = 3

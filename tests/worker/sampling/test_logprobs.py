@@ -120,7 +120,7 @@ def test_the_largest_step_reports_as_many_as_may_be_asked_for(tmp_path: Path, mo
         for module in (logprobs, sampler):
             monkeypatch.setattr(module, "score", remember)
         runner.run_largest()
-    assert most == {20: {1}, -1: {1, runner._slots.vocab_size}}
+    assert most == {20: {1}, -1: {1, runner.slots.vocab_size}}
 
 
 def test_what_is_found_without_sorting_is_what_the_kernel_finds() -> None:

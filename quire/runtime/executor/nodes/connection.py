@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from quire.errors import QuireError
 
-MOST_BYTES = 1 << 28
+MAX_BYTES = 1 << 28
 """Bytes of a message between nodes, at most: a plan, a result, settings."""
 LOST_AFTER_MS = 15_000
 """When a machine that says nothing, not even that it received something, is taken for gone."""
@@ -92,7 +92,7 @@ class Connection:
         most_bytes: Of a message that comes.
     """
 
-    def __init__(self, connected: socket.socket, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, connected: socket.socket, most_bytes: int = MAX_BYTES) -> None:
         self._socket = connected
         self._socket.setblocking(False)
         self._most_bytes = most_bytes

@@ -21,9 +21,9 @@ from quire.runtime.executor.nodes.connection import ConnectionLostError, receive
 from quire.runtime.executor.nodes.handshake import PATIENCE_S, WrongKeyError, greet
 from quire.runtime.executor.nodes.node_messages import FromStranger
 
-MOST_STRANGERS = 64
+MAX_STRANGERS = 64
 """Connections that are heard at the same time; more are closed at once."""
-_MOST_BYTES = 1 << 16
+_MAX_BYTES = 1 << 16
 _BACKLOG = 128
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Gate:
         self.port: int = self._listener.getsockname()[1]
         self.arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self.last_refusal = ""
-        self._places = threading.BoundedSemaphore(MOST_STRANGERS)
+        self._places = threading.BoundedSemaphore(MAX_STRANGERS)
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
@@ -106,7 +106,7 @@ class Gate:
         try:
             set_up(connection)
             greet(connection, self._key)
-            message = receive_message(connection, _MOST_BYTES, time.monotonic() + PATIENCE_S)
+            message = receive_message(connection, _MAX_BYTES, time.monotonic() + PATIENCE_S)
             connection.settimeout(None)
             self.arrivals.put(Arrival(connection, host, msgspec.msgpack.decode(message, type=FromStranger)))
         except (WrongKeyError, ConnectionLostError, OSError, msgspec.MsgspecError) as error:

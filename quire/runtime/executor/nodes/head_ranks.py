@@ -12,7 +12,6 @@ import selectors
 import socket
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Protocol
 
 import msgspec
 
@@ -34,60 +33,15 @@ from quire.runtime.executor.stage_rings import token_bytes
 _LOOK_S = 0.5
 
 
-class Ranks(Protocol):
-    """All ranks of an engine: RankProcesses, or HeadRanks. `receive` has to be called now and then.
-
-    Attributes:
-        number: How many there are.
-    """
-
-    number: int
-
-    def name(self, rank: int) -> str:
-        """What a rank is called in messages."""
-        ...
-
-    def broadcast(self, message: ToRanks) -> None:
-        """Send a message to all ranks."""
-        ...
-
-    def receive(self, wait: float | None) -> list[tuple[int, FromRank]]:
-        """What ranks have said, by rank; empty after `wait` seconds.
-
-        Raises:
-            SetupError: A rank's start has failed.
-            EngineDeadError: A rank is gone, or stuck.
-        """
-        ...
-
-    def close(self, *, at_once: bool) -> None:
-        """End all ranks: in order, after Stop was broadcast, or at once."""
-        ...
-
-
-def start_ranks(config: Config, clock: Clock, group: GroupEnds | None = None) -> Ranks:
-    """Start the ranks of an engine.
-
-    Args:
-        config: Resolved settings.
-        clock: For who is late.
-        group: What they share with those of other engines; None: nothing.
-
-    Raises:
-        EngineDeadError: A node did not join, or was lost.
-        ConfigError: This machine cannot be the head.
-    """
-    if config.parallel.nodes > 1:
-        return HeadRanks(config, clock)
-    return RankProcesses(config, clock, group=group)
-
-
 class HeadRanks:
     """The ranks of an engine on all nodes, as the head sees them.
 
     Args:
         config: Resolved settings.
         clock: For who is late.
+
+    Attributes:
+        number: How many ranks there are.
     """
 
     def __init__(self, config: Config, clock: Clock) -> None:
@@ -127,7 +81,12 @@ class HeadRanks:
         self._local.broadcast_encoded(encoded)
 
     def receive(self, wait: float | None) -> list[tuple[int, FromRank]]:
-        """What ranks on all nodes have said, by rank; empty after `wait` seconds."""
+        """What ranks on all nodes have said, by rank; empty after `wait` seconds.
+
+        Raises:
+            SetupError: A rank's start has failed.
+            EngineDeadError: A rank or node is gone, or stuck.
+        """
         step = _LOOK_S if wait is None else min(wait, _LOOK_S)
         while True:
             self._watch_unsent()
@@ -166,6 +125,27 @@ class HeadRanks:
         """
         for node in self._nodes:
             assert not list(node.receive(readable=True)), "ranks wait for links first"
+
+
+Ranks = RankProcesses | HeadRanks
+"""All ranks of an engine. `receive` has to be called now and then."""
+
+
+def start_ranks(config: Config, clock: Clock, group: GroupEnds | None = None) -> Ranks:
+    """Start the ranks of an engine.
+
+    Args:
+        config: Resolved settings.
+        clock: For who is late.
+        group: What they share with those of other engines; None: nothing.
+
+    Raises:
+        EngineDeadError: A node did not join, or was lost.
+        ConfigError: This machine cannot be the head.
+    """
+    if config.parallel.nodes > 1:
+        return HeadRanks(config, clock)
+    return RankProcesses(config, clock, group=group)
 
 
 def for_others(config: Config) -> Config:

@@ -74,7 +74,9 @@ class RemoteNode:
                 case Started(pids):
                     self._pids = pids
                 case Failed(error, message):
-                    raise_failure(error, message)
+                    if error:
+                        raise_reported_failure(StatusReport("failed", error, message))
+                    raise EngineDeadError(message)
 
     def check(self) -> None:
         """Check that the node is there, before it was told to start anything.
@@ -94,10 +96,3 @@ class RemoteNode:
         return EngineDeadError(
             f"Node {self._number} ({self._host}) with {ranks} of {self._of} was lost: {error.message}."
         )
-
-
-def raise_failure(error: str, message: str) -> None:
-    """Raise what another node has reported: a SetupError of that class; without one, that a rank is gone."""
-    if error:
-        raise_reported_failure(StatusReport("failed", error, message))
-    raise EngineDeadError(message)

@@ -20,7 +20,7 @@ from quire.foundation.processes.launch import LaunchConfig, StatusReport
 
 FOLLOWER = "quire.cli.ray_node"
 """What the child runs."""
-_MOST_LINES = 10_000
+_MAX_LINES = 10_000
 _TAKE = 100
 
 
@@ -57,7 +57,7 @@ class NodeActor:
         environment.share_node_key(key)
         environment.leave_threads_open()
         self._host = socket.gethostname()
-        self._lines: queue.Queue[str | None] = queue.Queue(_MOST_LINES)
+        self._lines: queue.Queue[str | None] = queue.Queue(_MAX_LINES)
         output, theirs = os.pipe()
         self._child = ChildProcess("node", module, msgspec.json.decode(launch, type=LaunchConfig), theirs)
         os.close(theirs)

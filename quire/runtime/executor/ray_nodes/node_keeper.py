@@ -16,7 +16,7 @@ from quire.runtime.executor.ray_nodes.placement import ClusterNode, Placement
 
 SAY_AFTER_S = 5.0
 """How long a node may be without a place before it is logged that it has none."""
-MOST_FIRST_STARTS = 3
+MAX_FIRST_STARTS = 3
 """How often a node that was never ready is started."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Seconds before a node is started again: twice as long each time, until one has run for longer than that."""
@@ -138,7 +138,7 @@ class NodeKeeper:
         Raises:
             SetupError: It was started often enough.
         """
-        if not node.was_ready and node.starts >= MOST_FIRST_STARTS:
+        if not node.was_ready and node.starts >= MAX_FIRST_STARTS:
             raise SetupError(f"{node.last}. It was started {node.starts} times.")
         now = self._clock.now()
         if now - node.started_at > LONGEST_PAUSE_S:

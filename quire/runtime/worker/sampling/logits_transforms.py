@@ -15,12 +15,9 @@ from torch import Tensor
 from quire.compute.attention.metadata import IntArray
 from quire.foundation.messages.workers import Admitted
 from quire.logits_processors import LogitsProcessor
-from quire.runtime.worker.sampling.active_rows import ActiveRows
-from quire.runtime.worker.sampling.allowed_tokens import AllowedTokens
-from quire.runtime.worker.sampling.bad_words import BadWords
-from quire.runtime.worker.sampling.logit_bias import LogitBias
 from quire.runtime.worker.sampling.penalties import Penalties
 from quire.runtime.worker.sampling.slot_processors import SlotProcessors
+from quire.runtime.worker.sampling.token_rules import ActiveRows, AllowedTokens, BadWords, LogitBias
 
 
 class LogitsTransforms:
@@ -36,7 +33,7 @@ class LogitsTransforms:
     def __init__(
         self, slots: int, vocab_size: int, device: torch.device, processors: Sequence[LogitsProcessor] = ()
     ) -> None:
-        self._has_any = np.zeros(slots, dtype=np.bool_)
+        self._asked = np.zeros(slots, dtype=np.int8)  # by how many transforms each slot's logits are changed
         self._allowed = AllowedTokens(slots, vocab_size, device)
         self._bias = LogitBias(device)
         self._bad_words = BadWords(device)
@@ -46,22 +43,23 @@ class LogitsTransforms:
 
     def admit(self, owner: Admitted) -> None:
         """Take a slot's new owner."""
-        self._has_any[owner.slot] = sum(transform.admit(owner) for transform in self._all)  # each must hear of it
+        self._asked[owner.slot] = sum(transform.admit(owner) for transform in self._all)  # each must hear of it
 
     def any_active(self, slots: IntArray) -> bool:
         """Whether any of these slots' logits are changed."""
-        return bool(self._has_any[slots].any())
+        return bool(self._asked[slots].any())
 
     def are_active(self, slots: IntArray) -> npt.NDArray[np.bool_]:
         """Whether each slot's logits are changed, [slots]."""
-        return self._has_any[slots]
+        active: npt.NDArray[np.bool_] = self._asked[slots] > 0
+        return active
 
     def active_rows(self, sampled_slots: IntArray) -> ActiveRows:
         """Which rows of the logits of these slots are changed."""
-        has_any = self._has_any[sampled_slots]
-        if not has_any.any():
+        asked = self._asked[sampled_slots]
+        if not asked.any():
             return ()
-        rows = has_any.nonzero()[0]
+        rows = asked.nonzero()[0]
         return list(zip(rows.tolist(), sampled_slots[rows].tolist(), strict=True))
 
     def apply(self, logits: Tensor, active: ActiveRows) -> dict[int, str]:
@@ -69,7 +67,7 @@ class LogitsTransforms:
         self._allowed.apply(logits, active)
         self._bad_words.apply(logits, active)
         for slot in self._bias.apply(logits, active):
-            self._has_any[slot] = any(transform.is_active(slot) for transform in self._all)
+            self._asked[slot] -= 1
         errors = self._processors.apply(logits, active)
         self._penalties.apply(logits, active)
         return errors

@@ -14,7 +14,7 @@ from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.penalties import IN_PROMPT, ONE_MORE
 from quire.foundation.messages.workers import Admitted
 from quire.runtime.worker.host_memory import lazy_zeros, upload
-from quire.runtime.worker.sampling.active_rows import ActiveRows
+from quire.runtime.worker.sampling.token_rules import ActiveRows
 from quire.sampling_params import LARGEST_EFFECT
 
 
@@ -50,10 +50,6 @@ class Penalties:
         seen = self._seen[slot].zero_().index_fill_(0, prompt, IN_PROMPT)
         seen.index_add_(0, output, torch.full_like(output, ONE_MORE, dtype=torch.int32))
         return True
-
-    def is_active(self, slot: int) -> bool:
-        """Whether the slot asks for any."""
-        return slot in self._active
 
     def apply(self, logits: Tensor, active: ActiveRows) -> None:
         """Change logits [sampled, vocab] fp32 in place."""

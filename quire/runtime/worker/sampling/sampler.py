@@ -26,8 +26,8 @@ from quire.compute.kernels.reference.sample import (
     apply_thresholds,
 )
 from quire.runtime.worker.host_memory import upload
-from quire.runtime.worker.sampling.active_rows import ActiveRows
 from quire.runtime.worker.sampling.logprobs import UNSORTED_MOST, LogprobsMode, rows_at_once, score
+from quire.runtime.worker.sampling.token_rules import ActiveRows
 from quire.runtime.worker.slot_table import SlotTable
 
 Deferred = Callable[[], AbstractContextManager[None]]

@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.errors import RequestError
 from quire.foundation.messages.workers import Admitted
 from quire.logits_processors import LogitsProcessor, RequestProcessor
-from quire.runtime.worker.sampling.active_rows import ActiveRows
+from quire.runtime.worker.sampling.token_rules import ActiveRows
 
 
 class SlotProcessors:
@@ -27,7 +27,7 @@ class SlotProcessors:
         self._tokens: dict[int, tuple[list[int], list[int]]] = {}  # prompt, output
 
     def admit(self, owner: Admitted) -> bool:
-        """Take a slot's new owner; returns whether any processor takes it."""
+        """Take a slot's new owner; returns whether a processor takes it, or failed to."""
         slot = owner.slot
         for of_slot in (self._chains, self._refused, self._tokens):
             of_slot.pop(slot, None)
@@ -40,10 +40,6 @@ class SlotProcessors:
         if chain:
             self._chains[slot] = chain
             self._tokens[slot] = owner.history[: owner.prompt_len], owner.history[owner.prompt_len :]
-        return self.is_active(slot)
-
-    def is_active(self, slot: int) -> bool:
-        """Whether a processor takes the slot, or failed to."""
         return slot in self._chains or slot in self._refused
 
     def apply(self, logits: Tensor, active: ActiveRows) -> dict[int, str]:

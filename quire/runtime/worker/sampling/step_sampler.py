@@ -101,7 +101,7 @@ class StepSampler:
         most: Sampled positions of a step, at most.
         mode: What is reported.
         ring: Of the steps' buffers.
-        most_masked: Positions of a step that may have bitmasks; None: as many as `most`.
+        max_masked: Positions of a step that may have bitmasks; None: as many as `most`.
         sampled: Called with the number of each step once all that samples its tokens is launched, and with 0 at the
             start.
         rows: Of a step, of which a number each is reported as well, at most.
@@ -117,7 +117,7 @@ class StepSampler:
         most: int,
         mode: LogprobsMode,
         ring: BufferRing,
-        most_masked: int | None = None,
+        max_masked: int | None = None,
         sampled: Callable[[int], None] = lambda step: None,
         rows: int = 0,
     ) -> None:
@@ -125,7 +125,7 @@ class StepSampler:
         self._mode: LogprobsMode = mode
         self._sampled = sampled
         self.outputs = SampledOutputs(most + rows, ring)
-        self.bitmasks = BitmaskBuffer(most_masked or most, slots.vocab_size, slots.device)
+        self.bitmasks = BitmaskBuffer(max_masked or most, slots.vocab_size, slots.device)
 
     def warm_up(self, logits: Tensor, deferred: Deferred, max_logprobs: int) -> None:
         """Run all that may sample from such logits (see `sampler.warm_up`), and the copy to the host."""

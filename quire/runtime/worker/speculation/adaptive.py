@@ -48,7 +48,7 @@ class _Grant(NamedTuple):
 
 
 class AdaptiveDrafter:
-    """A Drafter that asks another one for no more drafts than pay.
+    """Asks a Drafter for no more drafts than pay.
 
     Args:
         inner: Who proposes.
@@ -75,16 +75,8 @@ class AdaptiveDrafter:
         self._undrafted = 0  # the engine knows that there are none up to this plan
         self._looked = 0  # at sequences without drafts
         self._hits = 0  # looks in a row that would have been right
-        self._most_quiet = _QUIET_AHEAD if waits else _QUIET
+        self._max_quiet = _QUIET_AHEAD if waits else _QUIET
         self._quiet = 0  # steps since one was learned from
-
-    @property
-    def on_device(self) -> bool:
-        return self._inner.on_device
-
-    @property
-    def read(self) -> int:
-        return self._inner.read
 
     def undrafted(self, submitted: int) -> int:
         """The plan up to which there are surely no drafts, where `submitted` is the last one that was submitted; 0:
@@ -99,6 +91,7 @@ class AdaptiveDrafter:
         self._lengths.skip()
 
     def begin(self, plan: Plan) -> None:
+        """Take in a plan's new owners of slots, and its changes of block tables."""
         for owner in plan.admitted:
             self._lengths.acceptance.admit(owner.slot)
             if before := self._sampled.pop(owner.slot, 0):
@@ -137,6 +130,7 @@ class AdaptiveDrafter:
         return self._inner.follows(replace(plan, drafts=self._granted[plan.step].drafts))
 
     def propose(self, plan: Plan, most_read: int) -> StepDrafts:
+        """Propose drafts for a plan that has begun, no more than it grants; see Drafter."""
         if not self._waits:
             self.grant(plan)
         grant = self._granted.get(plan.step)
@@ -165,7 +159,7 @@ class AdaptiveDrafter:
         weight = 1
         if not asked:
             self._quiet += 1
-            if self._quiet < self._most_quiet and not self._hits and self._lengths.rests:
+            if self._quiet < self._max_quiet and not self._hits and self._lengths.rests:
                 self._inner.record(plan, result)
                 return
             weight, self._quiet = self._quiet, 0
@@ -178,11 +172,6 @@ class AdaptiveDrafter:
             if result.drafted and result.drafted[place]:
                 self._lengths.acceptance.learn(slot, max(0, count - 1), result.drafted[place])
         self._learn_time(plan, result, result.device_ms if ms is None else ms, read, asked=asked)
-
-    def first_guess(self, slot: int) -> list[int] | None:
-        """The token that would be proposed first for a slot, in a list that is empty if none would; None: finding it
-        would take too long."""
-        return self._inner.first_guess(slot)
 
     def _learn_time(self, plan: Plan, result: Result, ms: float, read: int, *, asked: bool) -> None:
         """Learn from how long a step took. `read` is how many tokens the drafter read on the device meanwhile."""

@@ -31,7 +31,7 @@ from quire.runtime.worker.speculation.draft_steps import Tokens, last_tokens
 from quire.runtime.worker.speculation.step_drafts import StepDrafts, named_drafts
 from quire.sampling_params import SamplingParams
 
-_MOST_UNREAD = 256
+_MAX_UNREAD = 256
 """Steps without drafts that are kept, at most, before sequences are told of them."""
 _FEW = 16
 """Up to this many tokens of a sequence are always read."""
@@ -226,7 +226,7 @@ class DraftModel:
             self._take(plan, result)
         else:
             self._unread.append((plan, result))
-            if len(self._unread) == _MOST_UNREAD:
+            if len(self._unread) == _MAX_UNREAD:
                 self._catch_up()
 
     def _catch_up(self) -> None:

@@ -7,16 +7,18 @@ behind another on the stream of the model's, and their drafts stay on the device
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from quire.compute.kernels.reference.drafts import FIRST_NAMED
-from quire.foundation.messages.workers import Plan, Result
+from quire.foundation.messages.workers import Plan
 from quire.runtime.worker.host_memory import upload
 from quire.runtime.worker.slot_table import SlotTable
-from quire.runtime.worker.step_handle import StepHandle
 from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
+
+if TYPE_CHECKING:
+    from quire.runtime.worker.model_runner import ModelRunner
 
 Tokens = Sequence[Sequence[int]]
 
@@ -27,52 +29,26 @@ def steps_in_flight(drafts: int) -> int:
     return MAX_STEPS_IN_FLIGHT * (drafts + 1)
 
 
-class LaunchesSteps(Protocol):
-    """What drafting needs of a Worker."""
-
-    @property
-    def slots(self) -> SlotTable:
-        """What the device knows of each sequence."""
-        ...
-
-    def launch(self, plan: Plan) -> StepHandle:
-        """Begin one step."""
-        ...
-
-    def launch_drafting(self, plan: Plan, times: int = 1) -> None:
-        """Launch a plan this many times; from the second time on, each row goes on with the token that it has
-        sampled."""
-        ...
-
-    def finish(self, step: StepHandle) -> Result:
-        """Wait for a step and return its result."""
-        ...
-
-    def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
-        """Set slots to these lengths, and to these numbers of sampled tokens."""
-        ...
-
-
 class DraftSteps:
     """A DraftWorker where the host computes.
 
     Args:
-        worker: Loaded.
+        runner: Of the draft model.
     """
 
     follows = False
 
-    def __init__(self, worker: LaunchesSteps) -> None:
-        self._worker = worker
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
 
     def change(self, plan: Plan) -> None:
         """Make the changes of a plan without rows."""
-        self._worker.launch(plan)
+        self._runner.launch(plan)
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int], recent: Tokens) -> None:
         """Set slots to these lengths, and to these numbers of sampled tokens. `recent` is not needed: the host knows
         all tokens."""
-        self._worker.rewind(slots, lengths, num_sampled)
+        self._runner.rewind(slots, lengths, num_sampled)
 
     def follow(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
         raise AssertionError("the host knows all tokens")
@@ -83,7 +59,7 @@ class DraftSteps:
         drafts: list[list[int]] = [[] for _ in slots]
         plan, going_on = first, list(range(len(slots)))
         while True:
-            result = self._worker.finish(self._worker.launch(plan))
+            result = self._runner.launch(plan).result()
             sampled = iter(result.tokens)
             found = [place for place, count in zip(going_on, result.counts, strict=True) if count]
             for place in found:  # behind a row that failed nothing means anything
@@ -100,24 +76,24 @@ class DraftStepsAhead:
     All rows have as many drafts as the one that has most. What goes beyond a row's own number is not verified.
 
     Args:
-        worker: Loaded. No more than `steps_in_flight` of its steps are in flight.
+        runner: Of the draft model. No more than `steps_in_flight` of its steps are in flight.
         followed: The slots of the model that drafts are for.
     """
 
     follows = True
 
-    def __init__(self, worker: LaunchesSteps, followed: SlotTable) -> None:
-        self._worker = worker
+    def __init__(self, runner: ModelRunner, followed: SlotTable) -> None:
+        self._runner = runner
         self._followed = followed
         self._width = followed.recent.shape[1]
 
     def change(self, plan: Plan) -> None:
         """Make the changes of a plan without rows, without waiting for them."""
-        self._worker.launch(plan)
+        self._runner.launch(plan)
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int], recent: Tokens) -> None:
         """Set slots to these lengths and numbers of sampled tokens, and give the device the last tokens of each."""
-        self._worker.rewind(slots, lengths, num_sampled)
+        self._runner.rewind(slots, lengths, num_sampled)
         lines = [_last_of(tokens, self._width) for tokens in recent]
         columns = np.array([[slot, *line] for slot, line in zip(slots, lines, strict=True)])
         where = upload(columns, self._followed.device)
@@ -126,15 +102,15 @@ class DraftStepsAhead:
     def follow(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
         """Let slots go on behind a step that still runs. The host notes the most tokens that each may have; the device
         finds out how many there really are."""
-        self._worker.slots.host.max_lengths[list(slots)] = lengths
+        self._runner.slots.host.max_lengths[list(slots)] = lengths
 
     def draft(self, first: Plan, counts: Sequence[int], *, read: bool) -> Tokens | None:
         """Launch the steps that draft `counts` tokens for each sampled row. Returns the drafts if `read` asks for them;
         else None, and they stay on the device."""
         slots = [first.slots[row] for row in first.sampled_rows]
-        self._worker.launch_drafting(first)
+        self._runner.launch_drafting(first)
         if (further := max(counts, default=0) - 1) > 0:
-            self._worker.launch_drafting(next_step(slots), further)
+            self._runner.launch_drafting(next_step(slots), further)
         if not read:
             return None
         lines = self._followed.drafts[upload(np.array(slots), self._followed.device)].tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from quire.foundation.config import Config
 from quire.models.spec import ModelSpec, read_spec
@@ -11,9 +12,12 @@ from quire.planning.step_limits import StepLimits
 from quire.runtime.worker.kv_tensors import whole_group
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.draft_model import DraftModel
-from quire.runtime.worker.speculation.draft_steps import DraftSteps, DraftStepsAhead, LaunchesSteps
+from quire.runtime.worker.speculation.draft_steps import DraftSteps, DraftStepsAhead
 from quire.runtime.worker.speculation.lookup_drafter import ngram_drafter, suffix_drafter
 from quire.runtime.worker.speculation.step_drafts import Drafter
+
+if TYPE_CHECKING:
+    from quire.runtime.worker.model_runner import ModelRunner
 
 _LOOKUP = {"ngram": ngram_drafter, "suffix": suffix_drafter}
 
@@ -22,7 +26,7 @@ def build_drafter(
     config: Config,
     spec: ModelSpec,
     blocks: int,
-    load: Callable[[Config], LaunchesSteps],
+    load: Callable[[Config], ModelRunner],
     followed: SlotTable | None = None,
 ) -> Drafter | None:
     """The drafter; None: there are no drafts.
@@ -31,7 +35,7 @@ def build_drafter(
         config: Resolved settings of the model that verifies.
         spec: Of that model.
         blocks: Its KV blocks.
-        load: Loads a worker of other settings.
+        load: Loads the model of other settings; returns its runner.
         followed: The model's slots, on a device that runs ahead of the host; None on any other.
 
     Raises:
@@ -54,6 +58,6 @@ def build_drafter(
     )  # fmt: skip
     is_head = draft.head is not None  # its RoPE goes as far as the model's, whatever it was trained on
     longest = limits.length if is_head else min(limits.length, draft.max_model_len)
-    worker = load(own)
-    steps = DraftSteps(worker) if followed is None else DraftStepsAhead(worker, followed)
+    runner = load(own)
+    steps = DraftSteps(runner) if followed is None else DraftStepsAhead(runner, followed)
     return DraftModel(steps, group, config.cache.block_size, longest, tokens, speculation.tokens, is_head=is_head)

@@ -9,12 +9,10 @@ from quire.runtime.worker.captured_steps import CapturedSteps
 from quire.runtime.worker.graph_shapes import GraphShape, StepKind
 from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.slot_table import SlotTable
-from quire.runtime.worker.speculation.kept_steps import KeptStep, KeptSteps, drafting_rows
+from quire.runtime.worker.speculation.kept_steps import KeptStep, KeptSteps, drafting_key
 from quire.runtime.worker.step_handle import StepTimers
 from quire.runtime.worker.step_launcher import StepLauncher
-from quire.runtime.worker.step_stager import StepStager
-
-_NO_CHANGES = Plan(0, [], [], [], [], [], [], [], [], [], [])
+from quire.runtime.worker.step_stager import EMPTY_PLAN, StepStager
 
 
 class DraftingLauncher:
@@ -41,18 +39,18 @@ class DraftingLauncher:
     def launch(self, plan: Plan, times: int) -> None:
         """Launch a plan without new owners of slots this many times; from the second time on, each row goes on with the
         token that it has sampled."""
-        rows, launched = drafting_rows(plan), 0
-        if (kept := self._kept.find(rows)) is None:
+        key, launched = drafting_key(plan), 0
+        if (kept := self._kept.find(key)) is None:
             host = HostBatch.of(plan, self._slots.host.max_lengths)
             shape = self._captured.shape_for(host)
-            if not rows or shape is None or not (shape.is_decode or shape.kind is StepKind.SHORT):
+            if not key or shape is None or not (shape.is_decode or shape.kind is StepKind.SHORT):
                 for _ in range(times):
                     self._steps.launch(plan, host, self._timers.start())
                 return
             kept, launched = self._launch_first(plan, host, shape), 1
-            self._kept.keep(rows, kept)
+            self._kept.keep(key, kept)
         for number in range(launched, times):
-            self._stager.stage_alike(_NO_CHANGES if number else plan, kept.columns)
+            self._stager.stage_alike(EMPTY_PLAN if number else plan, kept.columns)
             self._captured.graphs.replay(kept.shape)
 
     def _launch_first(self, plan: Plan, host: HostBatch, shape: GraphShape) -> KeptStep:

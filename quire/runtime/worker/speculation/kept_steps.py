@@ -14,10 +14,10 @@ from quire.runtime.worker.graph_shapes import GraphShape
 from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.speculation.step_drafts import StepDrafts
 
-Rows = tuple[int, ...]
-"""What a step is known by: steps with the same rows are alike. Empty: the host knows tokens of the step, so no other is
+StepKey = tuple[int, ...]
+"""What a step is known by: steps with the same key are alike. Empty: the host knows tokens of the step, so no other is
 like it."""
-_MOST_KEPT = 256
+_MAX_KEPT = 256
 """Steps that are kept, at most. As long as the same sequences run, few steps differ."""
 
 
@@ -36,31 +36,31 @@ class KeptStep(NamedTuple):
 
 
 class KeptSteps:
-    """Keeps what was staged for steps, by their rows."""
+    """Keeps what was staged for steps, by their keys."""
 
     def __init__(self) -> None:
-        self._steps: dict[Rows, KeptStep] = {}
+        self._steps: dict[StepKey, KeptStep] = {}
 
-    def find(self, rows: Rows) -> KeptStep | None:
+    def find(self, key: StepKey) -> KeptStep | None:
         """The step that is alike, if one was kept."""
-        return self._steps.get(rows)
+        return self._steps.get(key)
 
-    def keep(self, rows: Rows, step: KeptStep) -> None:
-        """Keep a step with such rows, which are not empty."""
-        if len(self._steps) >= _MOST_KEPT:
+    def keep(self, key: StepKey, step: KeptStep) -> None:
+        """Keep a step with such a key, which is not empty."""
+        if len(self._steps) >= _MAX_KEPT:
             self._steps.clear()
-        self._steps[rows] = step
+        self._steps[key] = step
 
 
-def drafting_rows(plan: Plan) -> Rows:
-    """The rows that a draft model's step is known by."""
+def drafting_key(plan: Plan) -> StepKey:
+    """The key of a draft model's step."""
     if any(token >= 0 for token in plan.tokens):
         return ()
     return (*plan.slots, -1, *plan.counts, -1, *plan.tokens, -1, *plan.sampled_rows)
 
 
-def verified_rows(plan: Plan, drafts: StepDrafts) -> Rows:
-    """The rows that a step which verifies drafts is known by."""
+def verified_key(plan: Plan, drafts: StepDrafts) -> StepKey:
+    """The key of a step that verifies drafts."""
     if not drafts.on_device or plan.token_rows:
         return ()
     return (*plan.slots, -1, *plan.counts, -1, *plan.drafts, -1, *drafts.counts.tolist())

@@ -5,8 +5,7 @@ The indices lie on the host, which must know all tokens: on a device that runs a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from quire.foundation.config.speculation import Speculation
 from quire.foundation.messages.workers import Admitted, Plan, Result
@@ -21,24 +20,8 @@ _TOKENS_A_GUESS = 256
 """Tokens of one slot's sequence that are read for a guess, where nobody has asked for drafts."""
 
 
-class Index(Protocol):
-    """A sequence's tokens, and what may follow them."""
-
-    def append(self, tokens: Sequence[int]) -> None:
-        """Add tokens to the end of the sequence."""
-        ...
-
-    def catch_up(self, most: int) -> int:
-        """Read up to `most` tokens that were not read yet. Returns how many were read."""
-        ...
-
-    def propose(self, most: int) -> list[int]:
-        """Up to `most` tokens that may follow the sequence."""
-        ...
-
-    def close(self) -> None:
-        """The sequence is over, or goes on in another index."""
-        ...
+Index = NgramIndex | SuffixIndex
+"""A sequence's tokens, and what may follow them."""
 
 
 class LookupDrafter:

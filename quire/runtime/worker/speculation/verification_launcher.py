@@ -4,8 +4,6 @@ that runs ahead of it.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from quire.foundation.messages.workers import Plan
 from quire.runtime.worker.captured_steps import CapturedSteps
 from quire.runtime.worker.forward_pass import ForwardPass
@@ -13,19 +11,11 @@ from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.device_verification import DeviceVerifier
-from quire.runtime.worker.speculation.kept_steps import KeptStep, KeptSteps, verified_rows
+from quire.runtime.worker.speculation.kept_steps import KeptStep, KeptSteps, verified_key
 from quire.runtime.worker.speculation.step_drafts import StepDrafts
 from quire.runtime.worker.speculation.verification import Verification, Verifier
 from quire.runtime.worker.step_handle import StepHandle, StepTimer
 from quire.runtime.worker.step_stager import StepStager
-
-
-class LaunchesVerification(Protocol):
-    """Launches the steps of a model that verifies drafts."""
-
-    def launch(self, plan: Plan, drafts: StepDrafts, timer: StepTimer) -> StepHandle:
-        """Launch a plan whose slots were admitted, and for which there are drafts."""
-        ...
 
 
 class VerificationLauncher:
@@ -94,7 +84,7 @@ class DeviceVerificationLauncher:
     def launch(self, plan: Plan, drafts: StepDrafts, timer: StepTimer) -> StepHandle:
         """Launch a plan whose slots were admitted; the device verifies its drafts. What was staged for a step that is
         alike is used again."""
-        if (kept := self._kept.find(verified_rows(plan, drafts))) is not None:
+        if (kept := self._kept.find(verified_key(plan, drafts))) is not None:
             verification = Verification(plan.step, drafts, kept.host.sampled_slots, kept.host.masked, timer)
             if not (plan.masked or plan.prompt_logprobs_rows or self._verifier.needs_host(verification)):
                 return self._launch_alike(plan, kept, verification)
@@ -113,8 +103,8 @@ class DeviceVerificationLauncher:
         )
         self._stager.apply(plan, inputs)
         if shape is not None:
-            if at_once and self._keeps and (rows := verified_rows(plan, drafts)):
-                self._kept.keep(rows, KeptStep(host, shape, self._stager.copied_columns))
+            if at_once and self._keeps and (key := verified_key(plan, drafts)):
+                self._kept.keep(key, KeptStep(host, shape, self._stager.copied_columns))
             logits = self._captured.graphs.replay(shape, adapted=inputs.adapted)
             if at_once:
                 return verifier.finish(verification, logits, shape.sampled, prompts)

@@ -23,7 +23,7 @@ from quire.models.spec import ModelSpec
 from quire.models.weights.checkpoint import StoredTensor
 from quire.models.weights.tensor_options import TensorOptions
 from quire.planning.step_limits import StepLimits
-from quire.runtime.worker.graph_shapes import MOST_SHORT_TOKENS
+from quire.runtime.worker.graph_shapes import MAX_SHORT_TOKENS
 from quire.runtime.worker.model_runner import ModelRunner
 from quire.runtime.worker.sampling.sampler import Deferred
 
@@ -40,7 +40,7 @@ def warmup_steps(limits: StepLimits) -> Iterator[list[int]]:
     """Tokens of each row, step by step; first those whose kernels take longest to compile."""
     for tokens in reversed(_powers_up_to(limits.tokens)):
         yield limits.fewest_rows(tokens)
-    for rows in _powers_up_to(max(limits.rows, MOST_SHORT_TOKENS) if limits.drafts else limits.rows):
+    for rows in _powers_up_to(max(limits.rows, MAX_SHORT_TOKENS) if limits.drafts else limits.rows):
         yield [1] * rows
     for rows in _powers_up_to(min(limits.rows, limits.tokens - 1) - 1):
         yield [1] * rows + [2]
