@@ -7,6 +7,7 @@ Imports no torch: the engine makes the rings, and ranks use their ends.
 from __future__ import annotations
 
 import os
+import socket
 import time
 from itertools import chain
 
@@ -15,7 +16,7 @@ from quire.foundation.processes.launch import LinkEnd, RingEnd, StageEnds
 from quire.foundation.processes.shared_memory import SharedMemory
 from quire.runtime.executor.message_ring import MessageReader, MessageWriter, RingReader, RingWriter, ring_bytes
 from quire.runtime.executor.nodes.crossings import Crossings
-from quire.runtime.executor.nodes.socket_link import open_socket_reader, open_socket_writer
+from quire.runtime.executor.nodes.socket_link import SocketReader, SocketWriter
 
 MAX_STREAM_BYTES = 1 << 26
 _FULL_NAP_S = 1e-3
@@ -91,7 +92,7 @@ def _reader(end: RingEnd, number: int) -> RingEnd:
 def open_writer(end: LinkEnd) -> MessageWriter:
     """Open a link's end for the rank that writes."""
     if not isinstance(end, RingEnd):
-        return open_socket_writer(end)
+        return SocketWriter([socket.socket(fileno=fd) for fd in end.socket_fds])
 
     def ring_bells() -> None:
         for bell in end.bells:
@@ -103,7 +104,8 @@ def open_writer(end: LinkEnd) -> MessageWriter:
 def open_reader(end: LinkEnd) -> MessageReader:
     """Open a link's end for a rank that reads."""
     if not isinstance(end, RingEnd):
-        return open_socket_reader(end)
+        (fd,) = end.socket_fds
+        return SocketReader(socket.socket(fileno=fd), end.most_bytes)
     (bell,) = end.bells
 
     def wait() -> None:

@@ -146,7 +146,9 @@ class Worker:
             load_draft_model = partial(self._load_draft_model, loaded)
             drafter = build_drafter(self._config, loaded.spec, blocks.device, load_draft_model, self._slots_to_follow)
             self._start_drafting(drafter)
-            self._finish_compilation()
+            if self._precompiler is not None:
+                with self._stage("compile"):
+                    self._precompiler.finish()
         if self._transfer is not None:
             self._transfer.prepare_host_pool()
         on_gpu = self._device.type == "cuda"
@@ -372,11 +374,6 @@ class Worker:
             _log.info("kernels     no memory for compile warm-up: they are compiled as they are launched")
             return False
         return True
-
-    def _finish_compilation(self) -> None:
-        if self._precompiler is not None:
-            with self._stage("compile"):
-                self._precompiler.finish()
 
     def _start_gemm_warmup(self, spec: ModelSpec, factory: LayerFactory) -> Future[bool]:
         """Let a thread run the libraries' products of the layers' shapes once, while weights are read."""

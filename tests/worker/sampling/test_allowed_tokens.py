@@ -43,8 +43,7 @@ def test_a_new_owner_has_its_own_or_none() -> None:
     allowed = AllowedTokens(2, VOCAB, torch.device("cpu"))
     logits = torch.zeros(1, VOCAB)
     for ids, left in (([1, 2, 3], {1, 2, 3}), ([3, 900], {3, 900}), (None, set(range(VOCAB)))):
-        allowed.admit(owner(1, ids))
-        assert allowed.is_active(1) == (ids is not None)
+        assert allowed.admit(owner(1, ids)) == (ids is not None)
         found = logits.clone()
         allowed.apply(found, [(0, 1)])
         assert {*found[0].isfinite().nonzero().flatten().tolist()} == left

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from quire.errors import EngineDeadError
-from quire.foundation.processes.launch import SocketEnd
 from quire.runtime.executor.nodes.connection import ConnectionLostError, receive_message, send_message
 
 GRACE_S = 10.0
@@ -66,14 +65,3 @@ class SocketReader:
         except ConnectionLostError as error:
             self._sleep(GRACE_S)
             raise EngineDeadError(f"A link from a rank on another node was lost: {error.message}.") from error
-
-
-def open_socket_writer(end: SocketEnd) -> SocketWriter:
-    """Open a link's end for the rank that writes."""
-    return SocketWriter([socket.socket(fileno=fd) for fd in end.socket_fds])
-
-
-def open_socket_reader(end: SocketEnd) -> SocketReader:
-    """Open a link's end for a rank that reads."""
-    (fd,) = end.socket_fds
-    return SocketReader(socket.socket(fileno=fd), end.most_bytes)

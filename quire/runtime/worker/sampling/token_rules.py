@@ -61,10 +61,6 @@ class AllowedTokens:
         self._bits[owner.slot].copy_(upload(np.packbits(allowed, bitorder="little"), self._device, torch.uint8))
         return True
 
-    def is_active(self, slot: int) -> bool:
-        """Whether the slot asks for this."""
-        return slot in self._active
-
     def apply(self, logits: Tensor, active: ActiveRows) -> None:
         """Change logits [sampled, vocab] fp32 in place."""
         own = [pair for pair in active if pair[1] in self._active]
