@@ -129,13 +129,7 @@ class MultiRankExecutor:
             if self._failure is not None:
                 raise self._failure
             wait_s = None if deadline is None else max(0.0, deadline - self._clock.now())
-            try:
-                assert self._ranks is not None, "not started, or closed"
-                self._take(self._ranks.receive(self._until_look(wait_s)))
-                self._raise_if_stuck()
-            except Exception as error:
-                self._failure = error
-                raise
+            self._listen(self._until_look(wait_s))
             if not self._results and wait_s is not None and wait_s <= 0.0:
                 return None
         result = self._results.popleft()
@@ -146,12 +140,7 @@ class MultiRankExecutor:
         """Raise if a rank is gone while nobody waits for it."""
         if self._failure is not None:
             raise self._failure
-        assert self._ranks is not None, "not started, or closed"
-        try:
-            self._take(self._ranks.receive(0.0))
-        except Exception as error:
-            self._failure = error
-            raise
+        self._listen(0.0)
 
     def profile_kernels(self, run: Callable[[], object]) -> list[dict[str, tuple[float, int]]]:
         """On GPUs: what kernels take while steps are run, by rank; see KernelTimes in runtime/worker/kernel_profile.py.
@@ -179,6 +168,16 @@ class MultiRankExecutor:
             except EngineDeadError as error:
                 self._failure = error
         ranks.close(at_once=self._failure is not None)
+
+    def _listen(self, wait_s: float | None) -> None:
+        """Take what ranks say within this time. If one is lost or stuck, that is raised now and ever after."""
+        try:
+            assert self._ranks is not None, "not started, or closed"
+            self._take(self._ranks.receive(wait_s))
+            self._raise_if_stuck()
+        except Exception as error:
+            self._failure = error
+            raise
 
     def _until_look(self, wait_s: float | None) -> float | None:
         """How long to wait for messages at once: with several stages this process also looks for one that is stuck."""

@@ -8,28 +8,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
 from quire.foundation.messages.workers import Result, TokenBitmasks
 from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
-
-
-class StepHandle(Protocol):
-    """A step in flight."""
-
-    def done(self) -> bool:
-        """Whether `result` would not wait."""
-        ...
-
-    def wait(self) -> None:
-        """Wait until the device is done."""
-        ...
-
-    def result(self) -> Result:
-        """Wait for the device and return the step's result. Called once."""
-        ...
 
 
 class FinishedStep:
@@ -62,12 +45,15 @@ class StreamStepHandle:
         self._finish = finish
 
     def done(self) -> bool:
+        """Whether `result` would not wait."""
         return bool(self._ended.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
+        """Wait until the device is done."""
         self._ended.synchronize()
 
     def result(self) -> Result:
+        """Wait for the device and return the step's result. Called once."""
         self.wait()
         return self._finish(self._began.elapsed_time(self._ended))
 
@@ -103,6 +89,10 @@ class MaskedStepHandle:
     def result(self) -> Result:
         assert self._whole is not None, "the result of a step whose bitmasks are missing"
         return self._whole.result()
+
+
+StepHandle = FinishedStep | StreamStepHandle | MaskedStepHandle
+"""A step in flight."""
 
 
 class HostTimer:

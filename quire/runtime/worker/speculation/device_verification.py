@@ -18,7 +18,7 @@ from torch import Tensor
 from quire.compute.attention.metadata import IntArray
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.sample import SamplingColumns, SamplingThresholds, apply_thresholds
-from quire.foundation.messages.workers import Result, TokenBitmasks, TokenLogprobs
+from quire.foundation.messages.workers import Result, TokenLogprobs
 from quire.runtime.worker.host_memory import upload
 from quire.runtime.worker.sampling.logprobs import LogprobsMode, LogprobsRequest
 from quire.runtime.worker.sampling.prompt_logprobs import StepPromptLogprobs
@@ -28,9 +28,9 @@ from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.step_drafts import DraftColumns
 from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
-from quire.runtime.worker.speculation.verification import Verification, Verified, result_of, with_bitmasks
+from quire.runtime.worker.speculation.verification import Verification, Verified, behind_bitmasks, result_of
 from quire.runtime.worker.staging_buffer import to_device_memory
-from quire.runtime.worker.step_handle import MaskedStepHandle, StepHandle
+from quire.runtime.worker.step_handle import StepHandle
 
 
 class DeviceVerifier:
@@ -125,16 +125,11 @@ class DeviceVerifier:
         if not len(step.masked):
             return self._finish(step, logits, logits, slots, drafts, prompts)
 
-        def verify_masked(masks: TokenBitmasks) -> StepHandle:
-            assert masks.step == step.step, f"bitmasks of step {masks.step}, expected those of {step.step}"
-            masked = with_bitmasks(step, masks)
-            with torch.inference_mode():
-                own = logits.clone()  # log probabilities are reported of what no mask has changed
-                self._bitmasks.apply(own, upload(masked.masked, logits.device), masks.bits)
-                reached = drafts._replace(next_drafts=upload(masked.drafts.next_drafts, logits.device))
-                return self._finish(masked, logits, own, slots, reached, prompts)
+        def finish(masked: Verification, own: Tensor) -> StepHandle:
+            reached = drafts._replace(next_drafts=upload(masked.drafts.next_drafts, logits.device))
+            return self._finish(masked, logits, own, slots, reached, prompts)
 
-        return MaskedStepHandle(verify_masked, step.timer.wait)
+        return behind_bitmasks(step, logits, self._bitmasks, finish)
 
     def _finish(
         self,

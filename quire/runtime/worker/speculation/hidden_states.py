@@ -11,7 +11,7 @@ for the model's when it goes on behind a draft (Li et al. 2025, arXiv:2503.01840
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,14 +34,6 @@ from quire.runtime.worker.weight_loading import load_fusion
 
 Embed = Callable[[Tensor, Positions], Stream]
 """The model's embedding: from tokens and their positions to the stream that begins with the tokens' embeddings."""
-
-
-class StepStates(Protocol):
-    """Is told of each step before its model runs."""
-
-    def begin(self, batch: Batch, inputs: StepInputs) -> None:
-        """Take the batch of the step that runs next, and the inputs that it was made of."""
-        ...
 
 
 class StateRows:
@@ -208,6 +200,10 @@ class HeadStates:
             self._take_rows(states, self._sampled, chosen)
             states = chosen
         self._put_rows(states, self._sampled_slots, self._states.slots)
+
+
+StepStates = ModelStates | HeadStates
+"""What is told of each step before its model runs."""
 
 
 class Loan(NamedTuple):

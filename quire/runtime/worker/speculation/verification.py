@@ -13,7 +13,7 @@ The host decides here, so this serves devices whose steps the host computes; `de
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,6 +26,7 @@ from quire.compute.attention.metadata import IntArray
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.sample import SamplingColumns
 from quire.foundation.messages.workers import Result, TokenBitmasks, TokenLogprobs
+from quire.runtime.worker.host_memory import upload
 from quire.runtime.worker.sampling.logprobs import LogprobsMode
 from quire.runtime.worker.sampling.prompt_logprobs import StepPromptLogprobs
 from quire.runtime.worker.sampling.sampler import REFUSALS, columns_of, errors_of, sample
@@ -136,16 +137,9 @@ class Verifier:
         """
         if not len(step.masked):
             return self._finish(step, logits, logits, prompts)
-
-        def verify_masked(masks: TokenBitmasks) -> StepHandle:
-            assert masks.step == step.step, f"bitmasks of step {masks.step}, expected those of {step.step}"
-            masked = with_bitmasks(step, masks)
-            with torch.inference_mode():
-                own = logits.clone()  # log probabilities are reported of what no mask has changed
-                self._bitmasks.apply(own, torch.from_numpy(masked.masked), masks.bits)
-                return self._finish(masked, logits, own, prompts)
-
-        return MaskedStepHandle(verify_masked, step.timer.wait)
+        return behind_bitmasks(
+            step, logits, self._bitmasks, lambda masked, own: self._finish(masked, logits, own, prompts)
+        )
 
     def _finish(self, step: Verification, logits: Tensor, own: Tensor, prompts: StepPromptLogprobs) -> StepHandle:
         """Verify and report a step. `own` is what is sampled from: `logits`, less what bitmasks forbid."""
@@ -244,6 +238,23 @@ class Verifier:
             return []
         own = scores.index_select(0, torch.from_numpy(kept))
         return request.collect(request.launch(own, torch.from_numpy(tokens)))
+
+
+def behind_bitmasks(
+    step: Verification, logits: Tensor, bitmasks: BitmaskBuffer, finish: Callable[[Verification, Tensor], StepHandle]
+) -> MaskedStepHandle:
+    """Verify a step once its bitmasks are there: `finish` is given the step as they let it be, and the logits
+    [positions, vocab] less what they forbid."""
+
+    def verify(masks: TokenBitmasks) -> StepHandle:
+        assert masks.step == step.step, f"bitmasks of step {masks.step}, expected those of {step.step}"
+        masked = with_bitmasks(step, masks)
+        with torch.inference_mode():
+            own = logits.clone()  # log probabilities are reported of what no mask has changed
+            bitmasks.apply(own, upload(masked.masked, logits.device), masks.bits)
+            return finish(masked, own)
+
+    return MaskedStepHandle(verify, step.timer.wait)
 
 
 def with_bitmasks(step: Verification, masks: TokenBitmasks) -> Verification:
