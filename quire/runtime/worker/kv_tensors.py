@@ -82,7 +82,16 @@ def whole_group(spec: ModelSpec) -> int:
     )
 
 
-def block_transfer(flat: torch.Tensor, num_host_blocks: int) -> BlockTransfer:
+def block_transfer(kv_cache: torch.Tensor, num_host_blocks: int) -> BlockTransfer:
+    """A transfer that copies whole blocks within the KV cache, and to and from a host pool of `num_host_blocks`.
+
+    Raises:
+        MemoryBudgetError: There is not that much host memory.
+    """
+    return transfer_of(kv_cache.flatten(0, 1), num_host_blocks)  # [2 · layers of a group, blocks, …]
+
+
+def transfer_of(flat: torch.Tensor, num_host_blocks: int) -> BlockTransfer:
     """A transfer that copies whole blocks within a tensor [storages, blocks, …], and to and from a host pool of
     `num_host_blocks`.
 
