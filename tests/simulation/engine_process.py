@@ -12,8 +12,8 @@ import msgspec
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
 from quire.engine.flight_record import FlightRecorder
-from quire.engine.loop import turn_until
 from quire.engine.port import Undecodable
+from quire.engine.process import turn_until
 from quire.engine.transport import _DECODING_ERRORS, _undecodable_messages, client_address, engine_address
 from quire.foundation.messages.from_engine import Deltas, EngineId, FromEngine
 from quire.foundation.messages.to_engine import ToEngine

@@ -144,3 +144,11 @@ def decoded(lines: list[bytes], decoder: msgspec.json.Decoder[T]) -> Iterator[T 
             yield decoder.decode(line)
         except _BROKEN_LINE as error:
             yield error
+
+
+def wait_readable(*descriptors: int) -> list[int]:
+    """Until one of them is readable, or its other end is gone; returns those that are."""
+    poll = select.poll()  # select has no room for numbers from 1,024 on
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll()]
