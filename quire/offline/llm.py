@@ -162,32 +162,23 @@ class LLM:
             EngineDeadError: See `generate`.
         """
         with self._local.exclusive():
-            return self._beam_search(prompts, params, lora_request, concurrency_limit)
-
-    def _beam_search(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: BeamSearchParams,
-        lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
-        concurrency_limit: int | None,
-    ) -> list[BeamSearchOutput]:
-        self._check_beams(params)
-        parsed = [parse_prompt(prompt, self._local.tokenizer).tokens for prompt in as_prompts(prompts)]
-        for tokens in parsed:
-            self._submission.adds(tokens, SamplingParams(max_tokens=params.max_tokens))  # raises if it does not fit
-        adapters = self._local.adapters.load_all(for_each(lora_request, len(parsed)))
-        found: list[BeamSearchOutput] = []
-        tokenizer, step = self._text.tokenizer, params.step()
-        at_once = concurrency_limit or max(1, len(parsed))
-        for start in range(0, len(parsed), at_once):
-            search = BatchedBeamSearch(parsed[start : start + at_once], params, self._text.eos_ids)
-            while not search.done:
-                own = [adapters[start + place] for place in search.prompts_of_queries]
-                search.extend(self._next_tokens(search.queries, step, own))
-            for sequences in search.results():
-                texts = [None if tokenizer is None else tokenizer.decode(s.tokens) for s in sequences]
-                found.append(BeamSearchOutput([replace(s, text=t) for s, t in zip(sequences, texts, strict=True)]))
-        return found
+            self._check_beams(params)
+            parsed = [parse_prompt(prompt, self._local.tokenizer).tokens for prompt in as_prompts(prompts)]
+            for tokens in parsed:
+                self._submission.adds(tokens, SamplingParams(max_tokens=params.max_tokens))  # raises if it does not fit
+            adapters = self._local.adapters.load_all(for_each(lora_request, len(parsed)))
+            found: list[BeamSearchOutput] = []
+            tokenizer, step = self._text.tokenizer, params.step()
+            at_once = concurrency_limit or max(1, len(parsed))
+            for start in range(0, len(parsed), at_once):
+                search = BatchedBeamSearch(parsed[start : start + at_once], params, self._text.eos_ids)
+                while not search.done:
+                    own = [adapters[start + place] for place in search.prompts_of_queries]
+                    search.extend(self._next_tokens(search.queries, step, own))
+                for sequences in search.results():
+                    texts = [None if tokenizer is None else tokenizer.decode(s.tokens) for s in sequences]
+                    found.append(BeamSearchOutput([replace(s, text=t) for s, t in zip(sequences, texts, strict=True)]))
+            return found
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer.

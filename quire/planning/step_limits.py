@@ -12,6 +12,9 @@ from quire.errors import ConfigError
 from quire.foundation.config import Config
 from quire.models.spec import ModelSpec
 
+AUTO_LENGTH = -1
+"""`--max-model-len -1` is `auto`."""
+
 
 @dataclass(frozen=True)
 class StepLimits:
@@ -41,11 +44,11 @@ class StepLimits:
             ConfigError: The settings have not been resolved.
         """
         rows, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
-        length = config.model.max_model_len if length is None else length  # type: ignore[assignment]
-        if not isinstance(length, int) or rows is None or tokens is None:
+        longest = config.model.max_model_len if length is None else length
+        if not isinstance(longest, int) or rows is None or tokens is None:
             raise ConfigError("max_model_len, max_num_seqs and max_num_batched_tokens have not been resolved.")
         speculation = config.speculation.speculation
-        return cls(rows, tokens, length, 0 if speculation is None else speculation.tokens)
+        return cls(rows, tokens, longest, 0 if speculation is None else speculation.tokens)
 
     @property
     def sampled(self) -> int:
@@ -60,10 +63,6 @@ class StepLimits:
         """
         whole, rest = divmod(min(tokens, self.tokens, self.rows * self.length), self.length)
         return [self.length] * whole + [rest] * bool(rest)
-
-
-AUTO_LENGTH = -1
-"""`--max-model-len -1` is `auto`."""
 
 
 def is_auto(config: Config) -> bool:

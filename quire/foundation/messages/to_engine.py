@@ -8,6 +8,9 @@ import msgspec
 
 from quire.sampling_params import SamplingParams
 
+DECODING_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are no message; the last two are none of its own."""
+
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Encoded as an array of its class's name and its fields."""
