@@ -16,9 +16,10 @@ from typing import Any
 import msgspec
 
 from quire.engine.client import EngineClient, Lost
+from quire.engine.transport import client_address, engine_address
 from quire.foundation.clock import Clock
 from quire.foundation.messages.from_engine import EngineId, FromEngine
-from quire.foundation.messages.to_engine import DECODING_ERRORS, ToEngine, client_address, engine_address
+from quire.foundation.messages.to_engine import DECODING_ERRORS, ToEngine
 from quire.foundation.processes.launch import EXIT_CRASHED, LaunchConfig
 from quire.serving.api.process_life import serve_until_end
 from quire.serving.api.session.receivers import OnMessage

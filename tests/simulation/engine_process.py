@@ -14,14 +14,9 @@ from quire.engine.core import EngineCore
 from quire.engine.flight_record import FlightRecorder
 from quire.engine.port import Undecodable
 from quire.engine.process import turn_until
+from quire.engine.transport import _undecodable_messages, client_address, engine_address
 from quire.foundation.messages.from_engine import Deltas, EngineId, FromEngine
-from quire.foundation.messages.to_engine import (
-    DECODING_ERRORS,
-    ToEngine,
-    _undecodable_messages,
-    client_address,
-    engine_address,
-)
+from quire.foundation.messages.to_engine import DECODING_ERRORS, ToEngine
 from quire.foundation.processes.launch import EXIT_CRASHED, STOP_ENGINE, LaunchConfig, Pulse, StatusReport
 from quire.runtime.executor.fake import FakeExecutor
 from tests.simulation.blocking import BlockingThread
