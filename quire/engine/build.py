@@ -19,8 +19,9 @@ from quire.models.rank_share import rank_share
 from quire.models.spec import ModelSpec
 from quire.planning.costmodel.hardware import cpu, gpu
 from quire.planning.costmodel.roofline import Roofline
-from quire.planning.kv_demand import group_windows
 from quire.planning.machine import this_machine
+from quire.planning.memory_budget import group_windows
+from quire.planning.step_limits import StepLimits
 from quire.sampling_params import SamplingParams
 from quire.scheduling.kvcache.block_pool import BlockPool
 from quire.scheduling.kvcache.group_windows import FULL_ATTENTION, GroupWindow, capacity, max_cached_tokens
@@ -69,10 +70,9 @@ def build_model_runtime_info(config: Config, spec: ModelSpec) -> ModelRuntimeInf
 
 def build_ready(config: Config, device_limits: DeviceLimits, info: ModelRuntimeInfo) -> Ready:
     """What clients are told. Logs when a GPU's KV cache came out smaller than estimated."""
-    tokens, longest = config.scheduler.max_num_batched_tokens, config.model.max_model_len
-    assert tokens and isinstance(longest, int), "settings are resolved by quire.planning.auto_config"
-    block_size = config.cache.block_size
-    held = capacity(info.groups, device_limits.num_blocks, block_size, tokens, longest)
+    limits, block_size = StepLimits.of(config), config.cache.block_size
+    longest = limits.length
+    held = capacity(info.groups, device_limits.num_blocks, block_size, limits.tokens, longest)
     if held < longest and config.cache.num_gpu_blocks_override is None:
         _log.warning(
             "context     the KV cache holds %d tokens of one sequence, and not %d: longer requests are refused. Raise "
@@ -85,14 +85,14 @@ def build_ready(config: Config, device_limits: DeviceLimits, info: ModelRuntimeI
         num_blocks=device_limits.num_blocks,
         block_size=block_size,
         capacity=held,
-        kv_tokens=max_cached_tokens(info.groups, device_limits.num_blocks, block_size, tokens, longest),
+        kv_tokens=max_cached_tokens(info.groups, device_limits.num_blocks, block_size, limits.tokens, longest),
         startup=device_limits.startup,
     )
 
 
 def estimated_throughput(config: Config, info: ModelRuntimeInfo) -> float:
     """Tokens of prompts and outputs that the engine computes in a second, before it is measured; 0: unknown."""
-    return 0.0 if info.cost is None else info.cost.tokens_per_s(config.scheduler.max_num_seqs or 1)
+    return 0.0 if info.cost is None else info.cost.tokens_per_s(StepLimits.of(config).rows)
 
 
 def build_scheduler(
@@ -103,23 +103,22 @@ def build_scheduler(
     masked: Callable[[Add], bool] | None = None,
 ) -> Scheduler:
     """The scheduler of these settings; sequences that are `masked` sample only once their masks are there."""
-    limits, cache = config.scheduler, config.cache
-    assert limits.max_num_seqs and limits.max_num_batched_tokens, "settings are resolved by quire.planning.auto_config"
+    limits, scheduler, cache = StepLimits.of(config), config.scheduler, config.cache
     processors = load_processors(config.model.logits_processors)
     return Scheduler(
         BlockPool(device_limits.num_blocks, cache.block_size),
-        limits.max_num_seqs,
+        limits.rows,
         TokenBudget(
-            limits.max_num_batched_tokens,
-            limits.long_prefill_token_threshold,
+            limits.tokens,
+            scheduler.long_prefill_token_threshold,
             info.cost,
             device_limits.step_sizes,
-            limits.performance_mode or "balanced",
+            scheduler.performance_mode or "balanced",
         ),
-        Preemption(HostPool(), limits.preemption_mode, info.cost),
+        Preemption(HostPool(), scheduler.preemption_mode, info.cost),
         clock,
         groups=info.groups,
-        policy=limits.scheduling_policy,
+        policy=scheduler.scheduling_policy,
         prefix_caching=cache.enable_prefix_caching,
         rope_length_mode=info.rope_length_mode,
         host_bound=partial(takes, processors) if processors else None,

@@ -6,7 +6,8 @@ Knows nothing about the state of requests.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from quire.engine.port import Port
 from quire.foundation.messages.from_engine import Deltas, End, Load
@@ -14,37 +15,12 @@ from quire.foundation.messages.to_engine import CLIENT_SHIFT
 from quire.foundation.messages.workers import TokenLogprobs
 
 
-@dataclass
-class _Columns:
-    ids: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    ends: list[End] = field(default_factory=list)
-    asked: bool = False
-    prompt_logprobs: list[tuple[int, list[TokenLogprobs]]] = field(default_factory=list)
-    cached: list[tuple[int, int]] = field(default_factory=list)
-
-    def add(self, ids: list[int], counts: list[int], tokens: list[int], logprobs: list[TokenLogprobs | None]) -> None:
-        self.ids += ids
-        self.counts += counts
-        self.tokens += tokens
-        self.logprobs += logprobs if logprobs else [None] * len(tokens)
-        self.asked |= bool(logprobs)
-
-    def deltas(self, load: Load, last_add: int) -> Deltas:
-        logprobs = self.logprobs if self.asked else []
-        return Deltas(
-            self.ids, self.counts, self.tokens, logprobs, self.ends, load, self.prompt_logprobs, self.cached, last_add
-        )
-
-
 class Outbox:
-    """Columns for each client; `flush` sends and clears them."""
+    """News for each client; `flush` sends them."""
 
     def __init__(self, port: Port) -> None:
         self._port = port
-        self._by_client: dict[int, _Columns] = {}
+        self._by_client: dict[int, Deltas] = {}  # their lists grow until they are sent
 
     def tokens(
         self, ids: list[int], counts: list[int], tokens: list[int], logprobs: list[TokenLogprobs | None]
@@ -52,27 +28,27 @@ class Outbox:
         """Sequence `ids[i]` gained the next `counts[i]` of `tokens`; `logprobs` is empty when none asked for any."""
         clients = {number >> CLIENT_SHIFT for number in ids}
         if len(clients) == 1:
-            self._columns(ids[0]).add(ids, counts, tokens, logprobs)
+            _add(self._news(ids[0]), ids, counts, tokens, logprobs)
             return
         start = 0
         for number, count in zip(ids, counts, strict=True):
             end = start + count
-            self._columns(number).add([number], [count], tokens[start:end], logprobs[start:end])
+            _add(self._news(number), [number], [count], tokens[start:end], logprobs[start:end])
             start = end
 
     def prompt_logprobs(self, news: list[tuple[int, list[TokenLogprobs]]]) -> None:
         """(sequence, log probabilities of its next prompt tokens)."""
         for entry in news:
-            self._columns(entry[0]).prompt_logprobs.append(entry)
+            self._news(entry[0]).prompt_logprobs.append(entry)
 
     def cached(self, news: list[tuple[int, int]]) -> None:
         """(sequence, prompt tokens found in the prefix cache)."""
         for entry in news:
-            self._columns(entry[0]).cached.append(entry)
+            self._news(entry[0]).cached_tokens.append(entry)
 
     def end(self, end: End) -> None:
         """A sequence's last message."""
-        self._columns(end.id).ends.append(end)
+        self._news(end.id).ends.append(end)
 
     def drop(self, client: int) -> None:
         """Nobody reads what this client was to get."""
@@ -85,9 +61,22 @@ class Outbox:
             load: What the engine has to do, told with the news.
             last_adds: By client, the last Add that is in it.
         """
-        for client, columns in self._by_client.items():
-            self._port.send(client, columns.deltas(load(), last_adds.get(client, 0)))
+        for client, news in self._by_client.items():
+            _add(news, [], [], [], [])
+            self._port.send(client, replace(news, load=load(), last_add=last_adds.get(client, 0)))
         self._by_client.clear()
 
-    def _columns(self, request_id: int) -> _Columns:
-        return self._by_client.setdefault(request_id >> CLIENT_SHIFT, _Columns())
+    def _news(self, request_id: int) -> Deltas:
+        return self._by_client.setdefault(request_id >> CLIENT_SHIFT, Deltas([], [], []))
+
+
+def _add(
+    news: Deltas, ids: list[int], counts: list[int], tokens: list[int], logprobs: list[TokenLogprobs | None]
+) -> None:
+    """Append tokens to a client's news, which have log probabilities for all tokens as soon as they have any."""
+    if logprobs or news.logprobs:
+        news.logprobs.extend([None] * (len(news.tokens) - len(news.logprobs)))
+    news.ids.extend(ids)
+    news.counts.extend(counts)
+    news.tokens.extend(tokens)
+    news.logprobs.extend(logprobs)

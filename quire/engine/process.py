@@ -5,20 +5,21 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from time import thread_time
 from types import FrameType
 
 from quire.engine.adapter_registry import load_modules
 from quire.engine.build import build_model_runtime_info
-from quire.engine.core import EngineCore
+from quire.engine.core import HEARTBEAT_S, EngineCore
 from quire.engine.flight_record import FlightRecorder
-from quire.engine.loop import turn_until
 from quire.engine.thinking_budgets import bitmask_source
 from quire.engine.transport import ZmqPort
 from quire.foundation.clock import Clock, SystemClock
 from quire.foundation.config import Config
 from quire.foundation.processes import garbage
-from quire.foundation.processes.launch import STOP_ENGINE, GroupEnds, LaunchConfig, SendReport, StatusReport
+from quire.foundation.processes.launch import PULSE_S, STOP_ENGINE, GroupEnds, LaunchConfig, SendReport, StatusReport
 from quire.models.spec import read_spec
+from quire.planning.step_limits import StepLimits
 from quire.runtime.executor.executor import Executor
 from quire.runtime.executor.factory import build_executor
 
@@ -42,9 +43,7 @@ def main(
     device_limits = executor.start()
     runtime_info = build_model_runtime_info(config, read_spec(config.model.model, config.model.quantization))
     masker = bitmask_source(config, device_limits.vocab_size)
-    rows = config.scheduler.max_num_seqs
-    assert rows, "settings are resolved by quire.planning.auto_config"
-    flight = FlightRecorder(directory, launch.engine, executor.max_in_flight, rows)
+    flight = FlightRecorder(directory, launch.engine, executor.max_in_flight, StepLimits.of(config).rows)
     adapters = load_modules(config.lora, executor.adapters, is_restart=launch.engine.epoch > 0)
     core = EngineCore(config, device_limits, runtime_info, executor, port, clock, masker, flight, adapters)
     signal.signal(STOP_ENGINE, stop)
@@ -55,3 +54,22 @@ def main(
         masker.close()
     executor.close()
     port.close()
+
+
+def turn_until(stopping: Callable[[], bool], core: EngineCore, clock: Clock, report: SendReport) -> None:
+    """Turn the engine's loop until it is to stop.
+
+    Args:
+        stopping: Whether it is to stop.
+        core: The engine.
+        clock: For the pulses.
+        report: Gets the pulses.
+    """
+    next_pulse = 0.0
+    while not stopping():
+        begun = thread_time()
+        core.turn(wait=HEARTBEAT_S)
+        core.record_turn(thread_time() - begun)
+        if (now := clock.now()) >= next_pulse:
+            next_pulse = now + PULSE_S
+            report(core.pulse())

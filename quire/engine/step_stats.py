@@ -1,4 +1,4 @@
-"""What the engine's steps did, as heartbeats and `Load` report it."""
+"""What the engine's steps did, as heartbeats and `Load` report it, and how long the next ones may take."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 
-from quire.engine.step_deadline import SHORTEST_S, StepDeadline
+from quire.foundation.config.parallel import ParallelConfig
 from quire.foundation.messages.from_engine import STEP_TOKEN_BOUNDS, WORK_BOUNDS_S, Heartbeat, Load
 from quire.foundation.messages.workers import Result
 
@@ -15,8 +15,61 @@ LONGEST_TURN_S = 2.0
 """A turn of the loop waits up to a second."""
 WARNED_S = 0.1
 """A turn of more processor time is logged, if it is longer than all before."""
-
 logger = logging.getLogger(__name__)
+
+FACTOR = 10.0
+"""A step may take this many times as long as the slowest of its size."""
+SHORTEST_S = 4.0
+"""Least time that any step gets, in seconds: a busy machine may leave a process alone for that long."""
+SHORTEST_OF_GROUP_S = 60.0
+"""Least time that any step gets where engines share experts, in seconds: it may wait for another engine's step, and the
+ranks find out which one keeps them waiting."""
+UNKNOWN_S = 60.0
+"""Least time that a step gets if its size was not measured yet, in seconds: it may be the first to compile a kernel."""
+_UNKNOWN_FACTOR = 3.0
+"""A step whose size was not measured yet may take this many times what it would take if time grew with the tokens."""
+_FORGETTING = 0.98
+"""The share of the slowest step's time that is kept at each later step of its size."""
+
+
+class StepDeadline:
+    """How long a step may take before the engine counts as stuck, from how long steps of as many tokens took.
+
+    Args:
+        shortest_s: Least time that any step gets, in seconds.
+    """
+
+    def __init__(self, shortest_s: float = SHORTEST_S) -> None:
+        self._shortest_s = shortest_s
+        self._slowest: list[float | None] = [None] * (len(STEP_TOKEN_BOUNDS) + 1)
+
+    def learn(self, tokens: int, seconds: float) -> None:
+        """Record that a step of so many tokens took so long."""
+        bucket = bisect_left(STEP_TOKEN_BOUNDS, tokens)
+        before = self._slowest[bucket]
+        self._slowest[bucket] = seconds if before is None else max(seconds, _FORGETTING * before)
+
+    def limit_s(self, tokens: int) -> float:
+        """How long a step of so many tokens may take, in seconds."""
+        bucket = bisect_left(STEP_TOKEN_BOUNDS, tokens)
+        measured = self._slowest[bucket]
+        if measured is not None:
+            return max(self._shortest_s, FACTOR * measured)
+        smaller = (
+            (bound, seconds)
+            for bound, seconds in zip(STEP_TOKEN_BOUNDS[:bucket], self._slowest, strict=False)
+            if seconds is not None
+        )
+        bound, seconds = max(smaller, default=(1, 0.0))
+        longest = _UNKNOWN_FACTOR * seconds * tokens / bound  # time grows no faster than the tokens
+        return max(UNKNOWN_S, self._shortest_s, longest)
+
+
+def shortest_limit_s(parallel: ParallelConfig) -> float:
+    """Least time that any step of such an engine gets, in seconds: more than its ranks wait for another engine's."""
+    if not parallel.engines_share_experts:
+        return SHORTEST_S
+    return max(SHORTEST_OF_GROUP_S, 3.0 * (parallel.distributed_timeout_seconds or 0))
 
 
 class StepStats:

@@ -7,7 +7,6 @@ about grammars.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
 
@@ -17,6 +16,7 @@ from quire.foundation.messages.workers import Bits, MaskedDrafts, TokenBitmasks
 from quire.runtime.executor.executor import Executor
 from quire.scheduling.scheduler.request import Request
 from quire.scheduling.scheduler.scheduler import Scheduler
+from quire.scheduling.scheduler.step import ScheduledStep
 
 GRAMMAR = "grammar"
 """What a request awaits until its masks can be made."""
@@ -62,23 +62,6 @@ class TokenBitmaskSource(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """A step whose masks were asked for.
-
-    Attributes:
-        step: Its number.
-        rows: See `Plan.masked`.
-        requests: Theirs.
-        alive: Those of them that were not over, whose masks come.
-    """
-
-    step: int
-    rows: list[int]
-    requests: list[Request]
-    alive: list[Request]
-
-
 class TokenBitmaskSender:
     """Sends the masks of the oldest step in flight to the executor.
 
@@ -94,7 +77,7 @@ class TokenBitmaskSender:
         self._scheduler = scheduler
         self._executor = executor
         self._open = b"\xff" * (4 * -(-vocab_size // 32))
-        self._asked: _Asked | None = None
+        self._asked: tuple[ScheduledStep, list[Request]] | None = None  # whose requests were not over: masks come
         self._drafts = MaskedDrafts(0, [])  # the last ones
         self._last = 0  # the last step that was asked for
 
@@ -107,7 +90,7 @@ class TokenBitmaskSender:
         self._last = due.number
         requests = [due.requests[row] for row in due.masked]
         alive = [request for request in requests if request.ended is None]
-        self._asked = _Asked(due.number, due.masked, requests, alive)
+        self._asked = due, alive
         drafts: Drafts = {}
         if due.awaits_drafts:
             drafts = {request.id: own for request, own in zip(requests, self._drafts.tokens, strict=True) if own}
@@ -126,9 +109,10 @@ class TokenBitmaskSender:
         asked, self._asked = self._asked, None
         if asked is None:
             return []
+        step, alive = asked
         masks: dict[int, Sequence[Bits]] = {}
         ended = []
-        for request, mask in zip(asked.alive, self._masker.bits() if asked.alive else (), strict=True):
+        for request, mask in zip(alive, self._masker.bits() if alive else (), strict=True):
             over = None
             if mask is None:
                 over = self._scheduler.stop(request.id)
@@ -139,9 +123,9 @@ class TokenBitmaskSender:
             if over is not None:  # else it was aborted meanwhile
                 ended.append(over)
         # An ended request's row is still in the step and waits; its token is dropped.
-        by_row = [masks.get(request.id, (self._open,)) for request in asked.requests]
+        by_row = [masks.get(step.requests[row].id, (self._open,)) for row in step.masked]
         counts = [len(each) for each in by_row] if any(len(each) > 1 for each in by_row) else []
-        self._executor.submit_bitmasks(TokenBitmasks(asked.step, asked.rows, [*chain(*by_row)], counts))
+        self._executor.submit_bitmasks(TokenBitmasks(step.number, step.masked, [*chain(*by_row)], counts))
         return ended
 
     def prepare(self, message: Add) -> tuple[str, ...]:

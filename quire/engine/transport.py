@@ -17,12 +17,10 @@ import zmq
 from quire.engine.client import Lost
 from quire.engine.port import Undecodable
 from quire.foundation.messages.from_engine import Dead, EngineId, FromEngine
-from quire.foundation.messages.to_engine import Abort, Add, ClientGone, ToEngine
+from quire.foundation.messages.to_engine import DECODING_ERRORS, Abort, Add, ClientGone, ToEngine
 
 logger = logging.getLogger(__name__)
 
-_DECODING_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are no message; the last two are none of its own."""
 _FORKS = 1 + Add.__struct_fields__.index("forks")
 """Index of `Add.forks` in an encoded Add, after the type's name."""
 
@@ -86,7 +84,7 @@ class ZmqPort:
                 message = self._decoder.decode(raw)
                 messages.append(message)
                 taken += len(raw) + SEQUENCE_BYTES * _num_sequences(message)
-            except _DECODING_ERRORS as error:
+            except DECODING_ERRORS as error:
                 messages += _undecodable_messages(raw, error)
                 taken += len(raw)
         return messages
@@ -125,7 +123,7 @@ def _undecodable_messages(raw: bytes, error: Exception) -> list[Undecodable]:
     """Whoever waits for an answer to a message that does not decode; empty if that cannot be read either."""
     try:
         fields = msgspec.msgpack.decode(raw)
-    except _DECODING_ERRORS:
+    except DECODING_ERRORS:
         fields = None
     match fields:
         case ["Add", int(first), *_] if first >= 0:
@@ -183,7 +181,7 @@ class ZmqClient:
             return None
         try:
             return self._decoder.decode(self._inbox.recv())
-        except _DECODING_ERRORS as error:
+        except DECODING_ERRORS as error:
             logger.error("a message from the engine cannot be decoded: %s", error)
             return Lost(str(error))
 

@@ -1,6 +1,6 @@
-"""The modules of vLLM that scripts import by name: `quire.lora.request`, `quire.engine.arg_utils` and others.
+"""The modules of vLLM that scripts import by name (`quire.lora.request`, say), and those that guides run with `-m`.
 
-A table stands for files of one line each. `quire` itself exports every name; a module of the table passes some on.
+Two tables stand for files of one line each. `quire` itself exports every name; a module passes some on.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "quire.engine.async_llm_engine": ("AsyncEngineArgs", "AsyncLLMEngine"),
     "quire.engine.llm_engine": ("LLMEngine",),
     "quire.entrypoints.llm": ("LLM",),
+    "quire.entrypoints.openai": (),
     "quire.inputs": ("TextPrompt", "TokensPrompt"),
     "quire.lora": (),
     "quire.lora.request": ("LoRARequest",),
@@ -26,25 +27,39 @@ NAMES: dict[str, tuple[str, ...]] = {
     "quire.v1.engine.llm_engine": ("LLMEngine",),
 }
 """What each module has, by its path."""
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "quire.benchmark_latency": ("bench", "latency"),
+    "quire.benchmark_throughput": ("bench", "throughput"),
+    "quire.entrypoints.openai.api_server": ("serve",),
+    "quire.entrypoints.openai.run_batch": ("run-batch",),
+}
+"""The command of `quire` that `python -m` and each path stand for."""
+_RUN = """import sys
+from quire.cli.main import main
+if __name__ == "__main__":
+    main({command} + sys.argv[1:])
+"""
 
 
 class _Loader(InspectLoader):
     def get_source(self, fullname: str) -> str:
+        if fullname in COMMANDS:
+            return _RUN.format(command=list(COMMANDS[fullname]))
         names = NAMES[fullname]
         return "".join(f"from quire import {name}\n" for name in names) + f"__all__ = {list(names)}\n"
 
     def is_package(self, fullname: str) -> bool:
-        return any(path.startswith(f"{fullname}.") for path in NAMES)
+        return any(path.startswith(f"{fullname}.") for path in (*NAMES, *COMMANDS))
 
 
 class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return spec_from_loader(fullname, _Loader()) if fullname in NAMES else None
+        return spec_from_loader(fullname, _Loader()) if fullname in NAMES or fullname in COMMANDS else None
 
 
 def install() -> None:
-    """Let Python find the modules of the table, behind all files that exist."""
+    """Let Python find the modules of the tables, behind all files that exist."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())

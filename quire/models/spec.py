@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quire.foundation.config.kv_cache_dtype import element_bytes
+from quire.foundation.config.cache import element_bytes
 from quire.models.config_file import ConfigFile
 from quire.models.families import FAMILIES, HEADS, TEXT_MODELS, WRAPPERS, Family
 from quire.models.head_spec import HeadSpec, read_head
@@ -171,7 +171,7 @@ class ModelSpec:
         return self.layers * (h * (1 if self.head is None else 2) * (q + 2 * kv) + q * h) + mlps
 
     def kv_bytes_per_token(self, kv_dtype: str) -> int:
-        """Bytes of keys and values that one token takes over all layers, of a type of kv_cache_dtype.py."""
+        """Bytes of keys and values that one token takes over all layers, of a type of `config/cache.py`."""
         return self.layers * self._layer_kv_bytes(kv_dtype)
 
     def kv_block_bytes(self, kv_dtype: str, block_size: int) -> int:

@@ -13,15 +13,14 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from quire.errors import ConfigError, EngineDeadError, GenerationError
+from quire.errors import EngineDeadError, GenerationError
 from quire.foundation.config import BUILTIN_MODEL
 from quire.foundation.messages.from_engine import Deltas, Done, FromEngine
 from quire.foundation.messages.to_engine import Adapter, Control, PauseMode
 from quire.offline.adapters import LoRARequest, adapter_of, load_command
-from quire.offline.conversations import ConversationRenderer, Message
 from quire.offline.engine_thread import CLOSED, EngineThread
 from quire.offline.open_streams import OpenStreams
-from quire.offline.prompts import ParsedPrompt, Prompt, parse_prompt
+from quire.offline.prompts import ConversationRenderer, Message, ParsedPrompt, Prompt, parse_prompt
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.text.sequence_accumulator import SequenceAccumulator
@@ -99,7 +98,7 @@ class AsyncLLM:
             EngineDeadError: A step failed, `shutdown` was called, or this is a fork of the process that made it.
         """
         return self._generate(
-            lambda: parse_prompt(prompt, self._tokenizer), sampling_params, request_id, lora_request, priority
+            lambda: parse_prompt(prompt, self._local.tokenizer), sampling_params, request_id, lora_request, priority
         )
 
     def chat(
@@ -215,7 +214,7 @@ class AsyncLLM:
         Raises:
             ConfigError: It was left out by skip_tokenizer_init.
         """
-        return self._tokenizer()
+        return self._local.tokenizer()
 
     @property
     def is_running(self) -> bool:
@@ -328,11 +327,6 @@ class AsyncLLM:
 
     def _attach(self) -> None:
         self._engine.attach(idle=not self._streams and not self._controls)
-
-    def _tokenizer(self) -> Tokenizer:
-        if self._local.text.tokenizer is None:
-            raise ConfigError("There is no tokenizer: skip_tokenizer_init was set.")
-        return self._local.text.tokenizer
 
 
 def _is_loaded(loading: asyncio.Task[Adapter]) -> bool:

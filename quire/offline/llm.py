@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import ConfigError, RequestError
@@ -19,12 +18,20 @@ from quire.foundation.messages.to_engine import Adapter, Control
 from quire.foundation.messages.workers import TokenLogprobs
 from quire.foundation.processes.garbage import rare_collection
 from quire.offline.adapters import LoRARequest, for_each
-from quire.offline.conversations import ConversationRenderer, Message, as_conversations
 from quire.offline.local_engine import LocalEngine, no_sampling_params
 from quire.offline.metrics import OfflineMetrics
-from quire.offline.prompts import ParsedPrompt, Prompt, as_prompts, parse_prompt
+from quire.offline.prompts import (
+    ConversationRenderer,
+    Message,
+    ParsedPrompt,
+    Prompt,
+    as_conversations,
+    as_prompts,
+    parse_prompt,
+)
 from quire.offline.run import OfflineRun
 from quire.outputs import BeamSearchOutput, RequestOutput
+from quire.planning.step_limits import StepLimits
 from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.text.beam_search import BatchedBeamSearch
 from quire.text.sequence_accumulator import SequenceAccumulator
@@ -61,7 +68,6 @@ class LLM:
         self.startup: dict[str, float] = self._local.startup
         self._next_request = 0
         self._metrics = None if disable_log_stats else OfflineMetrics(self._local)
-        self._run_stats = None if self._metrics is None else self._metrics.run
 
     def generate(
         self,
@@ -90,7 +96,8 @@ class LLM:
         params = self._params_for(len(several), sampling_params)
         if priority is not None and (not isinstance(priority, Sequence) or len(priority) != len(several)):
             raise RequestError(f"{len(several)} prompts need a list of as many priorities.", param="priority")
-        return self._run(map(self._parse, several), params, use_tqdm, lora_request, priority)
+        parsed = (parse_prompt(prompt, self._local.tokenizer) for prompt in several)
+        return self._run(parsed, params, use_tqdm, lora_request, priority)
 
     def chat(
         self,
@@ -155,32 +162,23 @@ class LLM:
             EngineDeadError: See `generate`.
         """
         with self._local.exclusive():
-            return self._beam_search(prompts, params, lora_request, concurrency_limit)
-
-    def _beam_search(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: BeamSearchParams,
-        lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
-        concurrency_limit: int | None,
-    ) -> list[BeamSearchOutput]:
-        self._check_beams(params)
-        parsed = [self._parse(prompt).tokens for prompt in as_prompts(prompts)]
-        for tokens in parsed:
-            self._submission.adds(tokens, SamplingParams(max_tokens=params.max_tokens))  # raises if it does not fit
-        adapters = self._local.adapters.load_all(for_each(lora_request, len(parsed)))
-        found: list[BeamSearchOutput] = []
-        tokenizer, step = self._text.tokenizer, params.step()
-        at_once = concurrency_limit or max(1, len(parsed))
-        for start in range(0, len(parsed), at_once):
-            search = BatchedBeamSearch(parsed[start : start + at_once], params, self._text.eos_ids)
-            while not search.done:
-                own = [adapters[start + place] for place in search.prompts_of_queries]
-                search.extend(self._next_tokens(search.queries, step, own))
-            for sequences in search.results():
-                texts = [None if tokenizer is None else tokenizer.decode(s.tokens) for s in sequences]
-                found.append(BeamSearchOutput([replace(s, text=t) for s, t in zip(sequences, texts, strict=True)]))
-        return found
+            self._check_beams(params)
+            parsed = [parse_prompt(prompt, self._local.tokenizer).tokens for prompt in as_prompts(prompts)]
+            for tokens in parsed:
+                self._submission.adds(tokens, SamplingParams(max_tokens=params.max_tokens))  # raises if it does not fit
+            adapters = self._local.adapters.load_all(for_each(lora_request, len(parsed)))
+            found: list[BeamSearchOutput] = []
+            tokenizer, step = self._text.tokenizer, params.step()
+            at_once = concurrency_limit or max(1, len(parsed))
+            for start in range(0, len(parsed), at_once):
+                search = BatchedBeamSearch(parsed[start : start + at_once], params, self._text.eos_ids)
+                while not search.done:
+                    own = [adapters[start + place] for place in search.prompts_of_queries]
+                    search.extend(self._next_tokens(search.queries, step, own))
+                for sequences in search.results():
+                    texts = [None if tokenizer is None else tokenizer.decode(s.tokens) for s in sequences]
+                    found.append(BeamSearchOutput([replace(s, text=t) for s, t in zip(sequences, texts, strict=True)]))
+            return found
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer.
@@ -188,9 +186,7 @@ class LLM:
         Raises:
             ConfigError: It was left out by skip_tokenizer_init.
         """
-        if self._text.tokenizer is None:
-            raise ConfigError("There is no tokenizer: skip_tokenizer_init was set.")
-        return self._text.tokenizer
+        return self._local.tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses where no parameters are given: the model's generation_config.json."""
@@ -229,9 +225,7 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- one batch of requests --------------------------------------------------------------------------------------
@@ -247,14 +241,14 @@ class LLM:
     ) -> list[RequestOutput]:
         """Submit all prompts, wait until each sequence has ended, and assemble the outputs."""
         requests: list[tuple[str | None, list[SequenceAccumulator]]] = []
-        head_start = self._config.scheduler.max_num_batched_tokens if priority is None else None
+        head_start = StepLimits.of(self._config).tokens if priority is None else None
         with ExitStack() as stack:
             stack.enter_context(self._local.exclusive())
             adapters = self._local.adapters.load_all(for_each(lora_request, len(params)))
             each_has = zip(prompts, params, priority or [0] * len(params), adapters, strict=True)
             total = sum(each.n for each in params)
             bar = stack.enter_context(_bar(total)) if use_tqdm and sys.stderr.isatty() else None
-            run = stack.enter_context(OfflineRun(self._engine, head_start, bar, self._run_stats))
+            run = stack.enter_context(OfflineRun(self._engine, head_start, bar, self._metrics))
             for prompt, each, rank, adapter in each_has:
                 sequences = self._local.sequences(prompt, each, rank, adapter)
                 run.submit(sequences)
@@ -271,7 +265,7 @@ class LLM:
             for tokens, adapter in zip(sequences, adapters, strict=True)
         ]
         gathered = [self._local.sequence(add, 0) for add in adds]
-        with OfflineRun(self._engine, stats=self._run_stats) as run:
+        with OfflineRun(self._engine, metrics=self._metrics) as run:
             for sequence in gathered:
                 run.submit([sequence])
             run.finish()
@@ -293,9 +287,6 @@ class LLM:
     def _output(self, text: str | None, sequences: Sequence[SequenceAccumulator]) -> RequestOutput:
         number, self._next_request = self._next_request, self._next_request + 1
         return self._local.output(str(number), text, sequences)
-
-    def _parse(self, prompt: Prompt) -> ParsedPrompt:
-        return parse_prompt(prompt, self.get_tokenizer)
 
     def _params_for(
         self, count: int, given: SamplingParams | Sequence[SamplingParams] | None

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from quire.errors import ConfigError
 from quire.foundation.config import BUILTIN_MODEL
 from quire.foundation.messages.from_engine import Deltas, FromEngine
 from quire.offline.adapters import LoRARequest
@@ -65,7 +64,7 @@ class LLMEngine:
             EngineDeadError: See `step`.
         """
         with self._local.exclusive():
-            parsed = parse_prompt(prompt, self.get_tokenizer)
+            parsed = parse_prompt(prompt, self._local.tokenizer)
             adapter = self._local.adapters.load(lora_request, self._take)
             sequences = self._local.sequences(parsed, params, priority, adapter)
             return self._streams.submit(request_id, parsed.text, sequences).name
@@ -124,9 +123,7 @@ class LLMEngine:
         Raises:
             ConfigError: It was left out by skip_tokenizer_init.
         """
-        if self._local.text.tokenizer is None:
-            raise ConfigError("There is no tokenizer: skip_tokenizer_init was set.")
-        return self._local.text.tokenizer
+        return self._local.tokenizer()
 
     def close(self) -> None:
         """Free the engine; no other method can be called afterwards. In a fork of the process that made it, nothing

@@ -36,7 +36,6 @@ from quire.outputs import RequestOutput
 from quire.planning.auto_config import resolve
 from quire.runtime.executor.factory import build_executor
 from quire.sampling_params import SamplingParams
-from quire.text.bad_words import bad_word_tokens
 from quire.text.choice_state import ChoiceState
 from quire.text.model_text import load_model_text
 from quire.text.output_parsers.detection import detect_reasoning_parser
@@ -44,6 +43,7 @@ from quire.text.output_parsers.formats import Turn
 from quire.text.output_parsers.reasoning_grammar import reasoning_in_front
 from quire.text.sequence_accumulator import SequenceAccumulator
 from quire.text.thinking_budget import thinking_budget
+from quire.text.tokenizer import Tokenizer, bad_word_tokens
 
 _log = logging.getLogger(__name__)
 
@@ -115,6 +115,16 @@ class LocalEngine:
             )
         return EngineDeadError(self.client.ended) if self.client.ended else None
 
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            ConfigError: It was left out by skip_tokenizer_init.
+        """
+        if self.text.tokenizer is None:
+            raise ConfigError("There is no tokenizer: skip_tokenizer_init was set.")
+        return self.text.tokenizer
+
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Within it no other thread uses the engine; threads wait for their turn.
@@ -165,30 +175,24 @@ class LocalEngine:
         """One sequence of a prompt."""
         return SequenceAccumulator(add, index, ChoiceState(add, self.text.tokenizer))
 
-    def output(self, request_id: str, text: str | None, sequences: Sequence[SequenceAccumulator]) -> RequestOutput:
-        """What the sequences of a prompt have brought; `text` is the prompt's."""
-        first, tokenizer = sequences[0], self.text.tokenizer
-        return RequestOutput(
-            request_id,
-            text,
-            first.add.tokens,
-            [sequence.output(tokenizer) for sequence in sequences],
-            finished=all(sequence.choice.finished for sequence in sequences),
-            prompt_logprobs=first.prompt_logprobs(tokenizer),
-            num_cached_tokens=first.choice.cached_tokens,
-        )
+    def output(
+        self, request_id: str, text: str | None, sequences: Sequence[SequenceAccumulator], *, only_new: bool = False
+    ) -> RequestOutput:
+        """What the sequences of a prompt have brought.
 
-    def gained(self, request_id: str, text: str | None, sequences: Sequence[SequenceAccumulator]) -> RequestOutput:
-        """What the sequences of a prompt have brought since the last call; of those that brought nothing there is no
-        output."""
+        Args:
+            request_id, text: Of the prompt.
+            sequences: All of it.
+            only_new: Since the last call; of sequences that brought nothing there is no output then.
+        """
         first, tokenizer = sequences[0], self.text.tokenizer
-        scored = first.prompt_logprobs(tokenizer) if first.whole.prompt_logprobs else None
-        gained = (sequence.gained(tokenizer) for sequence in sequences)
+        scored = None if only_new and not first.whole.prompt_logprobs else first.prompt_logprobs(tokenizer)
+        outputs = [each.gained(tokenizer) if only_new else each.output(tokenizer) for each in sequences]
         return RequestOutput(
             request_id,
             text,
             first.add.tokens,
-            [output for output in gained if output is not None],
+            [output for output in outputs if output is not None],
             finished=all(sequence.choice.finished for sequence in sequences),
             prompt_logprobs=scored,
             num_cached_tokens=first.choice.cached_tokens,

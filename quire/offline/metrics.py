@@ -1,37 +1,52 @@
-"""The metrics of an `LLM`. Imports Prometheus' client when it is first used."""
+"""The metrics of an `LLM`: what its sequences count, and how it is read. Imports Prometheus' client on first use."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quire.engine.metrics.stats import Stats
+from quire.engine.metrics.stats import SequenceStats, Stats
 from quire.foundation.clock import SystemClock
-from quire.foundation.messages.from_engine import Done
-from quire.foundation.messages.to_engine import Control
+from quire.foundation.messages.from_engine import Deltas, Done, EndReason
+from quire.foundation.messages.to_engine import Add, Control
 from quire.offline.local_engine import LocalEngine
-from quire.offline.run_stats import RunStats
+from quire.planning.step_limits import StepLimits
+from quire.text.deltas import deltas_by_sequence
 
 if TYPE_CHECKING:
     from quire.engine.metrics.reader import Metric
 
 
 class OfflineMetrics:
-    """Statistics of one engine since its start.
+    """Statistics of one engine since its start. Counts the sequences that are open, while its messages pass.
 
     Args:
         local: The engine.
-
-    Attributes:
-        run: Counts the sequences of each call.
     """
 
     def __init__(self, local: LocalEngine) -> None:
         self._local = local
+        self._clock = SystemClock()
         self._stats = Stats()
-        most = local.config.model.max_model_len
-        assert isinstance(most, int)
-        self._stats.set_max_model_len(most)
-        self.run = RunStats(self._stats, SystemClock())
+        self._stats.set_max_model_len(StepLimits.of(local.config).length)
+        self._open: dict[int, SequenceStats] = {}
+
+    def start(self, add: Add) -> None:
+        """A sequence goes to the engine."""
+        self._open[add.id] = self._stats.start_sequence(add)
+
+    def take(self, deltas: Deltas) -> None:
+        """A step brought something."""
+        now = self._clock.now()
+        for number, delta in deltas_by_sequence(deltas).items():
+            sequence = self._open.get(number)
+            if sequence is not None:
+                self._stats.record_tokens(sequence, len(delta.tokens), now, delta.cached_tokens)
+                self._stats.record_delivered(sequence, len(delta.tokens))
+                sequence.end = delta.end
+
+    def finish(self, number: int, reason: EndReason) -> None:
+        """A sequence has ended."""
+        self._stats.finish_sequence(self._open.pop(number), reason, self._clock.now())
 
     def read(self) -> list[Metric]:
         """All of them now."""

@@ -43,7 +43,7 @@ class OpenStream:
     def output(self, local: LocalEngine) -> RequestOutput | None:
         """What the reader gets now, which stays as it is when more comes; None for nothing."""
         if self.kind is RequestOutputKind.DELTA:
-            gained = local.gained(self.name, self.text, self.sequences)
+            gained = local.output(self.name, self.text, self.sequences, only_new=True)
             return gained if gained.outputs or gained.finished else None
         if self.kind is RequestOutputKind.FINAL_ONLY and not self.finished:
             return None

@@ -6,7 +6,6 @@ Owns the loop over messages. Knows nothing about the user's prompts, or about ou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from quire.engine.inprocess import InProcessClient
@@ -16,8 +15,8 @@ from quire.foundation.messages.to_engine import Abort
 from quire.text.sequence_accumulator import SequenceAccumulator, dispatch_deltas, failure_of
 
 if TYPE_CHECKING:
+    from quire.offline.metrics import OfflineMetrics
     from quire.offline.progress_bar import ProgressBar
-    from quire.offline.run_stats import RunStats
 
 
 class OfflineRun:
@@ -31,7 +30,7 @@ class OfflineRun:
         head_start: Run the engine each time so many prompt tokens (a step's worth) were submitted. None: only when all
             prompts are.
         bar: Shows how many sequences have ended; None for no bar.
-        stats: Counts them; None: nothing is counted.
+        metrics: Counts them; None: nothing is counted.
     """
 
     def __init__(
@@ -39,9 +38,9 @@ class OfflineRun:
         engine: InProcessClient,
         head_start: int | None = None,
         bar: ProgressBar | None = None,
-        stats: RunStats | None = None,
+        metrics: OfflineMetrics | None = None,
     ) -> None:
-        self._stats = stats
+        self._metrics = metrics
         self._engine = engine
         self._head_start = head_start
         self._bar = bar
@@ -53,23 +52,21 @@ class OfflineRun:
         self._engine.interrupts.install()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._engine.interrupts.uninstall()
         if self._open:  # the next call must not receive their tokens
             self._engine.send(Abort(list(self._open)))
-            if self._stats is not None:
+            if self._metrics is not None:
                 for number in self._open:
-                    self._stats.finish(number, "abort")
+                    self._metrics.finish(number, "abort")
 
     def submit(self, request: Sequence[SequenceAccumulator]) -> None:
         """Submit the sequences of one prompt. Once a step's worth of prompts has gathered, the engine plans what it
         can, without waiting for the device."""
         for sequence in request:
             self._open[sequence.add.id] = sequence
-            if self._stats is not None:
-                self._stats.start(sequence.add)
+            if self._metrics is not None:
+                self._metrics.start(sequence.add)
         self._engine.send(request[0].add)  # with its forks
         self._unseen += request[0].add.prompt_len
         if self._head_start is not None and self._unseen >= self._head_start:
@@ -91,15 +88,15 @@ class OfflineRun:
     def _take(self, message: FromEngine | None) -> None:
         if not isinstance(message, Deltas):
             return
-        if self._stats is not None:
-            self._stats.take(message)
+        if self._metrics is not None:
+            self._metrics.take(message)
         for sequence in dispatch_deltas(message, self._open):
             if sequence.end is None:
                 self._engine.send(Abort([sequence.add.id]))
             elif (error := failure_of(sequence.end)) is not None:
                 self._errors.append(error)
             del self._open[sequence.add.id]
-            if self._stats is not None:
-                self._stats.finish(sequence.add.id, "stop" if sequence.end is None else sequence.end.reason)
+            if self._metrics is not None:
+                self._metrics.finish(sequence.add.id, "stop" if sequence.end is None else sequence.end.reason)
             if self._bar is not None:
                 self._bar.advance(len(sequence.whole.tokens))

@@ -9,25 +9,30 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quire.compute.mesh import Mesh
 from quire.errors import ConfigError
 from quire.foundation.config import Config, DeviceConfig, SchedulerConfig
-from quire.foundation.config.kv_cache_dtype import check_kv_cache_dtype
 from quire.models.quantization.formats import CodebookFormat, Fp8Format, GgufFormat
 from quire.models.quantization.held_bytes import HeldWeights
 from quire.models.spec import ModelSpec, on_a_gpu, read_spec
 from quire.models.weights import hub
 from quire.models.weights.gguf_models import GgufChoice
-from quire.planning.byte_sizes import GIB, format_bytes
-from quire.planning.context_length import check_length, length_reason
 from quire.planning.draft_model import with_draft_model
 from quire.planning.dtype import resolve_dtype
+from quire.planning.footprint import GIB, format_bytes
 from quire.planning.kv_cache_plan import KVCachePlan
-from quire.planning.kv_demand import group_windows
 from quire.planning.machine import Gpu, Machine, this_machine
-from quire.planning.nodes import check_backend, check_nodes, node_lines
-from quire.planning.ranks import check_ranks, plan_for_all, rank_lines
-from quire.scheduling.kvcache.group_windows import max_cached_tokens
+from quire.planning.memory_budget import KVDemand
+from quire.planning.ranks import (
+    check_backend,
+    check_engines,
+    check_nodes,
+    check_ranks,
+    engine_lines,
+    node_lines,
+    plan_for_all,
+    rank_lines,
+)
+from quire.planning.step_limits import check_length, length_reason
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_SEQS_LARGE_GPU = 512
@@ -36,7 +41,6 @@ DEFAULT_MAX_NUM_SEQS_LARGE_GPU = 512
 More rows would bring a dense model no more tokens a second, because a step takes longer in proportion; each sequence
 would only wait longer.
 """
-MAX_ENGINES = 64
 LARGE_GPU_BYTES = 60 * GIB
 DEFAULT_MAX_NUM_BATCHED_TOKENS_CPU = 512
 DEFAULT_MAX_NUM_BATCHED_TOKENS_GPU = 8192
@@ -87,12 +91,11 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
     if device.device == "cuda":
         spec = on_a_gpu(spec)
     gpu = machine.gpu if device.device == "cuda" else None
-    check_kv_cache_dtype(config.cache.kv_cache_dtype)
     check_nodes(config, device.device)
     check_backend(config.parallel, is_server=replicas)
     mesh = check_ranks(config, spec, on_gpu=gpu is not None)
     engines = config.parallel.data_parallel_size
-    _check_engines(engines, mesh, gpu, replicas=replicas)
+    check_engines(engines, mesh, gpu, replicas=replicas)
     config.lora.check(model.served_model_name or (name,))
     _check_adapters_directory(config.lora.lora_dir)
     config.speculation.check_device(device.device, mesh.tp, mesh.pp)
@@ -123,7 +126,7 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
         batch_line,
         *rank_lines(mesh, spec, config.parallel.ranks_of_a_node, on_gpu=gpu is not None),
         *node_lines(config.parallel),
-        *_engine_lines(engines, mesh.size, gpu),
+        *engine_lines(engines, mesh.size, gpu),
         _cache_line(config, plan, spec),
         _memory_line(config, plan, gpu.free_bytes if gpu else own_memory),
     )
@@ -178,55 +181,6 @@ def _check_adapters_directory(directory: str | None) -> None:
     """Refuse one that is not there: no request would ever find an adapter in it."""
     if directory and not Path(directory).is_dir():
         raise ConfigError(f"--lora-dir {directory} is no directory.", param="lora_dir")
-
-
-def _check_engines(engines: int, mesh: Mesh, gpu: Gpu | None, *, replicas: bool) -> None:
-    """Refuse more engines than there can be, or more ranks of each than there are GPUs."""
-    ranks = mesh.size
-    flags = [("tensor_parallel_size", mesh.tp), ("pipeline_parallel_size", mesh.pp)]
-    given = [(flag, size) for flag, size in flags if size > 1]
-    sizes = " and ".join(f"--{flag.replace('_', '-')} {size}" for flag, size in given)
-    asked, name = f"--data-parallel-size {engines}", "data_parallel_size"
-    if engines < 1:
-        raise ConfigError(f"{asked}: must be at least 1.", param=name)
-    if engines > MAX_ENGINES:
-        raise ConfigError(f"{asked}: one server has at most {MAX_ENGINES} engines.", param=name)
-    if engines > 1 and not replicas:
-        raise ConfigError(
-            f"{asked}: only quire serve runs several engines. Leave it out, or start a program for each engine and "
-            "divide the prompts among them.",
-            param=name,
-        )
-    if gpu is not None and ranks > gpu.of:
-        raise ConfigError(
-            f"{sizes}: each rank takes a GPU, and {gpu.of} may be used here. Lower it, let CUDA_VISIBLE_DEVICES name "
-            "more, or give --device cpu.",
-            param=given[0][0],
-        )
-    if gpu is not None and ranks > 1 and engines * ranks > gpu.of:
-        raise ConfigError(
-            f"{asked}: each engine takes {ranks} GPUs, and {gpu.of} may be used here. Lower it or {sizes}, or let "
-            "CUDA_VISIBLE_DEVICES name more.",
-            param=name,
-        )
-    if gpu is not None and engines > gpu.of:
-        raise ConfigError(
-            f"{asked}: each engine takes a GPU, and {gpu.of} may be used here. Lower it, let CUDA_VISIBLE_DEVICES name "
-            "more, or give --device cpu.",
-            param=name,
-        )
-
-
-def _engine_lines(engines: int, ranks: int, gpu: Gpu | None) -> list[str]:
-    """Return the report's line about several engines behind one address; no line if there is one engine."""
-    if engines == 1:
-        return []
-    share = f"each on {_gpus(ranks)}" if gpu is not None else f"each with 1/{engines} of the cores and of the memory"
-    return [f"engines     {engines} behind one address, {share}; sizes are those of one"]
-
-
-def _gpus(number: int) -> str:
-    return "a GPU" if number == 1 else f"{number} GPUs"
 
 
 def _resolve_device(config: Config, machine: Machine) -> tuple[DeviceConfig, str]:
@@ -290,12 +244,11 @@ def _with_plan(config: Config, plan: KVCachePlan) -> Config:
 
 def _cache_line(config: Config, plan: KVCachePlan, spec: ModelSpec) -> str:
     """How many tokens the KV cache holds, in sequences of full length: layers with a window keep fewer."""
-    size, chunk = config.cache.block_size, config.scheduler.max_num_batched_tokens
-    assert chunk, "the batch is resolved first"
-    tokens = max_cached_tokens(group_windows(spec), plan.num_blocks, size, chunk, plan.max_model_len)
+    tokens = KVDemand.of(config, spec).cached_tokens(plan.num_blocks, plan.max_model_len)
     about = "about " if plan.is_estimate else ""
     kind = "" if config.kv_dtype == config.model.dtype else f" of {config.kv_dtype}"
-    return f"kv cache    {about}{plan.num_blocks:,} blocks of {size} = {tokens:,} tokens{kind}: {plan.reason}"
+    blocks = f"{about}{plan.num_blocks:,} blocks of {config.cache.block_size}"
+    return f"kv cache    {blocks} = {tokens:,} tokens{kind}: {plan.reason}"
 
 
 def _memory_line(config: Config, plan: KVCachePlan, available: int) -> str:

@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.compute.attention.metadata import gathered_tokens
+from quire.foundation.config import Config
 from quire.models.spec import DTYPE_BYTES, ExpertsSpec, ModelSpec
 from quire.planning.step_limits import StepLimits
 
+GIB = 2**30
+_MIB = 2**20
 CPU_RUNTIME_BYTES = 20 * 2**20
 """oneDNN's compiled products, their scratch space, and what the allocator keeps between steps, for any model."""
 MAPPED_BYTES = 32 * 2**20
@@ -42,6 +45,15 @@ PAIR_BYTES = 40
 """Bytes for each token and expert that torch routes it to: the expert's id, its place in the order, and sorting."""
 COUNT_BYTES = 4
 """Bytes for each slot and token of the vocabulary: the counts of penalties. A CPU takes a page on the first write."""
+_RANKS = 16
+"""To a multiple of which a slot's ranks are rounded up (`models/lora/updates.py`)."""
+
+
+def format_bytes(count: int) -> str:
+    """GiB, or MiB where it is less than one GiB."""
+    if count >= GIB:
+        return f"{count / GIB:.2f} GiB"
+    return f"{count / _MIB:,.1f} MiB"
 
 
 @dataclass(frozen=True)
@@ -168,3 +180,31 @@ def gpu_activation_bytes(spec: ModelSpec, dtype: str, block_size: int, limits: S
     tables = len(spec.kv_groups()) * (limits.rows + 1) * -(-limits.length // block_size) * INDEX_BYTES
     gathered = 2 * kv * width * gathered_tokens(2 * kv * width, limits.tokens, limits.length)
     return GPU_RUNTIME_BYTES + counts + tables + gathered + stream + max(attention, mlp) + logits
+
+
+def adapter_bytes(config: Config, spec: ModelSpec) -> int:
+    """Bytes of all slots of the device; where that is a CPU, of the adapters that are kept on the host as well."""
+    lora = config.lora
+    if not lora.enable_lora:
+        return 0
+    on_cpu = config.device.device == "cpu"
+    number = lora.max_loras + (lora.host_adapters if on_cpu else 0)
+    rank = -(-lora.max_lora_rank // _RANKS) * _RANKS
+    return number * _elements(spec, rank) * DTYPE_BYTES[config.model.dtype]
+
+
+def _elements(spec: ModelSpec, rank: int) -> int:
+    """Of one adapter, or a little more: as if every MLP had a gate, and no projections were stored as one."""
+    q, kv, hidden = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.hidden
+    low_rank, outputs = spec.layers * (3 * hidden + q + 2 * kv + q + hidden), spec.layers * (q + 2 * kv + hidden)
+    experts = spec.experts
+    layers_of_experts = 0 if experts is None else len(experts.layers)
+    mlps = [(spec.layers - layers_of_experts, spec.intermediate)]
+    if experts is not None:
+        low_rank, outputs = (each + layers_of_experts * experts.count for each in (low_rank, outputs))  # of routers
+        low_rank += layers_of_experts * hidden
+        mlps.append((layers_of_experts * experts.own, experts.width))
+    for number, width in mlps:
+        low_rank += number * (2 * hidden + 2 * width + width + hidden)
+        outputs += number * (2 * width + hidden)
+    return rank * low_rank + -(-2 * outputs // _RANKS) * _RANKS

@@ -13,15 +13,25 @@ from typing import NamedTuple
 from quire.errors import MemoryBudgetError
 from quire.foundation.config import Config
 from quire.models.spec import ModelSpec
-from quire.planning.adapter_memory import adapter_bytes
-from quire.planning.byte_sizes import GIB, format_bytes
-from quire.planning.context_length import is_auto, length_limit
-from quire.planning.draft_model import draft_bytes
-from quire.planning.footprint import Footprint, cpu_activation_bytes, gpu_activation_bytes
-from quire.planning.kv_demand import KVDemand, block_bytes, requested_blocks
+from quire.planning.footprint import (
+    GIB,
+    Footprint,
+    format_bytes,
+)
 from quire.planning.machine import Machine
-from quire.planning.memory_budget import CpuBudget, GpuBudget, MemoryBudget, largest_fitting, usable_blocks
-from quire.planning.step_limits import StepLimits
+from quire.planning.memory_budget import (
+    CpuBudget,
+    GpuBudget,
+    KVDemand,
+    MemoryBudget,
+    activation_bytes,
+    block_bytes,
+    requested_blocks,
+    usable_blocks,
+    weight_bytes,
+)
+from quire.planning.step_limits import StepLimits, is_auto, length_limit
+from quire.scheduling.kvcache.group_windows import largest_fitting
 
 
 class NumBlocks(NamedTuple):
@@ -100,10 +110,8 @@ def plan_kv_cache(config: Config, spec: ModelSpec, memory: Machine | MeasuredMem
         return _measured_plan(config, spec, memory)
     demand = KVDemand.of(config, spec)
     gpu = memory.gpu if config.device.device == "cuda" else None
-    budget: MemoryBudget
-    if gpu is None:
-        budget = CpuBudget(config, spec, demand, memory)
-    else:
+    budget: MemoryBudget = CpuBudget(config, spec, demand, memory)
+    if gpu is not None:
         budget = GpuBudget(config, spec, demand, gpu, memory.memory_bytes)
     requested = requested_blocks(config.cache, demand.block_bytes)
     length = _max_model_len(config, spec, demand, budget, requested)
@@ -171,8 +179,7 @@ def _measured_plan(config: Config, spec: ModelSpec, memory: MeasuredMemory) -> K
     Raises:
         MemoryBudgetError: That is not enough for the longest sequence.
     """
-    dtype, limits = config.model.dtype, StepLimits.of(config)
-    size = block_bytes(config, spec)
+    limits, size = StepLimits.of(config), block_bytes(config, spec)
     requested = requested_blocks(config.cache, size)
     reason, num_blocks, bytes_left = "as asked", requested, memory.bytes_left
     if num_blocks is None:
@@ -184,13 +191,9 @@ def _measured_plan(config: Config, spec: ModelSpec, memory: MeasuredMemory) -> K
                 "--gpu-memory-utilization, lower --max-num-batched-tokens or --max-num-seqs, or free memory."
             )
         _check_measured(KVDemand.of(config, spec), limits.length, num_blocks)
-    if config.device.device == "cuda":
-        activations = gpu_activation_bytes(spec, dtype, config.cache.block_size, limits)
-    else:
-        activations = cpu_activation_bytes(spec, dtype, config.cache.block_size, limits, memory.own_kernels)
+    activations = activation_bytes(config, spec, limits, memory.own_kernels)
     num_host_blocks = int(config.cache.swap_space * GIB) // size
-    weights = spec.weight_bytes(dtype) + draft_bytes(config).weights + adapter_bytes(config, spec)
-    footprint = Footprint(weights, activations, (num_blocks + 1) * size, num_host_blocks * size)
+    footprint = Footprint(weight_bytes(config, spec), activations, (num_blocks + 1) * size, num_host_blocks * size)
     return KVCachePlan(limits.length, num_blocks, num_host_blocks, footprint, reason)
 
 

@@ -83,10 +83,9 @@ def _first_gpu() -> tuple[Gpu | None, str]:
     except pynvml.NVMLError:
         return None, "no NVIDIA driver was found"
     try:
-        first = environment.first_visible_gpu()
-        if first is None:
+        if not (visible_gpus := environment.visible_gpus()):
             return None, "CUDA_VISIBLE_DEVICES hides every GPU"
-        handle = handle_of(first)
+        handle = handle_of(visible_gpus[0])
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
         visible = environment.num_visible_gpus(pynvml.nvmlDeviceGetCount())

@@ -1,4 +1,4 @@
-"""A model that ranks divide: which settings are refused, how memory is planned for all ranks, what the report says."""
+"""A model that ranks divide, on one machine or several: what is refused, how memory is planned, what is reported."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from dataclasses import replace
 from quire.compute.mesh import Mesh, mesh_of
 from quire.errors import ConfigError
 from quire.foundation.config import Config
-from quire.foundation.config.kv_cache_dtype import is_quantized
+from quire.foundation.config.cache import is_quantized
+from quire.foundation.config.parallel import ParallelConfig
 from quire.models.rank_share import check_pipeline_parallel_size, check_tensor_parallel_size, rank_share
 from quire.models.spec import ModelSpec
 from quire.planning.kv_cache_plan import KVCachePlan, plan_kv_cache
-from quire.planning.machine import Machine
+from quire.planning.machine import Gpu, Machine
+
+MAX_ENGINES = 64
+"""Of one server."""
+_LARGEST_PORT = 65_535
 
 
 def check_ranks(config: Config, spec: ModelSpec, *, on_gpu: bool = False) -> Mesh:
@@ -108,3 +113,139 @@ def rank_lines(mesh: Mesh, spec: ModelSpec, sharing: int, *, on_gpu: bool = Fals
     processes = "1 process" if mesh.size == 1 else f"{mesh.size} processes, each"
     shared = f", and {memory}" if mesh.size > 1 else ""
     return [f"ranks       {processes} with {of_layers}{shared}; sizes are of one"]
+
+
+def check_nodes(config: Config, device: str = "cpu") -> None:
+    """Refuse what nodes cannot be.
+
+    Raises:
+        ConfigError: The message names the flag.
+    """
+    parallel, headless = config.parallel, config.server.headless
+    nodes, node = parallel.nodes, parallel.node_rank
+    if parallel.distributed_executor_backend == "ray" and (node or headless):
+        name = "node_rank" if node else "headless"
+        raise ConfigError(
+            f"--{name.replace('_', '-')} with --distributed-executor-backend ray: Ray starts the other nodes. Start "
+            "quire serve once, on the machine that is to serve.",
+            param=name,
+        )
+    if nodes < 1:
+        raise ConfigError(f"--nnodes {nodes}: must be at least 1.", param="nnodes")
+    if not 0 <= node < nodes:
+        raise ConfigError(
+            f"--node-rank {node}: with --nnodes {nodes} it is 0 to {nodes - 1}, another one on each machine.",
+            param="node_rank",
+        )
+    if node and not headless:
+        raise ConfigError(
+            f"--node-rank {node}: only the node with rank 0 serves. Start the others by quire serve with --headless.",
+            param="node_rank",
+        )
+    if headless and not node:
+        raise ConfigError(
+            "--headless: only a node whose --node-rank is 1 or more can do without a server. Give --nnodes and "
+            "--node-rank, or leave it out.",
+            param="headless",
+        )
+    if nodes > 1 and device == "cuda":
+        name = "nnodes" if parallel.distributed_executor_backend != "ray" else "distributed_executor_backend"
+        asked = f"--nnodes {nodes}" if name == "nnodes" else "--distributed-executor-backend ray"
+        raise ConfigError(
+            f"{asked}: GPUs of several machines are not served yet. Leave it out, or give --device cpu.", param=name
+        )
+    if nodes > 1:
+        _check_several(parallel)
+
+
+def check_backend(parallel: ParallelConfig, *, is_server: bool) -> None:
+    """Refuse Ray where nothing starts nodes by it.
+
+    Raises:
+        ConfigError: It names the flag.
+    """
+    if parallel.distributed_executor_backend == "ray" and not is_server:
+        raise ConfigError(
+            "--distributed-executor-backend ray: only quire serve starts nodes by Ray. Leave it out.",
+            param="distributed_executor_backend",
+        )
+
+
+def _check_several(parallel: ParallelConfig) -> None:
+    nodes = parallel.nodes
+    if not 1 <= parallel.master_port <= _LARGEST_PORT:
+        raise ConfigError(f"--master-port {parallel.master_port}: must be 1 to {_LARGEST_PORT}.", param="master_port")
+    if parallel.pipeline_parallel_size % nodes:
+        raise ConfigError(
+            f"--nnodes {nodes} with --pipeline-parallel-size {parallel.pipeline_parallel_size}: each machine has some "
+            f"stages of the pipeline, and all the same number. Make it a multiple of {nodes}; --tensor-parallel-size "
+            "divides layers within a machine only.",
+            param="nnodes",
+        )
+    if parallel.data_parallel_size > 1:
+        raise ConfigError(
+            f"--nnodes {nodes} with --data-parallel-size {parallel.data_parallel_size} is not served: one engine "
+            "starts over several machines. Leave one of them out, and let quire route spread requests over servers.",
+            param="data_parallel_size",
+        )
+
+
+def node_lines(parallel: ParallelConfig) -> list[str]:
+    """Return the report's line about ranks on several machines; no line if all are on one."""
+    if parallel.nodes == 1:
+        return []
+    each = parallel.ranks_of_a_node
+    ranks = f"{each} rank{'s' * (each > 1)}"
+    return [
+        f"nodes       {parallel.nodes}, each with {ranks}; this is node {parallel.node_rank}, and they meet at "
+        f"{parallel.master_addr}:{parallel.master_port}"
+    ]
+
+
+def check_engines(engines: int, mesh: Mesh, gpu: Gpu | None, *, replicas: bool) -> None:
+    """Refuse more engines than there can be, or more ranks of each than there are GPUs."""
+    ranks = mesh.size
+    flags = [("tensor_parallel_size", mesh.tp), ("pipeline_parallel_size", mesh.pp)]
+    given = [(flag, size) for flag, size in flags if size > 1]
+    sizes = " and ".join(f"--{flag.replace('_', '-')} {size}" for flag, size in given)
+    asked, name = f"--data-parallel-size {engines}", "data_parallel_size"
+    if engines < 1:
+        raise ConfigError(f"{asked}: must be at least 1.", param=name)
+    if engines > MAX_ENGINES:
+        raise ConfigError(f"{asked}: one server has at most {MAX_ENGINES} engines.", param=name)
+    if engines > 1 and not replicas:
+        raise ConfigError(
+            f"{asked}: only quire serve runs several engines. Leave it out, or start a program for each engine and "
+            "divide the prompts among them.",
+            param=name,
+        )
+    if gpu is not None and ranks > gpu.of:
+        raise ConfigError(
+            f"{sizes}: each rank takes a GPU, and {gpu.of} may be used here. Lower it, let CUDA_VISIBLE_DEVICES name "
+            "more, or give --device cpu.",
+            param=given[0][0],
+        )
+    if gpu is not None and ranks > 1 and engines * ranks > gpu.of:
+        raise ConfigError(
+            f"{asked}: each engine takes {ranks} GPUs, and {gpu.of} may be used here. Lower it or {sizes}, or let "
+            "CUDA_VISIBLE_DEVICES name more.",
+            param=name,
+        )
+    if gpu is not None and engines > gpu.of:
+        raise ConfigError(
+            f"{asked}: each engine takes a GPU, and {gpu.of} may be used here. Lower it, let CUDA_VISIBLE_DEVICES name "
+            "more, or give --device cpu.",
+            param=name,
+        )
+
+
+def engine_lines(engines: int, ranks: int, gpu: Gpu | None) -> list[str]:
+    """Return the report's line about several engines behind one address; no line if there is one engine."""
+    if engines == 1:
+        return []
+    share = f"each on {_gpus(ranks)}" if gpu is not None else f"each with 1/{engines} of the cores and of the memory"
+    return [f"engines     {engines} behind one address, {share}; sizes are those of one"]
+
+
+def _gpus(number: int) -> str:
+    return "a GPU" if number == 1 else f"{number} GPUs"

@@ -1,4 +1,8 @@
-"""The limits of a step: what buffers, warm-up and memory planning are sized for."""
+"""The limits of a step, which buffers, warm-up and memory planning are sized for.
+
+Whoever needs one of them gets all of them: `StepLimits.of(config)` is the only reader of the settings.
+The length is that of `--max-model-len`: a number, the model's own limit, or `auto` for the longest that fits in memory.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,10 @@ from dataclasses import dataclass
 
 from quire.errors import ConfigError
 from quire.foundation.config import Config
+from quire.models.spec import ModelSpec
+
+AUTO_LENGTH = -1
+"""`--max-model-len -1` is `auto`."""
 
 
 @dataclass(frozen=True)
@@ -25,18 +33,22 @@ class StepLimits:
     drafts: int = 0
 
     @classmethod
-    def of(cls, config: Config) -> StepLimits:
+    def of(cls, config: Config, length: int | None = None) -> StepLimits:
         """The limits that resolved settings set.
+
+        Args:
+            config: Resolved, but maybe for the length.
+            length: Tokens of the longest sequence, where the settings leave it open.
 
         Raises:
             ConfigError: The settings have not been resolved.
         """
         rows, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
-        length = config.model.max_model_len
-        if not isinstance(length, int) or rows is None or tokens is None:
+        longest = config.model.max_model_len if length is None else length
+        if not isinstance(longest, int) or rows is None or tokens is None:
             raise ConfigError("max_model_len, max_num_seqs and max_num_batched_tokens have not been resolved.")
         speculation = config.speculation.speculation
-        return cls(rows, tokens, length, 0 if speculation is None else speculation.tokens)
+        return cls(rows, tokens, longest, 0 if speculation is None else speculation.tokens)
 
     @property
     def sampled(self) -> int:
@@ -51,3 +63,35 @@ class StepLimits:
         """
         whole, rest = divmod(min(tokens, self.tokens, self.rows * self.length), self.length)
         return [self.length] * whole + [rest] * bool(rest)
+
+
+def is_auto(config: Config) -> bool:
+    """Whether memory decides how long a sequence may be."""
+    return config.model.max_model_len in ("auto", AUTO_LENGTH)
+
+
+def length_limit(config: Config, spec: ModelSpec) -> int:
+    """The number that was given, or else the model's limit."""
+    asked = config.model.max_model_len
+    return spec.max_model_len if is_auto(config) or not asked else int(asked)
+
+
+def check_length(config: Config, spec: ModelSpec) -> None:
+    """Refuse a length that the model was not made for.
+
+    Raises:
+        ConfigError: It is outside of what the model was made for.
+    """
+    asked = config.model.max_model_len
+    if isinstance(asked, int) and not is_auto(config) and not 1 < asked <= spec.max_model_len:
+        raise ConfigError(
+            f"--max-model-len {asked} is outside 2..{spec.max_model_len}, which is what the model was made for.",
+            param="max_model_len",
+        )
+
+
+def length_reason(config: Config, spec: ModelSpec) -> str:
+    """Why sequences may be as long as they may."""
+    if is_auto(config):
+        return f"the longest that fits, of the model's {spec.max_model_len:,}"
+    return "the model's limit" if config.model.max_model_len is None else "as asked"

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from quire.engine.metrics.histogram import WorkTimes
 from quire.foundation.processes import garbage
-from quire.foundation.processes.child_main import run_child
+from quire.foundation.processes.child_main import do_not_interrupt_others, run_child
 from quire.foundation.processes.launch import LaunchConfig, SendReport
 from quire.foundation.processes.logs import set_up_logs
-from quire.foundation.processes.scheduling import do_not_interrupt_others
 from quire.foundation.processes.shared_numbers import SharedNumbers
 from quire.serving.api.http_server import HttpServer, load_tls, uvicorn_config
 from quire.serving.api.measured_loop import MeasuredLoop

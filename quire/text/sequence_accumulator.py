@@ -5,7 +5,7 @@ Knows nothing about the engine's loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from msgspec import structs
@@ -13,10 +13,10 @@ from msgspec import structs
 from quire.errors import GenerationError, QuireError, RequestError
 from quire.foundation.messages.from_engine import Deltas, End
 from quire.foundation.messages.to_engine import Add
+from quire.foundation.messages.workers import TokenLogprobs
 from quire.outputs import CompletionOutput, Logprob
 from quire.text.choice_state import ChoiceState
 from quire.text.deltas import ChoiceDelta, SequenceDelta, deltas_by_sequence
-from quire.text.logprobs import logprobs_dict, prompt_logprobs_dicts
 from quire.text.tokenizer import Tokenizer
 
 
@@ -111,3 +111,31 @@ def _without_bare_tokens(message: Deltas, open_sequences: Mapping[int, SequenceA
             counts.append(count)
             tokens += gained
     return structs.replace(message, ids=ids, counts=counts, tokens=tokens)
+
+
+def prompt_logprobs_dicts(
+    prompt: Sequence[int], entries: Sequence[TokenLogprobs], tokenizer: Tokenizer | None
+) -> list[dict[int, Logprob] | None]:
+    """For each token of a prompt: it and the likeliest by id. The first has None: no token comes before it."""
+    rest = zip(prompt[1:], entries, strict=True)
+    return [None, *(logprobs_dict(token, entry, tokenizer) for token, entry in rest)]
+
+
+def logprobs_dict(
+    token: int, entry: TokenLogprobs, tokenizer: Tokenizer | None, *, ranked: bool = True
+) -> dict[int, Logprob]:
+    """A token's entry as vLLM has it: the token itself, then the others.
+
+    Args:
+        ranked: The others are the likeliest, best first; else they were named, and their ranks are not known.
+    """
+
+    def of(token_id: int, logprob: float, rank: int | None) -> Logprob:
+        return Logprob(logprob, rank, None if tokenizer is None else tokenizer.decode([token_id], False))
+
+    others = zip(entry.top_ids, entry.top_logprobs, strict=True)
+    return {token: of(token, entry.logprob, entry.rank)} | {
+        other: of(other, logprob, rank if ranked else None)
+        for rank, (other, logprob) in enumerate(others, start=1)
+        if other != token
+    }

@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.cli.flags import parse_config
 from quire.foundation.config import Config
-from quire.planning.nodes import check_nodes
+from quire.planning.ranks import check_nodes
 from quire.serving.api.request_head import PUBLIC
 from tests.deploy.manifests import KUBERNETES, documents, manifests, of_kind
 

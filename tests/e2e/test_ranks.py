@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from quire.foundation.processes.child_process import process_state
 from quire.foundation.processes.launch import EXIT_CRASHED
-from quire.foundation.processes.process_state import process_state
 from tests.e2e.faults.server import FaultyServer
 from tests.e2e.mixed_streams import Streamed, bodies, run
 from tests.e2e.process_usage import processor_seconds, ranks_of

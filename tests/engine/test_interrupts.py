@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.engine.interrupts import InterruptGuard
+from quire.engine.inprocess import InterruptGuard
 
 
 @pytest.fixture(autouse=True)

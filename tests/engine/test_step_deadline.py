@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from quire.engine.step_deadline import FACTOR, SHORTEST_S, UNKNOWN_S, StepDeadline
-from quire.engine.step_stats import StepStats
+from quire.engine.step_stats import FACTOR, SHORTEST_S, UNKNOWN_S, StepDeadline, StepStats
 from quire.foundation.messages.workers import Result
 
 

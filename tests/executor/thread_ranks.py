@@ -17,7 +17,7 @@ from quire.foundation.clock import Clock
 from quire.foundation.config import Config
 from quire.foundation.messages.workers import DeviceLimits, Plan, Result, TokenBitmasks
 from quire.foundation.processes.launch import GroupEnds
-from quire.foundation.processes.readable import wait_readable
+from quire.foundation.processes.pipe_lines import wait_readable
 from quire.foundation.processes.shared_memory import SharedMemory
 from quire.models.spec import read_spec
 from quire.planning.kv_cache_plan import NumBlocks

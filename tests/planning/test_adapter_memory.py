@@ -15,7 +15,7 @@ from quire.models.model import build_model
 from quire.models.rank_share import rank_share
 from quire.models.spec import read_spec
 from quire.models.weights.tensor_options import TensorOptions
-from quire.planning.adapter_memory import adapter_bytes
+from quire.planning.footprint import adapter_bytes
 from tests.checkpoints import make_llama, make_tiny
 from tests.models.divisible import DIVISIBLE
 

@@ -11,7 +11,7 @@ import pytest
 from quire.errors import ConfigError, MemoryBudgetError, ModelNotFoundError
 from quire.foundation.config import Config
 from quire.planning.auto_config import ResolvedConfig, resolve
-from quire.planning.byte_sizes import GIB
+from quire.planning.footprint import GIB
 from quire.planning.machine import Gpu, Machine, this_machine
 from tests.checkpoints import edit_config, make_llama, make_tiny
 from tests.models.divisible import DIVISIBLE

@@ -12,7 +12,7 @@ from quire import LLM
 from quire.errors import ConfigError
 from quire.foundation.config import Config
 from quire.planning.auto_config import ResolvedConfig, resolve
-from quire.planning.byte_sizes import GIB
+from quire.planning.footprint import GIB
 from quire.planning.machine import Gpu, Machine
 from tests.checkpoints import edit_config, make_llama
 

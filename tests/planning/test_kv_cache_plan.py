@@ -19,7 +19,7 @@ from quire.models.layers.layer import weight_specs_of
 from quire.models.model import build_model
 from quire.models.weights.tensor_options import TensorOptions
 from quire.planning.auto_config import resolve
-from quire.planning.byte_sizes import GIB
+from quire.planning.footprint import GIB
 from quire.planning.kv_cache_plan import MeasuredMemory, plan_kv_cache
 from quire.planning.machine import Gpu, Machine
 from quire.runtime.worker.kv_tensors import allocate_kv_cache

@@ -9,7 +9,7 @@ import pytest
 from quire.errors import MemoryBudgetError
 from quire.foundation.config import Config
 from quire.planning.auto_config import resolve
-from quire.planning.byte_sizes import GIB
+from quire.planning.footprint import GIB
 from quire.planning.machine import Gpu, Machine
 from quire.planning.swap_plan import plan_swap
 

@@ -11,7 +11,7 @@ from quire.foundation.config import Config
 from quire.foundation.processes.child_process import ChildProcess
 from quire.foundation.processes.launch import LaunchConfig, Report
 from quire.foundation.processes.orders import OpenModel
-from quire.foundation.processes.readable import wait_readable
+from quire.foundation.processes.pipe_lines import wait_readable
 from quire.foundation.processes.swap_reports import SwapRequest
 
 
@@ -44,8 +44,8 @@ def test_so_does_why_it_was_killed() -> None:
         assert stuck.cause_of_death() == "The model could not be restored"
 
 
-LARGE = Config().with_values(model="a", chat_template="{{ messages }}" + 200_000 * "{# long #}")
-"""Settings that no pipe has room for."""
+LARGE = Config().with_values(model="a", chat_template="{{ messages }}" + 20_000 * "{# long #}")
+"""Settings that no pipe has room for, but all reports of them together: a reader that is slow misses nothing."""
 
 
 def launch_of(config: Config, **fields: bool) -> LaunchConfig:

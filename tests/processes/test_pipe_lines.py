@@ -10,8 +10,7 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
-from quire.foundation.processes.pipe_lines import MAX_UNSENT_BYTES, LineReader, LineWriter, decoded
-from quire.foundation.processes.readable import wait_readable
+from quire.foundation.processes.pipe_lines import MAX_UNSENT_BYTES, LineReader, LineWriter, decoded, wait_readable
 
 WAIT_S = 60.0
 LONG = b"x" * 1_000_000

@@ -8,7 +8,7 @@ import resource
 
 import pytest
 
-from quire.foundation.processes.readable import wait_readable
+from quire.foundation.processes.pipe_lines import wait_readable
 
 
 def test_what_is_readable_is_found_whatever_its_number() -> None:

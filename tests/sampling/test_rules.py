@@ -12,7 +12,7 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.errors import RequestError
 from quire.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
-from quire.text.bad_words import bad_word_tokens
+from quire.text.tokenizer import bad_word_tokens
 from tests.checkpoints import IM_END_ID, VOCAB_SIZE, make_llama
 from tests.reference import Reference
 from tests.sampling.rules import likeliest, margin, ruled

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 
 from quire.engine.client import EngineClient, Lost
-from quire.engine.transport import _DECODING_ERRORS, client_address, engine_address
+from quire.engine.transport import client_address, engine_address
 from quire.foundation.clock import Clock
 from quire.foundation.messages.from_engine import EngineId, FromEngine
-from quire.foundation.messages.to_engine import ToEngine
+from quire.foundation.messages.to_engine import DECODING_ERRORS, ToEngine
 from quire.foundation.processes.launch import EXIT_CRASHED, LaunchConfig
 from quire.serving.api.process_life import serve_until_end
 from quire.serving.api.session.receivers import OnMessage
@@ -63,7 +63,7 @@ class SimulatedClient:
             return None
         try:
             return self._decoder.decode(self.inbox.messages.popleft())
-        except _DECODING_ERRORS as error:
+        except DECODING_ERRORS as error:
             return Lost(str(error))
 
     def close(self) -> None:

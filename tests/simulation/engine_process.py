@@ -12,11 +12,11 @@ import msgspec
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
 from quire.engine.flight_record import FlightRecorder
-from quire.engine.loop import turn_until
 from quire.engine.port import Undecodable
-from quire.engine.transport import _DECODING_ERRORS, _undecodable_messages, client_address, engine_address
+from quire.engine.process import turn_until
+from quire.engine.transport import _undecodable_messages, client_address, engine_address
 from quire.foundation.messages.from_engine import Deltas, EngineId, FromEngine
-from quire.foundation.messages.to_engine import ToEngine
+from quire.foundation.messages.to_engine import DECODING_ERRORS, ToEngine
 from quire.foundation.processes.launch import EXIT_CRASHED, STOP_ENGINE, LaunchConfig, Pulse, StatusReport
 from tests.executor.fake import FakeExecutor
 from tests.simulation.blocking import BlockingThread
@@ -62,7 +62,7 @@ class SimulatedPort:
             raw = self.inbox.messages.popleft()
             try:
                 messages.append(self._decoder.decode(raw))
-            except _DECODING_ERRORS as error:
+            except DECODING_ERRORS as error:
                 messages += _undecodable_messages(raw, error)
         return messages
 

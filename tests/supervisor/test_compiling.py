@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from quire.compute.kernels.cpu.build import this_processor, usable_instruction_sets
-from quire.foundation.processes.process_state import process_state
+from quire.foundation.processes.child_process import process_state
 
 COMPILER = """#!/bin/sh
 if [ "$1" = --version ]; then echo "a compiler of the test"; exit; fi

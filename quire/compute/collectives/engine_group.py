@@ -20,7 +20,7 @@ from quire.compute.collectives.layout import RankState, begin_step, set_state, s
 from quire.compute.collectives.shared_memory import Ranks
 from quire.compute.mesh import Mesh
 from quire.errors import EngineDeadError
-from quire.foundation.processes.readable import wait_readable
+from quire.foundation.processes.pipe_lines import wait_readable
 from quire.foundation.processes.shared_memory import SharedMemory
 
 

@@ -11,16 +11,12 @@ from functools import lru_cache
 from typing import Any, get_type_hints
 
 from quire.errors import ConfigError, did_you_mean
-from quire.foundation.config.cache import CacheConfig
-from quire.foundation.config.device import DeviceConfig
-from quire.foundation.config.kv_cache_dtype import element_dtype
-from quire.foundation.config.load import LoadConfig
+from quire.foundation.config.cache import CacheConfig, element_dtype
 from quire.foundation.config.lora import LoraConfig
-from quire.foundation.config.model import BUILTIN_MODEL, ModelConfig
-from quire.foundation.config.observability import ObservabilityConfig
-from quire.foundation.config.parallel import ParallelConfig
+from quire.foundation.config.model import BUILTIN_MODEL, LoadConfig, ModelConfig
+from quire.foundation.config.parallel import DeviceConfig, ParallelConfig
 from quire.foundation.config.scheduler import SchedulerConfig
-from quire.foundation.config.server import ServerConfig
+from quire.foundation.config.server import ObservabilityConfig, ServerConfig
 from quire.foundation.config.speculation import SpeculationConfig
 from quire.foundation.config.values import read_value
 

@@ -139,11 +139,6 @@ def may_load_adapters() -> bool:
     return any(os.environ.get(name, "").lower() in ("1", "true") for name in names)
 
 
-def first_visible_gpu() -> str | None:
-    """The number or UUID of the first GPU that CUDA_VISIBLE_DEVICES leaves; None: it hides all."""
-    return next(iter(visible_gpus()), None)
-
-
 def visible_gpus() -> list[str]:
     """The numbers or UUIDs that CUDA_VISIBLE_DEVICES names, in its order; the first one where it is not set."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip(", ")

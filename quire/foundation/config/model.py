@@ -60,3 +60,15 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_range(self, -1, None, "max_logprobs")
+
+
+@dataclass(frozen=True)
+class LoadConfig:
+    """Reading the weights."""
+
+    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
+    """auto and safetensors: the checkpoint's safetensors files. dummy: random weights, for measuring."""
+    download_dir: str | None = None
+    """Where hub downloads are kept. Default: huggingface_hub's own cache."""
+    use_tqdm_on_load: bool = True
+    """Show a progress bar while weights are read."""

@@ -1,4 +1,4 @@
-"""The HTTP server."""
+"""The HTTP server, and what it tells about itself while it runs."""
 
 from __future__ import annotations
 
@@ -139,3 +139,14 @@ class ServerConfig:
             self, "responses_store_max_bytes", "responses_store_max_age", "responses_store_max_file_bytes",
             advice="; --disable-responses-store keeps nothing",
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ObservabilityConfig:
+    """Logs and traces."""
+
+    log_format: Literal["text", "json"] = "text"
+    """How all processes log: lines for people, or a JSON object a line. Never with prompts or answers."""
+    otlp_traces_endpoint: str | None = None
+    """Where OpenTelemetry traces are sent: http://HOST:4318 (OTLP over HTTP) or grpc://HOST:4317, and https or grpcs
+    with TLS. Needs the extra: pip install 'quire[otel]'. Default: there are none."""

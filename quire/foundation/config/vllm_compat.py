@@ -40,7 +40,8 @@ def _flags(advice: str, *names: str) -> dict[str, VllmSetting]:
 
 _LATER = "it comes in a later version; leave it out"
 
-_NO_EFFECT: dict[str, VllmSetting] = {
+VLLM_SETTINGS: dict[str, VllmSetting] = {
+    # What has no effect here.
     **_group("one step is planned while the one before it runs, always", num_scheduler_steps=ANY),
     **_group("no request is held back on purpose", scheduler_delay_factor=(0, 0.0)),
     **_group("long prompts are always read in chunks", enable_chunked_prefill=True),
@@ -65,9 +66,7 @@ _NO_EFFECT: dict[str, VllmSetting] = {
     **_flags("/docs never needs a network", "enable_offline_docs"),
     **_flags("the API always runs in a process of its own", "disable_frontend_multiprocessing"),
     **_flags("nothing is ever reported to anyone", "disable_usage_stats"),
-}  # fmt: skip
-
-_DEVICES: dict[str, VllmSetting] = {
+    # Devices.
     **_group("this version has --tensor-, --pipeline- and --data-parallel-size; leave it out",
         decode_context_parallel_size=1,
         prefill_context_parallel_size=1, data_parallel_size_local=1,
@@ -95,9 +94,7 @@ _DEVICES: dict[str, VllmSetting] = {
     ),
     **_group(_LATER, enable_sleep_mode=False, numa_bind=False),
     **_group("weights stay in memory", cpu_offload_gb=(0, 0.0), offload_backend="auto", offload_group_size=0),
-}  # fmt: skip
-
-_MODEL: dict[str, VllmSetting] = {
+    # The model.
     **_group("code from a model's repository is never run", trust_remote_code=False),
     **_group("leave it out: the checkpoint or --quantization say how weights are quantized",
         quantization_config=None, allow_deprecated_quantization=False,
@@ -129,9 +126,7 @@ _MODEL: dict[str, VllmSetting] = {
     ),
     **_group("a draft model runs on one device", speculative_draft_tensor_parallel_size=1),
     **_group("a draft model follows sequences as far as --max-model-len", speculative_max_model_len=None),
-}  # fmt: skip
-
-_ENGINE: dict[str, VllmSetting] = {
+    # The engine.
     **_group(_LATER,
         max_num_partial_prefills=1, max_long_partial_prefills=1, scheduler_cls=None, kv_offloading_size=None,
         kv_offloading_backend=None, kv_transfer_config=None, kv_events_config=None,
@@ -142,9 +137,7 @@ _ENGINE: dict[str, VllmSetting] = {
     **_group("recurrent models come in a later version; leave it out",
         mamba_cache_dtype="auto", mamba_ssm_cache_dtype="auto", mamba_block_size=None, mamba_cache_mode="none",
     ),
-}  # fmt: skip
-
-_SERVER: dict[str, VllmSetting] = {
+    # The server.
     **_group("every grammar is compiled by llguidance", guided_decoding_backend=ANY),
     **_group("send whitespace options with the request, in structured_outputs",
         structured_outputs_config=None, guided_decoding_disable_any_whitespace=False,
@@ -174,8 +167,6 @@ _SERVER: dict[str, VllmSetting] = {
         enable_layerwise_nvtx_tracing=False, enable_logging_iteration_details=False,
     ),
 }  # fmt: skip
-
-VLLM_SETTINGS: dict[str, VllmSetting] = {**_NO_EFFECT, **_DEVICES, **_MODEL, **_ENGINE, **_SERVER}
 
 VLLM_ALIASES: dict[str, str] = {
     "-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from quire.foundation.messages.message import Message
-from quire.foundation.messages.to_engine import Adapter, PauseMode
+from quire.foundation.messages.to_engine import Adapter, Message, PauseMode
 from quire.foundation.messages.workers import TokenLogprobs
 
 EXPECTED_OUTPUT = 256

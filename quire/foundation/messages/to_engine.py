@@ -6,8 +6,15 @@ from typing import Literal
 
 import msgspec
 
-from quire.foundation.messages.message import Message
 from quire.sampling_params import SamplingParams
+
+DECODING_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are no message; the last two are none of its own."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Encoded as an array of its class's name and its fields."""
+
 
 CLIENT_SHIFT = 48
 """Request ids are unique over API processes: the bits from this one on are the process's number."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from quire.foundation.messages.message import Message
-from quire.foundation.messages.to_engine import Adapter
+from quire.foundation.messages.to_engine import Adapter, Message
 from quire.sampling_params import SamplingParams
 
 

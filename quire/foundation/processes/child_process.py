@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 
@@ -134,3 +135,11 @@ def _close(*descriptors: int) -> None:
     for fd in descriptors:
         if fd >= 0:
             os.close(fd)
+
+
+def process_state(pid: int) -> str:
+    """A letter, as proc(5) has it (T: stopped); empty where there is no /proc."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (OSError, IndexError):
+        return ""

@@ -14,12 +14,12 @@ from typing import TypeVar
 
 import msgspec
 
+from quire.foundation.messages.to_engine import DECODING_ERRORS
+
 MAX_UNSENT_BYTES = 1 << 22
 """A reader that leaves more than this unread gets no further lines: it has read nothing for a long time."""
 _CHUNK = 1 << 16
 _LOOK_MS = 100
-_BROKEN_LINE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are no message; the last two are none of its own."""
 
 T = TypeVar("T")
 
@@ -142,5 +142,13 @@ def decoded(lines: list[bytes], decoder: msgspec.json.Decoder[T]) -> Iterator[T 
     for line in lines:
         try:
             yield decoder.decode(line)
-        except _BROKEN_LINE as error:
+        except DECODING_ERRORS as error:
             yield error
+
+
+def wait_readable(*descriptors: int) -> list[int]:
+    """Until one of them is readable, or its other end is gone; returns those that are."""
+    poll = select.poll()  # select has no room for numbers from 1,024 on
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll()]

@@ -23,7 +23,7 @@ from quire.foundation.config import Config, environment
 from quire.foundation.messages.workers import Plan, TokenBitmasks
 from quire.foundation.processes.child_main import run_child
 from quire.foundation.processes.launch import LaunchConfig, RankLaunch, SendReport
-from quire.foundation.processes.readable import wait_readable
+from quire.foundation.processes.pipe_lines import wait_readable
 from quire.foundation.processes.shared_memory import SharedMemory
 from quire.models.spec import read_spec
 from quire.planning.kv_cache_plan import NumBlocks

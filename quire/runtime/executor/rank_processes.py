@@ -24,11 +24,11 @@ from quire.errors import EngineDeadError
 from quire.foundation.clock import Clock
 from quire.foundation.config import Config
 from quire.foundation.processes.child_main import raise_reported_failure
-from quire.foundation.processes.child_process import ChildProcess
+from quire.foundation.processes.child_process import ChildProcess, process_state
 from quire.foundation.processes.launch import GroupEnds, LaunchConfig, RankLaunch
-from quire.foundation.processes.process_state import process_state
 from quire.foundation.processes.shared_memory import SharedMemory
 from quire.models.spec import read_spec
+from quire.planning.step_limits import StepLimits
 from quire.runtime.executor.message_ring import RingWriter, ring_bytes
 from quire.runtime.executor.nodes.crossings import Crossings
 from quire.runtime.executor.rank_messages import FRAME, FromRank, ToRanks
@@ -268,6 +268,4 @@ class RankProcesses:
 
 def stream_bytes(config: Config, hidden: int) -> int:
     """The bytes that a stage hands the next one in the largest step."""
-    tokens = config.scheduler.max_num_batched_tokens
-    assert tokens, "the batch is resolved"
-    return 2 * 4 * tokens * hidden
+    return 2 * 4 * StepLimits.of(config).tokens * hidden

@@ -20,7 +20,7 @@ ELEMENTS = DENSE | {
     "fp8_e5m2": torch.float8_e5m2,
     "int8": torch.int8,
 }
-"""What a KV cache may be stored in, by name; see `foundation/config/kv_cache_dtype.py`."""
+"""What a KV cache may be stored in, by name; see `foundation/config/cache.py`."""
 
 
 def allocate_kv_cache(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from quire.planning.byte_sizes import format_bytes
+from quire.planning.footprint import format_bytes
 
 PART_BYTES = 32 * 2**20
 """Memory that is pinned at a time. On an H100 machine, taking its pages takes 18 ms and registering it 2 ms."""

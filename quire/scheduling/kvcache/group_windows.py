@@ -5,7 +5,7 @@ Groups have the same number of layers, so every block of the pool can serve ever
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -42,13 +42,15 @@ def blocks_per_sequence(groups: Sequence[GroupWindow], length: int, chunk: int, 
 
 def capacity(groups: Sequence[GroupWindow], num_blocks: int, block_size: int, chunk: int, longest: int) -> int:
     """The longest sequence, up to `longest`, that fits into an otherwise empty pool."""
-    low, high = 0, longest
+    return largest_fitting(lambda each: blocks_per_sequence(groups, each, chunk, block_size) <= num_blocks, longest)
+
+
+def largest_fitting(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest number up to `limit` that fits, or 0, by bisection."""
+    low, high = 0, limit
     while low < high:
-        length = (low + high + 1) // 2
-        if blocks_per_sequence(groups, length, chunk, block_size) <= num_blocks:
-            low = length
-        else:
-            high = length - 1
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
 
 

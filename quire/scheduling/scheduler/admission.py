@@ -88,7 +88,7 @@ class Admission:
 
     def num_blocks_to_allocate(self, request: Request) -> int:
         """Blocks that it still needs for the tokens it has."""
-        return request.table.num_blocks_to_allocate(len(request.tokens), self._budget.max_tokens)
+        return request.table.num_blocks_to_allocate(len(request.tokens), self._budget.step_tokens)
 
     def num_reserved_blocks(self) -> int:
         """Blocks that running requests still need for the tokens they have."""

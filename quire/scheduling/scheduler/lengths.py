@@ -11,8 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
-COLUMNS = ("planned", "computed", "known", "in_flight_tokens", "prompt", "limit", "allocated", "epoch", "serial",
-           "host_bound", "max_drafts", "masked", "last_step")  # fmt: skip
 
 
 class Lengths:
@@ -49,7 +47,7 @@ class Lengths:
     last_step: IntArray
 
     def __init__(self, size: int = 64) -> None:
-        for name in COLUMNS:
+        for name in Lengths.__annotations__:
             setattr(self, name, np.zeros(size, dtype=np.int64))
         self._free = list(range(size - 1, -1, -1))
         self._serials = 0
@@ -59,7 +57,7 @@ class Lengths:
         if not self._free:
             self._grow()
         index = self._free.pop()
-        for name in COLUMNS:
+        for name in Lengths.__annotations__:
             getattr(self, name)[index] = 0
         self._serials += 1
         self.serial[index] = self._serials
@@ -73,6 +71,6 @@ class Lengths:
 
     def _grow(self) -> None:
         size = len(self.planned)
-        for name in COLUMNS:
+        for name in Lengths.__annotations__:
             setattr(self, name, np.concatenate([getattr(self, name), np.zeros(size, dtype=np.int64)]))
         self._free.extend(range(2 * size - 1, size - 1, -1))

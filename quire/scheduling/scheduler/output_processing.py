@@ -6,7 +6,7 @@ Owns reading a Result against the step it belongs to. Frees nothing; knows nothi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
 
 import numpy as np
@@ -207,3 +207,28 @@ def _remove_tokens(new: NewTokens, kept: dict[int, int]) -> None:
         del new.tokens[start + kept[place] : ends[place]]
         del new.logprobs[start + kept[place] : ends[place]]
         new.counts[place] = kept[place]
+
+
+@dataclass
+class DraftCounts:
+    """How many draft tokens there were since the start, and how many of them were accepted.
+
+    Attributes:
+        drafts: Rows that had draft tokens.
+        tokens: These.
+        accepted: By position, how many of them were accepted.
+    """
+
+    drafts: int = 0
+    tokens: int = 0
+    accepted: list[int] = field(default_factory=list)
+
+    def count(self, result: Result) -> None:
+        """Count those of a step."""
+        for gained, drafted in zip(result.counts, result.drafted, strict=True):
+            if drafted:
+                self.drafts += 1
+                self.tokens += drafted
+                self.accepted += [0] * (drafted - len(self.accepted))
+                for position in range(gained - 1):
+                    self.accepted[position] += 1

@@ -5,12 +5,14 @@ Knows nothing about other requests (but the one it forks from), blocks being sca
 
 from __future__ import annotations
 
-from quire.foundation.messages.from_engine import End, EndReason
+from quire.foundation.messages.from_engine import EXPECTED_OUTPUT, End, EndReason
 from quire.foundation.messages.to_engine import Add
 from quire.scheduling.kvcache.block_hashes import BlockHashes
 from quire.scheduling.kvcache.block_table import BlockTable
 from quire.scheduling.scheduler.lengths import Lengths
 from quire.scheduling.scheduler.repetition import RepetitionDetector
+
+_MIN_LEARNING_RATE = 1 / 64
 
 
 class Request:
@@ -209,3 +211,21 @@ class Request:
             f"Request({self.id}, slot={self.slot}, computed={self.computed}, planned={self.planned}, "
             f"known={len(self.tokens)}, in_flight={self.in_flight_tokens}, swapped={self.swapped}, ended={self.ended})"
         )
+
+
+class ExpectedOutput:
+    """How long outputs of waiting sequences are expected to be: a running mean over sequences that ended by themselves.
+    The first guess counts as one of them.
+
+    Attributes:
+        tokens: The mean.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = float(EXPECTED_OUTPUT)
+        self._seen = 1
+
+    def learn(self, tokens: int) -> None:
+        """A sequence has ended with so many output tokens."""
+        self._seen += 1
+        self.tokens += max(_MIN_LEARNING_RATE, 1 / self._seen) * (tokens - self.tokens)

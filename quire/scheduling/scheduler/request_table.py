@@ -1,4 +1,4 @@
-"""All requests that are not over: which wait, which have a slot, and which tokens could end any of them.
+"""All requests that are not over: which wait, which have a slot, and what could end any of them.
 
 Owns moving a request between waiting and running, and the free slots. Decides nothing; knows nothing about blocks.
 """
@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 
 from quire.foundation.config.scheduler import Policy
 from quire.foundation.messages.from_engine import EndReason
-from quire.scheduling.scheduler.expected_output import ExpectedOutput
-from quire.scheduling.scheduler.request import Request
+from quire.scheduling.scheduler.request import ExpectedOutput, Request
 from quire.scheduling.scheduler.running_queue import RunningQueue
 from quire.scheduling.scheduler.waiting_queue import WaitingQueue
 
 _BY_ITSELF: tuple[EndReason, ...] = ("stop", "length", "repetition")
+_MAX_STALE = 64
+"""Entries of requests that are over which the heap may keep, beyond one for each that is not."""
 
 
 class RequestTable:
@@ -106,3 +107,31 @@ class RequestTable:
             self._stop_counts[token] = self._stop_counts.get(token, 0) + by
             if not self._stop_counts[token]:
                 del self._stop_counts[token]
+
+
+class Deadlines:
+    """Requests by their deadline.
+
+    Args:
+        requests: Those that are not over.
+    """
+
+    def __init__(self, requests: RequestTable) -> None:
+        self._requests = requests
+        self._heap: list[tuple[float, int]] = []
+
+    def add(self, request: Request) -> None:
+        """Watch a request; one without a deadline is ignored."""
+        if request.add.deadline is None:
+            return
+        if len(self._heap) > 2 * len(self._requests) + _MAX_STALE:
+            self._heap = [entry for entry in self._heap if self._requests.get(entry[1]) is not None]
+            heapq.heapify(self._heap)
+        heapq.heappush(self._heap, (request.add.deadline, request.id))
+
+    def due(self, now: float) -> Iterator[Request]:
+        """Requests whose deadline has passed, the earliest first; each once."""
+        while self._heap and self._heap[0][0] <= now:
+            request = self._requests.get(heapq.heappop(self._heap)[1])
+            if request is not None:
+                yield request

@@ -25,11 +25,10 @@ from quire.scheduling.kvcache.block_table import BlockTable
 from quire.scheduling.kvcache.group_windows import FULL_ATTENTION, GroupWindow
 from quire.scheduling.kvcache.rope_length_mode import RopeLengthMode
 from quire.scheduling.scheduler.admission import Admission
-from quire.scheduling.scheduler.deadlines import Deadlines
-from quire.scheduling.scheduler.draft_counts import DraftCounts
 from quire.scheduling.scheduler.lengths import IntArray, Lengths
 from quire.scheduling.scheduler.micro_batches import MicroBatches
 from quire.scheduling.scheduler.output_processing import (
+    DraftCounts,
     NewTokens,
     StepOutputs,
     append_tokens,
@@ -40,7 +39,7 @@ from quire.scheduling.scheduler.output_processing import (
 from quire.scheduling.scheduler.preemption import Preemption
 from quire.scheduling.scheduler.prefix_caching import PrefixCacher
 from quire.scheduling.scheduler.request import Request
-from quire.scheduling.scheduler.request_table import RequestTable
+from quire.scheduling.scheduler.request_table import Deadlines, RequestTable
 from quire.scheduling.scheduler.rope_lengths import RopeLengths
 from quire.scheduling.scheduler.running_queue import RunningQueue, queue_key_of
 from quire.scheduling.scheduler.step import ScheduledStep, Step

@@ -124,7 +124,7 @@ class TokenBudget:
     """Tokens that each row may compute in a step: limits of tokens and, by a StepTimeBudget, of time.
 
     Args:
-        max_tokens: Most tokens of a step.
+        step_tokens: Most tokens of a step.
         long_prefill_threshold: Most tokens of one row; 0 for no such limit.
         cost: Predicts milliseconds; without it only tokens count.
         sizes: (tokens, rows): a step with chunks takes equally long up to so many tokens, if it has at most so many
@@ -136,13 +136,13 @@ class TokenBudget:
 
     def __init__(
         self,
-        max_tokens: int,
+        step_tokens: int,
         long_prefill_threshold: int = 0,
         cost: StepCost | None = None,
         sizes: Sequence[tuple[int, int]] = (),
         mode: PerformanceMode = "balanced",
     ) -> None:
-        self.max_tokens = max_tokens
+        self.step_tokens = step_tokens
         self._threshold = long_prefill_threshold
         self._cost = cost
         self._sizes = sizes
@@ -173,9 +173,9 @@ class TokenBudget:
         for place in (uncomputed > 1).nonzero()[0].tolist():
             counts[place] = 0 if self._time_is_up else self._chunk(requests[place], int(uncomputed[place]), used)
             used += int(counts[place])
-        if counts.sum() <= self.max_tokens:
+        if counts.sum() <= self.step_tokens:
             return counts
-        left = np.maximum(0, self.max_tokens - (np.cumsum(counts) - counts))
+        left = np.maximum(0, self.step_tokens - (np.cumsum(counts) - counts))
         granted: IntArray = np.minimum(counts, left)
         return granted
 
@@ -192,13 +192,13 @@ class TokenBudget:
             counts: Of the requests that move.
             wanted: Drafts of each; 0 for those that do not decode.
         """
-        left = self.max_tokens - int(counts.sum()) - (np.cumsum(wanted) - wanted)
+        left = self.step_tokens - int(counts.sum()) - (np.cumsum(wanted) - wanted)
         granted: IntArray = np.minimum(wanted, np.maximum(0, left))
         return granted
 
     def has_room(self, used: int) -> bool:
         """Whether tokens are left for a new request when `used` are in the step."""
-        return used < self.max_tokens
+        return used < self.step_tokens
 
     def has_time(self, uncomputed: int) -> bool:
         """Whether time is left for a new request with so many tokens to compute; a single one takes next to none."""
@@ -206,7 +206,7 @@ class TokenBudget:
 
     def grant(self, request: Request, used: int) -> int:
         """How many tokens a newly admitted request may compute: at least 1 while there is room."""
-        return self._chunk(request, min(request.num_uncomputed, self.max_tokens - used), used)
+        return self._chunk(request, min(request.num_uncomputed, self.step_tokens - used), used)
 
     def learn(self, step: ScheduledStep, measured_ms: float) -> None:
         """A step has run."""

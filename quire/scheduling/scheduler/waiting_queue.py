@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 from quire.foundation.config.scheduler import Policy
 from quire.foundation.messages.to_engine import queued_tokens
-from quire.scheduling.scheduler.expected_output import ExpectedOutput
 from quire.scheduling.scheduler.queue_order import QueueOrder
-from quire.scheduling.scheduler.request import Request
+from quire.scheduling.scheduler.request import ExpectedOutput, Request
 
 
 class _Share(NamedTuple):

@@ -15,7 +15,7 @@ import msgspec
 from quire.foundation.messages.workers import TokenLogprobs
 from quire.serving.api.json_pieces import JsonPieces, encode_in_slices
 from quire.text.deltas import ChoiceDelta
-from quire.text.logprobs import logprobs_dict
+from quire.text.sequence_accumulator import logprobs_dict
 from quire.text.tokenizer import Tokenizer
 
 THREAD_THRESHOLD = 1_000

@@ -19,12 +19,11 @@ from quire.foundation.config.server import ContentFormat
 from quire.serving.api.large_requests.readers import HUGE, LargeRequestReaders
 from quire.serving.api.large_requests.tasks import TruncationSide
 from quire.serving.api.schemas.chat import ChatMessage, ContentPart, MessageContent, plain_messages
-from quire.text.bad_words import bad_word_tokens
 from quire.text.chat_template import ChatTemplate
 from quire.text.fill_in_middle import FillInMiddle, fill_in_middle
 from quire.text.hints import NOT_READ, THINKING_SWITCHES
 from quire.text.model_text import ModelText
-from quire.text.tokenizer import Tokenizer
+from quire.text.tokenizer import Tokenizer, bad_word_tokens
 
 T = TypeVar("T")
 

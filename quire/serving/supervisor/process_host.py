@@ -11,9 +11,8 @@ from quire.engine.flight_record import requests_in_flight
 from quire.engine.transport import DeathNotices
 from quire.foundation.messages.from_engine import Dead, EngineId
 from quire.foundation.processes.child import Child
-from quire.foundation.processes.child_process import ChildProcess
+from quire.foundation.processes.child_process import ChildProcess, process_state
 from quire.foundation.processes.launch import LaunchConfig
-from quire.foundation.processes.process_state import process_state
 from quire.serving.supervisor.process_events import Event, ProcessEvents
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quire.foundation.clock import Clock
+from quire.foundation.processes.child_process import process_state
 from quire.foundation.processes.launch import Pulse
-from quire.foundation.processes.process_state import process_state
 
 TICK_S = 0.5
 STOPPED_S = 1.5

@@ -26,6 +26,7 @@ from quire.models.spec import ModelSpec
 from quire.planning.auto_config import ResolvedConfig
 from quire.planning.costmodel.measured_step_times import MeasuredStepTime, StepTerms, TimedStep, as_long_as, fitted
 from quire.planning.costmodel.step_work import windows_of
+from quire.planning.step_limits import StepLimits
 from quire.runtime.executor.executor import AdapterLoader, Executor
 from quire.runtime.executor.factory import build_executor
 from quire.sampling_params import SamplingParams
@@ -81,14 +82,12 @@ def measure_engine(resolved: ResolvedConfig) -> EngineTerms:
 
 def waves(config: Config) -> list[Wave]:
     """What is timed beside loads, for resolved settings: no more rows and tokens than these take."""
-    most, chunk = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
-    longest = config.model.max_model_len
-    assert most and chunk and isinstance(longest, int), "settings are resolved"
-    room = longest - OUTPUTS - 1
+    limits = StepLimits.of(config)
+    room = limits.length - OUTPUTS - 1
     long = min(LONG, room)
-    decoding = [Wave(rows, min(SHORT, room), OUTPUTS) for rows in ROWS if rows <= most]
-    reading = [Wave(min(rows, most), long, OUTPUTS) for rows in (1, 4, 8)]
-    prompts = [Wave(1, length, 1) for length in PROMPTS if length <= min(room, 2 * max(chunk, LONG))]
+    decoding = [Wave(rows, min(SHORT, room), OUTPUTS) for rows in ROWS if rows <= limits.rows]
+    reading = [Wave(min(rows, limits.rows), long, OUTPUTS) for rows in (1, 4, 8)]
+    prompts = [Wave(1, length, 1) for length in PROMPTS if length <= min(room, 2 * max(limits.tokens, LONG))]
     return [*decoding, *reading, *prompts]
 
 

@@ -10,7 +10,7 @@ from quire.errors import CheckpointError, ConfigError
 from quire.foundation.config import Config, environment
 from quire.models.spec import ModelSpec
 from quire.planning.auto_config import ResolvedConfig, resolve
-from quire.planning.byte_sizes import format_bytes
+from quire.planning.footprint import format_bytes
 from quire.planning.machine import this_machine
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 from quire.tools.quant_check.options import CheckOptions

@@ -27,12 +27,11 @@ from quire.planning.costmodel.roofline import Roofline
 from quire.planning.costmodel.step_time import Shares, StepTime
 from quire.planning.dtype import resolve_dtype
 from quire.planning.kv_cache_plan import KVCachePlan
-from quire.planning.kv_demand import group_windows
 from quire.planning.machine import Gpu, Machine, this_machine
+from quire.planning.memory_budget import KVDemand
 from quire.planning.ranks import plan_for_all
 from quire.planning.step_limits import StepLimits
 from quire.runtime.worker.graph_shapes import GraphShapes
-from quire.scheduling.kvcache.group_windows import max_cached_tokens
 from quire.tools.simulation.engine import SimulatedDevice
 
 FormatName = Literal["checkpoint", "fp8", "w4a16"]
@@ -85,6 +84,16 @@ class Deployment:
     measured: MeasuredStepTimes | None = None
 
     @property
+    def limits(self) -> StepLimits:
+        """The limits of its steps."""
+        return StepLimits.of(self.config)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV cache holds, in sequences of full length."""
+        return KVDemand.of(self.config, self.spec).cached_tokens(self.plan.num_blocks, self.plan.max_model_len)
+
+    @property
     def hardware(self) -> Hardware:
         """What a device sustains."""
         found = self.device.hardware if isinstance(self.device, Card) else cpu(self.device.cores)
@@ -102,16 +111,9 @@ class Deployment:
         dtype = self.config.model.dtype
         return StepTime(share, dtype, self.hardware, self.config.kv_dtype, self.shares, speedup, extra)
 
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens that the KV cache holds, in sequences of full length."""
-        size, chunk = self.config.cache.block_size, self.config.scheduler.max_num_batched_tokens
-        assert chunk, "settings are resolved"
-        return max_cached_tokens(group_windows(self.spec), self.plan.num_blocks, size, chunk, self.plan.max_model_len)
-
     def prompt_ms(self, tokens: int, cached: int = 0) -> float:
         """Milliseconds of the steps of a prompt with nobody else, behind tokens that are cached."""
-        most, total = self.config.scheduler.max_num_batched_tokens or tokens, 0.0
+        most, total = self.limits.tokens, 0.0
         while tokens:
             chunk = min(most, tokens)
             total += self.step.prompt(chunk, cached)
@@ -128,7 +130,7 @@ class Deployment:
         """A device for one simulation, behind the HTTP API or in its client's process."""
         sizes: list[tuple[int, int]] = []
         if isinstance(self.device, Card):
-            limits = StepLimits.of(self.config)
+            limits = self.limits
             most = self.config.device.max_cudagraph_capture_size or 0
             sizes = GraphShapes(most, limits.rows, limits.tokens, limits.length).mixed_sizes(limits.tokens)
         blocks, vocab = self.plan.blocks, self.spec.vocab_size

@@ -19,7 +19,7 @@ from quire.foundation.messages.workers import DeviceLimits
 from quire.foundation.processes.garbage import no_collection
 from quire.models.spec import ModelSpec
 from quire.planning.costmodel.roofline import Roofline
-from quire.planning.kv_demand import group_windows
+from quire.planning.memory_budget import group_windows
 from quire.runtime.executor.simulated import IntArray, SimulatedExecutor, StepMilliseconds, VirtualClock
 from quire.sampling_params import SamplingParams
 from quire.tools.simulation.trace import Trace

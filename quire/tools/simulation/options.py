@@ -8,8 +8,7 @@ from typing import Annotated, Any, ClassVar
 import tyro
 
 from quire.errors import ConfigError
-from quire.foundation.config.cache import BlockSize
-from quire.foundation.config.kv_cache_dtype import KVCacheDtype
+from quire.foundation.config.cache import BlockSize, KVCacheDtype
 from quire.foundation.config.model import ModelDtype
 from quire.foundation.config.scheduler import PerformanceMode, PreemptionMode
 from quire.tools.bench.arrivals import ArrivalOptions, check_arrivals

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from quire.models.spec import ModelSpec
-from quire.planning.byte_sizes import GIB
 from quire.planning.costmodel.cards import CARDS
+from quire.planning.footprint import GIB
 from quire.tools.bench.plot import Line, Panel, svg
 from quire.tools.simulation.figures import Figures
 from quire.tools.sizing.measured_rows import CheckedRow

@@ -10,7 +10,7 @@ from quire.errors import ConfigError, QuireError
 from quire.foundation.config import Config
 from quire.models.spec import ModelSpec
 from quire.planning.costmodel.cards import CARDS, card
-from quire.planning.kv_demand import KVDemand
+from quire.planning.memory_budget import KVDemand
 from quire.tools.simulation.deployment import Deployment, FormatName, deploy, device_called, in_format
 from quire.tools.sizing.options import PlanOptions
 from quire.tools.sizing.steady_state import SteadyState, Traffic, steady_state

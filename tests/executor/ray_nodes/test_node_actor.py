@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from quire.foundation.config import Config
+from quire.foundation.processes.child_process import process_state
 from quire.foundation.processes.launch import LaunchConfig
-from quire.foundation.processes.process_state import process_state
 from quire.runtime.executor.ray_nodes.node_actor import News, NodeActor
 
 PLAYED = "tests.executor.ray_nodes.played_follower"

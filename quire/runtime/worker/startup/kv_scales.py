@@ -21,7 +21,7 @@ from quire.compute.kernels.reference.quantized_rows import LARGEST
 from quire.compute.kernels.reference.rowwise_attention import qk_norm_rope_and_cache
 from quire.errors import CheckpointError
 from quire.foundation.config import Config
-from quire.foundation.config.kv_cache_dtype import QUANTIZED
+from quire.foundation.config.cache import QUANTIZED
 from quire.models.layers.rotary import Positions
 from quire.models.model import Model
 from quire.models.spec import ModelSpec

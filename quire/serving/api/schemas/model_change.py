@@ -8,7 +8,7 @@ from pydantic import Field
 
 from quire.errors import ConfigError
 from quire.foundation.config import Config
-from quire.foundation.config.kv_cache_dtype import KVCacheDtype
+from quire.foundation.config.cache import KVCacheDtype
 from quire.foundation.config.model import ModelDtype
 from quire.serving.api.schemas.known_fields import Part
 

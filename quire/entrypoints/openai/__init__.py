@@ -1,1 +1,0 @@
-"""Module paths of vLLM's OpenAI-compatible server, leading to the `quire` command."""
