@@ -42,7 +42,7 @@ from quire.scheduling.speculation.ngram_index import NgramIndex
 GAINED = 3
 CAPTURED = 512
 VOCABULARY = 4096
-MOST_POSITIONS = 128
+MAX_POSITIONS = 128
 """That captured steps sample of many rows: others are no figure for this."""
 CHOOSE, BEST = DraftLengths.choose, DraftLengths._best
 
@@ -166,7 +166,7 @@ def main() -> None:
         plain = min(measure(off, rows, options.steps) for _ in range(3))
         print(json.dumps({"rows": rows, "drafts": None, "ms": round(plain, 4)}), flush=True)
         for asked in map(int, options.drafts.split(",")):
-            drafts = min(asked, MOST_POSITIONS // rows - 1)
+            drafts = min(asked, MAX_POSITIONS // rows - 1)
             fix_drafts(drafts)
             ms = min(measure(on, rows, options.steps) for _ in range(3))
             by_plain = ms / plain / (GAINED if drafts else 1)

@@ -80,12 +80,12 @@ class Outcome:
     computed: list[int]
 
     @property
-    def most_requests(self) -> float:
+    def max_requests(self) -> float:
         """Of one replica, as a multiple of the mean."""
         return max(self.requests) * len(self.requests) / sum(self.requests)
 
     @property
-    def most_computed(self) -> float:
+    def max_computed(self) -> float:
         """The same of tokens."""
         return max(self.computed) * len(self.computed) / sum(self.computed)
 
@@ -322,8 +322,8 @@ def main() -> None:
     for name, way in WAYS.items():
         outcome = run(way, options.replicas, options.blocks, trace)
         print(
-            f"{name:20} {outcome.hits / one.hits:6.1%} of these hits, most requests {outcome.most_requests:.2f}, "
-            f"most computed tokens {outcome.most_computed:.2f} times the mean",
+            f"{name:20} {outcome.hits / one.hits:6.1%} of these hits, most requests {outcome.max_requests:.2f}, "
+            f"most computed tokens {outcome.max_computed:.2f} times the mean",
             flush=True,
         )
 

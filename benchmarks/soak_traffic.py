@@ -21,7 +21,7 @@ SCHEMAS = 400
 """So many different ones are asked for: the engine keeps 256 compiled, the API process verdicts on all."""
 STORED = 1_000
 """Responses that fill the page cache of the database they are stored in."""
-MOST_COMPLAINTS = 20
+MAX_COMPLAINTS = 20
 _WRONG = [wrong for wrong in WRONG_REQUESTS if len(wrong.body) < 2**16]
 _QUESTIONS = ("What is a river?", "Tell me about the sea.", "Count to ten.", "What is the weather like in Oslo?")
 _TOOL = {
@@ -134,7 +134,7 @@ class SoakTraffic:
             self._complain(f"{kind}: status {answer.status} {answer.text[:300]}")
 
     def _complain(self, text: str) -> None:
-        if text not in self.complaints and len(self.complaints) < MOST_COMPLAINTS:
+        if text not in self.complaints and len(self.complaints) < MAX_COMPLAINTS:
             self.complaints.append(text)
 
     # --- kinds ------------------------------------------------------------------------------------------------------

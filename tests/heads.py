@@ -207,8 +207,8 @@ def noting(first: int) -> Iterator[Noted]:
         found.plans.append(plan)
         begin(self, plan)
 
-    def proposing(self: DraftModel, plan: Plan, most_read: int) -> StepDrafts:
-        drafts = propose(self, plan, most_read)
+    def proposing(self: DraftModel, plan: Plan, max_read: int) -> StepDrafts:
+        drafts = propose(self, plan, max_read)
         for tokens, own in proposed(self, plan, drafts):
             found.drafts[first, *tokens] = own
         return drafts

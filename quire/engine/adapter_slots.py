@@ -17,7 +17,7 @@ from quire.scheduling.scheduler.scheduler import Scheduler
 
 ADAPTER = "adapter"
 """What a request awaits until its adapter is on the device."""
-MOST_PASSES = 32
+MAX_PASSES = 32
 """How many requests whose adapters are loaded may pass one that waits for a slot. Then they wait, too, so that a slot
 becomes free."""
 
@@ -147,7 +147,7 @@ class AdapterSlots:
         """Give slots to waiting requests in order. Those behind one that finds no slot may pass it for a while."""
         blocked = self._may_grant = False
         for request_id, adapter in list(self._waiting.items()):
-            if blocked and self._passes >= MOST_PASSES:
+            if blocked and self._passes >= MAX_PASSES:
                 break
             slot = self._by_digest.get(adapter.digest) if blocked else self._slot_for(adapter)
             if slot is None:

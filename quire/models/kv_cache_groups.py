@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from quire.models.config_file import ConfigFile
 from quire.models.families import Family
 
-MOST_GROUPS = 16
+MAX_GROUPS = 16
 """More block tables than these cost the host more than what larger groups waste."""
 _KINDS = {"full_attention": False, "sliding_attention": True}
 
@@ -56,7 +56,7 @@ def kv_groups(windows: Sequence[int | None]) -> tuple[KVCacheGroup, ...]:
     kinds: dict[int | None, list[int]] = {}
     for layer, window in enumerate(windows):
         kinds.setdefault(window, []).append(layer)
-    size = max(min(map(len, kinds.values())), -(-len(windows) // MOST_GROUPS))
+    size = max(min(map(len, kinds.values())), -(-len(windows) // MAX_GROUPS))
     return tuple(
         KVCacheGroup(tuple(layers[first : first + size]), window)
         for window, layers in kinds.items()

@@ -131,8 +131,8 @@ class ReplicaChooser:
     def _may_take(self, replica: int, able: Mapping[int, ReplicaLoad], work: float) -> bool:
         """Whether a replica may get the request: it has room, and not much more to do than the others."""
         load, sent = able[replica], self._sent[replica]
-        most_free = max(other.free_blocks for other in able.values())
-        if load.free_blocks * self._block_size < work and load.free_blocks < most_free:
+        max_free = max(other.free_blocks for other in able.values())
+        if load.free_blocks * self._block_size < work and load.free_blocks < max_free:
             return False
         share = BOUND / len(able)
         requests = sum(self._sent[other].requests for other in able)

@@ -24,7 +24,7 @@ LONG_DECODE = 1_000
 
 CUT_MARGIN = 10_000
 """Characters that a text is encoded beyond the tokens that are wanted of it."""
-_MOST_UNLISTED = 4096
+_MAX_UNLISTED = 4096
 """Ids that no file lists, before an added token."""
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Tokenizer:
         added = core.get_added_tokens_decoder()
         self.added_ids = frozenset(added)
         self.special_ids = frozenset(i for i, t in added.items() if t.special)
-        self._most_characters = 2 * max((len(piece) for piece in core.get_vocab(with_added_tokens=True)), default=1)
+        self._max_characters = 2 * max((len(piece) for piece in core.get_vocab(with_added_tokens=True)), default=1)
 
     @property
     def special_tokens(self) -> dict[str, int]:
@@ -146,12 +146,12 @@ class Tokenizer:
 
     def fewest_tokens(self, text: str) -> int:
         """A cheap lower bound on the length of `encode(text)`, for refusing absurd texts before encoding them."""
-        return len(text) // self._most_characters
+        return len(text) // self._max_characters
 
     def end_of(self, text: str, tokens: int, *, first: bool = False) -> str:
         """As much of a text's end (or of its beginning) as its last (or first) tokens may take and far more, so that
         where it was cut makes no difference to them."""
-        length = tokens * self._most_characters + CUT_MARGIN
+        length = tokens * self._max_characters + CUT_MARGIN
         return text[:length] if first else text[-length:]
 
 
@@ -200,7 +200,7 @@ def _add_tokens(core: tokenizers.Tokenizer, settings: TokenizerSettings, directo
 def _add_at(core: tokenizers.Tokenizer, number: int, token: AddedToken, directory: Path) -> None:
     """A token that the tokenizer file lacks, at its id: ids before it that no file lists are filled."""
     size = core.get_vocab_size(with_added_tokens=True)
-    if number < size or number - size > _MOST_UNLISTED:
+    if number < size or number - size > _MAX_UNLISTED:
         logger.warning(
             "%s: %r cannot be token %d, as added_tokens_decoder says, in a tokenizer of %d tokens: it is left out",
             directory, token.content, number, size,

@@ -17,7 +17,7 @@ from tests.api.server import Server, running
 from tests.api.test_lifetimes import in_background
 
 PROMPT_LEN, TOP = 500, 20
-MOST_IN_A_TURN = 1_100
+MAX_IN_A_TURN = 1_100
 """Look-ups of a token, of the 10,000 to 20,000 that a response needs."""
 ENTRIES = [
     TokenLogprobs(-1.0, 1, list(range(i % 60, i % 60 + TOP)), [-0.5 * k for k in range(TOP)]) for i in range(499)
@@ -96,7 +96,7 @@ def test_no_turn_of_the_event_loop_writes_more_than_a_slice(
     server.in_loop(_stop())
     assert result[0].status_code == 200, result[0].text
     assert sum(lookups.values()) > 10_000
-    assert max(lookups.values()) <= MOST_IN_A_TURN
+    assert max(lookups.values()) <= MAX_IN_A_TURN
 
 
 def test_prompt_logprobs_are_those_of_offline_use(scripted: tuple[Server, ScriptedClient]) -> None:

@@ -15,7 +15,7 @@ from tests.api.scripted import ScriptedClient
 from tests.api.server import Server
 
 FULL = Load(running=16, waiting=500, queued_tokens=10**6, tokens_per_s=1_000.0)
-MOST_CALLS_OF_A_REFUSAL = 130
+MAX_CALLS_OF_A_REFUSAL = 130
 
 
 class CountedCalls:
@@ -74,4 +74,4 @@ def test_to_turn_a_request_away_takes_few_calls_and_not_its_body(
     server.in_loop(until_full())
     status, calls = server.in_loop(refuse(server))
     assert status == 429
-    assert calls <= MOST_CALLS_OF_A_REFUSAL
+    assert calls <= MAX_CALLS_OF_A_REFUSAL

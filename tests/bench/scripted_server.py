@@ -60,7 +60,7 @@ class ScriptedServer:
         bodies: Of all generation requests, in order.
         metrics: What /metrics shows.
         health: Status of /health.
-        most_open: Most generation requests at one time.
+        max_open: Most generation requests at one time.
     """
 
     def __init__(self, answer: Answer = tokens) -> None:
@@ -69,7 +69,7 @@ class ScriptedServer:
         self.headers: list[str] = []
         self.metrics = ""
         self.health = 200
-        self.most_open = self._open = 0
+        self.max_open = self._open = 0
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
@@ -99,7 +99,7 @@ class ScriptedServer:
             self.bodies.append(body)
             self.headers.append(head)
             self._open += 1
-            self.most_open = max(self.most_open, self._open)
+            self.max_open = max(self.max_open, self._open)
             await self._answer(body, writer)
             self._open -= 1
         else:

@@ -162,7 +162,7 @@ def test_concurrency_is_limited_and_seen() -> None:
     samples = [Sample("hello", 3)] * 12
     with ScriptedServer(lambda body, writer: tokens(body, writer, gap=0.01)) as server:
         measured = load(server, samples, concurrency=3)
-    assert server.most_open == 3
+    assert server.max_open == 3
     assert len(measured.completed) == 12
     assert max(count for _, count in measured.in_flight()) == 3
     assert measured.in_flight()[-1][1] == 0

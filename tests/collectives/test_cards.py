@@ -56,8 +56,8 @@ def test_no_limit_is_beyond_what_a_window_holds() -> None:
         assert limits.pushed <= 4 * window.PUSHED_WORDS
         assert limits.pushed <= limits.pulled <= window.PULLED_BYTES
         layout = window.layout_of(ranks)
-        assert layout.row_flags >= 4 * window.MOST_RANKS * window.PULLED_PROGRAMS
-        assert layout.arrivals - layout.row_flags >= 4 * window.MOST_RANKS * window.PULLED_PROGRAMS
+        assert layout.row_flags >= 4 * window.MAX_RANKS * window.PULLED_PROGRAMS
+        assert layout.arrivals - layout.row_flags >= 4 * window.MAX_RANKS * window.PULLED_PROGRAMS
         assert layout.buffers - layout.arrivals == 2 * ranks * 8 * window.PUSHED_WORDS
         assert layout.rings - layout.buffers == 2 * window.PULLED_BYTES
         assert layout.size - layout.rings == window.PULLED_PROGRAMS * window.STEPS * window.STEP_BYTES

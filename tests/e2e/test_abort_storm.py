@@ -21,7 +21,7 @@ from tests.e2e.test_load import assert_all_free
 
 pytestmark = pytest.mark.long("reliability")
 
-ABORTS, WARM_UP, MOST_WARM_UPS, AT_ONCE = 1_000, 150, 6, 40
+ABORTS, WARM_UP, MAX_WARM_UPS, AT_ONCE = 1_000, 150, 6, 40
 KINDS = 8
 REGEX = "[a-z]{3,9}( [a-z]{3,9}){30,60}"
 
@@ -126,7 +126,7 @@ def held_more(now: dict[str, Usage], before: dict[str, Usage]) -> list[str]:
 def test_a_thousand_aborts_leave_nothing_behind(server: QuireServe) -> None:
     asyncio.run(Storm(server.url, seed=1).calm())
     before: dict[str, Usage] = {}
-    for _ in range(MOST_WARM_UPS):  # until pools of threads and helper processes are full
+    for _ in range(MAX_WARM_UPS):  # until pools of threads and helper processes are full
         asyncio.run(Storm(server.url, seed=1).run(WARM_UP))
         assert_all_free(server, 1_000)
         time.sleep(1.0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire.errors import CheckpointError
-from quire.models.kv_cache_groups import MOST_GROUPS, KVCacheGroup, kv_groups
+from quire.models.kv_cache_groups import MAX_GROUPS, KVCacheGroup, kv_groups
 from quire.models.spec import read_spec
 from tests.models.test_spec import MINIMAL
 
@@ -84,5 +84,5 @@ def test_the_last_group_of_a_kind_may_be_smaller() -> None:
 
 def test_there_are_not_too_many_groups() -> None:
     groups = kv_groups([7] * 61 + [None])
-    assert len(groups) <= MOST_GROUPS + 1
+    assert len(groups) <= MAX_GROUPS + 1
     assert sorted(layer for group in groups for layer in group.layers) == list(range(62))

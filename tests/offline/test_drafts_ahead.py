@@ -169,8 +169,8 @@ def drafts_by_context(checkpoint: Path, draft: Path, limits: dict[str, Any]) -> 
     noted: dict[tuple[int, ...], list[int]] = {}
     propose = DraftModel.propose
 
-    def noting_drafts(self: DraftModel, plan: Plan, most_read: int) -> StepDrafts:
-        drafts = propose(self, plan, most_read)
+    def noting_drafts(self: DraftModel, plan: Plan, max_read: int) -> StepDrafts:
+        drafts = propose(self, plan, max_read)
         noted.update((tuple(tokens), own) for tokens, own in proposed(self, plan, drafts))
         return drafts
 

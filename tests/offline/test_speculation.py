@@ -175,8 +175,8 @@ def test_a_draft_model_forgets_what_was_rejected(checkpoint: Path, plain: LLM, m
     noted: dict[tuple[int, ...], list[int]] = {}
     propose = DraftModel.propose
 
-    def noting(self: DraftModel, plan: Plan, most_read: int) -> StepDrafts:
-        found = propose(self, plan, most_read)
+    def noting(self: DraftModel, plan: Plan, max_read: int) -> StepDrafts:
+        found = propose(self, plan, max_read)
         for place, first in enumerate((found.counts.cumsum() - found.counts).tolist()):
             if found.counts[place]:
                 tokens = self._sequences[plan.slots[plan.sampled_rows[place]]].tokens

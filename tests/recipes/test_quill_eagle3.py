@@ -78,7 +78,7 @@ def test_the_loss_goes_down(model: Llama, batch: Batch) -> None:
     head.start_from(model)
     with torch.no_grad():
         before, _ = loss_of(head, model, batch, taught(model, head, batch))
-    trained = train_head(head, model, itertools.repeat(batch), 60.0, Rates(matrices=0.05), most_steps=40)
+    trained = train_head(head, model, itertools.repeat(batch), 60.0, Rates(matrices=0.05), max_steps=40)
     assert trained.steps == 40
     assert trained.loss < 0.9 * before.item()
     rates = agreement(head, model, itertools.repeat(batch), 1, 3)

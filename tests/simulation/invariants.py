@@ -18,7 +18,7 @@ from quire.scheduling.scheduler.request import Request
 from quire.scheduling.scheduler.request_table import RequestTable
 from quire.scheduling.scheduler.scheduler import Scheduler
 from quire.scheduling.scheduler.waiting_queue import WaitingQueue
-from tests.simulation.settings import MOST_SEQUENCES, Settings
+from tests.simulation.settings import MAX_SEQUENCES, Settings
 from tests.simulation.world import World
 
 
@@ -203,7 +203,7 @@ def _check_queue_limit(scheduler: Scheduler, settings: Settings) -> None:
     limit = settings.config.scheduler.max_queued_requests
     if limit is not None:
         fresh = sum(r.admitted_at is None for r in scheduler._waiting)
-        most = limit + scheduler._request_table.num_slots + MOST_SEQUENCES
+        most = limit + scheduler._request_table.num_slots + MAX_SEQUENCES
         _require(fresh <= most, f"{fresh} sequences wait, where {limit} may")
 
 

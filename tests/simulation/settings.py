@@ -14,8 +14,8 @@ from quire.foundation.config.scheduler import Policy, PreemptionMode
 from quire.scheduling.kvcache.group_windows import GroupWindow
 
 MAX_MODEL_LEN = 96
-MOST_PROMPTS, MOST_CHOICES = 2, 4
-MOST_SEQUENCES = MOST_PROMPTS * MOST_CHOICES
+MAX_PROMPTS, MAX_CHOICES = 2, 4
+MAX_SEQUENCES = MAX_PROMPTS * MAX_CHOICES
 """Of one request."""
 SHUTDOWN_S = 900.0
 """What open requests get at the end: enough for all of them, whatever happens."""
@@ -46,7 +46,7 @@ class Settings:
         max_in_flight: Plans in flight.
         token_s: What a token of a step takes.
         arrival_s: Mean time between two requests.
-        most_open: No request arrives while so many are open.
+        max_open: No request arrives while so many are open.
         features, faults: Those of this run.
         fault_s: Mean time between two faults; infinite for none.
         drains_early: Whether the server is told to end while requests still arrive.
@@ -59,7 +59,7 @@ class Settings:
     max_in_flight: int
     token_s: float
     arrival_s: float
-    most_open: int
+    max_open: int
     features: frozenset[str]
     faults: Sequence[str]
     fault_s: float
@@ -102,7 +102,7 @@ def settings_of(rng: random.Random) -> Settings:
         max_in_flight=rng.choice((1, 2, 2, 3)),
         token_s=rng.choice((1e-4, 5e-4, 1e-3)),
         arrival_s=rng.choice((0.003, 0.02, 0.1)),
-        most_open=rng.choice((4, 12, 30)),
+        max_open=rng.choice((4, 12, 30)),
         features=features,
         faults=faults,
         fault_s=rng.choice((0.3, 1.0, 3.0, 10.0)) if faults else float("inf"),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from unittest import mock
 
-from quire.serving.api import shared_turn
+from quire.serving.api import time_slice
 from tests.simulation.faults import Faults
 from tests.simulation.judge import Judge
 from tests.simulation.operations import Operator
@@ -71,7 +71,7 @@ def simulate(seed: int, steps: int, faults: Sequence[str] | None = None, engines
     with contextlib.redirect_stderr(log):
         run = _Run(seed, faults, engines)
         # Whether a task lets others run does not depend on how fast this machine is.
-        working = mock.patch.object(shared_turn, "perf_counter", run.working_time)
+        working = mock.patch.object(time_slice, "perf_counter", run.working_time)
         try:
             with working:
                 return run.whole(steps)
@@ -200,8 +200,8 @@ class _Run:
             self._next_arrival()
             return
         burst = "bursts" in self.settings.features and self._rng.random() < 0.05
-        for _ in range(self.settings.most_open if burst else 1):
-            if len(self.judge.open) < self.settings.most_open:
+        for _ in range(self.settings.max_open if burst else 1):
+            if len(self.judge.open) < self.settings.max_open:
                 ask = self._generator.next()
                 self.judge.arrived(ask)
                 self.server.connect(ask)

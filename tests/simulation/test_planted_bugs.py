@@ -145,7 +145,7 @@ def test_an_engine_that_does_not_hold_others_beside_what_runs_alone_is_found(
     def crowded(rng: random.Random) -> Settings:
         """Much traffic with poison, and no other faults."""
         settings = settings_of(rng)
-        return dataclasses.replace(settings, features={"poison"}, arrival_s=0.003, most_open=30, faults=())
+        return dataclasses.replace(settings, features={"poison"}, arrival_s=0.003, max_open=30, faults=())
 
     monkeypatch.setattr(simulation, "settings_of", crowded)
     plant(Scheduler, "hold_all", lambda original: lambda scheduler, what: None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from quire.sampling_params import SamplingParams
 from quire.structured_outputs_params import StructuredOutputsParams
 from tests.simulation.model import BROKEN_GRAMMAR, GRAMMAR, POISON, VOCAB_SIZE
-from tests.simulation.settings import MAX_MODEL_LEN, MOST_CHOICES, MOST_PROMPTS, Settings
+from tests.simulation.settings import MAX_CHOICES, MAX_MODEL_LEN, MAX_PROMPTS, Settings
 from tests.simulation.world import World
 
 STEMS = [[(start + 7 * i) % (VOCAB_SIZE - 1) for i in range(60)] for start in (0, 3)]
@@ -68,14 +68,14 @@ class Generator:
 
         number, capacity = next(self._numbers), self._longest()
         poison = some("poison", 0.01)
-        prompts = [self._prompt(rng, capacity) for _ in range(MOST_PROMPTS if some("several prompts", 0.1) else 1)]
+        prompts = [self._prompt(rng, capacity) for _ in range(MAX_PROMPTS if some("several prompts", 0.1) else 1)]
         if poison:
             prompts[-1][rng.randrange(len(prompts[-1]))] = POISON
         room = capacity - max(map(len, prompts))
         max_tokens = min(room, rng.choice((1, 2, 5, 10, 25, 40)))
         has_grammar = some("grammars", 0.3)
         params = SamplingParams(
-            n=rng.choice((2, 3, MOST_CHOICES)) if some("choices", 0.3) else 1,
+            n=rng.choice((2, 3, MAX_CHOICES)) if some("choices", 0.3) else 1,
             max_tokens=max_tokens,
             min_tokens=rng.randint(0, max_tokens) if some("stop tokens", 0.3) else 0,
             stop_token_ids=rng.sample(range(VOCAB_SIZE - 1), 6) if some("stop tokens", 0.5) else None,

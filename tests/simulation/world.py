@@ -11,7 +11,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable
 
-MOST_EVENTS_AT_ONCE = 50_000
+MAX_EVENTS_AT_ONCE = 50_000
 """More than that at one moment, and something spins."""
 _BEGIN = 1_000.0
 _TRACE_LINES = 80
@@ -94,7 +94,7 @@ class World:
             if when > self._now:
                 self._now, self._at_once = when, 0
             self._at_once += 1
-            if self._at_once > MOST_EVENTS_AT_ONCE:
+            if self._at_once > MAX_EVENTS_AT_ONCE:
                 self.fail("time stands still: something spins")
                 return False
             action, timer.action = timer.action, None

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.foundation.config.speculation import SuffixOptions
-from quire.scheduling.speculation.suffix_index import END, MOST_OCCURRENCES, PastOutputs, SuffixIndex
+from quire.scheduling.speculation.suffix_index import END, MAX_OCCURRENCES, PastOutputs, SuffixIndex
 
 ALL = 2**30
 ALONE = SuffixOptions(depth=12, cached_requests=0, factor=1.0, least_probability=0.1)
@@ -48,7 +48,7 @@ def walk(tokens: list[int], places: list[int], limit: int, least: float) -> tupl
     while places and len(said) < limit:
         text = tokens + said
         following = Counter(text[place + 1 + len(said)] for place in places)
-        token, count = following.most_common(1)[0]
+        token, count = following.max_common(1)[0]
         probability *= count / len(places)
         if probability < least:
             break
@@ -80,7 +80,7 @@ def test_a_text_that_repeats_itself_goes_on_so() -> None:
     assert proposed([7, 8] * 6, most=5) == [7, 8, 7, 8, 7]
 
 
-@given(st.lists(st.integers(0, 2), max_size=MOST_OCCURRENCES), st.integers(1, 6), st.sampled_from([0.5, 1.0, 3.0]),
+@given(st.lists(st.integers(0, 2), max_size=MAX_OCCURRENCES), st.integers(1, 6), st.sampled_from([0.5, 1.0, 3.0]),
        st.sampled_from([0.0, 0.1, 0.6]))  # fmt: skip
 def test_it_is_the_best_of_all_places(tokens: list[int], most: int, factor: float, least: float) -> None:
     options = SuffixOptions(10, 0, factor, least)

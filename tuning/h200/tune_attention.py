@@ -37,7 +37,7 @@ from quire.compute.kernels.triton.attention.gather_kv import gather_kv
 from quire.tools.bench.kernel_cases import KernelCase, attention
 
 BYTES_PER_S = 4.25e12
-MOST_SETS = 24
+MAX_SETS = 24
 HANG_S = 120
 """Barriers that wait for each other wait for ever; so long is compiling everything given, and timing one case."""
 
@@ -62,7 +62,7 @@ CHUNK_CASES = (
     (8, 512, 0), (16, 256, 0), (32, 128, 0), (11, 384, 0), (4, 1_024, 0), (8, 512, 2_000), (16, 256, 2_000),
     (1, 512, 0), (1, 2_048, 0), (1, 8_192, 0), (1, 50, 2_000),
 )  # fmt: skip
-MOST_LAYERS = 128
+MAX_LAYERS = 128
 _NEVER = 2**31
 _BLOCK = 16
 
@@ -174,7 +174,7 @@ class _Layers:
         last = self._starts[:, None] // _BLOCK
         self._places = self._table.gather(1, last)[:, 0] * _BLOCK + self._starts % _BLOCK
         one = self.bytes_of(rows, length, heads)
-        number = max(2, min(MOST_LAYERS, -(-CACHES_BYTES // one)))
+        number = max(2, min(MAX_LAYERS, -(-CACHES_BYTES // one)))
         shape = (number, 2, rows * each, _BLOCK, heads.kv, heads.width)
         self._caches = torch.zeros(shape, dtype=torch.bfloat16, device=device)
         both = (rows, heads.query + 2 * heads.kv, heads.width)
@@ -277,7 +277,7 @@ def _gather(rows: int, length: int, heads: attention._Heads) -> KernelCase:
 def _seconds(case: KernelCase, function: Callable[..., Any]) -> float:
     faulthandler.dump_traceback_later(HANG_S, exit=True)
     torch.manual_seed(0)
-    sets = max(1, min(MOST_SETS, CACHES_BYTES // max(case.bytes, 1)))
+    sets = max(1, min(MAX_SETS, CACHES_BYTES // max(case.bytes, 1)))
     calls = [partial(function, *case.make(torch.device("cuda"))[0]) for _ in range(sets)]
     for call in calls:
         call()

@@ -35,7 +35,7 @@ C = TypeVar("C")
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 BYTES_PER_S = 4.25e12
-FEWEST_PROGRAMS, MOST_PROGRAMS = 110, 900
+FEWEST_PROGRAMS, MAX_PROGRAMS = 110, 900
 """That a product is cut into by cutting its columns."""
 FINALISTS = 6
 
@@ -138,7 +138,7 @@ def candidates(weight: Weight, rows: int) -> Iterator[GemvConfig | GemmConfig]:
         for block_n, block_k, warps, stages, swapped in _TILES[block_m]:
             tiles = -(-weight.outputs // block_n) * -(-rows // block_m)
             steps = -(-weight.columns // block_k)
-            splits = [n for n in (1, 2, 3, 4, 6, 8, 12) if n == 1 or (2 * n <= steps and tiles * n <= MOST_PROGRAMS)]
+            splits = [n for n in (1, 2, 3, 4, 6, 8, 12) if n == 1 or (2 * n <= steps and tiles * n <= MAX_PROGRAMS)]
             enough = [n for n in splits if tiles * n >= FEWEST_PROGRAMS] or splits[-1:]
             yield from (GemmConfig(block_m, block_n, block_k, n, warps, stages, swapped) for n in enough)
 

@@ -42,7 +42,7 @@ def variants(vocab: int) -> dict[str, SampleConfig]:
         for warps in (2, 4, 8):
             shape = VocabTiling.of(vocab, chunk=chunk)
             found[f"chunk {chunk}, scan {warps}w"] = replace(usual, shape=shape, scan_warps=warps)
-    found["1024 groups"] = replace(usual, shape=VocabTiling.of(vocab, most_groups=1_024), second=700)
+    found["1024 groups"] = replace(usual, shape=VocabTiling.of(vocab, max_groups=1_024), second=700)
     found |= {f"pick {warps}w": replace(usual, pick_warps=warps) for warps in (2, 8)}
     found |= {f"tile {tile}": replace(usual, tile=tile) for tile in (1_024, 4_096)}
     found |= {f"tile {tile}, pick 8w": replace(usual, tile=tile, pick_warps=8) for tile in (4_096,)}

@@ -65,7 +65,7 @@ _TILES = {  # block_n, block_k, warps, stages, swapped
     128: ((64, 128, 4, 5, True), (128, 128, 4, 5, True), (128, 128, 8, 5, True), (128, 128, 8, 5, False)),
 }
 _BLOCKS = {1: (16,), 16: (16,), 32: (32, 64), 64: (64,), 128: (64, 128), 256: (128,)}
-MOST_PROGRAMS = 900
+MAX_PROGRAMS = 900
 
 
 def main() -> None:
@@ -107,7 +107,7 @@ def candidates(weight: Weight, rows: int) -> Iterator[GemvConfig | GemmConfig]:
     for block_m in _BLOCKS[rows]:
         for block_n, block_k, warps, stages, swapped in _TILES[block_m]:
             tiles, steps = -(-weight.outputs // block_n) * -(-rows // block_m), -(-weight.columns // block_k)
-            splits = [n for n in (1, 2, 3, 4, 6, 8) if n == 1 or (2 * n <= steps and tiles * n <= MOST_PROGRAMS)]
+            splits = [n for n in (1, 2, 3, 4, 6, 8) if n == 1 or (2 * n <= steps and tiles * n <= MAX_PROGRAMS)]
             enough = [n for n in splits if tiles * n >= 60] or splits[-1:]
             yield from (GemmConfig(block_m, block_n, block_k, n, warps, stages, swapped) for n in enough)
 

@@ -21,7 +21,7 @@ from quire.compute.kernels.triton import activation, norm
 ROWS = (1, 32, 256, 2_048, 8_192)
 PER_THREAD = (2, 4, 8, 16, 32)
 PROGRAMS = ((512, 2), (512, 4), (1_024, 2), (1_024, 4), (1_024, 8), (2_048, 4), (2_048, 8), (4_096, 8))
-MOST_SETS = 24
+MAX_SETS = 24
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def _sets(choice: Callable[[int], Callable[[], object]], rows: int) -> Iterator[
     first = choice(rows)
     yield first
     held = max(1, torch.cuda.memory_allocated() - before)
-    for _ in range(min(MOST_SETS, CACHES_BYTES // held) - 1):
+    for _ in range(min(MAX_SETS, CACHES_BYTES // held) - 1):
         yield choice(rows)
 
 

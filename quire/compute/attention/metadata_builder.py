@@ -211,7 +211,7 @@ def _padded_metadata(
 
 
 def _padded_splits(
-    tiles: QueryTiles, counts: IntArray, bounds: IntArray, tiling: PrefillTiling, most_tiles: int
+    tiles: QueryTiles, counts: IntArray, bounds: IntArray, tiling: PrefillTiling, max_tiles: int
 ) -> tuple[QueryTiles, KVSplitMetadata[IntArray]]:
     """`split_kv`, but that tiles stay whole where there are as many as splits at most; splits are padded."""
     if 0 < len(tiles.rows) < tiling.max_splits:
@@ -219,7 +219,7 @@ def _padded_splits(
     else:
         ones = np.ones(len(tiles.rows), dtype=np.int64)
         splits = KVSplitMetadata(0 * ones, ones)
-    most = max(most_tiles, tiling.max_splits)
+    most = max(max_tiles, tiling.max_splits)
     return tiles, KVSplitMetadata(_padded(splits.numbers, most, 0), _padded(splits.counts, most, 0))
 
 

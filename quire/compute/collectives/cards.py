@@ -106,8 +106,8 @@ def _own_window(mesh: Mesh) -> tuple[OwnMemory | None, str]:
     try:
         from quire.compute.kernels.triton.ranks import window
 
-        if mesh.tp > window.MOST_RANKS:
-            return None, f"more than {window.MOST_RANKS} ranks"
+        if mesh.tp > window.MAX_RANKS:
+            return None, f"more than {window.MAX_RANKS} ranks"
         return OwnMemory(window.layout_of(mesh.tp).size), ""
     except PeerMemoryError as error:
         return None, str(error)

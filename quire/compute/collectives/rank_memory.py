@@ -128,7 +128,7 @@ class RankMemory:
             out: [n, columns of all], contiguous, of x's dtype.
         """
         columns = Mesh(0, tp=self._mesh.tp).padded_part(out.shape[1]).count
-        most = self._pulled.most_gathered_rows(columns, x.element_size())
+        most = self._pulled.max_gathered_rows(columns, x.element_size())
         where = (self._windows, self._pulls, self._layout.buffers, self._mesh.tp_rank, self._mesh.tp)
         for given, rows in zip(torch.split(x, most), torch.split(out, most), strict=True):
             self._pulled.gather_columns_pulled(given, rows, columns, *where)

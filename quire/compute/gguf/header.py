@@ -19,13 +19,13 @@ from quire.errors import CheckpointError
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
-MOST_DIMENSIONS = 4
+MAX_DIMENSIONS = 4
 _ALIGNMENT = "general.alignment"
 _LARGEST_ALIGNMENT = 1 << 20
 _LARGEST_DIMENSION = 1 << 40
 _LARGEST_HEADER = 1 << 30
 """Bytes; the largest vocabularies take some 20 MB."""
-_MOST_ELEMENTS = 1 << 23
+_MAX_ELEMENTS = 1 << 23
 """Of all arrays and tensors; a Python value takes some 60 bytes."""
 _DEEPEST = 2
 """Arrays in arrays; no tool writes any."""
@@ -160,7 +160,7 @@ class _Parser:
     def _tensor(self) -> tuple[str, tuple[int, ...], TensorType, int]:
         name = self._string("a tensor's name")
         dimensions = int(self._number("I"))
-        if not 1 <= dimensions <= MOST_DIMENSIONS:
+        if not 1 <= dimensions <= MAX_DIMENSIONS:
             raise self._broken(f"'{name}' has {dimensions} dimensions")
         sizes = [int(self._number("Q")) for _ in range(dimensions)]
         kind, offset = int(self._number("I")), int(self._number("Q"))
@@ -245,7 +245,7 @@ class _Parser:
 
     def _check_count(self, count: int, least_bytes: int, what: str) -> None:
         self._elements += count
-        if count > (self._end - self._at) // least_bytes or self._elements > _MOST_ELEMENTS:
+        if count > (self._end - self._at) // least_bytes or self._elements > _MAX_ELEMENTS:
             raise self._broken(f"is cut short: it declares {count:,} {what}")
 
     def _broken(self, text: str) -> CheckpointError:

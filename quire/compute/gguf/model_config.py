@@ -21,7 +21,7 @@ from quire.errors import CheckpointError
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 """These scale attention by the stream's width for each head, not by a head's; llama.cpp tells them so too."""
 _HEAD = "output.weight"
-_MOST_FACTORS = 1 << 14
+_MAX_FACTORS = 1 << 14
 _SIZES = (
     "embedding_length",
     "feed_forward_length",
@@ -188,7 +188,7 @@ def _factors(model: GgufModel, name: str) -> list[float]:
     for other, each in model.tensors.items():
         if other.endswith(name) and not are_equal(_bytes_of(each), _bytes_of(tensor)):
             raise CheckpointError(f"{tensor.path}: '{other}' differs from other layers', which is not supported.")
-    if tensor.form.name != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > _MOST_FACTORS:
+    if tensor.form.name != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > _MAX_FACTORS:
         raise CheckpointError(f"{tensor.path}: '{name}' is no row of F32: download it again.")
     with tensor.path.open("rb") as file:
         file.seek(tensor.offset)

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from quire.errors import ConfigError, did_you_mean
 
 Method = Literal["ngram", "suffix", "draft_model", "eagle3"]
-MOST_DRAFTS = 16
+MAX_DRAFTS = 16
 """Draft tokens of a step and sequence, at most: a row of that many is seldom accepted to its end."""
 _NGRAM_KEYS = ("prompt_lookup_max", "prompt_lookup_min")
 _SUFFIX_KEYS = ("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests",
@@ -143,7 +143,7 @@ def _parsed(asked: Mapping[str, Any]) -> Speculation:
         raise _error(f'{_FLAG}: "method": "{method}" takes no "model", got {model!r}.')
     if method == "suffix":
         return _suffix(asked)
-    tokens = _number(asked, "num_speculative_tokens", MOST_DRAFTS)
+    tokens = _number(asked, "num_speculative_tokens", MAX_DRAFTS)
     if method == "ngram":
         given = next((key for key in _NGRAM_KEYS if key in asked), None)
         both = 5 if given is None else _number(asked, given, None)
@@ -159,7 +159,7 @@ def _parsed(asked: Mapping[str, Any]) -> Speculation:
 def _suffix(asked: Mapping[str, Any]) -> Speculation:
     usual, (depth_key, cached_key, factor_key, probability_key) = SuffixOptions(), _SUFFIX_KEYS
     depth = _number(asked, depth_key, None, usual.depth, least=2)
-    tokens = _number(asked, "num_speculative_tokens", MOST_DRAFTS, min(MOST_DRAFTS, depth))
+    tokens = _number(asked, "num_speculative_tokens", MAX_DRAFTS, min(MAX_DRAFTS, depth))
     cached = _number(asked, cached_key, None, usual.cached_requests, least=0)
     factor, probability = asked.get(factor_key, usual.factor), asked.get(probability_key, usual.least_probability)
     if not _is_real(factor) or not 0 < factor < math.inf:

@@ -23,7 +23,7 @@ from quire.validation import LARGEST
 _HUMAN_INTEGER = re.compile(r"(-?\d+(?:\.\d+)?)([kKmMgG]?)")
 _MULTIPLES = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-_MOST_DIGITS = 64
+_MAX_DIGITS = 64
 _LONGEST_SHOWN = 80
 
 
@@ -111,7 +111,7 @@ def human_integer(text: str) -> int:
     Raises:
         ValueError: It is no whole number.
     """
-    match = _HUMAN_INTEGER.fullmatch(text) if len(text) <= _MOST_DIGITS else None
+    match = _HUMAN_INTEGER.fullmatch(text) if len(text) <= _MAX_DIGITS else None
     value = float(match[1]) * _MULTIPLES[match[2]] if match else 0.5
     if match is None or value != int(value):
         raise ValueError(f"{_shown(text)} is not a whole number")

@@ -18,7 +18,7 @@ CALM_OBJECTS = 30_000
 """A search of so many takes some 10 ms. Bodies of requests that are large and deep have more."""
 _PENDING = 10
 """Fewer collections of younger objects than this leave nothing worth a search."""
-_MOST_PENDING = 100
+_MAX_PENDING = 100
 """After so many, with some 700,000 objects more than before, Python searches whatever is open."""
 
 
@@ -27,7 +27,7 @@ def begin_serving() -> None:
     gc.freeze()
     gc.collect()  # of next to nothing: Python searches only when what is new is a quarter of what it found last
     young, middle, _ = gc.get_threshold()
-    gc.set_threshold(young, middle, _MOST_PENDING)
+    gc.set_threshold(young, middle, _MAX_PENDING)
 
 
 @contextmanager
@@ -35,10 +35,10 @@ def rare_collection() -> Iterator[None]:
     """Within it, all objects are searched as seldom as in a process that serves. Those of a program that has imported
     torch take 0.2 s, which Python else spends every few hundred steps of a large batch."""
     young, middle, old = gc.get_threshold()
-    if old >= _MOST_PENDING:  # within another one, say of a thread that may leave it sooner
+    if old >= _MAX_PENDING:  # within another one, say of a thread that may leave it sooner
         yield
         return
-    gc.set_threshold(young, middle, _MOST_PENDING)
+    gc.set_threshold(young, middle, _MAX_PENDING)
     try:
         yield
     finally:

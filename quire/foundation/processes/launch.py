@@ -54,11 +54,11 @@ class SocketEnd(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         socket_fds: Inherited connections that block: to each reader, or to the one that writes.
-        most_bytes: Of a message.
+        max_bytes: Of a message.
     """
 
     socket_fds: list[int]
-    most_bytes: int
+    max_bytes: int
 
     @property
     def fds(self) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Any
 from quire.errors import CheckpointError
 
 CONFIG = "adapter_config.json"
-_MOST_CONFIG_BYTES = 2**20
+_MAX_CONFIG_BYTES = 2**20
 _NEUTRAL = frozenset(
     {
         "alora_invocation_string", "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying",
@@ -70,7 +70,7 @@ def read_settings(directory: Path) -> AdapterSettings:
     """
     path = directory / CONFIG
     try:
-        if path.stat().st_size > _MOST_CONFIG_BYTES:
+        if path.stat().st_size > _MAX_CONFIG_BYTES:
             raise CheckpointError(f"{path} is too large for the settings of an adapter.")
         fields = json.loads(path.read_bytes())
     except OSError as error:

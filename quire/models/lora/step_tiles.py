@@ -76,6 +76,6 @@ def tile_tokens(slots: IntArray, size: int) -> tuple[IntArray, IntArray]:
     return np.repeat(-used, number).astype(np.int64), rows
 
 
-def most_tiles(tokens: int, rows: int, slots: int, size: int) -> int:
+def max_tiles(tokens: int, rows: int, slots: int, size: int) -> int:
     """Tiles that a step of these sizes has at most, where rows of it have one adapter each, or none."""
     return tokens // size + min(min(rows, slots) + 1, tokens)

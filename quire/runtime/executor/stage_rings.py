@@ -105,7 +105,7 @@ def open_reader(end: LinkEnd) -> MessageReader:
     """Open a link's end for a rank that reads."""
     if not isinstance(end, RingEnd):
         (fd,) = end.socket_fds
-        return SocketReader(socket.socket(fileno=fd), end.most_bytes)
+        return SocketReader(socket.socket(fileno=fd), end.max_bytes)
     (bell,) = end.bells
 
     def wait() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.compute.attention.metadata import IntArray
 from quire.compute.kernels.reference.lora import Tiles
-from quire.models.lora.step_tiles import GPU_TILE, Adapted, StepTiles, most_tiles, order_tokens, tile_tokens
+from quire.models.lora.step_tiles import GPU_TILE, Adapted, StepTiles, max_tiles, order_tokens, tile_tokens
 from quire.models.lora.updates import LowRankUpdates
 from quire.runtime.worker.graph_shapes import GraphShape
 from quire.runtime.worker.host_batch import HostBatch
@@ -81,7 +81,7 @@ class AdapterRows:
 
     def _staged_padded(self, of_tokens: IntArray, num_rows: int, staging: StagingBuffer) -> Tiles:
         """Stage the tiles of these tokens, with empty ones behind them up to the most that such a step can have."""
-        most = most_tiles(len(of_tokens), num_rows, self._slots, GPU_TILE)
+        most = max_tiles(len(of_tokens), num_rows, self._slots, GPU_TILE)
         slots, rows = tile_tokens(of_tokens, GPU_TILE)
         all_slots, all_rows = np.zeros(most, dtype=np.int64), np.full((most, GPU_TILE), -1, dtype=np.int64)
         all_slots[: len(slots)], all_rows[: len(rows)] = slots, rows

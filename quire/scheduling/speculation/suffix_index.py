@@ -14,13 +14,13 @@ from collections.abc import Sequence
 
 from quire.foundation.config.speculation import SuffixOptions
 
-MOST_OCCURRENCES = 16
+MAX_OCCURRENCES = 16
 """Most occurrences of a match in a text that are looked at, the last ones first."""
 SHORTEST = 2
 """Fewest tokens of a match."""
 GENERATIONS = 4
 """Past outputs are forgotten a generation at a time."""
-MOST_TOKENS = 4_000_000
+MAX_TOKENS = 4_000_000
 """Most tokens of past outputs that are remembered: some 400 MB."""
 END = -1
 """Stands behind each output."""
@@ -63,7 +63,7 @@ class LinkedText:
         """
         place, found = self._last.get((context[-2], context[-1]), _NONE), list[tuple[int, int]]()
         tokens, longest = self.tokens, min(most, len(context))
-        while place != _NONE and len(found) < MOST_OCCURRENCES:
+        while place != _NONE and len(found) < MAX_OCCURRENCES:
             if place != skip:
                 size = SHORTEST
                 while size < longest and size <= place and tokens[place - size] == context[-1 - size]:
@@ -81,7 +81,7 @@ class PastOutputs:
         tokens: Most tokens of all outputs.
     """
 
-    def __init__(self, requests: int, tokens: int = MOST_TOKENS) -> None:
+    def __init__(self, requests: int, tokens: int = MAX_TOKENS) -> None:
         generations = GENERATIONS if requests >= GENERATIONS else 1
         self._each, self._tokens_each = requests // generations, tokens // generations
         self._generations: deque[dict[str, LinkedText]] = deque(maxlen=generations)

@@ -15,8 +15,8 @@ from quire.outputs import BeamSearchSequence
 from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.serving.api.request_choices import RequestChoices, usage_field
 from quire.serving.api.session.session import EngineSession, check_num_sequences
-from quire.serving.api.shared_turn import SharedTurn
 from quire.serving.api.stream_response import AnswerFormat
+from quire.serving.api.time_slice import TimeSlice
 from quire.text.beam_search import BatchedBeamSearch
 from quire.text.deltas import ChoiceDelta
 from quire.text.text_stream import TextStream
@@ -82,13 +82,13 @@ class FoundChoices:
 
     async def collect(self) -> list[ChoiceDelta]:
         """Every choice as a whole."""
-        turn, choices = SharedTurn(), list[ChoiceDelta]()
+        time_slice, choices = TimeSlice(), list[ChoiceDelta]()
         for pieces in self.pieces:
             choice = ChoiceDelta()
             for piece in pieces:
                 choice.add(piece)
             choices.append(choice)
-            await turn.share()
+            await time_slice.offer()
         return choices
 
     def usage(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class FoundStream:
         self.media_type = format.media_type
         self._format = format
         self._pieces = ((index, piece) for index, choice in enumerate(choices.pieces) for piece in choice)
-        self._turn = SharedTurn()
+        self._time_slice = TimeSlice()
 
     async def wait(self) -> None:
         """Everything is there."""
@@ -124,7 +124,7 @@ class FoundStream:
 
     async def next(self, write_now: Callable[[bytes], bool]) -> bytes:
         """The next piece, or the end."""
-        await self._turn.share()
+        await self._time_slice.offer()
         for index, piece in self._pieces:
             return self._format.delta(index, piece)
         self.finished = True

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
 
-MOST_SEQUENCES = 32
+MAX_SEQUENCES = 32
 """Of one request: whose phases become spans."""
 FLUSH_S = 3.0
 """What the last spans get to be sent at the end."""
@@ -127,7 +127,7 @@ class RequestTraces:
         if record.status >= 500 or "error" in cost.finish_reasons:
             span.set_status(Status(StatusCode.ERROR))
         inside = set_span_in_context(span, context)
-        for index, (add, stats) in enumerate(record.sequences[:MOST_SEQUENCES]):
+        for index, (add, stats) in enumerate(record.sequences[:MAX_SEQUENCES]):
             for phase, (begin, end) in _phases(add, stats).items():
                 attributes = {"gen_ai.request.id": scope["state"]["request_id"], "quire.sequence": index}
                 child = self._tracer.start_span(phase, inside, attributes=attributes, start_time=wall(begin))

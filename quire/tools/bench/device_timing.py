@@ -20,11 +20,11 @@ Call = Callable[[], object]
 REPLAYS = 9
 _GRAPH_S = 2e-3
 """Seconds of work in a graph: far more than a replay costs."""
-_MOST_CALLS = 2_000
+_MAX_CALLS = 2_000
 _CACHES = 3.0
 """The arguments of all sets together are this many times as large as the last cache."""
 _CPU_CACHE = 32 * 2**20
-_MOST_SETS = 32
+_MAX_SETS = 32
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def sets_of_arguments(moved: int, held: int, device: torch.device) -> int:
     else:
         cache, room = _CPU_CACHE, 2**31
     wanted = math.ceil(_CACHES * cache / max(moved, 1)) + 1
-    return max(1, min(wanted, _MOST_SETS, room // max(held, 1)))
+    return max(1, min(wanted, _MAX_SETS, room // max(held, 1)))
 
 
 def median_seconds(calls: Sequence[Call], device: torch.device, *, graph: bool = True) -> float:
@@ -107,7 +107,7 @@ def _timed_in_graph(calls: Sequence[Call]) -> float:
     graph.replay()
     seconds = _elapsed(graph.replay)
     if seconds < _GRAPH_S:  # a replay begins some microseconds late, which must not count
-        rounds = max(1, min(round(_GRAPH_S / seconds), _MOST_CALLS // len(calls)))
+        rounds = max(1, min(round(_GRAPH_S / seconds), _MAX_CALLS // len(calls)))
         graph = _captured(calls, rounds)
         graph.replay()
     return statistics.median(_elapsed(graph.replay) for _ in range(REPLAYS)) / (rounds * len(calls))

@@ -38,7 +38,7 @@ PROMPTS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1_024, 2_048, 4_096,
 SHORT, LONG = 16, 1_024
 """Tokens of a prompt before decode steps."""
 OUTPUTS = 24
-LEAST_PASSES, MOST_PASSES = 2, 6
+LEAST_PASSES, MAX_PASSES = 2, 6
 WANTED_S = 12.0
 """No further pass over the waves begins after so many seconds."""
 
@@ -115,7 +115,7 @@ def engine_terms(
             engine.run_wave(replace(wave, outputs=min(wave.outputs, 4)))
         recorder.steps.clear()
         began = clock.now()
-        for number in range(MOST_PASSES):
+        for number in range(MAX_PASSES):
             firsts += [engine.run_wave(wave) for wave in each if wave.rows == 1 and wave.prompt == each[0].prompt]
             for wave in each:
                 engine.run_wave(wave)

@@ -21,7 +21,7 @@ from quire.runtime.worker.worker_parts import LoadedModel
 from quire.sampling_params import SamplingParams
 
 TOKENS_A_STEP = 2048
-MOST_ROWS = 64
+MAX_ROWS = 64
 
 
 class SequenceForward:
@@ -128,7 +128,7 @@ def _batches(lengths: Sequence[int]) -> list[range]:
     """Neighbours that fit one step, from the first on."""
     batches, start, total = [], 0, 0
     for number, length in enumerate(lengths):
-        if number > start and (total + length > TOKENS_A_STEP or number - start == MOST_ROWS):
+        if number > start and (total + length > TOKENS_A_STEP or number - start == MAX_ROWS):
             batches.append(range(start, number))
             start, total = number, 0
         total += length

@@ -28,15 +28,15 @@ class Usage:
 
     Attributes:
         running: Requests that were computed, on average.
-        most_running, most_waiting: Most at a time.
-        kv_share, most_kv_share: Of the KV cache, on average and at most.
+        max_running, max_waiting: Most at a time.
+        kv_share, max_kv_share: Of the KV cache, on average and at most.
     """
 
     running: float
-    most_running: int
-    most_waiting: int
+    max_running: int
+    max_waiting: int
     kv_share: float
-    most_kv_share: float
+    max_kv_share: float
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,10 @@ class Figures:
             "preemptions": self.preemptions,
             "device_busy": self.busy,
             "mean_num_requests_running": self.usage.running,
-            "max_num_requests_running": self.usage.most_running,
-            "max_num_requests_waiting": self.usage.most_waiting,
+            "max_num_requests_running": self.usage.max_running,
+            "max_num_requests_waiting": self.usage.max_waiting,
             "mean_kv_cache_usage": self.usage.kv_share,
-            "max_kv_cache_usage": self.usage.most_kv_share,
+            "max_kv_cache_usage": self.usage.max_kv_share,
             **{f"mean_{name}_ms": ms for name, ms in self.means.items()},
             **times,
         }
@@ -113,9 +113,9 @@ class Figures:
             ("Prompt tokens from the prefix cache", f"{self.cached:.1%}"),
             ("Preemptions", f"{self.preemptions:,}"),
             ("Device busy", f"{self.busy:.1%}"),
-            ("Requests running: mean, most", f"{usage.running:,.1f}, {usage.most_running:,}"),
-            ("Requests waiting: most", f"{usage.most_waiting:,}"),
-            ("KV cache in use: mean, most", f"{usage.kv_share:.1%}, {usage.most_kv_share:.1%}"),
+            ("Requests running: mean, most", f"{usage.running:,.1f}, {usage.max_running:,}"),
+            ("Requests waiting: most", f"{usage.max_waiting:,}"),
+            ("KV cache in use: mean, most", f"{usage.kv_share:.1%}, {usage.max_kv_share:.1%}"),
         ]
         if self.good is not None:
             rows.append(("Requests within the limits", f"{self.goodput_share:.1%}"))

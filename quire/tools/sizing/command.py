@@ -23,7 +23,7 @@ from quire.tools.sizing.report import SizingPlan, as_json, as_text, check_text, 
 from quire.tools.sizing.steady_state import Traffic
 from quire.tools.sizing.survey import Candidate, MemoryRow, devices, memory_row, survey
 
-MOST_TRACED = 1_000
+MAX_TRACED = 1_000
 """Requests of a trace that lengths are taken from, and that are simulated."""
 
 
@@ -65,7 +65,7 @@ def _trace(options: PlanOptions) -> Trace | None:
     def no_tokens() -> Tokens:
         raise ConfigError("A plan reads traces with lengths only; quire simulate reads prompts.", param="trace")
 
-    return read_trace(TraceFileOptions(options.trace), ArrivalOptions(), MOST_TRACED, no_tokens, random.Random(0))
+    return read_trace(TraceFileOptions(options.trace), ArrivalOptions(), MAX_TRACED, no_tokens, random.Random(0))
 
 
 def _traffic(trace: Trace) -> Traffic:

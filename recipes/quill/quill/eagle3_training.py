@@ -14,9 +14,9 @@ from quill.training_loop import Optimizers, Rates, Trained, compile_layers, run
 
 
 def train_head(
-    head: Head, model: Llama, stream: Iterator[Batch], seconds: float, rates: Rates, most_steps: int = 0
+    head: Head, model: Llama, stream: Iterator[Batch], seconds: float, rates: Rates, max_steps: int = 0
 ) -> Trained:
-    """Trains until the budget is spent, or `most_steps` are done, if there are any; see `run`."""
+    """Trains until the budget is spent, or `max_steps` are done, if there are any; see `run`."""
 
     def loss(batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
         found, agreed = _loss_and_agreement(head, model, batch)
@@ -25,7 +25,7 @@ def train_head(
     compile_layers(model)
     matrices = [head.fc.weight, *(p for p in head.midlayer.parameters() if p.ndim == 2)]
     optimizers = Optimizers(head, matrices, head.lm_head.weight, rates)
-    return run(optimizers, loss, stream, seconds, rates, most_steps)
+    return run(optimizers, loss, stream, seconds, rates, max_steps)
 
 
 def agreement(head: Head, model: Llama, stream: Iterator[Batch], batches: int, drafts: int) -> list[float]:

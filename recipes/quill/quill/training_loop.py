@@ -74,9 +74,9 @@ def run(
     stream: Iterator[Batch],
     seconds: float,
     rates: Rates,
-    most_steps: int = 0,
+    max_steps: int = 0,
 ) -> Trained:
-    """Trains until the budget is spent, or `most_steps` are done, if there are any. The clock starts when compilation
+    """Trains until the budget is spent, or `max_steps` are done, if there are any. The clock starts when compilation
     is done: rates fall over what the first two steps leave of the budget.
 
     ``loss_of`` also returns numbers that are shown beside the loss.
@@ -84,8 +84,8 @@ def run(
     tokens = step = 0
     loss = torch.zeros(())
     started = shown = time.monotonic()
-    while (elapsed := time.monotonic() - started) < seconds and (not most_steps or step < most_steps):
-        progress = step / most_steps if most_steps else 0.0
+    while (elapsed := time.monotonic() - started) < seconds and (not max_steps or step < max_steps):
+        progress = step / max_steps if max_steps else 0.0
         scale = rates.scale(step, max(progress, elapsed / seconds))
         batch = next(stream)
         loss, others = loss_of(batch)

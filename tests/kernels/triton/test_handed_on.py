@@ -11,7 +11,7 @@ from quire.compute.kernels.triton.ranks.stage_window import STREAM_PROGRAMS, TIL
 from tests.kernels.triton.not_interpreted import printed_by
 from tests.kernels.triton.test_ranks import without_ptx
 
-HIDDEN, MOST_TOKENS, SLOTS, STEPS = 64, 200, 1_100, 3
+HIDDEN, MAX_TOKENS, SLOTS, STEPS = 64, 200, 1_100, 3
 LATE = 2**31 - 2
 """A step whose number has come to the end of a word's positive numbers."""
 
@@ -22,14 +22,14 @@ def interpreted(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if device == "cpu":
         without_ptx(monkeypatch, handed_on)
         monkeypatch.setattr(handed_on, "STREAM_PROGRAMS", 3)
-    monkeypatch.setattr(handed_on, "MOST_POLLS", 50)
+    monkeypatch.setattr(handed_on, "MAX_POLLS", 50)
 
 
 class Window:
     """A window that its own rank reads and another one writes."""
 
     def __init__(self, device: str, dtype: torch.dtype = torch.bfloat16) -> None:
-        self.layout = layout_of(SLOTS, STEPS, MOST_TOKENS * HIDDEN * dtype.itemsize)
+        self.layout = layout_of(SLOTS, STEPS, MAX_TOKENS * HIDDEN * dtype.itemsize)
         self.bytes = torch.zeros(self.layout.size, dtype=torch.uint8, device=device)
         self.elsewhere = torch.zeros_like(self.bytes)
         own, other = self.bytes.data_ptr(), self.elsewhere.data_ptr()
@@ -61,7 +61,7 @@ def test_as_many_steps_as_may_be_on_their_way_arrive(first: int, dtype: torch.dt
     for begin in (first, first + STEPS):
         sent = {
             begin + i: stream(tokens, dtype, device)
-            for i, tokens in enumerate((1, whole, min(4 * whole + 1, MOST_TOKENS)))
+            for i, tokens in enumerate((1, whole, min(4 * whole + 1, MAX_TOKENS)))
         }
         for step, (x, delta) in sent.items():
             handed_on.send_stream(x, delta, window.writing, number(step, device), window.layout)

@@ -17,7 +17,7 @@ from quire.compute.kernels.triton import lora as ours
 from quire.compute.kernels.triton.attention.qk_norm_rope import qk_norm_rope_and_cache
 from quire.compute.kernels.triton.lora_linear import linear_and_shrink
 from quire.compute.kernels.triton.lora_norm import lora_rms_norm
-from quire.models.lora.step_tiles import GPU_TILE, most_tiles, tile_tokens
+from quire.models.lora.step_tiles import GPU_TILE, max_tiles, tile_tokens
 
 NEAR = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -251,7 +251,7 @@ def test_tiles_have_each_token_once_and_those_without_an_adapter_last(size: int)
         for adapters in (1, 3, 50):
             slots = luck.integers(0, adapters + 1, tokens)
             own, rows = tile_tokens(slots, size)
-            assert len(own) == len(rows) <= most_tiles(tokens, tokens, adapters, rows.shape[1])
+            assert len(own) == len(rows) <= max_tiles(tokens, tokens, adapters, rows.shape[1])
             assert sorted(rows[rows >= 0].tolist()) == list(range(tokens))
             assert (np.diff((own == 0).astype(int)) >= 0).all()
             for slot, tile in zip(own.tolist(), rows, strict=True):

@@ -94,7 +94,7 @@ def assert_same(found: Found, expected: Found) -> None:
 def windows(device: str, monkeypatch: pytest.MonkeyPatch) -> Windows:
     """A rank finds all that it waits for: in these it looks a few times."""
     for module in (pulled_norm, pushed_norm):
-        monkeypatch.setattr(module, "MOST_POLLS", 3)
+        monkeypatch.setattr(module, "MAX_POLLS", 3)
     return Windows(device)
 
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.compute.kernels.triton.ranks import flags, pulled, pushed
-from quire.compute.kernels.triton.ranks.window import MOST_RANKS, PULLED_BYTES, PULLED_PROGRAMS, PUSHED_WORDS, layout_of
+from quire.compute.kernels.triton.ranks.window import MAX_RANKS, PULLED_BYTES, PULLED_PROGRAMS, PUSHED_WORDS, layout_of
 
 RANKS = 3
 LAYOUT = layout_of(RANKS)
@@ -54,7 +54,7 @@ class Windows:
 
     def flags(self, rank: int) -> Tensor:
         """[programs, ranks]"""
-        return self.bytes[rank][: LAYOUT.row_flags].view(torch.int32).view(PULLED_PROGRAMS, MOST_RANKS)
+        return self.bytes[rank][: LAYOUT.row_flags].view(torch.int32).view(PULLED_PROGRAMS, MAX_RANKS)
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def test_no_step_with_adapters_launches_a_kernel_that_warm_up_missed(directories
     assert len(served) == 4
     of_adapters = {"_shrink", "_expand", "_shrink_pairs", "_expand_pairs", "_group_kernel"}
     with_updates = {"_tile_and_shrink_kernel", "_qk_norm_rope_and_cache", "_lora_rms_norm", "_expand_silu_and_mul"}
-    of_experts = {"_pair_kernel", "_token_kernel", "_tile_kernel", "_coded_tile_kernel", "_sum_kernel", "_route_kernel"}
+    of_experts = {"_pair_kernel", "_token_kernel", "_tile_kernel", "_sum_kernel", "_route_kernel"}
     for one in served:
         assert not (of_adapters | with_updates | of_experts) & {*one["missed"]}, one
         assert of_adapters <= {*one["found"]}
@@ -95,7 +95,7 @@ def test_long_attention_experts_codes_and_gated_products_are_found(served: list[
         "_gated_gemm_kernel",
         "_route_kernel",
         "_coded_kernel",
-        "_coded_tile_kernel",
+        "_tile_kernel",
         "_expand_grouped",
         "_apply_penalties",
     } <= found

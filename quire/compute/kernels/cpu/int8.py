@@ -15,7 +15,7 @@ from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 PANEL = 32
 QUAD = 4
 """Columns that one instruction multiplies."""
-MOST_COLUMNS = 1 << 16
+MAX_COLUMNS = 1 << 16
 """Of which a sum still fits 32 bits."""
 _STEP = 16
 """Columns that are read at a time."""
@@ -25,9 +25,7 @@ _SIGN = 128
 def serves(kernels: Library, weight: ScaledWeight) -> bool:
     """Whether the kernels are there, and of use for this weight."""
     columns = weight.codes.shape[1]
-    return (
-        kernels.multiplies_bytes and weight.block == (1, columns) and columns % _STEP == 0 and columns <= MOST_COLUMNS
-    )
+    return kernels.multiplies_bytes and weight.block == (1, columns) and columns % _STEP == 0 and columns <= MAX_COLUMNS
 
 
 def pack_int8(weight: ScaledWeight) -> BlockWeight:

@@ -32,13 +32,13 @@ WIDEST_RANK = 64
 """The most ranks that one program computes."""
 _FEW, _SOME = 64, 512
 """The most rows for which columns are split among programs finely, and at all."""
-_MOST_SPLITS = 16
+_MAX_SPLITS = 16
 _WARPS = 4
 _EXPAND_STAGES = 1
 """A loop over further ranks is no pipeline: its beginning would run, with barriers, also where there are none."""
 _PROGRAMS = 512
 """How many programs of this size a GPU runs at once: some four on each multiprocessor."""
-_MOST_BLOCKS = 65_536
+_MAX_BLOCKS = 65_536
 """The most blocks (a tile's rows, some ranks of one module) whose columns several programs may share."""
 
 
@@ -127,21 +127,21 @@ def scratch_of_splits(low: Tensor, blocks: int, splits: int, size: int) -> tuple
     neither."""
     if splits == 1:
         return low, low
-    assert blocks <= _MOST_BLOCKS
+    assert blocks <= _MAX_BLOCKS
     return torch.empty((blocks, splits, size), dtype=torch.float32, device=low.device), _counters(low.device)
 
 
 @functools.cache
 def _counters(device: torch.device) -> Tensor:
-    """[_MOST_BLOCKS] int32: how many programs of each block are done. Zeros whenever no kernel is under way: the last
+    """[_MAX_BLOCKS] int32: how many programs of each block are done. Zeros whenever no kernel is under way: the last
     program of a block puts them back."""
-    return torch.zeros(_MOST_BLOCKS, dtype=torch.int32, device=device)
+    return torch.zeros(_MAX_BLOCKS, dtype=torch.int32, device=device)
 
 
 def _splits(rows: int, columns: int) -> int:
     """How many programs share a row."""
     each = 512 if rows <= _FEW else 2_048 if rows <= _SOME else columns
-    return max(1, min(_MOST_SPLITS, columns // each))
+    return max(1, min(_MAX_SPLITS, columns // each))
 
 
 @fast_launch

@@ -30,12 +30,12 @@ from quire.compute.kernels.triton.linear.inner_loops import fetch_ahead
 from quire.compute.kernels.triton.linear.linear import config_for, linear_behind
 from quire.compute.kernels.triton.lora import lora_shrink, scratch_of_splits, store_split_sum
 
-_MOST_ROWS = 64
+_MAX_ROWS = 64
 """With more rows A x is not small any more."""
-_MOST_TILES = 128
+_MAX_TILES = 128
 """So many rows have fewer. A program reads the slots of all at once."""
 _BLOCK_R = 16
-_MOST_SPLITS = 8
+_MAX_SPLITS = 8
 """Of the columns of A x: adding up more parts takes longer than they save."""
 _RESERVED = 1024
 """Bytes of shared memory that each program takes beside its own."""
@@ -48,7 +48,7 @@ def linear_and_shrink(
 ) -> tuple[Tensor, Tensor]:
     """Arguments as in reference/lora.py: x is contiguous, and the rank is a multiple of 16."""
     config = config_for(x, packed, gate=False)
-    if isinstance(config, GemmConfig) and len(x) <= _MOST_ROWS and 0 < len(tiles.rows) <= _MOST_TILES:
+    if isinstance(config, GemmConfig) and len(x) <= _MAX_ROWS and 0 < len(tiles.rows) <= _MAX_TILES:
         device, count = x.device, tiles_of(len(x), len(packed), config)
         programs = room_beside(config, multiprocessors(device), program_memory(device), count, x.element_size())
         return gemm_and_shrink(x, packed, bias, weights, tiles, config, programs, can_overlap(device))
@@ -63,13 +63,13 @@ def gemm_and_shrink(
     """x Wᵀ + bias by `gemm` with this config, and A x by so many programs beside it, which may be none."""
     (rows, columns), outputs, (number, size) = x.shape, len(w), tiles.rows.shape
     rank, modules, splits = weights.b.shape[2], len(weights.rows), config.splits
-    assert x.is_contiguous() and tiles.rows.is_contiguous() and rank % _BLOCK_R == 0 and 0 < number <= _MOST_TILES
+    assert x.is_contiguous() and tiles.rows.is_contiguous() and rank % _BLOCK_R == 0 and 0 < number <= _MAX_TILES
     y, low = x.new_empty((rows, outputs)), x.new_empty((rows, modules * rank))
     product_tiles = tiles_of(rows, outputs, config)
     sums, arrived = scratch_of_tiles(y, product_tiles, splits, config.block_m * config.block_n)
     shared = product_tiles * splits
     # Blocks are cut by programs beside the product, where these are enough for all, or else by the product's.
-    partial, arrived_low = scratch_of_splits(low, max(shared, programs) // 2, _MOST_SPLITS, size * _BLOCK_R)
+    partial, arrived_low = scratch_of_splits(low, max(shared, programs) // 2, _MAX_SPLITS, size * _BLOCK_R)
     most = max(1, config.block_n // (splits * 2 * _BLOCK_R))  # half as much of A as a product's program has of W
     block_c = _columns_of_step(config)
     _tile_and_shrink_kernel[(shared + programs,)](
@@ -79,7 +79,7 @@ def gemm_and_shrink(
         weights.ranks.stride(0),
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLIT=splits > 1,
         WHOLE=columns % config.block_k == 0, SWAPPED=config.swapped, BIASED=bias is not None,
-        RANK=rank, MODULES=modules, MOST_TILES=_MOST_TILES, MOST_SPLITS=_MOST_SPLITS,
+        RANK=rank, MODULES=modules, MAX_TILES=_MAX_TILES, MAX_SPLITS=_MAX_SPLITS,
         BLOCK_T=size, BLOCK_R=_BLOCK_R, BLOCK_C=block_c, PARTS=min(config.warps, block_c // _BLOCK_R),
         WHOLE_C=columns % block_c == 0,
         OVERLAP=overlap, num_warps=config.warps, num_stages=config.stages, launch_pdl=overlap,
@@ -117,8 +117,8 @@ def _tile_and_shrink_kernel(
     x, w, bias, y, sums, arrived, a, ranks, slots, tile_rows, partial, arrived_low, low, rows, outputs, columns,
     product_tiles, splits, tiles, programs, most, a_stride, ranks_stride,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, WHOLE: tl.constexpr,
-    SWAPPED: tl.constexpr, BIASED: tl.constexpr, RANK: tl.constexpr, MODULES: tl.constexpr, MOST_TILES: tl.constexpr,
-    MOST_SPLITS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PARTS: tl.constexpr,
+    SWAPPED: tl.constexpr, BIASED: tl.constexpr, RANK: tl.constexpr, MODULES: tl.constexpr, MAX_TILES: tl.constexpr,
+    MAX_SPLITS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PARTS: tl.constexpr,
     WHOLE_C: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """A tile of the product, or nothing of it, and what falls to this program of A x.
@@ -138,7 +138,7 @@ def _tile_and_shrink_kernel(
         fetch_ahead(w, w_rows * columns, first * BLOCK_K, columns, BLOCK_N, 2 * BLOCK_K)
     wait_for_inputs(OVERLAP)
     release_dependents(OVERLAP)
-    every = tl.arange(0, MOST_TILES)
+    every = tl.arange(0, MAX_TILES)
     used = tl.load(slots + every, every < tiles, 0)  # those that are in use come first
     taken = programs * most // (MODULES * (RANK // BLOCK_R))  # tiles, by programs beside the product
     slot_behind = tl.load(slots + taken, taken < tiles, 0)
@@ -158,7 +158,7 @@ def _tile_and_shrink_kernel(
     _shrink_blocks(
         begin_block, end_block, number, workers, x, a, ranks, slots, tile_rows, partial, arrived_low, low,
         columns, a_stride, ranks_stride,
-        RANK, MODULES, MOST_SPLITS, BLOCK_T, BLOCK_R, BLOCK_C, PARTS, WHOLE_C,
+        RANK, MODULES, MAX_SPLITS, BLOCK_T, BLOCK_R, BLOCK_C, PARTS, WHOLE_C,
     )  # fmt: skip
 
 
@@ -166,7 +166,7 @@ def _tile_and_shrink_kernel(
 def _shrink_blocks(
     begin_block, end_block, number, workers, x, a, ranks, slots, rows, partial, arrived, low, columns, a_stride,
     ranks_stride,
-    RANK: tl.constexpr, MODULES: tl.constexpr, MOST_SPLITS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
+    RANK: tl.constexpr, MODULES: tl.constexpr, MAX_SPLITS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr, PARTS: tl.constexpr, WHOLE_C: tl.constexpr,
 ):  # fmt: skip
     """What falls to worker `number` of some blocks of A x, each of BLOCK_R ranks of a tile's rows: these are cut by the
@@ -174,7 +174,7 @@ def _shrink_blocks(
     GROUPS: tl.constexpr = MODULES * (RANK // BLOCK_R)
     steps = tl.cdiv(columns, BLOCK_C)
     blocks = end_block - begin_block
-    splits = tl.maximum(1, tl.minimum(tl.minimum(workers // tl.maximum(blocks, 1), MOST_SPLITS), steps))
+    splits = tl.maximum(1, tl.minimum(tl.minimum(workers // tl.maximum(blocks, 1), MAX_SPLITS), steps))
     for piece in range(number, blocks * splits, workers):
         block = piece // splits
         split = piece % splits
@@ -191,7 +191,7 @@ def _shrink_blocks(
             )  # fmt: skip
             to = low + row[:, None] * (MODULES * RANK) + rank[None, :]
             store_split_sum(
-                sums, to, (row >= 0)[:, None], partial, arrived, block, split, splits, MOST_SPLITS, BLOCK_T, BLOCK_R
+                sums, to, (row >= 0)[:, None], partial, arrived, block, split, splits, MAX_SPLITS, BLOCK_T, BLOCK_R
             )
 
 

@@ -16,9 +16,9 @@ from quire.compute.kernels.triton.launching.launch import fast_launch
 from quire.compute.kernels.triton.lora import lora_expand, scaled_outputs, scaling_of
 from quire.compute.kernels.triton.norm import PER_THREAD, program_shape, rms_norm, rms_normed
 
-_MOST_ROWS = 64
+_MAX_ROWS = 64
 """Beyond these, rows that share an adapter read it less often in tiles."""
-_MOST_B = 65_536
+_MAX_B = 65_536
 """Elements of B that a program keeps in registers."""
 _BLOCK_R = 16
 
@@ -30,7 +30,7 @@ def lora_rms_norm(
     """Arguments as in reference/lora.py, all contiguous; the product that made delta is as `lora_expand` has it."""
     rows, width = x.shape
     block, _, warps = program_shape(width, 1, PER_THREAD)
-    if rows > _MOST_ROWS or block * _BLOCK_R > _MOST_B:
+    if rows > _MAX_ROWS or block * _BLOCK_R > _MAX_B:
         lora_expand(low, weights, tiles, delta)
         rms_norm(x, weight, eps, out, delta)
         return

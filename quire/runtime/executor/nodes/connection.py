@@ -51,19 +51,19 @@ def send_message(connection: socket.socket, message: bytes) -> None:
         raise ConnectionLostError(f"nothing can be sent: {error}") from error
 
 
-def receive_message(connection: socket.socket, most_bytes: int, deadline: float | None = None) -> bytes:
+def receive_message(connection: socket.socket, max_bytes: int, deadline: float | None = None) -> bytes:
     """The next message, on a socket that blocks.
 
     Args:
         connection: The socket.
-        most_bytes: Of the message.
+        max_bytes: Of the message.
         deadline: By which all of it has to be there, as time.monotonic() has it; None: it may take any time.
 
     Raises:
         ConnectionLostError: It did not come, or is too long.
     """
     (length,) = _LENGTH.unpack(receive_exactly(connection, _LENGTH.size, deadline))
-    _check(length, most_bytes)
+    _check(length, max_bytes)
     return receive_exactly(connection, length, deadline)
 
 
@@ -89,13 +89,13 @@ class Connection:
 
     Args:
         connected: A connected socket; it is this object's from now on.
-        most_bytes: Of a message that comes.
+        max_bytes: Of a message that comes.
     """
 
-    def __init__(self, connected: socket.socket, most_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, connected: socket.socket, max_bytes: int = MAX_BYTES) -> None:
         self._socket = connected
         self._socket.setblocking(False)
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._unread = bytearray()
         self._unsent = bytearray()
 
@@ -163,7 +163,7 @@ class Connection:
         found, begin = [], 0
         while len(self._unread) - begin >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._unread, begin)
-            _check(length, self._most_bytes)
+            _check(length, self._max_bytes)
             end = begin + _LENGTH.size + length
             if len(self._unread) < end:
                 break
@@ -173,6 +173,6 @@ class Connection:
         return found
 
 
-def _check(length: int, most_bytes: int) -> None:
-    if length > most_bytes:
-        raise ConnectionLostError(f"a message of {length:,} bytes was announced, and {most_bytes:,} are allowed")
+def _check(length: int, max_bytes: int) -> None:
+    if length > max_bytes:
+        raise ConnectionLostError(f"a message of {length:,} bytes was announced, and {max_bytes:,} are allowed")

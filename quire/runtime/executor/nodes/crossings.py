@@ -77,6 +77,6 @@ class Crossings:
         """What takes sampled tokens from a rank to the first stage on another node."""
         return self._end(self.token_bytes, *(Link("tokens", at.rank, rank) for rank in range(at.tp)))
 
-    def _end(self, most_bytes: int, *links: Link) -> SocketEnd | None:
+    def _end(self, max_bytes: int, *links: Link) -> SocketEnd | None:
         found = [self.sockets[link] for link in links if link in self.sockets]
-        return SocketEnd(found, most_bytes) if found else None
+        return SocketEnd(found, max_bytes) if found else None

@@ -45,13 +45,13 @@ class SocketReader:
 
     Args:
         connection: To the writer.
-        most_bytes: Of a message.
+        max_bytes: Of a message.
         sleep: As for SocketWriter.
     """
 
-    def __init__(self, connection: socket.socket, most_bytes: int, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, connection: socket.socket, max_bytes: int, sleep: Callable[[float], None] = time.sleep) -> None:
         self._connection = connection
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._sleep = sleep
 
     def read(self) -> bytes:
@@ -61,7 +61,7 @@ class SocketReader:
             EngineDeadError: The link is lost, or brings what is no message.
         """
         try:
-            return receive_message(self._connection, self._most_bytes)
+            return receive_message(self._connection, self._max_bytes)
         except ConnectionLostError as error:
             self._sleep(GRACE_S)
             raise EngineDeadError(f"A link from a rank on another node was lost: {error.message}.") from error

@@ -129,7 +129,7 @@ class AdaptiveDrafter:
         """Whether drafts for this plan, which has a grant, can be proposed while the step before still runs."""
         return self._inner.follows(replace(plan, drafts=self._granted[plan.step].drafts))
 
-    def propose(self, plan: Plan, most_read: int) -> StepDrafts:
+    def propose(self, plan: Plan, max_read: int) -> StepDrafts:
         """Propose drafts for a plan that has begun, no more than it grants; see Drafter."""
         if not self._waits:
             self.grant(plan)
@@ -141,7 +141,7 @@ class AdaptiveDrafter:
             barred = self._barred(np.array(plan.slots)[plan.sampled_rows])
             granted = [0 if bar else most for bar, most in zip(barred.tolist(), granted, strict=True)]
         began = self._clock.now()
-        found = self._inner.propose(replace(plan, drafts=granted), min(most_read, grant.worth))
+        found = self._inner.propose(replace(plan, drafts=granted), min(max_read, grant.worth))
         if self._inner.on_device:
             self._reads[plan.step] = self._inner.read
         else:

@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from quire.foundation.config.speculation import MOST_DRAFTS
+from quire.foundation.config.speculation import MAX_DRAFTS
 from quire.foundation.messages.workers import Admitted, Plan, Result
 from quire.planning.draft_model import DRAFT_TOKENS_A_STEP
 from quire.runtime.worker.speculation.draft_steps import Tokens, last_tokens
@@ -137,7 +137,7 @@ class DraftModel:
         block_size: Tokens of a block.
         longest: Tokens of the longest sequence that the draft model can follow.
         most_tokens: Of a step of the worker's.
-        most_drafts: Of a row.
+        max_drafts: Of a row.
         is_head: Whether it is a head of the model.
     """
 
@@ -148,7 +148,7 @@ class DraftModel:
         block_size: int,
         longest: int,
         most_tokens: int,
-        most_drafts: int,
+        max_drafts: int,
         *,
         is_head: bool = False,
     ) -> None:
@@ -156,8 +156,8 @@ class DraftModel:
         self._group = group
         self._block_size = block_size
         self._longest = longest
-        self._most_tokens = min(DRAFT_TOKENS_A_STEP, most_tokens)
-        self._most_drafts = most_drafts
+        self._max_tokens = min(DRAFT_TOKENS_A_STEP, most_tokens)
+        self._max_drafts = max_drafts
         self._is_head = is_head
         self.on_device = worker.follows
         self._sequences: dict[int, _Sequence] = {}  # by slot
@@ -191,12 +191,12 @@ class DraftModel:
         slots = [plan.slots[row] for row, most in zip(plan.sampled_rows, plan.drafts, strict=True) if most]
         return all(slot in self._sequences and self._sequences[slot].proposed for slot in slots)
 
-    def propose(self, plan: Plan, most_read: int) -> StepDrafts:
+    def propose(self, plan: Plan, max_read: int) -> StepDrafts:
         self._catch_up()
         self.read = 0
         rows: list[_Row] = []
         behind: list[_Row] = []
-        left = self._most_tokens
+        left = self._max_tokens
         moved = self._moved_blocks(plan)
         for place, most in enumerate(plan.drafts):
             slot = plan.slots[plan.sampled_rows[place]]
@@ -204,7 +204,7 @@ class DraftModel:
             if sequence is None or not left or (moved and not moved.isdisjoint(sequence.blocks.values())):
                 continue
             row = self._row(slot, sequence, most, place)
-            if row.bound + most > self._longest or (row.read > max(most_read, _FEW) and not row.follows):
+            if row.bound + most > self._longest or (row.read > max(max_read, _FEW) and not row.follows):
                 continue
             if row.follows and len(sequence.tokens) + 1 < row.read:
                 continue
@@ -292,10 +292,10 @@ class DraftModel:
         for row in every:
             sequence, computed = row.sequence, row.sequence.computed
             if row.follows:
-                inputs.append(last_tokens(row.read, self._most_drafts + 1))
+                inputs.append(last_tokens(row.read, self._max_drafts + 1))
             else:
                 inputs.append(sequence.tokens[computed : computed + row.read])
-            self._forget_written(sequence, row.start + row.read + MOST_DRAFTS)
+            self._forget_written(sequence, row.start + row.read + MAX_DRAFTS)
             if not row.follows:
                 sequence.computed += row.read
         room = min((self._longest - row.bound for row in rows), default=0)  # all rows go as far as the longest one

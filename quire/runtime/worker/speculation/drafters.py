@@ -59,7 +59,7 @@ class LookupDrafter:
         """Always False: indices need all tokens, also those of the step before."""
         return False
 
-    def propose(self, plan: Plan, most_read: int) -> StepDrafts:
+    def propose(self, plan: Plan, max_read: int) -> StepDrafts:
         proposed: list[list[int]] = [[] for _ in plan.sampled_rows]
         left = TOKENS_A_STEP
         for place, most in enumerate(plan.drafts):

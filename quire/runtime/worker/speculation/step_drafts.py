@@ -154,9 +154,9 @@ class Drafter(Protocol):
         """Whether it can propose drafts for this plan, the next one, while the step before still runs."""
         ...
 
-    def propose(self, plan: Plan, most_read: int) -> StepDrafts:
+    def propose(self, plan: Plan, max_read: int) -> StepDrafts:
         """Propose drafts for a plan that has begun: up to as many as it says for each sampled row. A sequence of which
-        more than `most_read` tokens would have to be read first gets none, if reading takes long."""
+        more than `max_read` tokens would have to be read first gets none, if reading takes long."""
         ...
 
     def record(self, plan: Plan, result: Result) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire.foundation.config.speculation import MOST_DRAFTS
+from quire.foundation.config.speculation import MAX_DRAFTS
 
 _SEED = 1
 """Seed of the random numbers, so that all ranks decide alike, and so do all runs of the same steps."""
@@ -29,7 +29,7 @@ class SyntheticAcceptance:
     def __init__(self, rates: Sequence[float], vocab_size: int, device: torch.device) -> None:
         before = [1.0, *rates]
         own = [rate / behind if behind else 0.0 for behind, rate in zip(before, rates, strict=False)]
-        padded = own + [0.0] * (MOST_DRAFTS + 1 - len(own))
+        padded = own + [0.0] * (MAX_DRAFTS + 1 - len(own))
         self._rates = torch.tensor(padded, dtype=torch.float32, device=device)  # of a draft, once all before it stay
         self._vocab_size = vocab_size
         self._random = torch.Generator(device).manual_seed(_SEED)

@@ -22,7 +22,7 @@ from quire.serving.api.schemas.known_fields import fields_named
 from quire.serving.api.schemas.tools import ChosenTool
 from quire.serving.api.serving import Serving, json_response
 from quire.serving.api.session.session import check_num_sequences
-from quire.serving.api.shared_turn import SharedTurn
+from quire.serving.api.time_slice import TimeSlice
 
 _COUNTS = ("prompt_tokens", "total_tokens", "completion_tokens")
 
@@ -91,14 +91,14 @@ async def _answer_several(serving: Serving, request: Request, fields: ChatBatchR
     check_num_sequences(len(conversations), 1, param="messages")
     if conversations:
         serving.chat.check_room(conversations[0], len(conversations))
-    turn, prompts, started = SharedTurn(), list[ChatPrompt](), list[RequestChoices]()
+    time_slice, prompts, started = TimeSlice(), list[ChatPrompt](), list[RequestChoices]()
     for conversation in conversations:
         prompts.append(await serving.chat.prepare(conversation))
-        await turn.share()
+        await time_slice.offer()
     try:
         for conversation, prompt in zip(conversations, prompts, strict=True):
             started.append(await serving.chat.run(conversation, prompt))
-            await turn.share()
+            await time_slice.offer()
         outputs = await asyncio.gather(*(choices.collect() for choices in started))
     finally:
         for choices in started:
@@ -110,7 +110,7 @@ async def _answer_several(serving: Serving, request: Request, fields: ChatBatchR
     shown = []
     for index, (serializer, output) in enumerate(zip(serializers, outputs, strict=True)):
         shown.append((await serializer.body(output))["choices"][0] | {"index": index})
-        await turn.share()
+        await time_slice.offer()
     head = serializers[0].head(request.state.request_id, int(time.time()), model, stream=False)
     return json_response({**head, "choices": shown, "usage": _usage(started)})
 

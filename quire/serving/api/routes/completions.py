@@ -21,7 +21,7 @@ from quire.serving.api.schemas.completion import CompletionRequest, Prompt
 from quire.serving.api.serializers import CompletionSerializer
 from quire.serving.api.serving import Serving
 from quire.serving.api.session.session import check_num_sequences
-from quire.serving.api.shared_turn import SharedTurn
+from quire.serving.api.time_slice import TimeSlice
 from quire.text.fill_in_middle import FillInMiddle
 
 DEFAULT_MAX_TOKENS = 16
@@ -77,20 +77,20 @@ async def prepare_completion(
     prompts = fields.prompts
     check_num_sequences(len(prompts), params.n, param="prompt")
     kept = fields.kept_tokens(longest)
-    turn, tokens = SharedTurn(), list[list[int]]()
+    time_slice, tokens = TimeSlice(), list[list[int]]()
     if fields.suffix:
         marks = _marks(serving)
         stops = (*(params.stop_token_ids or ()), *marks.end)
         params = msgspec.structs.replace(params, stop_token_ids=list(dict.fromkeys(stops)))
         for text in _texts(prompts):
             tokens.append(await serving.renderer.encode_gap(marks, text, fields.suffix, longest, kept))
-            await turn.share()
+            await time_slice.offer()
         return tokens, params, options
     special = fields.add_special_tokens is not False
     for prompt in prompts:
         if isinstance(prompt, str):
             tokens.append(await serving.renderer.encode(prompt, special, longest, kept))
-            await turn.share()
+            await time_slice.offer()
         else:
             tokens.append(prompt)
     return tokens, params, options

@@ -26,7 +26,7 @@ from quire.serving.api.serializers import GenerateSerializer
 from quire.serving.api.serving import Serving
 
 _BODIES: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, GenerateRequest)
-"""Those of /invocations."""
+"""Bodies that /invocations takes."""
 
 
 def add_generate(app: FastAPI, serving: Serving) -> None:

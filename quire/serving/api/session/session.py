@@ -44,7 +44,7 @@ from quire.serving.api.session.placement import Placement
 from quire.serving.api.session.receivers import MakeReceiver, ThreadReceiver
 from quire.serving.api.session.recovery import replay_adds
 from quire.serving.api.session.state import SessionState, State, refusal
-from quire.serving.api.shared_turn import SharedTurn
+from quire.serving.api.time_slice import TimeSlice
 
 MAX_SEQUENCES = 1_024
 """Most sequences of one request: prompts times n."""
@@ -344,12 +344,12 @@ class EngineSession:
             "tenant": tenant,
         }
         async with self._adding:  # ids are in the order in which they are sent
-            turn, adds, blocks = SharedTurn(), list[Add](), dict[int, list[bytes]]()
+            time_slice, adds, blocks = TimeSlice(), list[Add](), dict[int, list[bytes]]()
             for prompt in prompts:
                 first, *forks = submission.adds(prompt, params, **options)
                 adds += [first, *forks]
                 blocks[first.id] = self._placement.blocks(first)
-                await turn.share()
+                await time_slice.offer()
             if not let_in:
                 submission = self.submission  # raises if it has come to an end meanwhile
             if not continuing:
@@ -363,10 +363,10 @@ class EngineSession:
             if collectors is not None:
                 collectors.append(collector)
             self._requests.add(collector, engines)
-            await self._send(collector, turn)
+            await self._send(collector, time_slice)
         return collector
 
-    async def _send(self, collector: OutputCollector, turn: SharedTurn) -> None:
+    async def _send(self, collector: OutputCollector, time_slice: TimeSlice) -> None:
         """Send sequences prompt by prompt. Between prompts, engines may be replaced and sequences may end."""
         try:
             for add in collector.adds:
@@ -374,7 +374,7 @@ class EngineSession:
                     continue  # it travels with the first
                 if (sequence := self._requests.get(add.id)) is not None:
                     self._engines[sequence.engine].send(add)
-                await turn.share()
+                await time_slice.offer()
         except BaseException:  # its reader has gone
             self.close_request(collector)
             raise

@@ -18,7 +18,7 @@ from quire.serving.api.routes.completions import prepare_completion
 from quire.serving.api.schemas.completion import CompletionRequest
 from quire.serving.api.schemas.known_fields import fields_named
 from quire.serving.api.serving import Serving, json_response
-from quire.serving.api.shared_turn import convert
+from quire.serving.api.time_slice import convert
 from quire.serving.dialects.dialect import template_variables
 from quire.serving.dialects.ollama.answers import OllamaAnswers, loaded
 from quire.serving.dialects.ollama.chat_request import NAMES, chat_request, completion_request, log_hints, model_name

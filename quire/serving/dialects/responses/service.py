@@ -20,7 +20,7 @@ from quire.serving.api.request_choices import RequestChoices
 from quire.serving.api.request_head import Caller
 from quire.serving.api.schemas.chat import ChatRequest
 from quire.serving.api.serving import Serving
-from quire.serving.api.shared_turn import convert
+from quire.serving.api.time_slice import convert
 from quire.serving.api.token_names import chat_logprobs
 from quire.serving.dialects.responses.answers import ResponseAnswers, response_head
 from quire.serving.dialects.responses.chat_request import chat_request, log_hints

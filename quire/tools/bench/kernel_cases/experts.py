@@ -132,7 +132,7 @@ def _coded_experts(tokens: int, mixture: _Mixture, bits: int) -> KernelCase:
 
 
 def _scaled_experts(tokens: int, mixture: _Mixture) -> KernelCase:
-    """The same of fp8 with a scale for each output."""
+    """Make the case of fp8 experts with a scale for each output."""
 
     def make(device: torch.device) -> Arguments:
         gate_up = _scaled(mixture.here, 2 * mixture.width, mixture.hidden, device)

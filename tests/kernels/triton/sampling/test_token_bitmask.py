@@ -36,7 +36,7 @@ def test_many_rows_are_changed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     logits, bits = torch.randn(5, 70), torch.randint(-(2**31), 2**31, (5, 3), dtype=torch.int32)
     rows, whole = torch.arange(5), logits.clone()
     reference.apply_token_bitmask(whole, rows, bits)
-    monkeypatch.setattr(reference, "_MOST_LOGITS", 150)
+    monkeypatch.setattr(reference, "_MAX_LOGITS", 150)
     reference.apply_token_bitmask(logits, rows, bits)
     assert torch.equal(logits, whole)
 

@@ -59,7 +59,7 @@ _STAGES = 3
 """Tiles that a program holds: it multiplies one while the others are on their way."""
 _TILE = 4096
 """Elements in a tile of keys, and in one of values: 8 KiB each, or 4 KiB in a cache of 8-bit elements."""
-_MOST_BLOCKS = 4
+_MAX_BLOCKS = 4
 """The most cache blocks that a tile may span."""
 _SUMS = 512
 """Sums of values that the last program of a row reads of each split at a time: half of its threads' registers."""
@@ -93,7 +93,7 @@ def supports_blocks(block_size: int, d: int) -> bool:
     tile = _TILE // d
     if block_size % tile == 0:
         return True
-    return block_size % 8 == 0 and tile % block_size == 0 and tile // block_size <= _MOST_BLOCKS
+    return block_size % 8 == 0 and tile % block_size == 0 and tile // block_size <= _MAX_BLOCKS
 
 
 def decode_attention_large_batch(

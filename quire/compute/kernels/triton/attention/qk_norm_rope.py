@@ -22,7 +22,7 @@ _CONFIGS = ((32, 2, 1), (64, 4, 1))
 """Tokens up to so many: heads of a program, and its threads by 32. With few tokens several programs share the work of
 one; with many there are enough of them."""
 _CONFIG_OF_MANY = (8, 2)
-_MOST_UPDATED, _CONFIG_OF_UPDATED = 64, (2, 2)
+_MAX_UPDATED, _CONFIG_OF_UPDATED = 64, (2, 2)
 """Beyond so many tokens those that share an adapter read it less often in tiles. Heads are few, because a program keeps
 what it reads of B in registers."""
 _BLOCK_R = 16
@@ -43,7 +43,7 @@ def qk_norm_rope_and_cache(
     half = 0 if cos is None else cos.shape[-1]
     overlap = can_overlap(qkv.device)
     tile, warps = next((config for most, *config in _CONFIGS if tokens <= most), _CONFIG_OF_MANY)
-    if update is not None and tokens > _MOST_UPDATED:
+    if update is not None and tokens > _MAX_UPDATED:
         lora_expand(*update, qkv.view(len(qkv), -1))
         update = None
     low = slot_of_row = b = ranks = factors = summands = scaled = None

@@ -32,7 +32,7 @@ _FEW = 64
 """Pairs of an expert on average, up to which tiles are small."""
 _PROGRAMS = 264
 """As many as keep an H100 busy: two for each multiprocessor."""
-_LEAST_COLUMNS, _MOST_SPLITS = 512, 16
+_LEAST_COLUMNS, _MAX_SPLITS = 512, 16
 """Of programs that share the columns of a tile."""
 _BLOCK_N = 128
 _WARPS = 4
@@ -116,7 +116,7 @@ def _splits(pairs: int, size: int, groups: int, of_place: int, columns: int) -> 
     to a power of two, so that compile warm-up finds each kernel."""
     most = next_power_of_2(pairs)
     blocks = min(most, most // size + groups) * of_place
-    return max(1, min(_PROGRAMS // blocks, columns // _LEAST_COLUMNS, _MOST_SPLITS))
+    return max(1, min(_PROGRAMS // blocks, columns // _LEAST_COLUMNS, _MAX_SPLITS))
 
 
 @fast_launch

@@ -39,13 +39,13 @@ class CodedConfig:
 
 CONFIG = CodedConfig(16, 16, 128, 2, 4)
 """Measured on an NVIDIA H200: see docs/performance.md."""
-MOST_ROWS = CONFIG.block_m
+MAX_ROWS = CONFIG.block_m
 """Of x; with more, to expand the weight once costs less."""
 
 
 def suits(x: Tensor, weight: AnyCoded) -> bool:
     """Whether this costs less than to expand the weight: with few rows, and where codes need no look-up."""
-    return x.shape[0] <= MOST_ROWS and not (isinstance(weight, CodebookWeight) and weight.values != "e2m1")
+    return x.shape[0] <= MAX_ROWS and not (isinstance(weight, CodebookWeight) and weight.values != "e2m1")
 
 
 def coded_linear(x: Tensor, weight: AnyCoded, bias: Tensor | None, y: Tensor, gate: bool) -> None:

@@ -21,7 +21,7 @@ from quire.compute.kernels.triton.launching.dependent_launch import release_depe
 from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
 from quire.compute.kernels.triton.linear.inner_loops import fetch_ahead, gated, gemm_loop, weight_rows
 
-_MOST_TILES = 65_536
+_MAX_TILES = 65_536
 """Of a product whose tiles have several programs."""
 
 
@@ -78,15 +78,15 @@ def scratch_of_tiles(y: Tensor, tiles: int, splits: int, size: int) -> tuple[Ten
     how many programs of each tile are done. Where a tile has one program, it touches neither."""
     if splits == 1:
         return y, y
-    assert tiles <= _MOST_TILES
+    assert tiles <= _MAX_TILES
     return torch.empty((tiles, splits, size), dtype=torch.float32, device=y.device), _counters(y.device)
 
 
 @functools.cache
 def _counters(device: torch.device) -> Tensor:
-    """[_MOST_TILES] int32. Zeros whenever no product is under way, for the last program of a tile puts them back;
+    """[_MAX_TILES] int32. Zeros whenever no product is under way, for the last program of a tile puts them back;
     products of a device run one after another, on one stream."""
-    return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
+    return torch.zeros(_MAX_TILES, dtype=torch.int32, device=device)
 
 
 @fast_launch

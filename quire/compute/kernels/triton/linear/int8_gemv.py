@@ -17,7 +17,7 @@ from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
 from quire.compute.kernels.triton.linear.gemv import GemvConfig
 from quire.compute.kernels.triton.linear.inner_loops import gated, weight_rows
 
-_MOST_COLUMNS = 2**17
+_MAX_COLUMNS = 2**17
 """Whose sums 32 bits hold."""
 
 
@@ -29,7 +29,7 @@ def supports_int8_gemv(weight: ScaledWeight) -> bool:
         and weight.scales.shape[1] == 1
         and weight.block[0] == 1
         and columns % 16 == 0
-        and columns <= _MOST_COLUMNS
+        and columns <= _MAX_COLUMNS
     )
 
 

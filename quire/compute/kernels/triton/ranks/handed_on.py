@@ -15,7 +15,7 @@ from quire.compute.kernels.triton.launching.dependent_launch import can_overlap,
 from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
 from quire.compute.kernels.triton.ranks.flags import release, wait_for
 from quire.compute.kernels.triton.ranks.stage_window import STREAM_PROGRAMS, TILE_WORDS, StageLayout
-from quire.compute.kernels.triton.ranks.window import MOST_POLLS
+from quire.compute.kernels.triton.ranks.window import MAX_POLLS
 
 _STREAM_WARPS = 16
 _TOKEN_WARPS = 4
@@ -66,7 +66,7 @@ def _copy_stream(kernel: object, x: Tensor, delta: Tensor, windows: Tensor, step
     overlap = can_overlap(x.device)
     kernel[(STREAM_PROGRAMS,)](  # type: ignore[index]
         x, delta, windows, step, cdiv(words, TILE_WORDS), words, layout.flags, layout.streams,
-        STEPS=layout.steps, MOST=layout.words, TILE=TILE_WORDS, PROGRAMS=STREAM_PROGRAMS, POLLS=MOST_POLLS,
+        STEPS=layout.steps, MOST=layout.words, TILE=TILE_WORDS, PROGRAMS=STREAM_PROGRAMS, POLLS=MAX_POLLS,
         OVERLAP=overlap, num_warps=_STREAM_WARPS, launch_pdl=overlap,
     )  # fmt: skip
 
@@ -77,7 +77,7 @@ def _launch_tokens(kernel: object, last: Tensor, windows: Tensor, step: int, lay
     number = (step + 2**31) % 2**32 - 2**31
     kernel[(1,)](  # type: ignore[index]
         last, windows, number, int(step > 0), len(last), layout.tokens,
-        BLOCK=_TOKENS, POLLS=MOST_POLLS, OVERLAP=overlap, num_warps=_TOKEN_WARPS, launch_pdl=overlap,
+        BLOCK=_TOKENS, POLLS=MAX_POLLS, OVERLAP=overlap, num_warps=_TOKEN_WARPS, launch_pdl=overlap,
     )  # fmt: skip
 
 

@@ -16,8 +16,8 @@ from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
 from quire.compute.kernels.triton.ranks.flags import release, wait_for
 from quire.compute.kernels.triton.ranks.pushed import add_words, joined
 from quire.compute.kernels.triton.ranks.window import (
-    MOST_POLLS,
-    MOST_RANKS,
+    MAX_POLLS,
+    MAX_RANKS,
     PULLED_BYTES,
     PULLED_PROGRAMS,
     PULLED_TILE_BYTES,
@@ -44,12 +44,12 @@ def all_reduce_pulled(x: Tensor, windows: Tensor, calls: Tensor, buffers: int, r
     _all_reduce_pulled[(min(tiles, PULLED_PROGRAMS),)](
         x, windows, calls, words, tiles, buffers,
         RANK=rank, RANKS=ranks, MOST=PULLED_BYTES // 4, TILE=tile,
-        PROGRAMS=PULLED_PROGRAMS, LINE=MOST_RANKS, POLLS=MOST_POLLS,
+        PROGRAMS=PULLED_PROGRAMS, LINE=MAX_RANKS, POLLS=MAX_POLLS,
         OVERLAP=overlap, num_warps=WARPS, launch_pdl=overlap,
     )  # fmt: skip
 
 
-def most_gathered_rows(columns: int, element_size: int) -> int:
+def max_gathered_rows(columns: int, element_size: int) -> int:
     """Rows of so many columns that go through a buffer at once."""
     return PULLED_BYTES // PULLED_TILE_BYTES // cdiv(columns * element_size, PULLED_TILE_BYTES)
 
@@ -60,21 +60,21 @@ def gather_columns_pulled(
     """The ranks' columns side by side.
 
     Args:
-        x: [n, at least this rank's columns], rows of which are contiguous; n up to `most_gathered_rows`.
+        x: [n, at least this rank's columns], rows of which are contiguous; n up to `max_gathered_rows`.
         out: [n, columns of all], contiguous.
         columns: Of each rank but the last one, which may have fewer.
         windows, calls, buffers, rank, ranks: As of `all_reduce_pulled`, whose calls these count among.
     """
     (rows, width), tile = out.shape, PULLED_TILE_BYTES // x.element_size()
     assert x.stride(1) == 1 and out.is_contiguous() and x.dtype == out.dtype
-    assert rows <= most_gathered_rows(columns, x.element_size())
+    assert rows <= max_gathered_rows(columns, x.element_size())
     if not rows:
         return
     overlap, tiles = can_overlap(x.device), rows * cdiv(columns, tile)
     _gather_columns_pulled[(min(tiles, PULLED_PROGRAMS),)](
         x, out, windows, calls, tiles, columns, width, x.stride(0), buffers,
         RANK=rank, RANKS=ranks, MOST=PULLED_BYTES // x.element_size(), TILE=tile,
-        PROGRAMS=PULLED_PROGRAMS, LINE=MOST_RANKS, POLLS=MOST_POLLS,
+        PROGRAMS=PULLED_PROGRAMS, LINE=MAX_RANKS, POLLS=MAX_POLLS,
         OVERLAP=overlap, num_warps=WARPS, launch_pdl=overlap,
     )  # fmt: skip
 

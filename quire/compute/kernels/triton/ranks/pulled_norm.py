@@ -21,7 +21,7 @@ from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, nex
 from quire.compute.kernels.triton.ranks.flags import release, wait_for
 from quire.compute.kernels.triton.ranks.norm_rows import added_to, block_of, store_normed, words_at, words_of
 from quire.compute.kernels.triton.ranks.pushed import add_words, joined
-from quire.compute.kernels.triton.ranks.window import MOST_POLLS, MOST_RANKS, PULLED_PROGRAMS, STEP_BYTES, STEPS
+from quire.compute.kernels.triton.ranks.window import MAX_POLLS, MAX_RANKS, PULLED_PROGRAMS, STEP_BYTES, STEPS
 
 WARPS = 16
 
@@ -54,7 +54,7 @@ def rms_norm_pulled(
         row_flags, rings,
         RANK=rank, RANKS=ranks, ROUND=not out.is_floating_point(), WIDTH=x.shape[1],
         WORDS=words, BLOCK=block, ROWS=at_once, PLACE=STEP_BYTES // 4, PLACES=STEPS, PROGRAMS=PULLED_PROGRAMS,
-        LINE=MOST_RANKS, POLLS=MOST_POLLS, OVERLAP=overlap, num_warps=WARPS, launch_pdl=overlap,
+        LINE=MAX_RANKS, POLLS=MAX_POLLS, OVERLAP=overlap, num_warps=WARPS, launch_pdl=overlap,
     )  # fmt: skip
 
 

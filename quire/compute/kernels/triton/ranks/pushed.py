@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
-from quire.compute.kernels.triton.ranks.window import MOST_POLLS, PUSHED_TILE, PUSHED_WORDS
+from quire.compute.kernels.triton.ranks.window import MAX_POLLS, PUSHED_TILE, PUSHED_WORDS
 
 WARPS = 4
 
@@ -35,7 +35,7 @@ def all_reduce_pushed(x: Tensor, windows: Tensor, calls: Tensor, arrivals: int, 
     overlap = can_overlap(x.device)
     _all_reduce_pushed[(cdiv(words, PUSHED_TILE),)](
         x, windows, calls, words, arrivals,
-        RANK=rank, RANKS=ranks, MOST=PUSHED_WORDS, TILE=PUSHED_TILE, POLLS=MOST_POLLS,
+        RANK=rank, RANKS=ranks, MOST=PUSHED_WORDS, TILE=PUSHED_TILE, POLLS=MAX_POLLS,
         OVERLAP=overlap, num_warps=WARPS, launch_pdl=overlap,
     )  # fmt: skip
 

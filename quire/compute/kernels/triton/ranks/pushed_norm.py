@@ -15,7 +15,7 @@ from quire.compute.kernels.triton.launching.dependent_launch import can_overlap,
 from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
 from quire.compute.kernels.triton.ranks.norm_rows import added_to, block_of, store_normed, words_at, words_of
 from quire.compute.kernels.triton.ranks.pushed import add_words, arrived, joined, packets_in
-from quire.compute.kernels.triton.ranks.window import MOST_POLLS, PUSHED_PROGRAMS, PUSHED_TILE, PUSHED_WORDS
+from quire.compute.kernels.triton.ranks.window import MAX_POLLS, PUSHED_PROGRAMS, PUSHED_TILE, PUSHED_WORDS
 
 PER_THREAD = 4
 """Words, up to 1,024 threads, or 512 among many ranks, whose packets take more registers."""
@@ -51,7 +51,7 @@ def rms_norm_pushed(
         x, weight, out, scales, delta, windows, calls, eps, LARGEST.get(out.dtype, 0.0), SMALLEST, arrivals,
         RANK=rank, RANKS=ranks, ROUND=not out.is_floating_point(), WIDTH=x.shape[1],
         WORDS=words, BLOCK=block, MOST=PUSHED_WORDS, TILE=PUSHED_TILE, TILES=tiles, SPAN=next_power_of_2(tiles),
-        POLLS=MOST_POLLS, OVERLAP=overlap, num_warps=min(most, max(1, block // (32 * PER_THREAD))), launch_pdl=overlap,
+        POLLS=MAX_POLLS, OVERLAP=overlap, num_warps=min(most, max(1, block // (32 * PER_THREAD))), launch_pdl=overlap,
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-MOST_RANKS = 8
+MAX_RANKS = 8
 PUSHED_TILE = 256
 """Words of 4 bytes of a program of `pushed.py`."""
 PUSHED_WORDS = 1 << 18
@@ -31,13 +31,13 @@ PULLED_PROGRAMS = 128
 """Programs of `pulled.py` at most: all run at the same time, on any card that has so many multiprocessors."""
 PULLED_BYTES = 1 << 25
 """The largest tensor that is pulled."""
-FLAG_BYTES = PULLED_PROGRAMS * MOST_RANKS * 4
+FLAG_BYTES = PULLED_PROGRAMS * MAX_RANKS * 4
 STEPS = 4
 """Places of a ring."""
 STEP_BYTES = 1 << 14
 """Of rows in a place."""
 PUSHED_PROGRAMS = PUSHED_WORDS // PUSHED_TILE
-MOST_POLLS = 1 << 28
+MAX_POLLS = 1 << 28
 """How often a rank looks for another in vain before it goes on without: some minutes. The engine has ended the ranks by
 then; without an end, the process could not end either."""
 

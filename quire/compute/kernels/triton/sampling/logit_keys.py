@@ -18,7 +18,7 @@ import triton.language as tl
 
 CHUNK = 4_096
 """Logits that a program of the first pass reads."""
-MOST_GROUPS = 2_048
+MAX_GROUPS = 2_048
 _NARROWEST = 16
 WEIGHT_SCALE = tl.constexpr(2.0**40)
 """Weight of the likeliest token. One of 2^-40 of it counts nothing; 2^22 of them fit in an int64."""
@@ -44,9 +44,9 @@ class VocabTiling:
     chunks: int
 
     @classmethod
-    def of(cls, vocab: int, most_groups: int = MOST_GROUPS, chunk: int = CHUNK) -> VocabTiling:
+    def of(cls, vocab: int, max_groups: int = MAX_GROUPS, chunk: int = CHUNK) -> VocabTiling:
         """For rows of this width: groups as narrow as their number allows."""
-        group = min(chunk, max(_NARROWEST, triton.next_power_of_2(triton.cdiv(vocab, most_groups))))
+        group = min(chunk, max(_NARROWEST, triton.next_power_of_2(triton.cdiv(vocab, max_groups))))
         chunk = max(group, min(chunk, triton.next_power_of_2(vocab)))
         return cls(group, triton.cdiv(vocab, group), chunk, triton.cdiv(vocab, chunk))
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from quire.serving.api import shared_turn
-from quire.serving.api.shared_turn import PIECE_S, SharedTurn
+from quire.serving.api import time_slice
+from quire.serving.api.time_slice import PIECE_S, TimeSlice
 from tests.engine.test_client_liveness import ManualClock
 
 
@@ -15,7 +15,7 @@ from tests.engine.test_client_liveness import ManualClock
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     """By which work takes its time."""
     clock = ManualClock()
-    monkeypatch.setattr(shared_turn, "perf_counter", clock.now)
+    monkeypatch.setattr(time_slice, "perf_counter", clock.now)
     return clock
 
 
@@ -32,10 +32,10 @@ def count_turns_of_others(clock: ManualClock, step_s: float, steps: int) -> int:
                 await asyncio.sleep(0)
 
         watching = asyncio.create_task(other())
-        turn = SharedTurn()
+        time_slice = TimeSlice()
         for _ in range(steps):
             clock.time += step_s
-            await turn.share()
+            await time_slice.offer()
         done = True
         await watching
         return turns

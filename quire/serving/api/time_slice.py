@@ -21,14 +21,15 @@ async def convert(number: int, work: Callable[[], T]) -> T:
     return work() if number <= MANY else await asyncio.to_thread(work)
 
 
-class SharedTurn:
-    """A task's turn of the event loop, from when this is made. Between steps of its work the task offers to end it."""
+class TimeSlice:
+    """The time that a task holds the event loop, from when this is made. Between steps of its work the task offers the loop
+    to others."""
 
     def __init__(self) -> None:
         self._begun = perf_counter()
 
-    async def share(self) -> None:
-        """Let others run, if this turn has been long."""
+    async def offer(self) -> None:
+        """Let others run, if this task has held the loop for long."""
         if perf_counter() - self._begun > PIECE_S:
             await asyncio.sleep(0)
             self._begun = perf_counter()
