@@ -72,8 +72,8 @@ def _tell(summaries: Iterator[Summary], count: int) -> None:
         if place % 50 == 0 or place == count:
             took = time.monotonic() - begun
             print(f"{place} seeds, {steps:,} steps, {steps / took:,.0f} steps/s, {virtual / 3600:.1f} virtual hours")
-    print(f"{outcomes.total():,} requests, {tokens:,} tokens: {dict(outcomes.max_common())}")
-    print(f"{faults.total():,} faults: {dict(faults.max_common())}")
+    print(f"{outcomes.total():,} requests, {tokens:,} tokens: {dict(outcomes.most_common())}")
+    print(f"{faults.total():,} faults: {dict(faults.most_common())}")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def walk(tokens: list[int], places: list[int], limit: int, least: float) -> tupl
     while places and len(said) < limit:
         text = tokens + said
         following = Counter(text[place + 1 + len(said)] for place in places)
-        token, count = following.max_common(1)[0]
+        token, count = following.most_common(1)[0]
         probability *= count / len(places)
         if probability < least:
             break

@@ -84,7 +84,7 @@ def few_enough(good: Mapping[Product, Iterable[Kernels]], free: Iterable[Kernels
     kept = set(free)
     left = {product: set(kernels) for product, kernels in good.items()}
     while left := {product: kernels for product, kernels in left.items() if not kernels & kept}:
-        kept.add(Counter(each for kernels in left.values() for each in kernels).max_common(1)[0][0])
+        kept.add(Counter(each for kernels in left.values() for each in kernels).most_common(1)[0][0])
     return kept
 
 

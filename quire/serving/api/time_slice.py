@@ -22,8 +22,8 @@ async def convert(number: int, work: Callable[[], T]) -> T:
 
 
 class TimeSlice:
-    """The time that a task holds the event loop, from when this is made. Between steps of its work the task offers the loop
-    to others."""
+    """The time that a task holds the event loop, from when this is made. Between steps of its work the task offers the
+    loop to others."""
 
     def __init__(self) -> None:
         self._begun = perf_counter()

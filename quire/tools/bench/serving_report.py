@@ -81,7 +81,7 @@ def _as_share(value: float | None) -> str:
 def _warnings(run: Run, result: dict[str, Any]) -> list[str]:
     found = []
     errors = Counter(outcome.error for outcome in run.load.outcomes if outcome.error)
-    for error, count in errors.max_common(MAX_ERRORS_SHOWN):
+    for error, count in errors.most_common(MAX_ERRORS_SHOWN):
         found.append(f"{count} request(s) failed: {error}")
     if empty := sum(outcome.ttft is None for outcome in run.load.completed):
         advice = "" if run.settings.ignore_eos else " If the model ended at once, --ignore-eos makes it go on."
