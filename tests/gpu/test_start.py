@@ -91,4 +91,5 @@ def _settings() -> dict[str, Any]:
         "max_num_seqs": 24,
         "max_num_batched_tokens": 400,
         "num_gpu_blocks_override": 150,
+        "max_model_len": "auto",  # as long as these blocks allow
     }
