@@ -83,7 +83,7 @@ class TritonAttention:
     Args:
         kv: The cache.
         heads: Query heads.
-        max_rows, max_num_batched_tokens: The largest step.
+        max_rows, step_tokens: The largest step.
         max_length: Of the longest sequence.
         dtype: Of queries; None: the cache's.
 
@@ -96,7 +96,7 @@ class TritonAttention:
         kv: KVView,
         heads: int,
         max_rows: int,
-        max_num_batched_tokens: int,
+        step_tokens: int,
         max_length: int,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -109,7 +109,7 @@ class TritonAttention:
                 f"may be {_MAX_HEAD_DIM} wide, and {_MAX_GROUP} query heads share a KV head, at most."
             )
         self._kv = kv
-        self._tiling = _tiling(kv, heads, dtype, max_num_batched_tokens, max_length)
+        self._tiling = _tiling(kv, heads, dtype, step_tokens, max_length)
         self._keys_of_tile = keys_of_tile(d, item)
         self._splits_at_once = kv_splits_at_once(kv_heads, device)
         splits = kv_splits_for(max_rows + 1, self._splits_at_once)  # one row for a step's padding
@@ -118,9 +118,7 @@ class TritonAttention:
         self._prefill_partials = new_prefill_partials(queries, heads, d, device)
         groups = len(kv.windows)
         self._kv_splits = torch.zeros((groups, splits, KV_SPLIT_COLUMNS), dtype=torch.int32, device=device)
-        self._slot_mapping = torch.zeros(
-            (groups, max(max_rows, max_num_batched_tokens)), dtype=torch.int64, device=device
-        )
+        self._slot_mapping = torch.zeros((groups, max(max_rows, step_tokens)), dtype=torch.int64, device=device)
         self._gathered = torch.empty((2, self._tiling.gather_capacity, kv_heads, d), dtype=dtype, device=device)
         self._aux_stream = AuxStream(device)
         self._steps: list[_GroupStep] = []
@@ -217,7 +215,7 @@ def _without_dense_tiles(prefill: PrefillMetadata[Tensor]) -> PrefillMetadata[Te
     )
 
 
-def _tiling(kv: KVView, heads: int, dtype: torch.dtype, max_num_batched_tokens: int, max_length: int) -> PrefillTiling:
+def _tiling(kv: KVView, heads: int, dtype: torch.dtype, step_tokens: int, max_length: int) -> PrefillTiling:
     """What the prefill kernels of this device take, for heads of this shape."""
     cache = kv.keys[0]
     device, (kv_heads, d), item = cache.device, cache.shape[2:], dtype.itemsize
@@ -239,7 +237,7 @@ def _tiling(kv: KVView, heads: int, dtype: torch.dtype, max_num_batched_tokens: 
         dense_tile_queries=prefill_dense.QUERIES,
         dense_min_queries=metadata.DENSE_MIN_QUERIES,
         gather_chunk=metadata.GATHER_CHUNK,
-        gather_capacity=metadata.gathered_tokens(2 * kv_heads * d * item, max_num_batched_tokens, max_length),
+        gather_capacity=metadata.gathered_tokens(2 * kv_heads * d * item, step_tokens, max_length),
     )
 
 

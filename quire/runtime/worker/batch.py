@@ -41,7 +41,7 @@ class BatchBuffers:
 
     Args:
         slots: The slot table.
-        max_rows, max_num_batched_tokens: Limits of a step.
+        max_rows, step_tokens: Limits of a step.
         by_length: Whether the model's rope depends on a sequence's length.
         device_tokens: What stands for tokens that only the device knows, beside those that slots sampled last; None:
             there are no others.
@@ -51,7 +51,7 @@ class BatchBuffers:
         self,
         slots: SlotTable,
         max_rows: int,
-        max_num_batched_tokens: int,
+        step_tokens: int,
         by_length: bool = False,
         device_tokens: DeviceTokens | None = None,
     ) -> None:
@@ -60,7 +60,7 @@ class BatchBuffers:
         self._by_length = by_length
         self._prepare_inputs = kernel("prepare_inputs", slots.device.type)
         self._sequence_lengths = kernel("sequence_lengths", slots.device.type)
-        tokens = max(max_rows, max_num_batched_tokens)
+        tokens = max(max_rows, step_tokens)
         self._tokens, self._positions, self._slot_of_token = torch.zeros(
             (3, tokens), dtype=torch.int64, device=slots.device
         ).unbind()
