@@ -18,7 +18,7 @@ _WARPS = 4
 
 
 def move_blocks(source: Tensor, origins: Tensor | None, target: Tensor, goals: Tensor | None) -> None:
-    """Arguments as in reference/blocks.py; a block's part of a storage is contiguous."""
+    """Arguments as in reference/host_transfer.py; a block's part of a storage is contiguous."""
     numbers = goals if origins is None else origins
     assert numbers is not None and source[0, 0].is_contiguous() and target[0, 0].is_contiguous()
     if not len(numbers):
