@@ -171,7 +171,7 @@ class Watched:
         for each in self.synthetic:
             each.__init__(rates_of(rate, 16), vocab_size, each._random.device)  # type: ignore[misc]
         for drafter in self.drafters:
-            drafter._lengths = DraftLengths(drafter._waits, settles=drafter.on_device)
+            drafter._lengths = DraftLengths(drafter._waits, settles=drafter._inner.on_device)
 
     def step_ms(self, rows: int, drafts: int) -> float | None:
         """The median time from one result to the next, of steps in which each of so many rows has so many drafts."""

@@ -180,7 +180,7 @@ def test_it_is_turned_away_by_all_that_its_beams_will_compute(tmp_path: Path) ->
     client = ScriptedClient()
     client.say(READY)
     with running(tmp_path, client=lambda: client) as server:
-        queue = Load(running=16, waiting=50, queued_tokens=29_000, tokens_per_s=1_000.0)  # 30,000 are the limit
+        queue = Load(running=16, waiting=50, queued_tokens=15_000, tokens_per_s=1_000.0)  # 30,000 are the limit
         client.say(Heartbeat(time.monotonic(), time.monotonic(), queue))
         eventually(lambda: server.session.stats.engines[0].load == queue)
         body = {"prompt": ["a"] * 20, "max_tokens": 500, "use_beam_search": True}
