@@ -96,6 +96,25 @@ def test_import_loads_no_tensor_library(module: str) -> None:
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
 
 
+@pytest.mark.parametrize(
+    "room",
+    [
+        "engine/structured_output", "models/layers", "models/lora", "models/quantization", "models/weights",
+        "planning/costmodel", "text/output_parsers",
+    ],
+)  # fmt: skip
+def test_a_room_imports_no_file_of_the_part_around_it(room: str) -> None:
+    """Beside the import-linter contracts, which know such a part's rooms, and not all its files."""
+    folder = ROOT / "quire" / room
+    files = {f"quire.{folder.parent.name}.{file.stem}" for file in folder.parent.glob("[!_]*.py")}
+    modules = sorted(folder.rglob("*.py"))
+    assert files
+    assert modules
+    for module in modules:
+        imported = imports(parsed(module))
+        assert not files & (imported | {name.rpartition(".")[0] for name in imported}), name_of(module)
+
+
 def test_nothing_is_pickled() -> None:
     """Beside the import-linter contract: what pickles without importing pickle by name."""
     for module in MODULES:
