@@ -136,7 +136,7 @@ class AuthenticationError(RequestError):
 
 
 class NotFoundError(RequestError):
-    """No such model or route."""
+    """The model or route does not exist."""
 
     status = 404
     type = "not_found_error"

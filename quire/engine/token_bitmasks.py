@@ -58,7 +58,7 @@ class TokenBitmaskSource(Protocol):
         ...
 
     def close(self) -> None:
-        """No more is asked for."""
+        """Let go of what makes masks: none are asked for any more."""
         ...
 
 

@@ -88,7 +88,7 @@ def _bytes_of(tensor: GgufTensor) -> FileBytes:
 
 
 def _check_sizes(model: GgufModel, own: Keys) -> None:
-    """No size is larger than the tensors': nobody builds what they cannot fill."""
+    """Refuse sizes larger than those of the tensors: nobody builds what they cannot fill."""
     largest = max(max(tensor.shape) for tensor in model.tensors.values())
     limits = dict.fromkeys(_SIZES, largest) | {"block_count": len(model.tensors)}
     for key, limit in limits.items():

@@ -47,6 +47,6 @@ class GrammarChecks:
         return {"grammar": grammar}
 
     def close(self) -> None:
-        """No more is checked."""
+        """End the threads and processes that check."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._checker.close()

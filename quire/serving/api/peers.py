@@ -46,7 +46,7 @@ class AdapterLoaded(msgspec.Struct, frozen=True, tag=True):
 
 
 class AdapterUnloaded(msgspec.Struct, frozen=True, tag=True):
-    """No engine has an adapter of this name any more."""
+    """An adapter was unloaded from all engines, by its name."""
 
     name: str
 

@@ -158,7 +158,7 @@ class Database:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other process opens the file or moves it meanwhile."""
+        """Keep other processes from opening or moving the file meanwhile."""
         if not self.path.parent.exists():
             self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
         lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

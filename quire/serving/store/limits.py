@@ -32,13 +32,13 @@ class StoreFullError(PayloadTooLarge):
 
 
 class UnknownIdError(NotFoundError):
-    """No such response, file or batch; it may have been evicted."""
+    """The response, file or batch does not exist; it may have been evicted."""
 
     code = "not_found"
 
     @classmethod
     def of(cls, kind: str, asked: str, param: str | None = None) -> UnknownIdError:
-        """No `kind` has the id `asked`."""
+        """Make the error of an id that nothing of this kind has."""
         return cls(f"There is no {kind} '{asked[:128]}'. It may have expired or been deleted.", param=param)
 
 

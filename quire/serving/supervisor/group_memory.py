@@ -39,6 +39,6 @@ class GroupMemory:
         return None if rank is None else rank // self._mesh.tp
 
     def close(self) -> None:
-        """No engine of this life starts any more."""
+        """Let go of the memory: engines of this life start no more."""
         for fd in (self._memory.descriptor, *self._bells):
             os.close(fd)

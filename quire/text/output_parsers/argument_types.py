@@ -122,7 +122,7 @@ class TypedArguments:
         return tag
 
     def close(self) -> Iterator[OutputEvent]:
-        """No more arguments follow."""
+        """End the arguments: none follow."""
         yield from self._answer.arguments("{}" if self._separator == "{" else "}")
 
     def _read_string(self, ends: Tags) -> Steps[str | None]:

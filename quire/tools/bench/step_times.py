@@ -40,7 +40,7 @@ SHORT, LONG = 16, 1_024
 OUTPUTS = 24
 LEAST_PASSES, MAX_PASSES = 2, 6
 WANTED_S = 12.0
-"""No further pass over the waves begins after so many seconds."""
+"""Seconds after which another pass over the waves does not begin."""
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class LargeRequestReaders:
         self._closed = False
 
     def close(self) -> None:
-        """No more is read."""
+        """Refuse further requests, and end the processes that read."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

@@ -303,7 +303,7 @@ class PendingControls:
             answer.set_result(message)
 
     def fail_all(self, error: QuireError) -> None:
-        """No answer will come."""
+        """Fail all commands that wait: their answers will not come."""
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(error)
