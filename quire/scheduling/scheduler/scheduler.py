@@ -22,7 +22,7 @@ from quire.sampling_params import SamplingParams
 from quire.scheduling.kvcache.block_hashes import BlockHashes
 from quire.scheduling.kvcache.block_pool import BlockPool
 from quire.scheduling.kvcache.block_table import BlockTable
-from quire.scheduling.kvcache.group_windows import FULL_ATTENTION, GroupWindow
+from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, KVCacheGroup
 from quire.scheduling.kvcache.rope_length_mode import RopeLengthMode
 from quire.scheduling.scheduler.admission import Admission
 from quire.scheduling.scheduler.lengths import IntArray, Lengths
@@ -96,7 +96,7 @@ class Scheduler:
         preemption: Preemption,
         clock: Clock,
         *,
-        groups: Sequence[GroupWindow] = FULL_ATTENTION,
+        groups: Sequence[KVCacheGroup] = FULL_ATTENTION,
         policy: Policy = "fcfs",
         prefix_caching: bool = True,
         rope_length_mode: RopeLengthMode | None = None,
