@@ -59,11 +59,11 @@ class AdapterSlots:
         self._loader = loader
         self._slots = [_Slot(each) for each in range(1, number + 1)]
         self._by_digest: dict[str, _Slot] = {}
-        self._of_request: dict[int, _Slot] = {}
         self._waiting: dict[int, Adapter] = {}  # in order of arrival
         self._passes = 0
         self._turn = 0
         self._may_grant = False
+        scheduler.resources.append(self)
 
     def pin(self, adapter: Adapter) -> None:
         """Load an adapter now, and keep it for good. At least one slot must not be pinned."""
@@ -95,12 +95,14 @@ class AdapterSlots:
             self._grant()
         return failed
 
-    def forget(self, request_id: int) -> None:
-        """Forget a request that is over; called for all requests."""
-        self._waiting.pop(request_id, None)
-        slot = self._of_request.pop(request_id, None)
-        if slot is not None:
-            del slot.users[request_id]
+    def release(self, request: Request) -> None:
+        """Take back the slot of a request that is over. One that was preempted keeps its slot."""
+        if request.ended is None:
+            return
+        self._waiting.pop(request.id, None)
+        if request.adapter_slot:
+            slot = self._slots[request.adapter_slot - 1]
+            del slot.users[request.id]
             self._turn += 1
             slot.used, slot.last_step = self._turn, self._scheduler.last_step
         self._may_grant = True
@@ -128,7 +130,7 @@ class AdapterSlots:
         if not loaded.error:
             slot.ready = True
             for request_id in sorted(slot.users):
-                self._scheduler.adapter_arrived(request_id, ADAPTER, slot.number)
+                self._scheduler.arrived(request_id, ADAPTER)
             return []
         del self._by_digest[slot.adapter.digest]
         slot.adapter, slot.pinned = None, False
@@ -155,10 +157,12 @@ class AdapterSlots:
                 continue
             self._passes = self._passes + 1 if blocked else 0
             del self._waiting[request_id]
+            request = self._scheduler.get(request_id)
+            assert request is not None, "a request that is over does not wait"
+            request.adapter_slot = slot.number
             slot.users[request_id] = adapter.name
-            self._of_request[request_id] = slot
             if slot.ready:
-                self._scheduler.adapter_arrived(request_id, ADAPTER, slot.number)
+                self._scheduler.arrived(request_id, ADAPTER)
         # A slot that steps in flight still read is free soon, and nobody says so.
         self._may_grant = blocked and any(not slot.users and not slot.pinned for slot in self._slots)
 

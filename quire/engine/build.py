@@ -20,11 +20,10 @@ from quire.models.spec import ModelSpec
 from quire.planning.costmodel.hardware import cpu, gpu
 from quire.planning.costmodel.roofline import Roofline
 from quire.planning.machine import this_machine
-from quire.planning.memory_budget import group_windows
 from quire.planning.step_limits import StepLimits
 from quire.sampling_params import SamplingParams
 from quire.scheduling.kvcache.block_pool import BlockPool
-from quire.scheduling.kvcache.group_windows import FULL_ATTENTION, GroupWindow, capacity, max_cached_tokens
+from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, KVCacheGroup, capacity, max_cached_tokens
 from quire.scheduling.kvcache.host_pool import HostPool
 from quire.scheduling.kvcache.rope_length_mode import RopeLengthMode
 from quire.scheduling.scheduler.preemption import Preemption
@@ -39,13 +38,13 @@ class ModelRuntimeInfo:
     """What the scheduler needs to know about a model on its device.
 
     Attributes:
-        groups: How far back each KV group looks.
+        groups: The KV groups of the model.
         cost: What steps and preemptions cost; None: only tokens count.
         rope_length_mode: How the rotation of keys depends on the sequence's length, if it does.
         drafts: Most draft tokens of a request per step; None: no speculation.
     """
 
-    groups: Sequence[GroupWindow] = FULL_ATTENTION
+    groups: Sequence[KVCacheGroup] = FULL_ATTENTION
     cost: Roofline | None = None
     rope_length_mode: RopeLengthMode | None = None
     drafts: Callable[[SamplingParams], int] | None = None
@@ -61,7 +60,7 @@ def build_model_runtime_info(config: Config, spec: ModelSpec) -> ModelRuntimeInf
     )  # ranks on a CPU share its memory
     speculation = config.speculation.speculation
     return ModelRuntimeInfo(
-        group_windows(spec),
+        spec.kv_groups(),
         Roofline(share, config.model.dtype, hardware, config.cache.block_size, config.kv_dtype),
         spec.rope_length_mode,
         None if speculation is None else lambda sampling: speculation.tokens,

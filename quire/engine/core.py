@@ -261,10 +261,6 @@ class EngineCore:
         now = self._clock.now()
         for request in ended:
             self._outbox.end(request.last_message(now))
-            if self._masks is not None:
-                self._masks.forget(request.id)
-            if self._adapter_slots is not None:
-                self._adapter_slots.forget(request.id)
 
     def _process_oldest_result(self, wait: float) -> None:
         result = self._executor.collect(timeout=wait)

@@ -80,6 +80,7 @@ class TokenBitmaskSender:
         self._asked: tuple[ScheduledStep, list[Request]] | None = None  # whose requests were not over: masks come
         self._drafts = MaskedDrafts(0, [])  # the last ones
         self._last = 0  # the last step that was asked for
+        scheduler.resources.append(self)
 
     def ask(self) -> list[Request]:
         """Have the masks made that are due, once, and if they depend on drafts not before these are known: while they
@@ -145,6 +146,7 @@ class TokenBitmaskSender:
     def _fail(self, request_id: int, error: QuireError) -> Request | None:
         return self._scheduler.fail(request_id, error.message, refused=isinstance(error, RequestError))
 
-    def forget(self, request_id: int) -> None:
-        """A request has ended."""
-        self._masker.forget(request_id)
+    def release(self, request: Request) -> None:
+        """Let the masker forget a request that is over."""
+        if request.ended is not None:
+            self._masker.forget(request.id)

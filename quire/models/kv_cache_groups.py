@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from quire.models.config_file import ConfigFile
 from quire.models.families import Family
+from quire.scheduling.kvcache.cache_groups import KVCacheGroup
 
 MAX_GROUPS = 16
 """More block tables than these cost the host more than what larger groups waste."""
 _KINDS = {"full_attention": False, "sliding_attention": True}
 
 
-@dataclass(frozen=True)
-class KVCacheGroup:
-    """Layers that share one block table."""
-
-    layers: tuple[int, ...]
-    window: int | None = None
-    """Tokens that a token sees, itself included; None: all before it."""
-
-
 def read_window(fields: ConfigFile) -> int | None:
-    """The window of layers that have one; see KVCacheGroup."""
+    """How many tokens a token sees, itself included, in layers with a window. None: no layer has one."""
     asked = fields.get("sliding_window") is not None and fields.flag("use_sliding_window", True)
     return fields.count("sliding_window") if asked else None
 

@@ -13,13 +13,14 @@ from quire.foundation.config.cache import element_bytes
 from quire.models.config_file import ConfigFile
 from quire.models.families import FAMILIES, HEADS, TEXT_MODELS, WRAPPERS, Family
 from quire.models.head_spec import HeadSpec, read_head
-from quire.models.kv_cache_groups import KVCacheGroup, kv_groups, read_window, read_windowed_layers
+from quire.models.kv_cache_groups import kv_groups, read_window, read_windowed_layers
 from quire.models.quantization.description import Quantization
 from quire.models.quantization.formats import GgufFormat
 from quire.models.quantization.held_bytes import HeldWeights, expected_weights, held_in
 from quire.models.quantization.parsers import read_quantization
 from quire.models.rope_spec import RopeSpec, read_local_rope, read_rope
 from quire.models.weights.tied_head import has_own_head
+from quire.scheduling.kvcache.cache_groups import KVCacheGroup
 from quire.scheduling.kvcache.rope_length_mode import RopeLengthMode
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -68,7 +69,7 @@ class ModelSpec:
         eos_ids: End-of-sequence tokens of config.json (generation_config.json may name others).
         rope, local_rope: Of all layers; of those with a window, where theirs differs. None: no such thing.
         local: By layer: whether it is one of those that have the window.
-        window: Of those layers; see KVCacheGroup.
+        window: How many tokens a token sees in these layers, itself included.
         scales: By layer, what the products of queries and keys are multiplied with.
         attention_cap, logit_cap: Bounds c of attention scores and logits: c · tanh(x / c).
         experts: None: there are none.

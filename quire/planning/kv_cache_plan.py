@@ -31,7 +31,7 @@ from quire.planning.memory_budget import (
     weight_bytes,
 )
 from quire.planning.step_limits import StepLimits, is_auto, length_limit
-from quire.scheduling.kvcache.group_windows import largest_fitting
+from quire.scheduling.kvcache.cache_groups import largest_fitting
 
 
 class NumBlocks(NamedTuple):

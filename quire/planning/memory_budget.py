@@ -16,7 +16,7 @@ from quire.planning.draft_model import draft_bytes
 from quire.planning.footprint import Footprint, adapter_bytes, cpu_activation_bytes, format_bytes, gpu_activation_bytes
 from quire.planning.machine import Gpu, Machine
 from quire.planning.step_limits import StepLimits, length_limit
-from quire.scheduling.kvcache.group_windows import GroupWindow, blocks_per_sequence, largest_fitting, max_cached_tokens
+from quire.scheduling.kvcache.cache_groups import KVCacheGroup, blocks_per_sequence, largest_fitting, max_cached_tokens
 
 DEFAULT_CACHE_SHARE = 0.5
 """The share of the memory left by weights and activations that a CPU's KV cache takes when no utilization is given.
@@ -34,13 +34,13 @@ class KVDemand:
     """KV blocks that sequences need.
 
     Attributes:
-        groups: How far back each KV group looks.
+        groups: The KV groups of the model.
         limits: Of a step; the length is the longest that the settings allow.
         block_size: Tokens of a block.
         block_bytes: Bytes of a block; with a draft model's, which has as many.
     """
 
-    groups: tuple[GroupWindow, ...]
+    groups: tuple[KVCacheGroup, ...]
     limits: StepLimits
     block_size: int
     block_bytes: int
@@ -49,7 +49,7 @@ class KVDemand:
     def of(cls, config: Config, spec: ModelSpec) -> KVDemand:
         """Under settings whose dtype and batch are resolved."""
         limits = StepLimits.of(config, length_limit(config, spec))
-        return cls(group_windows(spec), limits, config.cache.block_size, block_bytes(config, spec))
+        return cls(spec.kv_groups(), limits, config.cache.block_size, block_bytes(config, spec))
 
     def blocks_for_one_sequence(self, length: int) -> int:
         """Blocks of a sequence of `length` tokens."""
@@ -62,11 +62,6 @@ class KVDemand:
     def cached_tokens(self, num_blocks: int, length: int) -> int:
         """Tokens that so many blocks hold, in sequences of `length` tokens."""
         return max_cached_tokens(self.groups, num_blocks, self.block_size, self.limits.tokens, length)
-
-
-def group_windows(spec: ModelSpec) -> tuple[GroupWindow, ...]:
-    """How far back each of a model's KV groups looks."""
-    return tuple(GroupWindow(group.window) for group in spec.kv_groups())
 
 
 def block_bytes(config: Config, spec: ModelSpec) -> int:

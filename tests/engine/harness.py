@@ -18,7 +18,7 @@ from quire.foundation.messages.to_engine import Add, Fork
 from quire.foundation.messages.workers import TokenLogprobs
 from quire.runtime.executor.executor import Executor
 from quire.sampling_params import SamplingParams
-from quire.scheduling.kvcache.group_windows import FULL_ATTENTION, GroupWindow
+from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, KVCacheGroup
 from quire.scheduling.scheduler.request import Request
 from tests.executor.fake import FakeExecutor, allowed, hash_token
 
@@ -154,7 +154,7 @@ class Engine:
     def __init__(
         self,
         executor: Executor | None = None,
-        groups: Sequence[GroupWindow] = FULL_ATTENTION,
+        groups: Sequence[KVCacheGroup] = FULL_ATTENTION,
         masker: HashMasker | None = None,
         drafts: Callable[[SamplingParams], int] | None = drafts_of,
         wait: float = 0.0,

@@ -150,7 +150,7 @@ def test_a_thousand_random_operations_never_answer_with_another_adapter(seed: in
     assert held is not None
     assert held.num_free == slots
     assert not held._waiting
-    assert not held._of_request
+    assert not any(slot.users for slot in held._slots)
     assert set(names) == {adapter.name for adapter in engine.client._core._adapters}
 
 

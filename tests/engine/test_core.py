@@ -9,7 +9,7 @@ import pytest
 
 from quire.foundation.messages.from_engine import Done
 from quire.foundation.messages.to_engine import Abort, Control
-from quire.scheduling.kvcache.group_windows import GroupWindow
+from quire.scheduling.kvcache.cache_groups import KVCacheGroup
 from tests.engine.harness import Engine, add, alone
 from tests.executor.fake import FakeExecutor
 
@@ -21,7 +21,7 @@ def test_each_request_gets_what_it_gets_alone(
     max_in_flight: int, block_size: int, windows: tuple[int | None, ...]
 ) -> None:
     rng = random.Random(1)
-    groups = [GroupWindow(window) for window in windows]
+    groups = [KVCacheGroup(window=window) for window in windows]
     executor = FakeExecutor(
         num_blocks=200 * 16 // block_size,
         block_size=block_size,

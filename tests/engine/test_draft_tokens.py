@@ -8,7 +8,7 @@ import pytest
 
 from quire.foundation.messages.to_engine import Abort
 from quire.sampling_params import RepetitionDetectionParams
-from quire.scheduling.kvcache.group_windows import GroupWindow
+from quire.scheduling.kvcache.cache_groups import KVCacheGroup
 from tests.engine.harness import Engine, add, alone
 from tests.executor.fake import FakeExecutor
 
@@ -27,7 +27,7 @@ def test_whatever_is_accepted_each_request_gets_what_it_gets_alone(
 ) -> None:
     """Random gains of 0 to 6, forks, stops, aborts, shared prefixes, and too few blocks for all."""
     rng = random.Random(max_in_flight)
-    groups = [GroupWindow(window) for window in windows]
+    groups = [KVCacheGroup(window=window) for window in windows]
     num_blocks = 100 * len(groups) // block_size
     executor = FakeExecutor(
         num_blocks, block_size, groups=groups, num_host_blocks=num_blocks if mode == "swap" else 0,

@@ -10,7 +10,7 @@ from quire.engine.step_stats import StepStats
 from quire.foundation.messages.from_engine import Done
 from quire.foundation.messages.to_engine import CLIENT_SHIFT, Control
 from quire.scheduling.kvcache.block_pool import BlockPool
-from quire.scheduling.kvcache.group_windows import FULL_ATTENTION, GroupWindow
+from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, KVCacheGroup
 from tests.engine.harness import Engine, add
 from tests.executor.fake import FakeExecutor
 
@@ -101,7 +101,7 @@ def test_each_block_is_free_held_shared_or_cached() -> None:
 
 def test_more_blocks_and_tables_than_a_frame_has_come_one_part_after_the_other() -> None:
     blocks = 2 * BLOCKS + 10
-    groups = (*FULL_ATTENTION, GroupWindow(window=64))
+    groups = (*FULL_ATTENTION, KVCacheGroup(window=64))
     engine = Engine(
         FakeExecutor(num_blocks=blocks, groups=groups), groups, max_model_len=4096, max_num_batched_tokens=8192
     )

@@ -130,7 +130,7 @@ def test_a_request_that_is_aborted_while_its_mask_is_made_ends_once() -> None:
 
 def test_the_fake_executor_requires_masks() -> None:
     executor = FakeExecutor()
-    plan = Plan(1, [], [], [], [], [], [], [], [], [], [], masked=[0])
+    plan = Plan(step=1, masked=[0])
     executor.submit(plan)
     with pytest.raises(AssertionError, match="before its mask came"):
         executor.collect(None)

@@ -20,7 +20,7 @@ import msgspec
 
 from quire.foundation.messages.workers import Admitted, Bits, DeviceLimits, Plan, Result, TokenBitmasks, TokenLogprobs
 from quire.runtime.executor.executor import FaultHook, no_faults
-from quire.scheduling.kvcache.group_windows import FULL_ATTENTION, GroupWindow
+from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, KVCacheGroup
 from tests.executor.fake_adapters import FakeAdapters
 
 
@@ -77,7 +77,7 @@ class FakeExecutor:
         num_blocks: int = 64,
         block_size: int = 16,
         vocab_size: int = 512,
-        groups: Sequence[GroupWindow] = FULL_ATTENTION,
+        groups: Sequence[KVCacheGroup] = FULL_ATTENTION,
         num_host_blocks: int = 0,
         sample: Callable[[Sequence[int], int, int], int] = hash_token,
         accept: Callable[[int], int] | None = None,

@@ -47,12 +47,22 @@ def test_its_worker_is_closed_with_it(tiny: Path, monkeypatch: pytest.MonkeyPatc
 
 def first(step: int = 1) -> Plan:
     return Plan(
-        step, [admitted(0, seed=1, num_sampled=0, temperature=0.0)], [0], [0], [0], [1], [0], [3], [0], [5, 6, 7], [0]
+        step=step,
+        admitted=[admitted(0, seed=1, num_sampled=0, temperature=0.0)],
+        block_slots=[0],
+        block_groups=[0],
+        block_indices=[0],
+        block_ids=[1],
+        slots=[0],
+        counts=[3],
+        token_rows=[0],
+        tokens=[5, 6, 7],
+        sampled_rows=[0],
     )
 
 
 def next_(step: int) -> Plan:
-    return Plan(step, [], [], [], [], [], [0], [1], [], [], [0])
+    return Plan(step=step, slots=[0], counts=[1], sampled_rows=[0])
 
 
 def test_it_is_an_executor(tiny: Path) -> None:

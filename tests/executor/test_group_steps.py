@@ -23,7 +23,7 @@ ROWS = 3
 
 
 def plan(step: int, *slots: int) -> Plan:
-    return Plan(step, [], [], [], [], [], list(slots), [1] * len(slots), [], [], [])
+    return Plan(step=step, slots=list(slots), counts=[1] * len(slots))
 
 
 class Engine:

@@ -44,7 +44,7 @@ class Stages:
 
 
 def plan(step: int, slots: list[int], sampled_rows: list[int]) -> Plan:
-    return Plan(step, [], [], [], [], [], slots, [1] * len(slots), [], [], sampled_rows)
+    return Plan(step=step, slots=slots, counts=[1] * len(slots), sampled_rows=sampled_rows)
 
 
 def test_a_plan_waits_for_the_tokens_of_its_slots_and_for_no_others() -> None:

@@ -20,7 +20,6 @@ from quire.models.spec import read_spec
 from quire.outputs import RequestOutput
 from quire.runtime.worker.cuda_graphs import CudaGraphs
 from quire.runtime.worker.graph_shapes import GraphShape
-from quire.scheduling.kvcache.group_windows import GroupWindow
 from tests.checkpoints import make_llama, make_tiny
 from tests.parity.cases import CASES
 from tests.parity.oracle import Oracle
@@ -82,7 +81,7 @@ def test_float32_text_is_transformers(case: str, tmp_path: Path) -> None:
 
 def preempted(directory: Path, reference: Oracle, batch: list[list[int]]) -> None:
     """On so few blocks that sequences are preempted, in both modes."""
-    reaches = [GroupWindow(group.window) for group in read_spec(directory).kv_groups()]
+    reaches = read_spec(directory).kv_groups()
     for_one = sum(reach.max_blocks(max(LENGTHS) + TOKENS, CHUNK, SETTINGS["block_size"]) for reach in reaches)
     for mode in ("recompute", "swap"):
         assert_preempted(directory, reference, batch, mode, for_one + 1, SETTINGS)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from quire.errors import CheckpointError
-from quire.models.kv_cache_groups import MAX_GROUPS, KVCacheGroup, kv_groups
+from quire.models.kv_cache_groups import MAX_GROUPS, kv_groups
 from quire.models.spec import read_spec
+from quire.scheduling.kvcache.cache_groups import KVCacheGroup
 from tests.models.test_spec import MINIMAL
 
 SIX = {"num_hidden_layers": 6, "head_dim": 8}

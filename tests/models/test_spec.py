@@ -12,9 +12,9 @@ import pytest
 
 from quire.errors import CheckpointError
 from quire.models.families import FAMILIES, HEADS
-from quire.models.kv_cache_groups import KVCacheGroup
 from quire.models.rope_spec import Llama3Scaling, RopeSpec
 from quire.models.spec import read_spec
+from quire.scheduling.kvcache.cache_groups import KVCacheGroup
 from tests.checkpoints import LLAMA3_ROPE, make_llama
 
 MINIMAL: dict[str, Any] = {

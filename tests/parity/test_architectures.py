@@ -15,7 +15,6 @@ import torch
 
 from quire import LLM, SamplingParams
 from quire.models.spec import read_spec
-from quire.scheduling.kvcache.group_windows import GroupWindow
 from tests.checkpoints import VOCAB_SIZE, make_tiny
 from tests.parity.cases import CASES
 from tests.parity.oracle import Oracle
@@ -91,7 +90,7 @@ def again(llm: LLM, reference: Oracle, batch: list[list[int]], greedy: list[list
 
 def preempted(directory: Path, batch: list[list[int]], greedy: list[list[int]]) -> None:
     """The same tokens on so few blocks that sequences are preempted, in both modes."""
-    reaches = [GroupWindow(group.window) for group in read_spec(directory).kv_groups()]
+    reaches = read_spec(directory).kv_groups()
     for_one = sum(reach.max_blocks(max(LENGTHS) + TOKENS, CHUNK, SETTINGS["block_size"]) for reach in reaches)
     for mode in ("recompute", "swap"):
         few: dict[str, Any] = {"num_gpu_blocks_override": for_one + 3, "preemption_mode": mode, "swap_space": 0.01}

@@ -15,7 +15,6 @@ import torch
 from quire import LLM, SamplingParams
 from quire.models.spec import read_spec
 from quire.offline import local_engine
-from quire.scheduling.kvcache.group_windows import GroupWindow
 from tests.checkpoints import make_tiny
 from tests.executor.thread_ranks import ThreadRanks
 from tests.models.divisible import DIVISIBLE
@@ -56,7 +55,7 @@ def answers(
         ]
         counts = llm._engine.counts()
         assert counts["free_blocks"] == counts["blocks"]
-    reaches = [GroupWindow(group.window) for group in read_spec(directory).kv_groups()]
+    reaches = read_spec(directory).kv_groups()
     for_one = sum(reach.max_blocks(max(LENGTHS) + TOKENS, CHUNK, SETTINGS["block_size"]) for reach in reaches)
     for mode in modes:
         few = {"num_gpu_blocks_override": for_one + 2, "preemption_mode": mode, "swap_space": 0.01}

@@ -88,8 +88,11 @@ def test_a_requests_slot_names_its_adapter_whenever_it_is_admitted() -> None:
     stage.executor.adapters.slots[3] = "digest"
     stage.scheduler.add(add(0, [1] * 5, 10, priority=1), awaits=["adapter"])
     assert stage.scheduler.plan() is None
-    stage.scheduler.adapter_arrived(0, "adapter", 3)
-    stage.scheduler.adapter_arrived(7, "adapter", 3)  # it is over
+    first = stage.scheduler.get(0)
+    assert first is not None
+    first.adapter_slot = 3
+    stage.scheduler.arrived(0, "adapter")
+    stage.scheduler.arrived(7, "adapter")  # it is over
     found = []
     for number in range(20):
         if number == 2:

@@ -12,7 +12,7 @@ from quire.sampling_params import RepetitionDetectionParams
 from quire.scheduling.kvcache.block_hashes import BlockHashes
 from quire.scheduling.kvcache.block_pool import BlockPool
 from quire.scheduling.kvcache.block_table import BlockTable
-from quire.scheduling.kvcache.group_windows import FULL_ATTENTION
+from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION
 from quire.scheduling.scheduler.lengths import Lengths
 from quire.scheduling.scheduler.output_processing import NewTokens, check_stops
 from quire.scheduling.scheduler.request import Request

@@ -21,7 +21,7 @@ from quire.engine.token_bitmasks import TokenBitmaskSender
 from quire.foundation.clock import SystemClock
 from quire.foundation.messages.to_engine import Add
 from quire.scheduling.kvcache.block_pool import BlockPool
-from quire.scheduling.kvcache.group_windows import GroupWindow, capacity
+from quire.scheduling.kvcache.cache_groups import KVCacheGroup, capacity
 from quire.scheduling.kvcache.host_pool import HostPool
 from quire.scheduling.scheduler import queue_order
 from quire.scheduling.scheduler.admission import Admission
@@ -80,7 +80,7 @@ class Lives(RuleBasedStateMachine):
         timed: bool,
         seed: int,
     ) -> None:
-        groups, luck = [GroupWindow(window) for window in windows], random.Random(seed)
+        groups, luck = [KVCacheGroup(window=window) for window in windows], random.Random(seed)
         queue_order.SMALL = luck.choice([12, SMALL])  # prompts are short here, and some are to be large
         self.reach = None if None in windows else max(filter(None, windows))
         self.pool = BlockPool(num_blocks, block_size)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from quire.foundation.config import Config
 from quire.foundation.config.scheduler import Policy, PreemptionMode
-from quire.scheduling.kvcache.group_windows import GroupWindow
+from quire.scheduling.kvcache.cache_groups import KVCacheGroup
 
 MAX_MODEL_LEN = 96
 MAX_PROMPTS, MAX_CHOICES = 2, 4
@@ -55,7 +55,7 @@ class Settings:
     config: Config
     num_blocks: int
     num_host_blocks: int
-    windows: Sequence[GroupWindow]
+    windows: Sequence[KVCacheGroup]
     max_in_flight: int
     token_s: float
     arrival_s: float
@@ -98,7 +98,9 @@ def settings_of(rng: random.Random) -> Settings:
         config=config,
         num_blocks=num_blocks,
         num_host_blocks=rng.choice((0, 10, 200)),
-        windows=[GroupWindow(window) for window in rng.choice(((None,), (None,), (None, 11), (9,), (None, None)))],
+        windows=[
+            KVCacheGroup(window=window) for window in rng.choice(((None,), (None,), (None, 11), (9,), (None, None)))
+        ],
         max_in_flight=rng.choice((1, 2, 2, 3)),
         token_s=rng.choice((1e-4, 5e-4, 1e-3)),
         arrival_s=rng.choice((0.003, 0.02, 0.1)),

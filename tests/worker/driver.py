@@ -48,7 +48,7 @@ def admitted(
 def admit(slots: SlotTable, owners: list[Admitted]) -> None:
     """New owners of slots, as at the beginning of a step."""
     slots.admit(owners)
-    apply_updates(slots, Plan(1, owners, [], [], [], [], [], [], [], [], []))
+    apply_updates(slots, Plan(step=1, admitted=owners))
 
 
 def apply_updates(slots: SlotTable, plan: Plan) -> None:

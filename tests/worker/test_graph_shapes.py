@@ -99,7 +99,14 @@ def test_padding_belongs_to_the_dummy_slot() -> None:
 
 def check_padded(counts: list[int], sampled: list[int], shape: GraphShape) -> None:
     rows, tokens, slots = len(counts), sum(counts), list(range(3, 3 + len(counts)))
-    plan = Plan(1, [], [], [], [], [], slots, counts, list(range(rows)), [7] * tokens, sampled)
+    plan = Plan(
+        step=1,
+        slots=slots,
+        counts=counts,
+        token_rows=list(range(rows)),
+        tokens=[7] * tokens,
+        sampled_rows=sampled,
+    )
     host = HostBatch.of(plan, np.full(DUMMY, 40))
     whole = host.padded_to(shape, DUMMY)
     assert (len(whole.slots), len(whole.token_ids), len(whole.sampled_slots)) == (

@@ -27,7 +27,7 @@ STAGED = 16
 
 
 def plan_of(**moves: Any) -> Plan:
-    return Plan(1, [], [], [], [], [], [], [], [], [], [], **moves)
+    return Plan(step=1, **moves)
 
 
 def moves_of(plan: Plan, device: str = "cpu") -> BlockMoves:

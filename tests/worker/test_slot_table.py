@@ -10,7 +10,7 @@ from quire.foundation.messages.workers import Plan
 from quire.runtime.worker.slot_table import SlotTable
 from tests.worker.driver import apply_updates
 
-EMPTY = Plan(0, [], [], [], [], [], [], [], [], [], [])
+EMPTY = Plan.empty()
 
 
 @pytest.mark.parametrize("entries", [[(0, 1, 2, 7)], [(1, 3, 0, 5), (0, 3, 0, 6), (1, 3, 4, 8), (0, 0, 4, 9)]])

@@ -45,7 +45,7 @@ def test_no_swap_space_is_no_error(tiny: Path) -> None:
 
 
 def empty_plan(step: int) -> Plan:
-    return Plan(step, [], [], [], [], [], [], [], [], [], [])
+    return Plan.empty(step)
 
 
 def test_on_a_cpu_all_host_blocks_are_ready_at_once(tiny: Path) -> None:
@@ -118,9 +118,22 @@ def test_the_number_of_blocks_may_be_agreed_between_the_steps_of_a_start(tiny: P
     worker.allocate(loaded, NumBlocks(3, 2))
     worker.capture_graphs(loaded)
     owner = admitted(0, seed=1, num_sampled=0, temperature=0.0)
-    out = worker.execute(Plan(1, [owner], [0] * 3, [0] * 3, [0, 1, 2], [3, 1, 2], [0], [40], [0], [5] * 40, [0]))
+    plan = Plan(
+        step=1,
+        admitted=[owner],
+        block_slots=[0] * 3,
+        block_groups=[0] * 3,
+        block_indices=[0, 1, 2],
+        block_ids=[3, 1, 2],
+        slots=[0],
+        counts=[40],
+        token_rows=[0],
+        tokens=[5] * 40,
+        sampled_rows=[0],
+    )
+    out = worker.execute(plan)
     swap = {"swap_out": [(1, 0), (2, 1)], "swap_in": []}
-    worker.execute(Plan(2, [], [], [], [], [], [], [], [], [], [], **swap))
+    worker.execute(Plan(step=2, **swap))
     assert (len(out.tokens), out.errors) == (1, [])
 
 

@@ -54,8 +54,8 @@ class PromptLogprobsRow(Message, frozen=True):
     next_token: int
 
 
-class Plan(Message, frozen=True):
-    """One step, as ordered columns and changes since the step before; what is not named has not changed.
+class Plan(Message, frozen=True, kw_only=True):
+    """One step, as ordered columns and changes since the step before. An empty column changes nothing.
 
     Order of effect: `admitted` reset their slots; block tables change; blocks are swapped out, copied, swapped in;
     every row moves its slot forward by `counts[row]` tokens; every sampled row samples a token.
@@ -86,22 +86,27 @@ class Plan(Message, frozen=True):
     """
 
     step: int
-    admitted: list[Admitted]
-    block_slots: list[int]
-    block_groups: list[int]
-    block_indices: list[int]
-    block_ids: list[int]
-    slots: list[int]
-    counts: list[int]
-    token_rows: list[int]
-    tokens: list[int]
-    sampled_rows: list[int]
+    admitted: list[Admitted] = []
+    block_slots: list[int] = []
+    block_groups: list[int] = []
+    block_indices: list[int] = []
+    block_ids: list[int] = []
+    slots: list[int] = []
+    counts: list[int] = []
+    token_rows: list[int] = []
+    tokens: list[int] = []
+    sampled_rows: list[int] = []
     swap_out: list[tuple[int, int]] = []
     copies: list[tuple[int, int]] = []
     swap_in: list[tuple[int, int]] = []
     prompt_logprobs_rows: list[PromptLogprobsRow] = []
     drafts: list[int] = []
     masked: list[int] = []
+
+    @classmethod
+    def empty(cls, step: int = 0) -> Plan:
+        """A step that changes nothing and has no rows."""
+        return cls(step=step)
 
 
 Bits = bytes | memoryview

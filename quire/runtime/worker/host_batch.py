@@ -91,7 +91,7 @@ class HostBatch:
         """Rows of the dummy slot that move by `counts` tokens; `sampled` of them are sampled, or all."""
         rows = len(counts)
         sampled_rows = list(range(rows if sampled is None else sampled))
-        plan = Plan(0, [], [], [], [], [], [dummy] * rows, list(counts), [], [], sampled_rows)
+        plan = Plan(step=0, slots=[dummy] * rows, counts=list(counts), sampled_rows=sampled_rows)
         return cls.of(plan, np.zeros(dummy + 1, dtype=np.int64))
 
     @property

@@ -21,7 +21,7 @@ from quire.runtime.worker.stage_steps import StageSteps
 from quire.runtime.worker.staging_buffer import StagingBuffer
 from quire.runtime.worker.step_inputs import StepInputs
 
-EMPTY_PLAN = Plan(0, [], [], [], [], [], [], [], [], [], [])
+EMPTY_PLAN = Plan.empty()
 
 
 class StepStager:

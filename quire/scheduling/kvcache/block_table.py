@@ -12,7 +12,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from quire.scheduling.kvcache.block_pool import DUMMY_BLOCK, BlockKey, BlockPool
-from quire.scheduling.kvcache.group_windows import GroupWindow
+from quire.scheduling.kvcache.cache_groups import KVCacheGroup
 
 
 class TableEntries(NamedTuple):
@@ -64,7 +64,7 @@ class BlockTable:
         groups: The window of each KV group.
     """
 
-    def __init__(self, pool: BlockPool, groups: Sequence[GroupWindow]) -> None:
+    def __init__(self, pool: BlockPool, groups: Sequence[KVCacheGroup]) -> None:
         self._pool = pool
         self._groups = groups
         self._blocks: list[list[int]] = [[] for _ in groups]  # by group

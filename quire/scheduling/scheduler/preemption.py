@@ -26,7 +26,7 @@ class PreemptionCost(Protocol):
 
 
 class Preemption:
-    """Frees the blocks of preempted requests, and brings swapped ones back.
+    """Frees blocks of requests on the device and on the host, and moves blocks between the two.
 
     Args:
         host: Host blocks that are ready; where they are too few, the request is recomputed.
@@ -39,20 +39,23 @@ class Preemption:
         self._mode = mode
         self._cost = cost
 
-    def preempt(self, request: Request, step: Step | None) -> None:
-        """Free its blocks within `step`; without one, it is computed again whatever the mode. The caller frees its
-        slot."""
-        request.preemptions += 1
-        if step is not None and self._should_swap(request):
-            self._swap_out(request, step)
-        else:
+    def swap_out(self, request: Request, step: Step) -> None:
+        """Move the blocks of a request that is preempted in this step to the host, unless computing them again costs
+        less."""
+        if self._should_swap(request):
+            step.swap_out += request.table.swap_out(self.host.allocate(request.table.num_blocks))
+            request.swapped = True
+
+    def release(self, request: Request) -> None:
+        """Free the request's blocks. One that waits keeps them if they are on the host; otherwise all its tokens are
+        computed again."""
+        if request.ended is not None and request.swapped:
+            self.host.free(request.table.free_swapped())
+        elif request.ended is not None:
+            request.table.free()
+        elif not request.swapped:
             request.table.free()
             request.reset_computed()
-
-    def _swap_out(self, request: Request, step: Step) -> None:
-        """Move a request's blocks to the host."""
-        step.swap_out += request.table.swap_out(self.host.allocate(request.table.num_blocks))
-        request.swapped = True
 
     def swap_in(self, request: Request, step: Step) -> bool:
         """Move a swapped request's blocks to the device again; False (and nothing allocated) when there is no room."""
@@ -63,11 +66,6 @@ class Preemption:
         self.host.free(host for host, _ in pairs)
         request.swapped = False
         return True
-
-    def free_swapped(self, request: Request) -> None:
-        """Free the host blocks of a swapped request that is over."""
-        self.host.free(request.table.free_swapped())
-        request.swapped = False
 
     def _should_swap(self, request: Request) -> bool:
         blocks = request.table.num_blocks

@@ -5,6 +5,8 @@ Knows nothing about other requests (but the one it forks from), blocks being sca
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from quire.foundation.messages.from_engine import EXPECTED_OUTPUT, End, EndReason
 from quire.foundation.messages.to_engine import Add
 from quire.scheduling.kvcache.block_hashes import BlockHashes
@@ -39,7 +41,7 @@ class Request:
             less 1, if they are not wanted.
         repetition: Watches its output for repetition, if that is wanted.
         rope_length: The length that its keys are rotated for, at least; 0 for models without RopeLengthMode.
-        adapter_slot: Where its adapter is on the device, from 1, once it is there; 0: it has none.
+        adapter_slot: Its adapter's slot on the device, from 1; 0: none yet, or no adapter.
         preemptions: How often it was preempted, in either way.
         ended: Why it is over, or None.
     """
@@ -186,7 +188,7 @@ class Request:
             self.table.invalidate(hashes.hashed)
 
     def end(self, reason: EndReason, error: str = "") -> None:
-        """End the request. The caller frees its slot, blocks and index."""
+        """End the request. The caller releases what it holds."""
         assert self.ended is None, f"request {self.id} ended twice"
         self.ended, self.error = reason, error
 
@@ -211,6 +213,15 @@ class Request:
             f"Request({self.id}, slot={self.slot}, computed={self.computed}, planned={self.planned}, "
             f"known={len(self.tokens)}, in_flight={self.in_flight_tokens}, swapped={self.swapped}, ended={self.ended})"
         )
+
+
+class ResourcePool(Protocol):
+    """Slots, blocks or whatever else there is a limited number of, and requests hold."""
+
+    def release(self, request: Request) -> None:
+        """Take back what a request holds: all of it if it is over (`request.ended`), and what it does not need while it
+        waits if it was preempted."""
+        ...
 
 
 class ExpectedOutput:

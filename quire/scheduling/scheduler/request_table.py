@@ -78,13 +78,12 @@ class RequestTable:
         request.slot = heapq.heappop(self._free_slots)
         self.running.add(request)
 
-    def free_slot(self, request: Request) -> None:
-        """A running request waits again."""
-        self._free(request)
-        self.waiting.add(request)
-
-    def remove(self, request: Request) -> None:
-        """A request is over."""
+    def release(self, request: Request) -> None:
+        """Free the slot of a running request, which waits again or is over. One that is over is forgotten."""
+        if request.ended is None:
+            self._free_slot(request)
+            self.waiting.add(request)
+            return
         del self._by_id[request.id]
         self._count(request, -1)
         if request.ended in _BY_ITSELF:
@@ -92,9 +91,9 @@ class RequestTable:
         if request.slot is None:
             self.waiting.remove(request)
         else:
-            self._free(request)
+            self._free_slot(request)
 
-    def _free(self, request: Request) -> None:
+    def _free_slot(self, request: Request) -> None:
         assert request.slot is not None
         self.running.remove(request)
         heapq.heappush(self._free_slots, request.slot)

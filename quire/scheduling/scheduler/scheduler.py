@@ -22,7 +22,7 @@ from quire.sampling_params import SamplingParams
 from quire.scheduling.kvcache.block_hashes import BlockHashes
 from quire.scheduling.kvcache.block_pool import BlockPool
 from quire.scheduling.kvcache.block_table import BlockTable
-from quire.scheduling.kvcache.group_windows import FULL_ATTENTION, GroupWindow
+from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, KVCacheGroup
 from quire.scheduling.kvcache.rope_length_mode import RopeLengthMode
 from quire.scheduling.scheduler.admission import Admission
 from quire.scheduling.scheduler.lengths import IntArray, Lengths
@@ -38,7 +38,7 @@ from quire.scheduling.scheduler.output_processing import (
 )
 from quire.scheduling.scheduler.preemption import Preemption
 from quire.scheduling.scheduler.prefix_caching import PrefixCacher
-from quire.scheduling.scheduler.request import Request
+from quire.scheduling.scheduler.request import Request, ResourcePool
 from quire.scheduling.scheduler.request_table import Deadlines, RequestTable
 from quire.scheduling.scheduler.rope_lengths import RopeLengths
 from quire.scheduling.scheduler.running_queue import RunningQueue, queue_key_of
@@ -85,6 +85,7 @@ class Scheduler:
     Attributes:
         pool, host: KV blocks of the device and of the host; the host's become ready as results say.
         num_slots: Most requests that run at once.
+        resources: Each is told when a request is over or preempted. The engine adds what it gives to requests.
         stats: Counts since the start.
     """
 
@@ -96,7 +97,7 @@ class Scheduler:
         preemption: Preemption,
         clock: Clock,
         *,
-        groups: Sequence[GroupWindow] = FULL_ATTENTION,
+        groups: Sequence[KVCacheGroup] = FULL_ATTENTION,
         policy: Policy = "fcfs",
         prefix_caching: bool = True,
         rope_length_mode: RopeLengthMode | None = None,
@@ -129,6 +130,7 @@ class Scheduler:
             pool, len(groups), self._lengths, self._request_table, budget, preemption, policy, self._prefix_cacher,
             self._rope_lengths,
         )  # fmt: skip
+        self.resources: list[ResourcePool] = [preemption, self._request_table]
         self._steps_in_flight: deque[ScheduledStep] = deque()
         self._next_step = 1
         self._undrafted = 0  # up to this step the worker makes no drafts
@@ -282,14 +284,6 @@ class Scheduler:
             if not request.awaits:
                 self._waiting.release(request)
 
-    def adapter_arrived(self, request_id: int, what: str, slot: int) -> None:
-        """Record that a request's adapter is in this slot of the device, where it stays until the request is over.
-        Otherwise this is `arrived`."""
-        request = self._request_table.get(request_id)
-        if request is not None:
-            request.adapter_slot = slot
-            self.arrived(request_id, what)
-
     @property
     def last_step(self) -> int:
         """The number of the newest plan."""
@@ -332,7 +326,7 @@ class Scheduler:
         request = self._request_table.get(request_id)
         if request is not None:
             request.end(reason, message)
-            self._free(request)
+            self._release(request)
         return request
 
     # --- plan -------------------------------------------------------------------------------------------------------
@@ -476,12 +470,10 @@ class Scheduler:
         self._prefix_cacher.cache_pending()
 
     def _preempt(self, victim: Request, step: Step | None = None) -> None:
-        """Free the victim's slot and blocks; it waits again. Without a step to swap it out in, all of it is computed
-        again."""
-        self._prefix_cacher.cache_blocks(victim)
-        self._preemption.preempt(victim, step)
-        self._request_table.free_slot(victim)
+        """Let a running request wait again. Without a step to swap it out in, all of it is computed again."""
+        victim.preemptions += 1
         self.stats.preemptions += 1
+        self._release(victim, step)
 
     # --- results ----------------------------------------------------------------------------------------------------
 
@@ -503,7 +495,7 @@ class Scheduler:
         ended = check_stops(new, lengths, self._request_table)
         ended += fail_rows(step, update.alive, result)
         for request in ended:
-            self._free(request)
+            self._release(request)
         if len(update.shrunk):
             self._trim(step, update.shrunk)
         self._waiting.refresh_in_flight()
@@ -528,13 +520,15 @@ class Scheduler:
                 request.table.trim(request.planned + 1)  # room for its next token
                 lengths.allocated[request.index] = min(lengths.allocated[request.index], request.table.allocated_tokens)
 
-    def _free(self, request: Request) -> None:
-        """Free what a request that is over holds. Its output's blocks enter the prefix cache here."""
+    def _release(self, request: Request, step: Step | None = None) -> None:
+        """Give back all that a request holds, because it is over or preempted. Its output's blocks enter the prefix
+        cache; those of a preempted request may be swapped out in `step`."""
         if request.slot is not None and request.ended != "error":
             self._prefix_cacher.cache_blocks(request)
-        self._request_table.remove(request)
-        if request.swapped:
-            self._preemption.free_swapped(request)
-        request.parent = None
-        request.table.free()
-        self._lengths.free(request.index)
+        if step is not None:
+            self._preemption.swap_out(request, step)
+        for resource in self.resources:
+            resource.release(request)
+        if request.ended is not None:
+            request.parent = None
+            self._lengths.free(request.index)

@@ -92,7 +92,6 @@ class SequenceForward:
             counts=[len(chunk) for chunk in chunks],
             token_rows=list(range(len(sequences))),
             tokens=[token for chunk in chunks for token in chunk],
-            sampled_rows=[],
         )
 
     def _block_tables(self, sequences: Sequence[list[int]]) -> list[tuple[int, int, int]]:

@@ -19,7 +19,6 @@ from quire.foundation.messages.workers import DeviceLimits
 from quire.foundation.processes.garbage import no_collection
 from quire.models.spec import ModelSpec
 from quire.planning.costmodel.roofline import Roofline
-from quire.planning.memory_budget import group_windows
 from quire.runtime.executor.simulated import IntArray, SimulatedExecutor, StepMilliseconds, VirtualClock
 from quire.sampling_params import SamplingParams
 from quire.tools.simulation.trace import Trace
@@ -136,7 +135,7 @@ def simulate(config: Config, spec: ModelSpec, device: SimulatedDevice, trace: Tr
     assert seqs, "settings are resolved"
     executor = SimulatedExecutor(device.limits, seqs, device.step_ms, clock)
     port = _TracePort(trace, spec.vocab_size, device.request_ms / 1e3, clock, lambda: executor.delay(device.arrival_ms))
-    info = ModelRuntimeInfo(group_windows(spec), device.cost, spec.rope_length_mode)
+    info = ModelRuntimeInfo(spec.kv_groups(), device.cost, spec.rope_length_mode)
     core = EngineCore(config, executor.start(), info, executor, port, clock)
     with no_collection():
         while port.is_open:

@@ -374,7 +374,14 @@ class _Changes:
         slots, indices, ids = ([each[column] for each in entries] for column in range(3))
         owners = list(map(_drafting, self._owners.values()))
         self._owners, self._blocks = {}, {}
-        return Plan(0, owners, slots, [0] * len(slots), indices, ids, [], [], [], [], [])
+        return Plan(
+            step=0,
+            admitted=owners,
+            block_slots=slots,
+            block_groups=[0] * len(slots),
+            block_indices=indices,
+            block_ids=ids,
+        )
 
 
 def _drafting(owner: Admitted) -> Admitted:
@@ -394,7 +401,14 @@ def _first_step(slots: list[int], inputs: list[list[int]], sampled: int, changes
     sample."""
     tokens = [token for own in inputs for token in own]
     rows = list(range(len(slots)))
-    plan = Plan(0, [], [], [], [], [], slots, list(map(len, inputs)), rows, tokens, rows[:sampled])
+    plan = Plan(
+        step=0,
+        slots=slots,
+        counts=list(map(len, inputs)),
+        token_rows=rows,
+        tokens=tokens,
+        sampled_rows=rows[:sampled],
+    )
     if changes is None:
         return plan
     return replace(

@@ -132,4 +132,4 @@ def last_tokens(number: int, width: int) -> list[int]:
 def next_step(slots: Iterable[int]) -> Plan:
     """A plan that computes one more token of each slot, and samples the next."""
     rows = list(slots)
-    return Plan(0, [], [], [], [], [], rows, [1] * len(rows), [], [], list(range(len(rows))))
+    return Plan(step=0, slots=rows, counts=[1] * len(rows), sampled_rows=list(range(len(rows))))

@@ -1,6 +1,6 @@
-"""KV groups as the host sees them: how far back a group's layers look, and how many blocks that takes.
+"""KV cache groups: layers that share a block table, how far back they look, and how many blocks that takes.
 
-Groups have the same number of layers, so every block of the pool can serve every group.
+All groups of a model have the same number of layers, so every block of the pool can serve every group.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class GroupWindow:
-    """The attention window of a KV group's layers.
+class KVCacheGroup:
+    """Layers that share one block table.
 
     Attributes:
+        layers: Their numbers. Only models look at them.
         window: A token sees itself and the `window - 1` tokens before it; None sees all.
     """
 
+    layers: tuple[int, ...] = ()
     window: int | None = None
 
     def first_visible(self, position: int) -> int:
@@ -31,16 +33,16 @@ class GroupWindow:
         return min(blocks, -(-(self.window + chunk) // block_size) + 1)
 
 
-FULL_ATTENTION = (GroupWindow(),)
-"""The groups of a model whose layers all see everything."""
+FULL_ATTENTION = (KVCacheGroup(),)
+"""The only group of a model whose layers all see everything."""
 
 
-def blocks_per_sequence(groups: Sequence[GroupWindow], length: int, chunk: int, block_size: int) -> int:
+def blocks_per_sequence(groups: Sequence[KVCacheGroup], length: int, chunk: int, block_size: int) -> int:
     """Most blocks of all groups held at once by a sequence of `length` tokens that computes at most `chunk` a step."""
     return sum(group.max_blocks(length, chunk, block_size) for group in groups)
 
 
-def capacity(groups: Sequence[GroupWindow], num_blocks: int, block_size: int, chunk: int, longest: int) -> int:
+def capacity(groups: Sequence[KVCacheGroup], num_blocks: int, block_size: int, chunk: int, longest: int) -> int:
     """The longest sequence, up to `longest`, that fits into an otherwise empty pool."""
     return largest_fitting(lambda each: blocks_per_sequence(groups, each, chunk, block_size) <= num_blocks, longest)
 
@@ -54,7 +56,7 @@ def largest_fitting(fits: Callable[[int], bool], limit: int) -> int:
     return low
 
 
-def max_cached_tokens(groups: Sequence[GroupWindow], num_blocks: int, block_size: int, chunk: int, length: int) -> int:
+def max_cached_tokens(groups: Sequence[KVCacheGroup], num_blocks: int, block_size: int, chunk: int, length: int) -> int:
     """Tokens that the pool holds in sequences of `length` tokens that compute at most `chunk` a step. Groups with a
     window free the blocks they no longer see, so there it holds more than `num_blocks * block_size / len(groups)`.
     """
