@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from quire.foundation.messages.from_engine import EXPECTED_OUTPUT
-from quire.scheduling.scheduler.queue_order import QUANTUM
+from quire.scheduling.scheduler.waiting_queue import QUANTUM
 from tests.engine.harness import add
 from tests.scheduler.test_order import Stage
 
@@ -130,7 +130,7 @@ def test_tenants_come_and_go_without_a_trace() -> None:
         alive -= set(stage.ended)
     while stage.scheduler.has_work:
         stage.step()
-    order = stage.scheduler._waiting._order
+    order = stage.scheduler._waiting
     assert not order._tenants
     assert not order._turns
     assert len(order._without_turns) == 0
@@ -142,7 +142,4 @@ def test_many_tenants_cost_no_more_than_one_turn_each() -> None:
     for number in range(300):
         stage.scheduler.add(add(number, [number % 512] * 15_000, 1, tenant=str(number)))
     assert stage.scheduler._waiting.first is not None
-    assert (
-        max(tenant.deficit for tenant in stage.scheduler._waiting._order._turns)
-        < 15_000 + EXPECTED_OUTPUT + 3 * QUANTUM
-    )
+    assert max(tenant.deficit for tenant in stage.scheduler._waiting._turns) < 15_000 + EXPECTED_OUTPUT + 3 * QUANTUM

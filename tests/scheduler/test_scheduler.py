@@ -23,12 +23,12 @@ from quire.foundation.messages.to_engine import Add
 from quire.scheduling.kvcache.block_pool import BlockPool
 from quire.scheduling.kvcache.cache_groups import KVCacheGroup, capacity
 from quire.scheduling.kvcache.host_pool import HostPool
-from quire.scheduling.scheduler import queue_order
+from quire.scheduling.scheduler import tenant_queue
 from quire.scheduling.scheduler.admission import Admission
 from quire.scheduling.scheduler.preemption import Preemption
-from quire.scheduling.scheduler.queue_order import SMALL
 from quire.scheduling.scheduler.request import Request
 from quire.scheduling.scheduler.scheduler import Scheduler
+from quire.scheduling.scheduler.tenant_queue import SMALL
 from quire.scheduling.scheduler.token_budget import TokenBudget
 from tests.engine.harness import HashMasker, add, drafts_of
 from tests.executor.fake import FakeExecutor, allowed, hash_token
@@ -81,7 +81,7 @@ class Lives(RuleBasedStateMachine):
         seed: int,
     ) -> None:
         groups, luck = [KVCacheGroup(window=window) for window in windows], random.Random(seed)
-        queue_order.SMALL = luck.choice([12, SMALL])  # prompts are short here, and some are to be large
+        tenant_queue.SMALL = luck.choice([12, SMALL])  # prompts are short here, and some are to be large
         self.reach = None if None in windows else max(filter(None, windows))
         self.pool = BlockPool(num_blocks, block_size)
         self.host = HostPool()
@@ -281,7 +281,7 @@ class Lives(RuleBasedStateMachine):
                 )
 
     def teardown(self) -> None:
-        queue_order.SMALL = SMALL
+        tenant_queue.SMALL = SMALL
         if not hasattr(self, "pool"):
             return
         for _ in range(20_000):

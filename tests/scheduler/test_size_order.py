@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.scheduling.scheduler.queue_order import SMALL, _size
+from quire.scheduling.scheduler.tenant_queue import SMALL, size_of
 from tests.engine.harness import add
 from tests.scheduler.test_order import Stage
 
@@ -31,7 +31,7 @@ def crowd(stage: Stage, count: int, first: int = 0) -> None:
     [(1, 0), (SMALL, 0), (SMALL + 1, 1), (4 * SMALL, 1), (4 * SMALL + 1, 2), (131_072, 4), (2**20, 5)],
 )
 def test_a_size_is_four_times_the_one_before(tokens: int, size: int) -> None:
-    assert _size(tokens) == size
+    assert size_of(tokens) == size
 
 
 def test_a_crowd_of_long_prompts_keeps_no_short_request_waiting() -> None:
@@ -135,7 +135,7 @@ def test_what_has_passed_is_forgotten_with_the_request() -> None:
         stage.scheduler.add(add(number, [number] * 200, 4, arrival=9.0))
     for _ in range(10):
         stage.step()
-    order = stage.scheduler._waiting._order
+    order = stage.scheduler._waiting
     assert order._passed.keys() == {1}
     stage.scheduler.abort(1)
     assert not order._passed

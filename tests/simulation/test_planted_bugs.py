@@ -17,9 +17,9 @@ from quire.foundation.messages.from_engine import Deltas, End, FromEngine
 from quire.foundation.messages.to_engine import Add
 from quire.scheduling.kvcache.block_pool import DUMMY_BLOCK
 from quire.scheduling.kvcache.block_table import BlockTable
-from quire.scheduling.scheduler.queue_order import KeyHeap
 from quire.scheduling.scheduler.request import Request
 from quire.scheduling.scheduler.scheduler import Scheduler
+from quire.scheduling.scheduler.tenant_queue import KeyHeap
 from quire.scheduling.scheduler.waiting_queue import WaitingQueue
 from quire.serving.api.admission_limit import AdmissionLimit
 from quire.serving.api.session import engines, recovery

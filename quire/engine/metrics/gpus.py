@@ -20,15 +20,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One GPU now. None: this GPU does not tell.
+    """One GPU now; None for what it does not tell.
 
     Attributes:
-        index: As NVML and nvidia-smi count.
-        name: The product's.
+        index: The number that NVML and nvidia-smi give it.
         memory_used, memory_total: Bytes, of all processes.
         utilization: Share of the last moments in which any kernel ran; 1 is always.
-        power_w, temperature_c: Watts and degrees Celsius.
-        engine: Whose it is.
+        engine: The number of the engine that uses it.
     """
 
     index: int
@@ -46,8 +44,8 @@ class GpuReader:
 
     Args:
         engines: How many there are.
-        ranks: Of each: engine 0 has the first so many GPUs of those that are visible, engine 1 the next.
         nvml: The NVML binding.
+        ranks: GPUs of each engine: engine 0 has the first of those that are visible, engine 1 the next.
     """
 
     def __init__(self, engines: int = 1, nvml: Any = pynvml, *, ranks: int = 1) -> None:
@@ -57,7 +55,7 @@ class GpuReader:
         self._handles: list[Any] | None = None
 
     def read(self) -> list[GpuReading]:
-        """All of them, by engine and rank; empty where there is no driver."""
+        """All GPUs, by engine and rank; empty where there is no driver."""
         if self._handles is None:
             self._handles = self._open()
         return [self._reading(handle, number // self._ranks) for number, handle in enumerate(self._handles)]
@@ -88,7 +86,7 @@ class GpuReader:
         )
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        """The answer, or None: a part of a GPU (MIG), for one, has no power of its own."""
+        """The answer, or None: a part of a GPU (MIG), for example, has no power of its own."""
         try:
             return question(*arguments)
         except self._nvml.NVMLError:

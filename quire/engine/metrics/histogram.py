@@ -16,8 +16,7 @@ class Histogram:
 
     Args:
         bounds: Upper bounds, ascending.
-        counts: Values by bucket, the one above the last bound included; none at first.
-        sum: Of all values.
+        counts: Values in each bucket, and above the last bound; empty for none yet.
     """
 
     bounds: Sequence[float]
@@ -34,8 +33,8 @@ class Histogram:
         self.sum += value
 
     def add(self, other: Histogram) -> None:
-        """Add what was counted elsewhere. While nothing is counted here, a longer scale takes the place of this one;
-        what was counted on another scale is left out."""
+        """Add what was counted elsewhere. While nothing is counted here, a longer scale replaces this one; counts on
+        another scale are left out."""
         if len(other.bounds) > len(self.bounds) and not self.count:
             self.bounds, self.counts = other.bounds, [0] * len(other.counts)
         if other.bounds == self.bounds:
@@ -55,18 +54,12 @@ class Histogram:
 
 @dataclass
 class WorkTimes:
-    """How long the pieces of work were that one thread did, in seconds of its own processor time.
-
-    Attributes:
-        seconds: All pieces.
-        longest: The longest piece so far.
-    """
+    """How long the pieces of work of one thread took, in seconds of its processor time."""
 
     seconds: Histogram = field(default_factory=lambda: Histogram(WORK_BOUNDS_S))
     longest: float = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one piece."""
         self.seconds.observe(seconds)
         if seconds > self.longest:
             self.longest = seconds

@@ -14,7 +14,7 @@ class StatsLogLine:
     Args:
         stats: The engine's.
         now: The time.
-        named: Whether the line begins with the engine's number, because there are others.
+        named: Whether the line begins with the engine's number, because there are several.
     """
 
     def __init__(self, stats: Stats, now: float, *, named: bool = False) -> None:
@@ -45,7 +45,7 @@ class StatsLogLine:
 
 
 class _Drafts(NamedTuple):
-    """Of an engine that speculates: see Load."""
+    """The draft counts of a Load."""
 
     rows: int
     tokens: int
@@ -56,7 +56,7 @@ class _Drafts(NamedTuple):
         return cls(load.drafts, load.draft_tokens, sum(load.accepted_drafts))
 
     def since(self, before: _Drafts) -> str:
-        """What to say of them; nothing if there were none."""
+        """What to add to the line about drafts since then; empty if there were none."""
         rows, tokens, accepted = (now - then for now, then in zip(self, before, strict=True))
         if rows <= 0 or tokens <= 0:
             return ""

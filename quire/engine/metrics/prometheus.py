@@ -6,7 +6,7 @@ Owns names, help texts and labels. Reads the Stats when it is scraped.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -19,37 +19,94 @@ from quire.engine.metrics.stats import Stats
 from quire.foundation.config import CacheConfig
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_Family = type[CounterMetricFamily] | type[GaugeMetricFamily] | type[HistogramMetricFamily]
+_Value = float | Histogram
+_GAUGE, _COUNTER, _HISTOGRAM = GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily
 _LABELS = ("model_name", "engine")
 _OLDER = "The same as vllm:{}, under its older name."
+_PER_TOKEN = "request_time_per_output_token_seconds"
+
+_ENGINE_METRICS: tuple[tuple[_Family, str, str, Callable[[Stats], _Value]], ...] = (
+    (_GAUGE, "vllm:num_requests_running", "Sequences in the batch.", lambda s: s.load.running),
+    (_GAUGE, "vllm:num_requests_waiting", "Sequences waiting to be admitted.", lambda s: s.load.waiting),
+    (_GAUGE, "vllm:kv_cache_usage_perc", "KV cache in use; 1 is full.", lambda s: s.cache_usage),
+    (_GAUGE, "vllm:gpu_cache_usage_perc", _OLDER.format("kv_cache_usage_perc"), lambda s: s.cache_usage),
+    (_GAUGE, "vllm:cpu_cache_usage_perc", "Swap space in use; 1 is full.", lambda s: s.host_usage),
+    (_GAUGE, "vllm:kv_cache_waste_perc", "Room in the KV blocks in use that holds no token; 1 is all.",
+     lambda s: s.cache_waste),
+    (_GAUGE, "vllm:gpu_prefix_cache_hit_rate", "Prefix cache hits of all queries since the start.",
+     lambda s: s.prefix_hit_rate),
+    (_GAUGE, "vllm:cpu_prefix_cache_hit_rate", _OLDER.format("gpu_prefix_cache_hit_rate"), lambda s: s.prefix_hit_rate),
+    (_GAUGE, "vllm:avg_prompt_throughput_toks_per_s", "Prompt tokens a second, last 10 s.", lambda s: s.prompt_rate),
+    (_GAUGE, "vllm:avg_generation_throughput_toks_per_s", "Tokens generated a second, last 10 s.",
+     lambda s: s.generation_rate),
+    (_GAUGE, "quire:queued_tokens", "Tokens of waiting sequences: prompts and expected outputs.",
+     lambda s: s.load.queued_tokens),
+    (_GAUGE, "quire:queue_seconds", "How long the engine needs to compute these.", lambda s: s.queue_seconds),
+    (_GAUGE, "quire:saturated_tokens_per_second", "Tokens computed a second while requests waited.",
+     lambda s: s.load.tokens_per_s),
+    (_COUNTER, "vllm:prompt_tokens", "Prompt tokens processed.", lambda s: s.prompt_tokens),
+    (_COUNTER, "vllm:prompt_tokens_cached", "Of these: found computed.", lambda s: s.cached_tokens),
+    (_COUNTER, "vllm:generation_tokens", "Tokens generated.", lambda s: s.generation_tokens),
+    (_COUNTER, "vllm:num_preemptions", "Sequences preempted to free blocks.", lambda s: s.load.preemptions),
+    (_COUNTER, "vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", lambda s: s.load.prefix_queries),
+    (_COUNTER, "vllm:prefix_cache_hits", "Of these: found.", lambda s: s.load.prefix_hits),
+    (_COUNTER, "vllm:spec_decode_num_drafts", "Times that a sequence had draft tokens in a step.",
+     lambda s: s.load.drafts),
+    (_COUNTER, "vllm:spec_decode_num_draft_tokens", "Draft tokens.", lambda s: s.load.draft_tokens),
+    (_COUNTER, "vllm:spec_decode_num_accepted_tokens", "Draft tokens that were accepted.",
+     lambda s: sum(s.load.accepted_drafts)),
+    (_HISTOGRAM, "vllm:time_to_first_token_seconds", "From arrival to the first token.", lambda s: s.first_token_s),
+    (_HISTOGRAM, "vllm:inter_token_latency_seconds", "Between one step's tokens and the next.",
+     lambda s: s.inter_token_s),
+    (_HISTOGRAM, f"vllm:{_PER_TOKEN}", "A sequence's mean time for a token.", lambda s: s.mean_token_s),
+    (_HISTOGRAM, "vllm:time_per_output_token_seconds", _OLDER.format(_PER_TOKEN), lambda s: s.mean_token_s),
+    (_HISTOGRAM, "vllm:e2e_request_latency_seconds", "From arrival to the end.", lambda s: s.whole_s),
+    (_HISTOGRAM, "vllm:request_queue_time_seconds", "Waiting before the first step.", lambda s: s.queued_s),
+    (_HISTOGRAM, "vllm:request_inference_time_seconds", "From the first step to the end.", lambda s: s.inference_s),
+    (_HISTOGRAM, "vllm:request_prefill_time_seconds", "From the first step to the first token.",
+     lambda s: s.prefill_s),
+    (_HISTOGRAM, "vllm:request_decode_time_seconds", "From the first token to the end.", lambda s: s.decode_s),
+    (_HISTOGRAM, "vllm:request_prompt_tokens", "Length of prompts.", lambda s: s.prompt_lengths),
+    (_HISTOGRAM, "vllm:request_prefill_kv_computed_tokens", "Of prompts: what was computed.",
+     lambda s: s.computed_lengths),
+    (_HISTOGRAM, "vllm:request_generation_tokens", "Length of outputs.", lambda s: s.output_lengths),
+    (_HISTOGRAM, "vllm:request_max_num_generation_tokens", "The longest output of a prompt's n.",
+     lambda s: s.most_tokens),
+    (_HISTOGRAM, "vllm:request_params_max_tokens", "max_tokens asked for.", lambda s: s.max_tokens),
+    (_HISTOGRAM, "vllm:request_params_n", "n asked for, once a prompt.", lambda s: s.choices),
+    (_HISTOGRAM, "vllm:iteration_tokens_total", "Tokens that a step moves forward by.", lambda s: s.step_tokens),
+    (_GAUGE, "quire:engine_paused", "Whether /pause was called, and no /resume since.", lambda s: bool(s.load.paused)),
+    (_COUNTER, "quire:sequences_replayed", "Sequences that went on in another engine.", lambda s: s.replayed),
+)  # fmt: skip
+"""Metrics of each engine without further labels."""
 
 
 class Exposition:
-    """The page that /metrics shows."""
+    """The page that /metrics shows.
+
+    Args:
+        stats: Read at each scrape that is given no others.
+        model_name: A label of everything but the http metrics; the engine's number is another. What belongs to no
+            engine stands with engine 0.
+        cache: Shown by cache_config_info.
+        max_loras: Shown by lora_requests_info; 0: no adapters are served, and the metric is left out.
+    """
 
     def __init__(self, stats: ServerStats, model_name: str, cache: CacheConfig, max_loras: int = 0) -> None:
-        """
-        Args:
-            stats: Read at each scrape that is given no others.
-            model_name: A label of everything but the http metrics; the engine's number is another. What belongs to no
-                engine stands with engine 0.
-            cache: Shown by cache_config_info.
-            max_loras: Shown by lora_requests_info; 0: no adapters are served, and there is none.
-        """
         self._stats = stats
         self._labels = model_name, cache, max_loras
 
     def families(self) -> list[Metric]:
         """All metrics now, as objects of prometheus_client."""
-        return list(self._registry(self._stats).collect())
+        return list(_Families(self._stats, *self._labels).collect())
 
     def text(self, stats: ServerStats | None = None) -> bytes:
         """All metrics now, as the text of the page."""
-        return generate_latest(self._registry(stats or self._stats))
-
-    def _registry(self, stats: ServerStats) -> CollectorRegistry:
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_ServerCollector(stats, *self._labels))
-        return registry
+        registry.register(_Families(stats or self._stats, *self._labels))
+        return generate_latest(registry)
 
 
 def read_process() -> dict[str, float]:
@@ -61,275 +118,133 @@ def _process_families() -> list[Metric]:
     return list(ProcessCollector(registry=None).collect())
 
 
-class _ServerCollector(Collector):
+class _Families(Collector):
+    """All metrics of one scrape, each family once however many engines it has samples of."""
+
     def __init__(self, stats: ServerStats, model_name: str, cache: CacheConfig, max_loras: int) -> None:
         self._stats = stats
         self._model_name = model_name
+        self._cache = cache
         self._max_loras = max_loras
-        self._engines = [_EngineFamilies(each, (model_name, str(each.engine)), cache) for each in stats.engines]
+        self._by_name: dict[str, Metric] = {}
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry at each scrape."""
-        families: dict[str, Metric] = {}
-        for engine in self._engines:
-            for family in engine.collect():
-                if family.name in families:
-                    families[family.name].samples += family.samples
-                else:
-                    families[family.name] = family
-        yield from families.values()
-        yield self._restarts()
-        yield self._rejections()
-        yield from self._swaps()
+        self._by_name = {}
+        for engine in self._stats.engines:
+            self._add_engine(engine)
+        self._add_server()
         if self._max_loras:
-            yield self._adapters()
-        yield from _work_times(
-            "event_loop_callback",
-            "Processor time of a callback in the API's event loop",
-            (self._model_name, "0"),
-            self._stats.callbacks,
+            self._add_adapters()
+        self._add_work_times(
+            "event_loop_callback", "Processor time of a callback in the API's event loop", self._stats.callbacks
         )
-        yield from self._gpus()
+        self._add_gpus()
+        yield from self._by_name.values()
         yield from self._http()
         yield from self._process()
 
+    def _add(self, family: _Family, name: str, text: str, value: _Value, engine: int = 0, **labels: str) -> None:
+        """Add a sample to its family, which is made with the first one."""
+        found = self._by_name.get(name)
+        if found is None:
+            found = self._by_name[name] = family(name, text, labels=(*_LABELS, *labels))
+        values = (self._model_name, str(engine), *labels.values())
+        if isinstance(found, HistogramMetricFamily):
+            assert isinstance(value, Histogram)
+            found.add_metric(values, value.cumulative(), value.sum)
+        else:
+            assert isinstance(found, GaugeMetricFamily | CounterMetricFamily) and not isinstance(value, Histogram)
+            found.add_metric(values, value)
+
+    def _add_engine(self, stats: Stats) -> None:
+        load, number = stats.load, stats.engine
+        # Before num_requests_waiting: scrapers that look for this name anywhere in a line take the last one they find.
+        for reason, count in (("capacity", load.waiting - load.deferred), ("deferred", load.deferred)):
+            name = "vllm:num_requests_waiting_by_reason"
+            self._add(_GAUGE, name, "Sequences waiting, by reason.", count, number, reason=reason)
+        for family, name, text, value in _ENGINE_METRICS:
+            self._add(family, name, text, value(stats), number)
+        for position, accepted in enumerate(load.accepted_drafts or [0]):
+            name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+            text = "The same, by place among the drafts."
+            self._add(_COUNTER, name, text, accepted, number, position=str(position))
+        computed = stats.prompt_tokens - stats.cached_tokens
+        for source, count in (("local_compute", computed), ("local_cache_hit", stats.cached_tokens)):
+            name = "vllm:prompt_tokens_by_source"
+            self._add(_COUNTER, name, "Prompt tokens, by source.", count, number, source=source)
+        for ended, count in stats.ended.items():
+            name, text = "vllm:request_success", "Sequences that ended, by reason."
+            self._add(_COUNTER, name, text, count, number, finished_reason=ended)
+        settings = {name: str(value) for name, value in asdict(self._cache).items()}
+        settings |= {"num_gpu_blocks": str(load.num_blocks), "num_cpu_blocks": str(load.num_host_blocks)}
+        self._add(_GAUGE, "vllm:cache_config_info", "Settings of the KV cache.", 1, number, **settings)
+        self._add_work_times("engine_turn", "Processor time of a turn of the engine's loop", stats.turns, number)
+        name, text = "quire:process_restarts", "Processes that were replaced, by kind."
+        self._add(_COUNTER, name, text, stats.epoch, number, process="engine")
+
+    def _add_server(self) -> None:
+        stats, swaps = self._stats, self._stats.swaps
+        name, text = "quire:process_restarts", "Processes that were replaced, by kind."
+        self._add(_COUNTER, name, text, stats.api_restarts, process="api")
+        for limit, count in stats.rejections.items():
+            name, text = "vllm:admission_rejections", "Requests answered by 429, by limit."
+            self._add(_COUNTER, name, text, count, reason=limit)
+        for outcome, count in (("done", swaps.done), ("failed", swaps.failed)):
+            name, text = "quire:model_swaps", "Swaps of the served model, by outcome."
+            self._add(_COUNTER, name, text, count, outcome=outcome)
+        text = "Whether a swap of the served model has not ended yet."
+        self._add(_GAUGE, "quire:model_swap_proceeds", text, swaps.proceeds)
+        text = "Requests that wait while no model is served."
+        self._add(_GAUGE, "quire:requests_waiting_for_model", text, swaps.waiting)
+
+    def _add_adapters(self) -> None:
+        """Names are labels, as in vLLM, and the value is the time: of several samples the last one holds."""
+        for engine in self._stats.engines:
+            self._add(
+                _GAUGE, "vllm:lora_requests_info", "Adapters in use.", time.time(), engine.engine,
+                max_lora=str(self._max_loras),
+                waiting_lora_adapters=",".join(engine.load.waiting_adapters),
+                running_lora_adapters=",".join(engine.load.running_adapters),
+            )  # fmt: skip
+
+    def _add_work_times(self, name: str, text: str, times: WorkTimes, engine: int = 0) -> None:
+        self._add(_HISTOGRAM, f"quire:{name}_cpu_seconds", f"{text}.", times.seconds, engine)
+        longest = f"quire:longest_{name}_cpu_seconds"
+        self._add(_GAUGE, longest, f"{text}: the longest since the start.", times.longest, engine)
+
+    def _add_gpus(self) -> None:
+        """What GPUs tell; nothing where there are none."""
+        for gpu in self._stats.gpus:
+            for name, text, value in (
+                ("memory_used_bytes", "GPU memory in use, by all processes.", gpu.memory_used),
+                ("memory_total_bytes", "GPU memory.", gpu.memory_total),
+                ("utilization_perc", "Share of time in which a kernel ran; 1 is always.", gpu.utilization),
+                ("power_watts", "Power that the GPU draws.", gpu.power_w),
+                ("temperature_celsius", "Temperature of the GPU.", gpu.temperature_c),
+            ):
+                if value is not None:
+                    self._add(
+                        _GAUGE, f"quire:gpu_{name}", text, value, gpu.engine, gpu=str(gpu.index), gpu_name=gpu.name
+                    )
+
+    def _http(self) -> Iterator[Metric]:
+        answers = CounterMetricFamily(
+            "http_requests", "Answers to HTTP requests.", labels=("method", "handler", "status")
+        )
+        for answered, count in self._stats.http.answers.items():
+            answers.add_metric(answered, count)
+        yield answers
+        text = "How long they took, streams until their last byte."
+        seconds = HistogramMetricFamily("http_request_duration_seconds", text, labels=("method", "handler"))
+        for labels, histogram in self._stats.http.seconds.items():
+            seconds.add_metric(labels, histogram.cumulative(), histogram.sum)
+        yield seconds
+
     def _process(self) -> Iterator[Metric]:
-        """As prometheus_client has it, of one process or of several together."""
+        """What prometheus_client says of a process, of this one or of several together."""
         for family in _process_families():
             family.samples = [
                 sample._replace(value=self._stats.process.get(sample.name, sample.value)) for sample in family.samples
             ]
             yield family
-
-    def _restarts(self) -> Metric:
-        family = CounterMetricFamily(
-            "quire:process_restarts", "Processes that were replaced, by kind.", labels=(*_LABELS, "process")
-        )
-        for engine in self._stats.engines:
-            family.add_metric((self._model_name, str(engine.engine), "engine"), engine.epoch)
-        family.add_metric((self._model_name, "0", "api"), self._stats.api_restarts)
-        return family
-
-    def _rejections(self) -> Metric:
-        family = CounterMetricFamily(
-            "vllm:admission_rejections", "Requests answered by 429, by limit.", labels=(*_LABELS, "reason")
-        )
-        for limit, count in self._stats.rejections.items():
-            family.add_metric((self._model_name, "0", limit), count)
-        return family
-
-    def _swaps(self) -> Iterator[Metric]:
-        swaps, labels = self._stats.swaps, (self._model_name, "0")
-        ended = CounterMetricFamily(
-            "quire:model_swaps", "Swaps of the served model, by outcome.", labels=(*_LABELS, "outcome")
-        )
-        ended.add_metric((*labels, "done"), swaps.done)
-        ended.add_metric((*labels, "failed"), swaps.failed)
-        yield ended
-        for name, text, value in (
-            ("model_swap_proceeds", "Whether a swap of the served model has not ended yet.", float(swaps.proceeds)),
-            ("requests_waiting_for_model", "Requests that wait while no model is served.", swaps.waiting),
-        ):
-            family = GaugeMetricFamily(f"quire:{name}", text, labels=_LABELS)
-            family.add_metric(labels, value)
-            yield family
-
-    def _adapters(self) -> Metric:
-        """Names are labels, as in vLLM, and the value is the time: of several samples the last one holds."""
-        names = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
-        family = GaugeMetricFamily("vllm:lora_requests_info", "Adapters in use.", labels=(*_LABELS, *names))
-        for engine in self._stats.engines:
-            load = engine.load
-            values = (str(self._max_loras), ",".join(load.waiting_adapters), ",".join(load.running_adapters))
-            family.add_metric((self._model_name, str(engine.engine), *values), time.time())
-        return family
-
-    def _gpus(self) -> Iterator[Metric]:
-        """Nothing where there is no GPU."""
-        gpus = self._stats.gpus
-        for name, text, values in (
-            ("memory_used_bytes", "GPU memory in use, by all processes.", [gpu.memory_used for gpu in gpus]),
-            ("memory_total_bytes", "GPU memory.", [gpu.memory_total for gpu in gpus]),
-            ("utilization_perc", "Share of time in which a kernel ran; 1 is always.", [g.utilization for g in gpus]),
-            ("power_watts", "Power that the GPU draws.", [gpu.power_w for gpu in gpus]),
-            ("temperature_celsius", "Temperature of the GPU.", [gpu.temperature_c for gpu in gpus]),
-        ):
-            family = GaugeMetricFamily(f"quire:gpu_{name}", text, labels=(*_LABELS, "gpu", "gpu_name"))
-            for gpu, value in zip(gpus, values, strict=True):
-                if value is not None:
-                    family.add_metric((self._model_name, str(gpu.engine), str(gpu.index), gpu.name), value)
-            if family.samples:
-                yield family
-
-    def _http(self) -> Iterator[Metric]:
-        counts = self._stats.http
-        family = CounterMetricFamily(
-            "http_requests", "Answers to HTTP requests.", labels=("method", "handler", "status")
-        )
-        for answered, count in counts.answers.items():
-            family.add_metric(answered, count)
-        yield family
-        text = "How long they took, streams until their last byte."
-        yield _histogram("http_request_duration_seconds", text, ("method", "handler"), counts.seconds)
-
-
-class _EngineFamilies:
-    """The metrics of one engine."""
-
-    def __init__(self, stats: Stats, labels: tuple[str, str], cache: CacheConfig) -> None:
-        self._stats = stats
-        self._labels = labels
-        self._cache = cache
-
-    def collect(self) -> Iterator[Metric]:
-        """Its metrics now."""
-        yield from self._gauges()
-        yield from self._counters()
-        yield from self._histograms()
-        yield self._cache_info()
-        yield from self._work()
-
-    def _gauges(self) -> Iterator[Metric]:
-        stats, load = self._stats, self._stats.load
-        # Before num_requests_waiting: scrapers that look for this name anywhere in a line take the last one they find.
-        reasons = {"capacity": load.waiting - load.deferred, "deferred": load.deferred}
-        yield self._gauge_by(
-            "num_requests_waiting_by_reason", "Sequences waiting, by reason.", "reason", reasons.items()
-        )
-        for name, text, value in (
-            ("num_requests_running", "Sequences in the batch.", load.running),
-            ("num_requests_waiting", "Sequences waiting to be admitted.", load.waiting),
-            ("kv_cache_usage_perc", "KV cache in use; 1 is full.", stats.cache_usage),
-            ("gpu_cache_usage_perc", _OLDER.format("kv_cache_usage_perc"), stats.cache_usage),
-            ("cpu_cache_usage_perc", "Swap space in use; 1 is full.", stats.host_usage),
-            ("kv_cache_waste_perc", "Room in the KV blocks in use that holds no token; 1 is all.", stats.cache_waste),
-            ("gpu_prefix_cache_hit_rate", "Prefix cache hits of all queries since the start.", stats.prefix_hit_rate),
-            ("cpu_prefix_cache_hit_rate", _OLDER.format("gpu_prefix_cache_hit_rate"), stats.prefix_hit_rate),
-            ("avg_prompt_throughput_toks_per_s", "Prompt tokens a second, last 10 s.", stats.prompt_rate),
-            ("avg_generation_throughput_toks_per_s", "Tokens generated a second, last 10 s.", stats.generation_rate),
-        ):
-            yield self._gauge(f"vllm:{name}", text, value)
-        for name, text, value in (
-            (
-                "queued_tokens",
-                "Tokens of waiting sequences: prompts and expected outputs.",
-                load.queued_tokens,
-            ),
-            ("queue_seconds", "How long the engine needs to compute these.", stats.queue_seconds),
-            ("saturated_tokens_per_second", "Tokens computed a second while requests waited.", load.tokens_per_s),
-        ):
-            yield self._gauge(f"quire:{name}", text, value)
-
-    def _work(self) -> Iterator[Metric]:
-        """Metrics of the engine's work that other servers do not have, under a prefix of their own."""
-        yield from _work_times(
-            "engine_turn", "Processor time of a turn of the engine's loop", self._labels, self._stats.turns
-        )
-        family = GaugeMetricFamily(
-            "quire:engine_paused", "Whether /pause was called, and no /resume since.", labels=_LABELS
-        )
-        family.add_metric(self._labels, bool(self._stats.load.paused))
-        yield family
-        replayed = CounterMetricFamily(
-            "quire:sequences_replayed", "Sequences that went on in another engine.", labels=_LABELS
-        )
-        replayed.add_metric(self._labels, self._stats.replayed)
-        yield replayed
-
-    def _counters(self) -> Iterator[Metric]:
-        stats, load = self._stats, self._stats.load
-        for name, text, value in (
-            ("prompt_tokens", "Prompt tokens processed.", stats.prompt_tokens),
-            ("prompt_tokens_cached", "Of these: found computed.", stats.cached_tokens),
-            ("generation_tokens", "Tokens generated.", stats.generation_tokens),
-            ("num_preemptions", "Sequences preempted to free blocks.", load.preemptions),
-            ("prefix_cache_queries", "Tokens looked up in the prefix cache.", load.prefix_queries),
-            ("prefix_cache_hits", "Of these: found.", load.prefix_hits),
-            ("spec_decode_num_drafts", "Times that a sequence had draft tokens in a step.", load.drafts),
-            ("spec_decode_num_draft_tokens", "Draft tokens.", load.draft_tokens),
-            ("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", sum(load.accepted_drafts)),
-        ):
-            yield self._counter_by(name, text, "", [("", value)])
-        positions = {str(position): accepted for position, accepted in enumerate(load.accepted_drafts or [0])}
-        yield self._counter_by(
-            "spec_decode_num_accepted_tokens_per_pos", "The same, by place among the drafts.", "position",
-            positions.items(),
-        )  # fmt: skip
-        sources = {
-            "local_compute": stats.prompt_tokens - stats.cached_tokens,
-            "local_cache_hit": stats.cached_tokens,
-        }
-        yield self._counter_by("prompt_tokens_by_source", "Prompt tokens, by source.", "source", sources.items())
-        yield self._counter_by(
-            "request_success", "Sequences that ended, by reason.", "finished_reason", stats.ended.items()
-        )
-
-    def _histograms(self) -> Iterator[Metric]:
-        stats = self._stats
-        for name, text, histogram in (
-            ("time_to_first_token_seconds", "From arrival to the first token.", stats.first_token_s),
-            ("inter_token_latency_seconds", "Between one step's tokens and the next.", stats.inter_token_s),
-            ("request_time_per_output_token_seconds", "A sequence's mean time for a token.", stats.mean_token_s),
-            (
-                "time_per_output_token_seconds",
-                _OLDER.format("request_time_per_output_token_seconds"),
-                stats.mean_token_s,
-            ),
-            ("e2e_request_latency_seconds", "From arrival to the end.", stats.whole_s),
-            ("request_queue_time_seconds", "Waiting before the first step.", stats.queued_s),
-            ("request_inference_time_seconds", "From the first step to the end.", stats.inference_s),
-            ("request_prefill_time_seconds", "From the first step to the first token.", stats.prefill_s),
-            ("request_decode_time_seconds", "From the first token to the end.", stats.decode_s),
-            ("request_prompt_tokens", "Length of prompts.", stats.prompt_lengths),
-            ("request_prefill_kv_computed_tokens", "Of prompts: what was computed.", stats.computed_lengths),
-            ("request_generation_tokens", "Length of outputs.", stats.output_lengths),
-            ("request_max_num_generation_tokens", "The longest output of a prompt's n.", stats.most_tokens),
-            ("request_params_max_tokens", "max_tokens asked for.", stats.max_tokens),
-            ("request_params_n", "n asked for, once a prompt.", stats.choices),
-            ("iteration_tokens_total", "Tokens that a step moves forward by.", stats.step_tokens),
-        ):
-            yield _histogram(f"vllm:{name}", text, _LABELS, {self._labels: histogram})
-
-    def _cache_info(self) -> Metric:
-        settings = {name: str(value) for name, value in asdict(self._cache).items()}
-        settings["num_gpu_blocks"] = str(self._stats.load.num_blocks)
-        settings["num_cpu_blocks"] = str(self._stats.load.num_host_blocks)
-        family = GaugeMetricFamily("vllm:cache_config_info", "Settings of the KV cache.", labels=(*_LABELS, *settings))
-        family.add_metric((*self._labels, *settings.values()), 1)
-        return family
-
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=_LABELS)
-        family.add_metric(self._labels, value)
-        return family
-
-    def _gauge_by(self, name: str, text: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
-        family = GaugeMetricFamily(f"vllm:{name}", text, labels=(*_LABELS, label))
-        for key, value in values:
-            family.add_metric((*self._labels, key), value)
-        return family
-
-    def _counter_by(self, name: str, text: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
-        """`label` may be empty: then there is one value."""
-        family = CounterMetricFamily(f"vllm:{name}", text, labels=(*_LABELS, label) if label else _LABELS)
-        for key, value in values:
-            family.add_metric((*self._labels, key) if label else self._labels, value)
-        return family
-
-
-def _work_times(name: str, text: str, labels: tuple[str, str], times: WorkTimes) -> Iterator[Metric]:
-    yield _histogram(f"quire:{name}_cpu_seconds", f"{text}.", _LABELS, {labels: times.seconds})
-    family = GaugeMetricFamily(
-        f"quire:longest_{name}_cpu_seconds", f"{text}: the longest since the start.", labels=_LABELS
-    )
-    family.add_metric(labels, times.longest)
-    yield family
-
-
-def _histogram(
-    name: str, text: str, labels: tuple[str, ...], histograms: Mapping[tuple[str, str], Histogram]
-) -> Metric:
-    family = HistogramMetricFamily(name, text, labels=labels)
-    for values, histogram in histograms.items():
-        family.add_metric(values, histogram.cumulative(), histogram.sum)
-    return family

@@ -10,12 +10,7 @@ from prometheus_client.core import Metric as Family
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric with its labels.
-
-    Attributes:
-        name: As /metrics has it, without `_total`, `_bucket`, `_sum` and `_count`.
-        labels: By name.
-    """
+    """One metric with its labels. Its name is that of /metrics without `_total`, `_bucket`, `_sum` and `_count`."""
 
     name: str
     labels: dict[str, str]
@@ -30,7 +25,7 @@ class Counter(Metric):
 
 @dataclass(frozen=True)
 class Vector(Metric):
-    """Several counters, one for each place: what has a label `position`."""
+    """Several counters, one for each value of a label `position`."""
 
     values: list[int]
 
@@ -44,12 +39,7 @@ class Gauge(Metric):
 
 @dataclass(frozen=True)
 class Histogram(Metric):
-    """How often values were at most so large.
-
-    Attributes:
-        count, sum: Of all values.
-        buckets: By upper bound, as text: how many were at most that.
-    """
+    """How many values were at most each upper bound (as text)."""
 
     count: int
     sum: float
@@ -57,7 +47,7 @@ class Histogram(Metric):
 
 
 def read_metrics(families: Iterable[Family]) -> list[Metric]:
-    """The metrics of these families that vLLM's names begin with `vllm:`."""
+    """The metrics of the families whose names begin with `vllm:`."""
     return [metric for family in families if family.name.startswith("vllm:") for metric in _read(family)]
 
 
@@ -65,22 +55,19 @@ def _read(family: Family) -> Iterator[Metric]:
     if family.name.endswith("_per_pos"):
         labels = {name: value for name, value in family.samples[0].labels.items() if name != "position"}
         yield Vector(family.name, labels, [int(sample.value) for sample in family.samples])
-        return
-    if family.type != "histogram":
+    elif family.type == "histogram":
+        yield _read_histogram(family)
+    else:
         for sample in family.samples:
-            labels = dict(sample.labels)
             if family.type == "counter":
-                yield Counter(family.name, labels, int(sample.value))
+                yield Counter(family.name, dict(sample.labels), int(sample.value))
             else:
-                yield Gauge(family.name, labels, float(sample.value))
-        return
-    buckets: dict[str, int] = {}
-    total = 0.0
-    labels = {}
-    for sample in family.samples:
-        if sample.name.endswith("_bucket"):
-            labels = {name: value for name, value in sample.labels.items() if name != "le"}
-            buckets[sample.labels["le"]] = int(sample.value)
-        elif sample.name.endswith("_sum"):
-            total = float(sample.value)
-    yield Histogram(family.name, labels, max(buckets.values(), default=0), total, buckets)
+                yield Gauge(family.name, dict(sample.labels), float(sample.value))
+
+
+def _read_histogram(family: Family) -> Histogram:
+    counted = [sample for sample in family.samples if sample.name.endswith("_bucket")]
+    labels = {name: value for name, value in counted[-1].labels.items() if name != "le"}
+    buckets = {sample.labels["le"]: int(sample.value) for sample in counted}
+    total = next(float(sample.value) for sample in family.samples if sample.name.endswith("_sum"))
+    return Histogram(family.name, labels, max(buckets.values()), total, buckets)

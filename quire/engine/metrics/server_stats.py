@@ -15,7 +15,7 @@ from quire.engine.metrics.stats import Limit, Stats
 
 DURATION_S = (0.1, 0.5, 1.0)
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-"""All others count as OTHER: what clients invent must not become labels."""
+"""All others count as OTHER, so that clients cannot invent labels."""
 NO_HANDLER = "none"
 CPU_SECONDS = "process_cpu_seconds_total"
 _START_TIME = "process_start_time_seconds"
@@ -31,18 +31,12 @@ class Answered(NamedTuple):
 
 @dataclass
 class HttpCounts:
-    """How many answers to HTTP requests there were, and how long they took.
-
-    Attributes:
-        answers: By method, handler and status.
-        seconds: By method and handler; a stream's until its last byte.
-    """
+    """How many answers to HTTP requests there were, and how long they took: a stream until its last byte."""
 
     answers: dict[Answered, int] = field(default_factory=dict)
     seconds: dict[tuple[str, str], Histogram] = field(default_factory=dict)
 
     def answered(self, method: str, handler: str | None, status: int, seconds: float) -> None:
-        """Count an answer."""
         method, handler = method if method in METHODS else "OTHER", handler or NO_HANDLER
         answered = Answered(method, handler, f"{status // 100}xx")
         self.answers[answered] = self.answers.get(answered, 0) + 1
@@ -58,13 +52,7 @@ class HttpCounts:
 
 @dataclass
 class SwapCounts:
-    """Swaps of models.
-
-    Attributes:
-        done, failed: How they ended.
-        proceeds: Whether one does not have an end yet.
-        waiting: Requests that wait for a model.
-    """
+    """Swaps of models: how many were done or failed, whether one proceeds, and how many requests wait for a model."""
 
     done: int = 0
     failed: int = 0
@@ -76,18 +64,13 @@ class SwapCounts:
 class ServerStats:
     """All that one API process counts, or several together.
 
-    Args:
-        engines: Statistics by engine.
-
     Attributes:
-        engines: As given.
+        engines: Statistics by engine.
         rejections: Requests that were turned away because too many waited.
-        http: Answers to HTTP requests.
         api_restarts: How often API processes were replaced until this one began.
-        callbacks: Of the event loop.
-        swaps: Of models.
-        gpus: As they were last read, each with its engine.
-        process: What the system says of the processes, by metric; empty: the one that is asked says it.
+        callbacks: Work of the event loop.
+        gpus: The last readings.
+        process: What the system says of the processes, by metric; empty for the process that is asked.
     """
 
     engines: Sequence[Stats]
@@ -100,8 +83,7 @@ class ServerStats:
     process: dict[str, float] = field(default_factory=dict)
 
     def continue_counts(self, before: ServerStats) -> None:
-        """Go on with what the process has counted while it served another model. What belongs to the model begins
-        anew."""
+        """Keep what the process has counted while it served another model; counts of that model begin anew."""
         self.http, self.callbacks, self.swaps = before.http, before.callbacks, before.swaps
 
 
@@ -109,8 +91,8 @@ def total(alive: Sequence[ServerStats], gone: Sequence[ServerStats] = ()) -> Ser
     """The statistics of a server with several API processes.
 
     Args:
-        alive: What each process counts. Of the first one stands here what must not be added up.
-        gone: What processes have counted that have ended: only counters.
+        alive: What each process counts. What must not be added up is taken from the first one.
+        gone: What ended processes have counted: only counters.
     """
     stats = ServerStats([Stats(engine.engine) for engine in alive[0].engines], gpus=alive[0].gpus)
     for each in (*alive, *gone):

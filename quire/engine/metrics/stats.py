@@ -40,7 +40,7 @@ Limit = Literal["requests", "tokens"]
 """Which limit of the queue turned a request away."""
 END_REASONS: tuple[EndReason, ...] = get_args(EndReason)
 UNKNOWN_LENGTHS = (1.0,)
-"""The scale of token counts before it is known how long sequences may be."""
+"""The scale of token counts before the longest length is known."""
 _LENGTHS = ("prompt_lengths", "computed_lengths", "output_lengths", "most_tokens", "max_tokens")
 _REQUEST_COUNTERS = ("prompt_tokens", "cached_tokens", "generation_tokens", "replayed")
 
@@ -63,7 +63,7 @@ class SequenceStats:
         delivered: Tokens that its reader has got: fewer than `received` where a stop string ends it.
         end: The engine's End, if the engine ended it.
         ended: Why it counts as ended; None while it does not.
-        engine: The number of the one it was given to.
+        engine: The number of the engine that has it.
     """
 
     prompt_tokens: int
@@ -85,19 +85,15 @@ class SequenceStats:
 class Stats:
     """Counters, gauges and histograms of one engine in one API process, or in several together.
 
-    Args:
-        engine: Its number.
-
     Attributes:
-        epoch: Which of its lives is heard, or awaited: how often the engine was replaced.
+        epoch: How often the engine was replaced.
         lost: Whether it is dead, and its successor has said nothing yet.
         load: The engine's last.
-        step_tokens, turns: Tokens of its steps, and its loop's turns, as the engine counts them.
+        step_tokens, turns: Tokens of its steps and times of its loop's turns, as the engine counts them.
         prompt_tokens, cached_tokens: Of prompts that have brought a first token; cached ones were not computed for it.
         generation_tokens: Tokens that readers have got: as many as `usage` reports.
         prompt_rate, generation_rate: Tokens a second in the last interval of `StatsLogLine`.
         replayed: Sequences that another engine went on with.
-        ended: Sequences by reason.
     """
 
     engine: int = 0
@@ -151,12 +147,12 @@ class Stats:
                 own.add(getattr(other, name))
 
     def add_heard(self, heard: Sequence[Stats], gone: Sequence[Stats] = ()) -> None:
-        """Take over what the engine says of itself: the latest is true. Without an engine, each process holds requests
-        back for the next one.
+        """Take over what the engine says of itself; the latest is true. While there is no engine, add up what each
+        process holds back for the next one.
 
         Args:
             heard: What the processes have heard.
-            gone: What those had heard that do not answer: perhaps a moment more than the others, so its counters count.
+            gone: What ended processes had heard: perhaps a moment more than the others, so its counters count.
         """
         self.epoch = max(each.epoch for each in heard)
         latest = [each for each in heard if each.epoch == self.epoch]
@@ -184,12 +180,12 @@ class Stats:
 
     @property
     def host_usage(self) -> float:
-        """Share of the swap space that is ready, in use."""
+        """Share of the ready swap space in use."""
         return 1 - self.load.free_host_blocks / self.load.ready_host_blocks if self.load.ready_host_blocks else 0.0
 
     @property
     def cache_waste(self) -> float:
-        """Share of the tokens that would fit into the KV blocks in use, but are not written."""
+        """Share of the tokens that fit into the KV blocks in use, but are not written."""
         held = (self.load.num_blocks - self.load.free_blocks) * self.load.block_size
         return self.load.unwritten_tokens / held if held else 0.0
 
@@ -200,17 +196,16 @@ class Stats:
 
     @property
     def prefix_hit_rate(self) -> float:
-        """Share of the tokens looked up in the prefix cache that were there."""
+        """Share of the tokens looked up in the prefix cache that were found."""
         return self.load.prefix_hits / self.load.prefix_queries if self.load.prefix_queries else 0.0
 
     # --- what the engine says ---------------------------------------------------------------------------------------
 
     def record_load(self, load: Load) -> None:
-        """Record what the engine has to do."""
         self.lost, self.load = False, load
 
     def record_heartbeat(self, beat: Heartbeat) -> None:
-        """Record the engine's heartbeat, which comes once a second."""
+        """Record a heartbeat of the engine, which comes once a second."""
         self.record_load(beat.load)
         if beat.step_tokens:
             self.step_tokens = Histogram(STEP_TOKEN_BOUNDS, beat.step_tokens, beat.step_tokens_sum)
@@ -218,8 +213,12 @@ class Stats:
             self.turns = WorkTimes(Histogram(WORK_BOUNDS_S, beat.turns, beat.turns_sum_s), beat.longest_turn_s)
 
     def record_engine_death(self, epoch: int, waiting: int, queued_tokens: int) -> None:
-        """Record that the engine is gone with all that it held, and that so many sequences of so many tokens wait for
-        the next one, whose `epoch` it is."""
+        """Record that the engine is dead with all that it held.
+
+        Args:
+            epoch: Of its successor.
+            waiting, queued_tokens: Sequences that wait for the successor, and their tokens.
+        """
         self.epoch, self.lost = epoch, True
         self.load = replace(
             self.load,
@@ -250,8 +249,7 @@ class Stats:
             other._groups[group.first] = moved
 
     def record_tokens(self, sequence: SequenceStats, tokens: int, now: float, cached: int = 0) -> None:
-        """Record tokens that a step brought; with the first ones, `cached` is how much of the prompt was found
-        computed."""
+        """Record tokens that a step brought. `cached` counts with the first ones: prompt tokens found computed."""
         if not tokens:
             return
         if sequence.first_token is None:
@@ -266,12 +264,12 @@ class Stats:
         sequence.received += tokens
 
     def record_delivered(self, sequence: SequenceStats, tokens: int) -> None:
-        """Record that the reader has got so many more tokens."""
+        """Record that the reader has got more tokens."""
         sequence.delivered += tokens
         self.generation_tokens += tokens
 
     def finish_sequence(self, sequence: SequenceStats, reason: EndReason, now: float) -> None:
-        """Record that the reader has got the end of a sequence, or wants no more of it. Only the first call counts."""
+        """Record that the reader has got a sequence's end, or wants no more of it. Only the first call counts."""
         if sequence.ended is not None:
             return
         sequence.ended = reason

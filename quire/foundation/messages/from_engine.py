@@ -8,7 +8,7 @@ from quire.foundation.messages.to_engine import Adapter, Message, PauseMode
 from quire.foundation.messages.workers import TokenLogprobs
 
 EXPECTED_OUTPUT = 256
-"""Output tokens that a waiting sequence is expected to bring, as long as none has ended."""
+"""Output tokens that a waiting sequence is expected to bring, until one has ended."""
 
 STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the buckets into which a step's tokens are counted."""
@@ -18,12 +18,7 @@ WORK_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0,
 
 
 class EngineId(NamedTuple):
-    """An engine and which of its lives this is: messages of an earlier life are told from those of the present one.
-
-    Attributes:
-        engine: Its number.
-        epoch: How often it was started again.
-    """
+    """An engine (its number) and one of its lives (how often it was started again), which tells late messages apart."""
 
     engine: int = 0
     epoch: int = 0
@@ -31,11 +26,11 @@ class EngineId(NamedTuple):
 
 class _FromEngine(Message, frozen=True, kw_only=True):
     source: EngineId = EngineId()
-    """The engine that says it."""
+    """The sender."""
 
 
 class Ready(_FromEngine, frozen=True):
-    """The engine takes work. Sent once, with the limits that only the device could tell."""
+    """The engine takes work. Sent once, with the limits that only the device can tell."""
 
     model: str
     max_model_len: int
@@ -43,15 +38,15 @@ class Ready(_FromEngine, frozen=True):
     num_blocks: int
     block_size: int
     capacity: int
-    """Most tokens (prompt and output) that one sequence can ever hold in the KV cache."""
+    """Maximum number of tokens, prompt and output, that one sequence can ever hold in the KV cache."""
     kv_tokens: int = 0
     """Tokens that the KV cache holds in sequences of full length."""
     startup: dict[str, float] = {}
     """Seconds by stage of the engine's start."""
     paused: Literal["", PauseMode] = ""
-    """How the engine is paused, for a client that was not there when it was."""
+    """Pause mode of the engine, for a client that was not there when it was paused."""
     adapters: list[Adapter] = []
-    """Adapters that are loaded, for a client that was not there when they were."""
+    """Loaded adapters, for a client that was not there when they were loaded."""
 
 
 EndReason = Literal["stop", "length", "abort", "error", "repetition", "timeout", "refused"]
@@ -61,12 +56,10 @@ class End(Message, frozen=True):
     """The one last message of a sequence.
 
     Attributes:
-        id: The sequence.
         reason: `stop` by a token of `Add.stop_ids`, `length`, `repetition`, `timeout`, `abort`, `error`, or `refused`:
-            an error that the same request would meet again, since what it asks for cannot be done.
+            an error that the same request would meet again, since it asks for what cannot be done.
         message: For `error` and `refused`: what failed, safe to show to the client.
         queued_s, prefill_s, decode_s: Seconds waiting, from first plan to first token, and from there to the end.
-        preemptions: How often it was preempted.
         cached_tokens: Prompt tokens found in the prefix cache, or shared with the sequence it forked from.
     """
 
@@ -81,7 +74,7 @@ class End(Message, frozen=True):
 
 
 class Load(Message, frozen=True):
-    """How busy the engine is: from it API processes answer metrics, and turn requests away, without asking."""
+    """How busy the engine is. API processes use it for metrics and to turn requests away without asking."""
 
     running: int = 0
     waiting: int = 0
@@ -95,7 +88,7 @@ class Load(Message, frozen=True):
     prefix_hits: int = 0
     """Tokens looked up in the prefix cache and found, since the engine's start."""
     drafts: int = 0
-    """Rows with draft tokens since the engine's start."""
+    """Sequences with draft tokens in a step, since the engine's start."""
     draft_tokens: int = 0
     """Draft tokens since the engine's start."""
     accepted_drafts: list[int] = []
@@ -107,37 +100,37 @@ class Load(Message, frozen=True):
     step: int = 0
     step_ms: float = 0.0
     deferred: int = 0
-    """Waiting sequences that wait for a token in flight, or for the prompt they share, and not for room."""
+    """Sequences that wait for a token in flight, or for the prompt they share, and not for room."""
     unwritten_tokens: int = 0
     """Tokens that still fit into the blocks in use: internal fragmentation."""
     block_size: int = 0
     ready_host_blocks: int = 0
     queued_tokens: int = 0
-    """Tokens to be computed for the waiting: prompts, and outputs as long as they are expected to be."""
+    """Tokens to be computed for waiting sequences: prompts, and outputs of the expected length."""
     tokens_per_s: float = 0.0
-    """Tokens that the engine computes, or finds computed, in a second while requests wait; estimated at first. 0: not
-    known."""
+    """Tokens that the engine computes, or finds computed, in a second while requests wait; estimated at first. 0 if
+    unknown."""
     expected_output: float = EXPECTED_OUTPUT
-    """Tokens that a sequence brings on average."""
+    """Mean number of tokens that a sequence brings."""
     paused: Literal["", PauseMode] = ""
-    """How the engine is paused; empty: it is not."""
+    """Pause mode; empty if the engine is not paused."""
     running_adapters: list[str] = []
     """Names of the adapters that requests use."""
     waiting_adapters: list[str] = []
-    """Names of the adapters that requests wait for, until there is a slot."""
+    """Names of the adapters that requests wait for because no slot is free."""
 
 
 class Deltas(_FromEngine, frozen=True):
     """What one step brought to one API process's requests.
 
-    `counts[i]` tokens of the flat `tokens` belong to `ids[i]`; `logprobs`, when not empty, has one entry a token
+    `counts[i]` tokens of the flat `tokens` belong to `ids[i]`; `logprobs`, when not empty, has one entry for each token
     (None where it was not asked for). A sequence's End comes with or after its last tokens.
 
     Attributes:
-        prompt_logprobs: (sequence, the next tokens' log probabilities), from the prompt's second token on; all of them
-            come before the output.
+        prompt_logprobs: (sequence, log probabilities of its next prompt tokens), from the prompt's second token on; all
+            of them come before the output.
         cached_tokens: (sequence, prompt tokens found in the prefix cache), with its first token.
-        last_add: `Add.last_id` of the last Add that came from this process; later ones are not in `load`.
+        last_add: `Add.last_id` of the last Add from this process that `load` counts.
     """
 
     ids: list[int]
@@ -165,12 +158,12 @@ class Heartbeat(_FromEngine, frozen=True):
     Attributes:
         now: Monotonic seconds.
         last_progress: When the last step finished, or when the engine was last idle, in monotonic seconds.
-        limit_s: How long the present step may take, in seconds from `last_progress`, before the engine counts as stuck.
-        step_tokens: Histogram of the tokens a step computes: steps per bucket of STEP_TOKEN_BOUNDS, and one more above.
+        step_tokens: Steps counted by their tokens: one bucket for each of STEP_TOKEN_BOUNDS, and one above.
         step_tokens_sum: Tokens of all steps.
-        turns: Histogram of the loop's turns by the processor time they took: WORK_BOUNDS_S, and one more above.
+        turns: Turns of the loop counted by their processor time: one bucket for each of WORK_BOUNDS_S, and one above.
         turns_sum_s, longest_turn_s: Processor time of all turns, and of the longest.
-        last_add: See Deltas.
+        last_add: `Add.last_id` of the last Add from this process that `load` counts.
+        limit_s: How long the present step may take, in seconds from `last_progress`, before the engine counts as stuck.
     """
 
     now: float
@@ -186,11 +179,11 @@ class Heartbeat(_FromEngine, frozen=True):
 
 
 class Dead(_FromEngine, frozen=True):
-    """The engine is gone; sent by who saw it. None of its messages follows.
+    """The engine is gone, and no further message of it follows. Sent by the process that saw it die.
 
     Attributes:
         cause: Why the engine is gone.
-        successor: The engine that takes its place; None: there is none.
+        successor: The engine that takes its place; None if none does.
         in_flight: Sequences that it was working on.
     """
 

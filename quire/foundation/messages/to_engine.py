@@ -9,7 +9,7 @@ import msgspec
 from quire.sampling_params import SamplingParams
 
 DECODING_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are no message; the last two are none of its own."""
+"""What msgspec raises for bytes that are no message; the last two come from Python itself."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -21,19 +21,17 @@ CLIENT_SHIFT = 48
 
 
 def queued_tokens(sampling: SamplingParams, prompt_tokens: int, output_tokens: float) -> int:
-    """What a waiting sequence adds to the queue: tokens of its prompt that are not computed, and those it should bring;
-    one whose log probabilities are wanted counts twice."""
+    """Tokens that a waiting sequence adds to the queue: what is not computed of its prompt, and what it should bring.
+    Tokens whose log probabilities are wanted count twice."""
     per_prompt_token = 1 if sampling.prompt_logprobs is None else 2
     per_output_token = 1 if sampling.num_reported is None else 2
     return per_prompt_token * prompt_tokens + per_output_token * max(1, round(output_tokens))
 
 
 class Fork(msgspec.Struct, frozen=True, array_like=True):
-    """Another sequence of an Add's prompt, with parameters of its own for what differs.
+    """Another sequence of an Add's prompt, with an id and a seed of its own.
 
     Attributes:
-        id: See Add.
-        seed: See Add.
         generated: On a replay: its tokens after the prompt.
     """
 
@@ -43,12 +41,12 @@ class Fork(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Adapter(msgspec.Struct, frozen=True, array_like=True):
-    """A LoRA adapter. What makes it that one is its contents: another under the same name is another.
+    """A LoRA adapter. Its contents identify it: other contents under the same name are another adapter.
 
     Attributes:
         name: By which requests choose it.
         path: Directory of its files.
-        digest: Of all that decides what it computes, in hex.
+        digest: Hash of all that decides what it computes, in hex.
     """
 
     name: str
@@ -57,14 +55,14 @@ class Adapter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
-    """How long a sequence may reason, and how that is seen in its tokens.
+    """How long a sequence may reason, and the tokens that show when it does.
 
     Attributes:
-        tokens: Most tokens of reasoning; then what ends it is sampled.
-        start: What opens reasoning.
-        ends: What ends it, each of one token or more. The first is sampled when the budget is spent.
-        again: Reasoning may begin again after it has ended, on what is left of the budget.
-        opened: Whether the prompt has opened it; None: the prompt's last tokens tell.
+        tokens: Maximum number of tokens of reasoning; after them, what ends it is sampled.
+        start: Tokens that open reasoning.
+        ends: Token sequences that end it. The first one is sampled when the budget is spent.
+        again: Whether reasoning may begin again after it has ended, on what is left of the budget.
+        opened: Whether the prompt has opened it; None where the prompt's last tokens tell.
     """
 
     tokens: int
@@ -81,22 +79,22 @@ class Add(Message, frozen=True):
         id: Of the first sequence. Unique; `id >> CLIENT_SHIFT` is the API process its Deltas go to.
         tokens: The prompt, followed on a replay by the tokens that the first sequence has generated.
         prompt_len: How many of `tokens` are the prompt; the rest counts against `max_tokens`.
-        sampling: As the user asked; `max_tokens` is resolved to a number.
+        sampling: What the user asked for, with `max_tokens` resolved to a number.
         stop_ids: Tokens that end the sequence: the model's end-of-sequence tokens and `sampling.stop_token_ids`.
         seed: Of the counter-based random numbers; the client picks one when the user gave none. In [0, 2**64).
         arrival: Seconds on the machine-wide monotonic clock.
         priority: Lower goes first, under `--scheduling-policy priority`.
-        cache_salt: Cached prefixes are shared only between requests of the same salt.
+        cache_salt: Cached prefixes are shared only between requests with equal salts.
         forks: The other sequences, which share the first one's prompt blocks.
-        bad_words: `sampling.bad_words` as tokens: after all but the last token of one, its last token is not sampled.
-        grammar: What the output must be, as the text that `quire.engine.structured_output` makes of a constraint it has
-            checked; empty for anything.
-        thinking: How long each sequence may reason; None: as long as it likes.
-        fork_of: In what `sequences` returns: the first sequence of the prompt, for all others. Never sent.
-        deadline: When its sequences end if they have not, with what they have; on the clock of `arrival`.
-        tenant: Whose it is: waiting requests of different tenants are served in turn.
-        adapter: What the base model is changed by for its sequences; None: by nothing.
-        alone: Until each of its sequences has brought so many tokens, the engine works on no other prompt.
+        bad_words: `sampling.bad_words` as tokens: behind the other tokens of a word, its last one is not sampled.
+        grammar: Text of the checked grammar that the output must follow, made by `quire.engine.structured_output`;
+            empty for any output.
+        thinking: How long each sequence may reason; None for no limit.
+        fork_of: Set by `sequences` and never sent: the prompt's first sequence, for all others.
+        deadline: When unfinished sequences end with what they have; on the clock of `arrival`.
+        tenant: Waiting requests of different tenants are served in turn.
+        adapter: Changes the base model for these sequences.
+        alone: Until each of its sequences has brought this many tokens, the engine works on no other prompt.
     """
 
     id: int
@@ -129,7 +127,7 @@ class Add(Message, frozen=True):
         return self.forks[-1].id if self.forks else self.id
 
     def queued_tokens(self, expected_output: float) -> int:
-        """What all its sequences add to a queue, in tokens: see `queued_tokens`."""
+        """Tokens that all its sequences add to a queue."""
         return self._queued(len(self.tokens), expected_output) + len(self.forks) * self._queued(1, expected_output)
 
     def _queued(self, prompt_tokens: int, expected_output: float) -> int:
@@ -137,7 +135,7 @@ class Add(Message, frozen=True):
         return queued_tokens(self.sampling, prompt_tokens, output)
 
     def sequences(self) -> list[Add]:
-        """One Add for each sequence, the first is this one. Forks share its lists, so nobody may change those."""
+        """One Add for each sequence, this one first. Forks share its lists, so nobody may change those."""
         if not self.forks:
             return [self]
         prompt = self.tokens if len(self.tokens) == self.prompt_len else self.tokens[: self.prompt_len]
@@ -162,7 +160,7 @@ class Abort(Message, frozen=True):
 
 
 PauseMode = Literal["abort", "wait", "keep"]
-"""What becomes of admitted requests at a pause: they end, they go on, or they keep their place and wait."""
+"""What becomes of admitted requests at a pause: they end, they finish first, or they keep their place and wait."""
 
 
 class Control(Message, frozen=True):
@@ -176,13 +174,13 @@ class Control(Message, frozen=True):
 
 
 class ClientHeartbeat(Message, frozen=True):
-    """API process `client` is alive; without these its requests are aborted."""
+    """API process `client` is alive; without heartbeats its requests are aborted."""
 
     client: int
 
 
 class ClientGone(Message, frozen=True):
-    """API process `client` is dead, and its number is not used again: its requests are aborted. Sent by who saw it."""
+    """API process `client` is dead, and its number is not used again: its requests are aborted."""
 
     client: int
 

@@ -1,8 +1,7 @@
 """How far every request is, as columns: one entry for each request, one array for each length.
 
 A step moves hundreds of requests by one token each. Column arithmetic does that in a few numpy calls where a loop over
-objects would cost more than the device's work. `Request` reads and writes its entries by properties, so code that is
-not on the hot path sees plain attributes.
+objects would cost more than the device's work.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ class Lengths:
     """Columns, indexed by the `Request.index` that each request allocates and frees.
 
     Attributes:
-        planned, computed: See Request.
+        planned, computed, host_bound, max_drafts, masked: See Request.
         known: Tokens the host knows.
         in_flight_tokens: Tokens that plans in flight will sample. Until they are known, this and `planned` are upper
             bounds, and `planned - in_flight_tokens` is the lower bound of `planned`.
@@ -26,9 +25,6 @@ class Lengths:
         allocated: Tokens that its blocks can hold without asking `BlockTable.reserve`.
         epoch: How often it was reset to be computed again.
         serial: Tells a request from the one that had the same index before.
-        host_bound: 1 for a request that moves only when the host knows all its tokens.
-        max_drafts: Most draft tokens in one row.
-        masked: 1 for a request that is sampled under masks.
         last_step: The last step it moved in; only where a pipeline's stages take turns.
     """
 
@@ -53,7 +49,7 @@ class Lengths:
         self._serials = 0
 
     def allocate(self, known: int, prompt: int, limit: int) -> int:
-        """An index for a new request; its other lengths are 0."""
+        """Allocate the index of a new request; its other lengths are 0."""
         if not self._free:
             self._grow()
         index = self._free.pop()
@@ -65,7 +61,7 @@ class Lengths:
         return index
 
     def free(self, index: int) -> None:
-        """Its request is over. Steps in flight see that by the serial."""
+        """Free the index of a request that is over. Steps in flight see that by the serial."""
         self.serial[index] = 0
         self._free.append(index)
 

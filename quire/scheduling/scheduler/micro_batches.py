@@ -12,11 +12,7 @@ from quire.scheduling.scheduler.lengths import IntArray, Lengths
 
 
 class MicroBatches:
-    """Rows take turns.
-
-    Args:
-        stages: How many steps are computed at the same time.
-    """
+    """Lets rows take turns in as many steps as are computed at the same time (`stages`)."""
 
     def __init__(self, stages: int) -> None:
         self._stages = stages
@@ -29,10 +25,8 @@ class MicroBatches:
         together, each row is in one at most, so every row moves once in as many steps.
 
         Args:
-            uncomputed: Tokens that each running request could compute, in queue order; 0 for those that wait.
+            uncomputed: Tokens that each running request could compute, in queue order; set to 0 for those that wait.
             index: The requests' indices into `lengths`.
-            lengths: Of all requests.
-            step: The step's number.
         """
         if self._stages == 1:
             return
@@ -45,6 +39,6 @@ class MicroBatches:
         uncomputed[decoding & (np.cumsum(decoding) > share)] = 0
 
     def moved(self, index: IntArray, lengths: Lengths, step: int) -> None:
-        """These requests are in this step."""
+        """Record that these requests are in this step."""
         if self._stages > 1:
             lengths.last_step[index] = step

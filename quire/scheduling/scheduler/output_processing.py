@@ -22,19 +22,22 @@ from quire.scheduling.scheduler.step import ScheduledStep
 
 @dataclass
 class StepOutputs:
-    """What a processed step brought: tokens for each of `ids`, and requests that are over now."""
+    """What a processed step brought: tokens for each of `ids`, and requests that are over now.
+
+    Attributes:
+        counts: How many of `tokens` belong to each id.
+        logprobs: Empty when nobody asked.
+        prompt_logprobs: By id.
+        cached_tokens: (id, prompt tokens found in the prefix cache), with the first token of a request.
+    """
 
     ids: list[int]
     counts: list[int]
-    """How many of `tokens` belong to each id."""
     tokens: list[int]
     logprobs: list[TokenLogprobs | None]
-    """Empty when nobody asked."""
     ended: list[Request]
     prompt_logprobs: list[tuple[int, list[TokenLogprobs]]]
-    """By id."""
     cached_tokens: list[tuple[int, int]]
-    """(id, prompt tokens found in the prefix cache), with the first token of a request."""
 
 
 @dataclass
@@ -54,14 +57,13 @@ class LengthUpdate:
 
 @dataclass
 class NewTokens:
-    """Requests with new tokens.
+    """Requests with new tokens, at least one each, in batch order.
 
     Attributes:
-        requests: Each with at least one token, in batch order.
-        index: Their indices into Lengths.
-        counts: How many each.
-        tokens: Flat.
-        logprobs: Empty, or one entry a token.
+        index: The requests' indices into Lengths.
+        counts: How many tokens each request has.
+        tokens: Of all requests, one after the other.
+        logprobs: Empty, or one entry for each token.
     """
 
     requests: list[Request]
@@ -109,7 +111,7 @@ def update_lengths(step: ScheduledStep, lengths: Lengths, result: Result) -> Len
 
 
 def append_tokens(step: ScheduledStep, result: Result, num_sampled: IntArray) -> NewTokens:
-    """Append new tokens to their requests; which they are, with their log probabilities."""
+    """Append new tokens to their requests, and return them with their log probabilities."""
     kept = num_sampled.nonzero()[0]
     if len(kept) == len(step.index):
         new = NewTokens(step.requests, step.index, result.counts, result.tokens, result.logprobs)
@@ -149,8 +151,8 @@ def check_stops(new: NewTokens, lengths: Lengths, request_table: RequestTable) -
 
 
 def fail_rows(step: ScheduledStep, alive: npt.NDArray[np.bool_], result: Result) -> list[Request]:
-    """End requests whose row failed, and take their blocks out of the prefix cache: those too of requests that were
-    preempted, or have ended, since the step was planned."""
+    """End requests whose row failed, and take their blocks out of the prefix cache, also where a request was preempted
+    or has ended since the step was planned."""
     failed = []
     rows = step.max_new_tokens.nonzero()[0]
     for place, message in result.errors:
@@ -177,7 +179,7 @@ def _may_have_stopped(new: NewTokens, lengths: Lengths, request_table: RequestTa
 
 
 def _end_at_first_stop(request: Request, count: int) -> int:
-    """How many of its last `count` tokens remain: those up to the first that stops it."""
+    """How many of a request's last `count` tokens remain: those up to the first that stops it."""
     before = len(request.tokens) - count
     for number in range(1, count + 1):
         reason = _stop_reason(request, before + number)
@@ -189,7 +191,7 @@ def _end_at_first_stop(request: Request, count: int) -> int:
 
 
 def _stop_reason(request: Request, length: int) -> EndReason | None:
-    """Why it is over with so many tokens, if it is."""
+    """Why a request is over with so many tokens; None if it is not."""
     prompt_len, sampling = request.add.prompt_len, request.add.sampling
     if request.tokens[length - 1] in request.stop_ids and length - prompt_len >= sampling.min_tokens:
         return "stop"
@@ -199,7 +201,7 @@ def _stop_reason(request: Request, length: int) -> EndReason | None:
 
 
 def _remove_tokens(new: NewTokens, kept: dict[int, int]) -> None:
-    """At each place named, keep only so many tokens. The result's own lists stay as they are."""
+    """Keep only so many tokens at each place named. The result's own lists stay as they are."""
     ends = np.cumsum(new.counts).tolist()
     new.counts, new.tokens, new.logprobs = list(new.counts), list(new.tokens), list(new.logprobs)
     for place in sorted(kept, reverse=True):
@@ -215,8 +217,8 @@ class DraftCounts:
 
     Attributes:
         drafts: Rows that had draft tokens.
-        tokens: These.
-        accepted: By position, how many of them were accepted.
+        tokens: Draft tokens.
+        accepted: Accepted draft tokens, by their position in the draft.
     """
 
     drafts: int = 0
@@ -224,7 +226,7 @@ class DraftCounts:
     accepted: list[int] = field(default_factory=list)
 
     def count(self, result: Result) -> None:
-        """Count those of a step."""
+        """Count the draft tokens of a step."""
         for gained, drafted in zip(result.counts, result.drafted, strict=True):
             if drafted:
                 self.drafts += 1

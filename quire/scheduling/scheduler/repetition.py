@@ -15,12 +15,12 @@ class RepetitionDetector:
     """Watches one output, token by token.
 
     For each pattern size s it counts how many of the last tokens equal the token s places before them. The output ends
-    with `min_count` copies of a pattern of size s when that count reaches s * (min_count - 1). A token so costs one
+    with `min_count` copies of a pattern of size s when that count reaches s * (min_count - 1). So a token costs one
     comparison per size, however long the output is.
 
     Args:
-        params: As the user asked.
-        output: Tokens that are known already, not checked themselves.
+        params: What the user asked for.
+        output: Tokens that are known already and are not checked themselves.
     """
 
     def __init__(self, params: RepetitionDetectionParams, output: Sequence[int] = ()) -> None:
@@ -35,7 +35,7 @@ class RepetitionDetector:
             self.append(token)
 
     def append(self, token: int) -> bool:
-        """Whether the output ends with the repeated pattern now."""
+        """Add a token. Returns whether the output ends with the repeated pattern now."""
         history, end = self._history, self._end
         if end == len(history):
             history[: self._max_size] = history[self._max_size :]

@@ -17,6 +17,19 @@ from quire.scheduling.scheduler.repetition import RepetitionDetector
 _MIN_LEARNING_RATE = 1 / 64
 
 
+class _Column:
+    """A request's entry in one of the columns of Lengths, as an attribute of the same name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, request: Request, owner: type) -> int:
+        return int(getattr(request._lengths, self._name)[request.index])
+
+    def __set__(self, request: Request, value: int) -> None:
+        getattr(request._lengths, self._name)[request.index] = value
+
+
 class Request:
     """A sequence that is waiting, running or finished.
 
@@ -27,11 +40,18 @@ class Request:
     requests of a step at once.
 
     Attributes:
+        planned: Tokens computed by all plans, processed or in flight, at most.
+        computed: Tokens computed by plans whose results are processed.
+        in_flight_tokens: Tokens that plans in flight will sample, at most.
+        limit: The length at which the request ends.
+        host_bound: Whether the request is planned only when the host knows all its tokens.
+        max_drafts: Maximum number of draft tokens in one row of the request.
+        masked: Whether the request is sampled under masks.
         tokens: Prompt and output, as far as the host knows them.
         block_hashes: Hashes of its full blocks.
-        awaits: What it needs and is not there yet, such as a compiled grammar; it is not admitted before.
+        awaits: What it needs before it can be admitted and does not have yet, such as a compiled grammar.
         parent: The request it forks from: it waits to share all of the parent's prompt but the last token.
-        queue_key: Its place in the order of service; the lowest goes first. See QueueOrder for those that run.
+        queue_key: Its place among all requests; the lowest goes first. WaitingQueue changes it when it is admitted.
         index: Its index into Lengths.
         slot: Its slot in the device's slot table while running.
         prompt_step: The step that reached its prompt's end; 0 before.
@@ -45,6 +65,9 @@ class Request:
         preemptions: How often it was preempted, in either way.
         ended: Why it is over, or None.
     """
+
+    planned, computed, in_flight_tokens, limit = _Column(), _Column(), _Column(), _Column()
+    host_bound, max_drafts, masked = _Column(), _Column(), _Column()
 
     __slots__ = (
         "_former_hashes", "_lengths", "adapter_slot", "add", "admitted_at", "awaits", "block_hashes", "ended",
@@ -60,7 +83,7 @@ class Request:
         Args:
             add: What was asked.
             table, block_hashes: Its blocks, and the hashes by which they are found.
-            queue_key: Its place among all requests; the lowest goes first.
+            queue_key: Its place among all requests.
             lengths: Where its lengths are kept.
         """
         self.add = add
@@ -92,56 +115,9 @@ class Request:
         self.first_token_at: float | None = None
 
     @property
-    def planned(self) -> int:
-        """Tokens computed by all plans, processed or in flight, at most."""
-        return int(self._lengths.planned[self.index])
-
-    @property
-    def computed(self) -> int:
-        """Tokens computed by plans whose results are processed."""
-        return int(self._lengths.computed[self.index])
-
-    @property
-    def in_flight_tokens(self) -> int:
-        """Tokens that plans in flight will sample, at most."""
-        return int(self._lengths.in_flight_tokens[self.index])
-
-    @property
-    def limit(self) -> int:
-        """The length at which the request ends."""
-        return int(self._lengths.limit[self.index])
-
-    @property
     def output_len(self) -> int:
         """Output tokens that the host knows."""
         return len(self.tokens) - self.add.prompt_len
-
-    @property
-    def host_bound(self) -> bool:
-        """Whether the request is planned only when the host knows all its tokens."""
-        return bool(self._lengths.host_bound[self.index])
-
-    @host_bound.setter
-    def host_bound(self, value: bool) -> None:
-        self._lengths.host_bound[self.index] = value
-
-    @property
-    def max_drafts(self) -> int:
-        """Most draft tokens in one row of the request."""
-        return int(self._lengths.max_drafts[self.index])
-
-    @max_drafts.setter
-    def max_drafts(self, value: int) -> None:
-        self._lengths.max_drafts[self.index] = value
-
-    @property
-    def masked(self) -> bool:
-        """Whether the request is sampled under masks."""
-        return bool(self._lengths.masked[self.index])
-
-    @masked.setter
-    def masked(self, value: bool) -> None:
-        self._lengths.masked[self.index] = value
 
     @property
     def needs_history(self) -> bool:
@@ -150,7 +126,7 @@ class Request:
 
     @property
     def reads_cache(self) -> bool:
-        """Whether the request may use the prefix cache. While its prompt's log probabilities are wanted, it may not:
+        """Whether the request may use the prefix cache. It may not while its prompt's log probabilities are wanted:
         cached tokens have no logits."""
         return (
             not self.add.sampling.skip_reading_prefix_cache and self.prompt_logprobs_planned >= self.add.prompt_len - 1
@@ -160,13 +136,13 @@ class Request:
     def num_uncomputed(self) -> int:
         """Tokens that the next plan could compute; 0 when its end by count is already planned."""
         length = len(self.tokens) + self.in_flight_tokens
-        return length - self.planned if length < self._lengths.limit[self.index] else 0
+        return length - self.planned if length < self.limit else 0
 
     def set_computed(self, length: int) -> None:
         """Set how many tokens are in the request's blocks already, when it is admitted."""
         if self.tokens is self.add.tokens:
             self.tokens = list(self.tokens)
-        self._lengths.computed[self.index] = self._lengths.planned[self.index] = length
+        self.computed = self.planned = length
         if self.num_cached_tokens is None:
             self.num_cached_tokens = min(length, self.add.prompt_len)
 

@@ -16,13 +16,8 @@ from quire.scheduling.scheduler.running_queue import RunningQueue
 
 
 class RopeLengths:
-    """Sets the RoPE length of requests.
-
-    Args:
-        mode: How the model's keys depend on the length; None: they do not.
-        lengths: Of all requests.
-        max_drafts, masked_drafts: See Scheduler.
-    """
+    """Sets the RoPE length of requests; arguments as of Scheduler. A `mode` of None means that keys do not depend on
+    the length."""
 
     def __init__(
         self,
@@ -50,7 +45,7 @@ class RopeLengths:
         self.limit_drafts(request)
 
     def limit_drafts(self, request: Request) -> None:
-        """Set how many draft tokens it may have: none before a rope switch, so that it stops exactly at that length."""
+        """Set how many draft tokens a request may have: none before a rope switch, where it has to stop exactly."""
         mode, sampling = self._mode, request.add.sampling
         switches = mode is not None and mode.kind == "longrope" and request.rope_length <= mode.original_max_len
         has_none = switches or (request.masked and not self._masked_drafts)
@@ -58,7 +53,7 @@ class RopeLengths:
 
     def at_rope_switch(self, running: RunningQueue) -> list[Request]:
         """Running requests whose next token lies beyond the original length, last in queue order first. All their keys
-        change there, so they are computed again from the start."""
+        change there, so they must be computed again from the start."""
         mode, lengths, index = self._mode, self._lengths, running.indices
         if mode is None or mode.kind != "longrope":
             return []

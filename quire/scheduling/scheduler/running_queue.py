@@ -43,20 +43,20 @@ class RunningQueue:
 
     @property
     def indices(self) -> IntArray:
-        """Each one's index into Lengths, in the same order."""
+        """The requests' indices into Lengths, in queue order."""
         if self._indices is None:
             self._indices = np.fromiter((r.index for r in self._sorted), dtype=np.int64, count=len(self._sorted))
         return self._indices
 
     def add(self, request: Request) -> None:
-        """Insert it at its place."""
+        """Insert a request at its place."""
         place = bisect.bisect_right(self._sorted, request.queue_key, key=lambda r: r.queue_key)
         self._sorted.insert(place, request)
         if self._indices is not None:
             self._indices = np.concatenate((self._indices[:place], (request.index,), self._indices[place:]))
 
     def remove(self, request: Request) -> None:
-        """Take it out; it must be there."""
+        """Remove a request, which must be here."""
         place = bisect.bisect_left(self._sorted, request.queue_key, key=lambda r: r.queue_key)
         assert self._sorted[place] is request
         del self._sorted[place]

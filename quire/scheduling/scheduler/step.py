@@ -20,19 +20,19 @@ _EMPTY = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True)
 class ScheduledStep:
-    """A step in flight: what it needs to know when its result comes.
+    """A step in flight: what the host needs to know when its result comes.
 
     Attributes:
         number: Counts from 1.
-        requests: By row of the batch.
-        index: By row, the request's index into Lengths.
-        counts: By row, tokens that it computes, drafts included.
-        max_new_tokens: By row, most tokens that it brings: 0 if it samples none, else 1 and its drafts.
+        requests: The request of each row of the batch.
+        index: Each row's index into Lengths.
+        counts: Tokens that each row computes, drafts included.
+        max_new_tokens: Maximum number of tokens that each row brings: 0 if it samples none, else 1 and its drafts.
         total_max_new_tokens: Their sum.
-        epochs, serials: By row, of the request when the step was planned.
+        epochs, serials: Of each row's request when the step was planned.
         masked: Rows that wait for a mask.
-        prompt_logprobs_requests: By `Plan.prompt_logprobs_rows`, whose prompt's log probabilities it brings.
-        predicted_ms: How long it should take without its chunks, and its chunks beyond that; 0 when nobody knows.
+        prompt_logprobs_requests: Whose prompt's log probabilities it brings, by `Plan.prompt_logprobs_rows`.
+        predicted_ms: How long it should take without its chunks, and its chunks beyond that; 0 if unknown.
     """
 
     number: int
@@ -49,7 +49,7 @@ class ScheduledStep:
 
     @property
     def awaits_drafts(self) -> bool:
-        """Whether the masks of some row depend on what is proposed for it."""
+        """Whether the masks of some row depend on its draft tokens."""
         return bool((self.max_new_tokens[self.masked] > 1).any())
 
 
@@ -62,10 +62,9 @@ class Step:
         masks: Whether any request is sampled under masks.
 
     Attributes:
-        requests: By row of the batch.
-        tokens: In sum over the rows.
-        out_of_blocks: A request was preempted because blocks ran out, so no new one is admitted.
-        swap_out, swap_in: See Plan.
+        requests: The request of each row of the batch.
+        tokens: Of all rows together.
+        out_of_blocks: Whether a request was preempted because blocks ran out; then no new one is admitted.
     """
 
     def __init__(self, number: int, lengths: Lengths, *, masks: bool = False) -> None:
@@ -91,7 +90,7 @@ class Step:
         self._tokens: list[int] = []
 
     def admit(self, request: Request) -> None:
-        """The request has a new slot in this step, with the blocks that its table already holds."""
+        """Add a request that has a new slot in this step, with the blocks that its table already holds."""
         assert request.slot is not None
         sampling = request.add.sampling
         self._admitted.append(
@@ -113,7 +112,7 @@ class Step:
         self._add_entries(request.slot, request.table.entries())
 
     def reserve(self, request: Request, reservation: Reservation) -> None:
-        """Blocks were allocated for tokens that the request is about to write."""
+        """Add blocks that were allocated for tokens which the request is about to write."""
         assert request.slot is not None
         self._add_entries(request.slot, reservation.entries)
         self._copies += reservation.copies
@@ -135,11 +134,11 @@ class Step:
         Args:
             requests: In batch order, with blocks for their tokens and drafts.
             index: Their indices into Lengths.
-            counts: Tokens without drafts, at least 1 each.
-            drafts: Draft tokens of each, 0 for those that do not reach their end; None for none at all.
+            counts: Tokens of each without drafts, at least 1.
+            drafts: Draft tokens of each, 0 for those that do not reach their end; None for no drafts at all.
 
         Returns:
-            Those whose input the host knows: prompts, chunks, and single tokens of steps whose results are processed.
+            Requests whose input the host knows: prompts, chunks, and single tokens whose step is processed.
         """
         lengths, first_row = self._lengths, len(self.requests)
         starts, known = lengths.planned[index], lengths.known[index]
@@ -163,7 +162,7 @@ class Step:
         return [requests[place] for place in token_rows]
 
     def finish(self, predicted_ms: tuple[float, float]) -> tuple[Plan, ScheduledStep]:
-        """The step as the workers get it, and as the host remembers it; nothing moves any more."""
+        """The step as workers get it, and as the host remembers it. Nothing can move any more."""
         index = np.concatenate([_EMPTY, *self._index])
         counts = np.concatenate([_EMPTY, *self._counts])
         max_new_tokens = np.concatenate([_EMPTY, *self._max_new_tokens])
@@ -203,7 +202,6 @@ class Step:
         )
 
     def _add_input(self, request: Request, row: int, start: int, end: int) -> None:
-        """Send the row's input tokens `start` to `end`."""
         self._token_rows.append(row)
         self._tokens += request.tokens[start:end]
         last = min(end, request.add.prompt_len - 1)  # the prompt's last token has no next prompt token to score

@@ -1,7 +1,7 @@
 """What one step may hold: tokens, and beside decoding rows, milliseconds.
 
-A prompt's chunk shrinks where it would make the streams of others stall, and the more so the longer its context is and
-the fewer other prompts wait. Knows nothing about blocks or slots.
+A prompt's chunk shrinks where it would make the streams of others stall: the more, the longer its context is and the
+fewer other prompts wait. Knows nothing about blocks or slots.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class StepCost(Protocol):
 
     @property
     def free_tokens(self) -> int:
-        """A step of up to this many tokens takes as long as one with a chunk of one token: the time that reading the
-        weights takes."""
+        """Tokens up to which a step takes as long as one with a chunk of one token: as long as reading the weights
+        takes."""
         ...
 
     def learn(self, step_ms: float, chunk_ms: float, measured_ms: float) -> None:
-        """A step was predicted to take `step_ms` without its chunks and `chunk_ms` for them, and took `measured_ms`."""
+        """Learn that a step took `measured_ms` which was predicted to take `step_ms`, and `chunk_ms` for its chunks."""
         ...
 
 
@@ -70,10 +70,10 @@ class StepTimeBudget:
 
     Attributes:
         decode_ms: Predicted for the step without its chunks.
-        limit_ms: Most for the whole step; None: chunks are limited by tokens only.
+        limit_ms: For the whole step at most; None where chunks are limited by tokens only.
         smallest_ms: Predicted for the smallest chunk.
         backlog: Tokens of all known prompts that are not computed.
-        sizes: Numbers of tokens up to which the step takes equally long, ascending; none: each token counts.
+        sizes: Numbers of tokens up to which the step takes equally long, ascending; empty if each token counts.
     """
 
     decode_ms: float = 0.0
@@ -103,12 +103,12 @@ class StepTimeBudget:
 def step_limit_ms(
     cost: StepCost, decode_ms: float, rows: int, backlog: int, backlog_share: float = BACKLOG_SHARE, padded: bool = True
 ) -> float:
-    """Most milliseconds for a step in which so many rows decode; see StepTimeBudget's example.
+    """The time limit, in milliseconds, for a step in which so many rows decode; StepTimeBudget has an example.
 
     Args:
         decode_ms: Predicted for these rows.
         backlog: Tokens of all known prompts that are not computed.
-        backlog_share: Of the time for these that chunks may take.
+        backlog_share: The share of the time for these tokens that chunks may take.
         padded: Whether steps are padded to certain sizes; else each token costs the same.
     """
     token_ms = cost.token_ms(0)
@@ -124,14 +124,14 @@ class TokenBudget:
     """Tokens that each row may compute in a step: limits of tokens and, by a StepTimeBudget, of time.
 
     Args:
-        step_tokens: Most tokens of a step.
-        long_prefill_threshold: Most tokens of one row; 0 for no such limit.
+        step_tokens: Maximum number of tokens of a step.
+        long_prefill_threshold: Maximum number of tokens of one row; 0 for no such limit.
         cost: Predicts milliseconds; without it only tokens count.
-        sizes: (tokens, rows): a step with chunks takes equally long up to so many tokens, if it has at most so many
-            rows, because it is padded to them or computes whole tiles; ascending. Where time limits a chunk, the step
-            gets one of these sizes. None: each token counts.
-        mode: `balanced`: chunks may take a share of the time that grows with the backlog; `interactivity`: not with the
-            backlog; `throughput`: all of it.
+        sizes: (tokens, rows), ascending: a step with chunks takes equally long up to so many tokens, if it has at most
+            so many rows, because it is padded to them or computes whole tiles. Where time limits a chunk, the step gets
+            one of these sizes. Empty if each token counts.
+        mode: Whether chunks may take a share of the time that grows with the backlog (`balanced`), a share that does
+            not (`interactivity`), or all of it (`throughput`).
     """
 
     def __init__(
@@ -153,18 +153,18 @@ class TokenBudget:
 
     @property
     def predicted_ms(self) -> tuple[float, float]:
-        """How long the step should take without its chunks, and its chunks beyond that."""
+        """How long the step should take without its chunks, and its chunks beyond that, in milliseconds."""
         return self._step.decode_ms, self._chunk_ms
 
     def start_step(
         self, planned: IntArray, uncomputed: IntArray, requests: Sequence[Request], waiting: int = 0
     ) -> IntArray:
-        """How many tokens of the next step each running request gets, in queue order.
+        """Start a step, and return how many of its tokens each running request gets, in queue order.
 
         Args:
             planned: Of each running request.
-            uncomputed: Tokens that each could compute.
-            requests: The same requests.
+            uncomputed: Tokens that each running request could compute.
+            requests: The running requests.
             waiting: Tokens that waiting requests have to compute, if the cache holds nothing of theirs.
         """
         self._step, self._chunk_ms, self._is_full = self._step_budget(planned, uncomputed, waiting), 0.0, False
@@ -180,17 +180,17 @@ class TokenBudget:
         return granted
 
     def start_idle_step(self) -> None:
-        """The next step has only what will be admitted."""
+        """Start a step that has only what will be admitted."""
         decode_ms = 0.0 if self._cost is None else self._cost.step_ms(1, 0)
         self._step, self._chunk_ms, self._is_full = StepTimeBudget(decode_ms), 0.0, False
 
     def grant_drafts(self, counts: IntArray, wanted: IntArray) -> IntArray:
-        """How many draft tokens each request gets of what `counts` leave of the step's tokens, in queue order. They
-        count for no time: the worker makes as many of them as pay.
+        """Share what `counts` leave of the step's tokens among draft tokens, in queue order. They count for no time:
+        the worker makes as many of them as pay.
 
         Args:
-            counts: Of the requests that move.
-            wanted: Drafts of each; 0 for those that do not decode.
+            counts: Tokens of the requests that move.
+            wanted: Draft tokens of each; 0 for those that do not decode.
         """
         left = self.step_tokens - int(counts.sum()) - (np.cumsum(wanted) - wanted)
         granted: IntArray = np.minimum(wanted, np.maximum(0, left))
@@ -201,7 +201,7 @@ class TokenBudget:
         return used < self.step_tokens
 
     def has_time(self, uncomputed: int) -> bool:
-        """Whether time is left for a new request with so many tokens to compute; a single one takes next to none."""
+        """Whether time is left for a new request with so many tokens to compute; a single token takes next to none."""
         return uncomputed <= 1 or not self._time_is_up
 
     def grant(self, request: Request, used: int) -> int:
@@ -209,25 +209,23 @@ class TokenBudget:
         return self._chunk(request, min(request.num_uncomputed, self.step_tokens - used), used)
 
     def learn(self, step: ScheduledStep, measured_ms: float) -> None:
-        """A step has run."""
+        """Learn how long a step really took."""
         if self._cost is not None and step.requests and measured_ms > 0:
             self._cost.learn(*step.predicted_ms, measured_ms)
 
     @property
     def _chunk_ms_left(self) -> float:
-        """Time for further chunks in this step."""
         assert self._step.limit_ms is not None
         return self._step.limit_ms - self._step.decode_ms - self._chunk_ms
 
     @property
     def _time_is_up(self) -> bool:
-        """Whether no further chunk fits. The first always does."""
+        """Whether no further chunk fits. The first one always does."""
         if self._step.limit_ms is None or self._chunk_ms == 0:
             return False
         return self._is_full or self._chunk_ms_left < self._step.smallest_ms
 
     def _step_budget(self, planned: IntArray, uncomputed: IntArray, waiting: int) -> StepTimeBudget:
-        """The time of a step with these running requests."""
         if self._cost is None:
             return StepTimeBudget()
         decoding = uncomputed == 1
@@ -237,19 +235,13 @@ class TokenBudget:
             return StepTimeBudget(decode_ms)
         token_ms = self._cost.token_ms(0)
         backlog = waiting + int(uncomputed[uncomputed > 1].sum())
+        share = BACKLOG_SHARE if self._mode == "balanced" else 0.0
         return StepTimeBudget(
             decode_ms,
-            limit_ms=step_limit_ms(
-                self._cost,
-                decode_ms,
-                rows,
-                backlog,
-                backlog_share=BACKLOG_SHARE if self._mode == "balanced" else 0.0,
-                padded=bool(self._sizes),
-            ),
-            smallest_ms=SMALLEST_CHUNK * token_ms,
-            backlog=backlog,
-            sizes=[tokens for tokens, max_rows in self._sizes if max_rows > rows],  # a chunk is a row as well
+            step_limit_ms(self._cost, decode_ms, rows, backlog, share, padded=bool(self._sizes)),
+            SMALLEST_CHUNK * token_ms,
+            backlog,
+            [tokens for tokens, max_rows in self._sizes if max_rows > rows],  # a chunk is a row as well
         )
 
     def _chunk(self, request: Request, count: int, used: int) -> int:
