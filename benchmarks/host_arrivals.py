@@ -36,8 +36,8 @@ from quire.foundation.clock import Clock
 from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import Deltas, End, EngineId, FromEngine, Load, Ready
 from quire.foundation.messages.to_engine import Add, ToEngine
-from quire.serving.api.http_protocol import BoundedHttpProtocol
-from quire.serving.api.measured_loop import MeasuredLoop
+from quire.serving.api.event_loop import MeasuredLoop
+from quire.serving.api.http_server import BoundedHttpProtocol
 from quire.serving.api.session.session import EngineSession
 from quire.serving.api_server import uvicorn_config
 from quire.serving.app import create_app

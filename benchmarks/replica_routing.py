@@ -30,7 +30,7 @@ from quire.foundation.messages.from_engine import Deltas, FromEngine, Heartbeat,
 from quire.foundation.messages.to_engine import Add, ToEngine
 from quire.foundation.messages.workers import DeviceLimits, Plan, Result
 from quire.sampling_params import SamplingParams
-from quire.serving.api.session.placement import EngineQueue, Placement
+from quire.serving.api.session.queues import EngineQueue, Placement
 from quire.serving.router.backend import ScrapedLoad
 from quire.serving.router.backend_list import BackendAddress
 from quire.serving.router.fleet import Fleet

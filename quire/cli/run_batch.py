@@ -24,12 +24,11 @@ from quire.errors import ConfigError, EngineDeadError, GenerationError, reason
 from quire.foundation.config import Config, environment
 from quire.offline.progress_bar import ProgressBar
 from quire.planning.auto_config import resolve
-from quire.serving.api.in_process_calls import InProcessCalls
 from quire.serving.api.routes.monitoring import metrics_app
 from quire.serving.api.session.session import EngineSession
 from quire.serving.app import create_app
-from quire.serving.dialects.batches.batch_calls import BatchCalls
-from quire.serving.dialects.batches.batch_file import BatchFile
+from quire.serving.dialects.batches.calls import BatchCalls, InProcessCalls
+from quire.serving.dialects.batches.file import BatchFile
 from quire.serving.supervisor.announce import print_log
 from quire.serving.supervisor.engine_process import EngineProcess
 from quire.text.model_text import load_model_text

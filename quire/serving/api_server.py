@@ -17,13 +17,12 @@ from quire.foundation.processes.child_main import do_not_interrupt_others, run_c
 from quire.foundation.processes.launch import LaunchConfig, SendReport
 from quire.foundation.processes.logs import set_up_logs
 from quire.foundation.processes.shared_numbers import SharedNumbers
+from quire.serving.api.event_loop import MeasuredLoop, SharingLoop
 from quire.serving.api.http_server import HttpServer, load_tls, uvicorn_config
-from quire.serving.api.measured_loop import MeasuredLoop
 from quire.serving.api.model_swaps import ModelSwaps
 from quire.serving.api.process_life import serve_until_end
 from quire.serving.api.request_traces import open_traces
 from quire.serving.api.served_model import MakeApp
-from quire.serving.api.sharing_loop import SharingLoop
 from quire.serving.app import create_app
 
 logger = logging.getLogger(__name__)

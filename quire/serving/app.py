@@ -18,37 +18,28 @@ from quire.engine.metrics.server_stats import ServerStats
 from quire.errors import ConfigError, QuireError
 from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config, environment
-from quire.serving.api.body_limit import BodyLimitMiddleware
 from quire.serving.api.chat_parsers import choose_parsers
 from quire.serving.api.chat_service import ChatService
-from quire.serving.api.cross_origin import CrossOriginMiddleware
-from quire.serving.api.direct_routes import DirectRoutesMiddleware
-from quire.serving.api.error_handlers import add_error_handlers
-from quire.serving.api.error_responses import ErrorShapeMiddleware, ServerErrorMiddleware
+from quire.serving.api.error_responses import ErrorShapeMiddleware, ServerErrorMiddleware, add_error_handlers
 from quire.serving.api.large_requests.readers import LargeRequestReaders
-from quire.serving.api.peers import Peers
+from quire.serving.api.middleware import BodyLimitMiddleware, CrossOriginMiddleware, DirectRoutesMiddleware
+from quire.serving.api.peers import Peers, SharedCounts
 from quire.serving.api.prompt_renderer import PromptRenderer
 from quire.serving.api.request_head import CallerMiddleware, RequestIdMiddleware
 from quire.serving.api.request_record import Observer, RequestRecordMiddleware, count_in, log_access
 from quire.serving.api.request_traces import RequestTraces
-from quire.serving.api.routes.adapters import add_adapters
 from quire.serving.api.routes.chat import add_chat
 from quire.serving.api.routes.completions import add_completions
-from quire.serving.api.routes.docs_pages import add_docs_pages
 from quire.serving.api.routes.generate import add_generate
-from quire.serving.api.routes.model_admin import Swaps, add_model_admin
-from quire.serving.api.routes.models import add_models
+from quire.serving.api.routes.models import add_adapters, add_models
 from quire.serving.api.routes.monitoring import add_monitoring
-from quire.serving.api.routes.operations import add_debug, add_operations
-from quire.serving.api.routes.page import add_page
-from quire.serving.api.routes.render import add_render
-from quire.serving.api.routes.tokenize import add_tokenize
+from quire.serving.api.routes.operations import Swaps, add_debug, add_model_admin, add_operations
+from quire.serving.api.routes.pages import add_docs_pages, add_page
+from quire.serving.api.routes.tokens import add_render, add_tokenize
 from quire.serving.api.serving import Serving
 from quire.serving.api.session.session import EngineSession
-from quire.serving.api.shared_counts import SharedCounts
 from quire.serving.dialects.anthropic.routes import add_anthropic
-from quire.serving.dialects.batches.file_routes import add_files
-from quire.serving.dialects.batches.routes import add_batches, make_batch_runner
+from quire.serving.dialects.batches.routes import add_batches, add_files, make_batch_runner
 from quire.serving.dialects.ollama.routes import add_ollama
 from quire.serving.dialects.responses.routes import add_responses
 from quire.serving.openapi_document import document_bodies

@@ -23,14 +23,13 @@ from quire.sampling_params import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
-from quire.serving.api.routes.adapters import LoadAdapterRequest, UnloadAdapterRequest
+from quire.serving.api.routes.models import LoadAdapterRequest, UnloadAdapterRequest
+from quire.serving.api.routes.tokens import DetokenizeRequest, TokenizeRequest
 from quire.serving.api.schemas.chat import MAX_MESSAGES, ChatBatchRequest, ChatRequest
-from quire.serving.api.schemas.completion import CompletionRequest
-from quire.serving.api.schemas.generate import GenerateRequest
+from quire.serving.api.schemas.completion import CompletionRequest, GenerateRequest
 from quire.serving.api.schemas.known_fields import NO_FIELDS, OPENAI_FIELDS, FieldLists
 from quire.serving.api.schemas.model_change import ModelChange
-from quire.serving.api.schemas.request_fields import MAX_PRIORITY, MAX_SALT
-from quire.serving.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
+from quire.serving.api.schemas.sampling import MAX_PRIORITY, MAX_SALT
 from quire.serving.dialects.anthropic.schemas import MESSAGES_FIELDS, CountTokensRequest, MessagesRequest
 from quire.serving.dialects.batches.schemas import BatchRequest
 from quire.serving.dialects.ollama.schemas import (

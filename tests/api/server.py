@@ -18,7 +18,7 @@ from quire.engine.inprocess import InProcessClient
 from quire.engine.thinking_budgets import bitmask_source
 from quire.errors import UnavailableError
 from quire.foundation.config import Config
-from quire.serving.api.http_protocol import BoundedHttpProtocol
+from quire.serving.api.http_server import BoundedHttpProtocol
 from quire.serving.api.request_traces import RequestTraces
 from quire.serving.api.schemas.model_change import ModelChange
 from quire.serving.api.session.session import EngineSession

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from starlette.routing import Route
 
-from quire.serving.api.error_handlers import UNKNOWN, absent_route_message
+from quire.serving.api.error_responses import UNKNOWN, absent_route_message
 from tests.api.server import KEY, Server, running
 
 

@@ -10,8 +10,7 @@ from quire.engine.metrics.stats import Limit
 from quire.errors import OverloadedError
 from quire.foundation.messages.from_engine import Load
 from quire.foundation.messages.to_engine import Add
-from quire.serving.api.admission_limit import AdmissionLimit, QueueLimits
-from quire.serving.api.session.placement import EngineQueue
+from quire.serving.api.session.queues import AdmissionLimit, EngineQueue, QueueLimits
 from tests.engine.harness import add
 
 RATE = 1_000.0

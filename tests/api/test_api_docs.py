@@ -11,13 +11,11 @@ from pydantic import BaseModel
 from starlette.routing import Route
 
 from quire.errors import UnsupportedField
+from quire.serving.api.routes.tokens import DetokenizeRequest, TokenizeRequest
 from quire.serving.api.schemas.chat import ChatRequest
-from quire.serving.api.schemas.completion import CompletionRequest
-from quire.serving.api.schemas.generate import GenerateRequest
+from quire.serving.api.schemas.completion import CompletionRequest, GenerateRequest
 from quire.serving.api.schemas.known_fields import OPENAI_FIELDS, FieldLists, served_fields
-from quire.serving.api.schemas.request_fields import RequestFields
-from quire.serving.api.schemas.sampling import SamplingFields
-from quire.serving.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
+from quire.serving.api.schemas.sampling import RequestFields, SamplingFields
 from quire.serving.dialects.anthropic.schemas import MESSAGES_FIELDS, MessagesRequest
 from quire.serving.dialects.batches.schemas import BatchRequest
 from quire.serving.dialects.ollama.schemas import (

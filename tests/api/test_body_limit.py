@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire.errors import OverloadedError
-from quire.serving.api.body_limit import HELD_BODIES, RETRY_S, SMALL_BYTES, BodyLimitMiddleware
+from quire.serving.api.middleware import HELD_BODIES, RETRY_S, SMALL_BYTES, BodyLimitMiddleware
 
 LARGE = SMALL_BYTES + 1
 

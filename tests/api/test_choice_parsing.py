@@ -11,8 +11,7 @@ import pytest
 
 from quire.serving.api.chat_parsers import ChoiceParser, OutputParsing
 from quire.serving.api.chat_serializer import ChatSerializer
-from quire.serving.api.prompt_fields import PromptFields
-from quire.serving.api.token_names import TokenNames
+from quire.serving.api.token_fields import PromptFields, TokenNames
 from quire.text.deltas import ChoiceDelta, FinishReason
 from quire.text.output_parsers.events import ContentDelta, ToolCallDelta, ToolCallStart, merge_events
 from quire.text.output_parsers.registry import create_parser

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.serving.api import http_protocol, request_body
-from quire.serving.api.http_protocol import MAX_HEAD_BYTES, BoundedHttpProtocol
+from quire.serving.api import http_server, request_body
+from quire.serving.api.http_server import MAX_HEAD_BYTES, BoundedHttpProtocol
 from tests.api.server import Server, running
 
 
@@ -68,7 +68,7 @@ def test_headers_up_to_the_limit_pass_and_beyond_it_not(server: Server) -> None:
 
 def test_who_still_sends_gets_its_answer_and_no_reset(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reset takes an answer away that was not read, from a client on a system that drops what it has received."""
-    monkeypatch.setattr(http_protocol, "LINGER_S", 60.0)  # however late this client is
+    monkeypatch.setattr(http_server, "LINGER_S", 60.0)  # however late this client is
     with connect(server) as connection:
         connection.sendall(b"GET /version HTTP/1.1\r\nX-Large: " + b"x" * (MAX_HEAD_BYTES + 1))
         assert select.select([connection], [], [], 60)[0]
@@ -86,7 +86,7 @@ def test_a_request_behind_one_that_is_refused_is_not_run(server: Server) -> None
 
 
 def test_who_never_stops_sending_is_closed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "LINGER_S", 0.2)
+    monkeypatch.setattr(http_server, "LINGER_S", 0.2)
     with connect(server) as connection:
         connection.sendall(b"HELLO\r\n\r\n")
         assert answer(connection)[0] == 400

@@ -10,9 +10,8 @@ import pytest
 
 from quire.errors import RequestError
 from quire.sampling_params import SamplingParams
-from quire.serving.api import answer_size
-from quire.serving.api.answer_size import check_answer_size
-from quire.serving.api.json_pieces import PIECE_BYTES, JsonPieces, PiecesResponse, write_json
+from quire.serving.api import json_pieces
+from quire.serving.api.json_pieces import PIECE_BYTES, JsonPieces, PiecesResponse, check_answer_size, write_json
 from tests.api.server import Server
 
 
@@ -52,7 +51,7 @@ def size(**fields: Any) -> int:
 
 @pytest.fixture
 def refuse_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_size, "MAX_ENTRIES", -1)
+    monkeypatch.setattr(json_pieces, "MAX_ENTRIES", -1)
 
 
 @pytest.mark.usefixtures("refuse_all")
@@ -90,7 +89,7 @@ def test_the_size_of_an_answer(fields: dict[str, Any], entries: int) -> None:
 def test_too_large_an_answer_is_refused_on_every_endpoint(
     server: Server, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], param: str
 ) -> None:
-    monkeypatch.setattr(answer_size, "MAX_ENTRIES", 1_000)
+    monkeypatch.setattr(json_pieces, "MAX_ENTRIES", 1_000)
     messages = {"messages": [{"role": "user", "content": "a"}]} if "chat" in path else {}
     answer = server.post(path, messages | body)
     assert answer.status_code == 400, answer.text

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from quire.engine.metrics.histogram import WorkTimes
-from quire.serving.api.measured_loop import MeasuredLoop
+from quire.serving.api.event_loop import MeasuredLoop
 
 
 def run(work: Coroutine[Any, Any, None]) -> WorkTimes:

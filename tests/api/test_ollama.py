@@ -11,7 +11,7 @@ from typing import Any
 import ollama
 import pytest
 
-from quire.serving.dialects.ollama.model_routes import _model_files
+from quire.serving.dialects.ollama.routes import _model_files
 from tests.api.server import KEY, Server, running
 from tests.api.speaker import Speaker
 

@@ -10,8 +10,7 @@ from quire.engine.core import EngineCore
 from quire.errors import OverloadedError
 from quire.foundation.messages.from_engine import Deltas, Heartbeat
 from quire.foundation.messages.workers import Result
-from quire.serving.api.admission_limit import AdmissionLimit, QueueLimits
-from quire.serving.api.session.placement import EngineQueue
+from quire.serving.api.session.queues import AdmissionLimit, EngineQueue, QueueLimits
 from tests.engine.harness import add, config
 from tests.engine.test_client_liveness import ListPort, ManualClock
 from tests.executor.fake import FakeExecutor

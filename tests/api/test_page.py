@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urljoin
 
 import quire.serving.api
-from quire.serving.api.routes.page import PageFiles
+from quire.serving.api.routes.pages import PageFiles
 from tests.api.server import Server
 
 DIRECTORY = Path(quire.serving.api.__file__).parent / "page"

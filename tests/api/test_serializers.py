@@ -10,9 +10,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from quire.foundation.messages.workers import TokenLogprobs
 from quire.serving.api.chat_serializer import ChatSerializer
-from quire.serving.api.prompt_fields import PromptFields
 from quire.serving.api.serializers import CompletionSerializer
-from quire.serving.api.token_names import LOWEST_LOGPROB, TokenNames
+from quire.serving.api.token_fields import LOWEST_LOGPROB, PromptFields, TokenNames
 from quire.text.deltas import ChoiceDelta
 from quire.text.output_parsers.events import ToolCallDelta, ToolCallStart
 from quire.text.tokenizer import Tokenizer, load_tokenizer

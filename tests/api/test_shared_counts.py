@@ -10,8 +10,7 @@ import pytest
 from quire.engine.metrics.server_stats import ServerStats
 from quire.engine.metrics.stats import Stats
 from quire.serving.api import peers as peers_module
-from quire.serving.api.peers import Peers
-from quire.serving.api.shared_counts import SharedCounts
+from quire.serving.api.peers import Peers, SharedCounts
 
 
 class Process:

@@ -16,8 +16,8 @@ import pytest
 
 from quire.engine.metrics.histogram import WorkTimes
 from quire.foundation.processes.shared_numbers import SharedNumbers
-from quire.serving.api import sharing_loop
-from quire.serving.api.sharing_loop import AHEAD, SharingLoop
+from quire.serving.api import event_loop
+from quire.serving.api.event_loop import AHEAD, SharingLoop
 from tests.api.test_tls import openssl
 
 
@@ -89,7 +89,7 @@ def connect(listener: socket.socket, stack: contextlib.ExitStack) -> socket.sock
 def test_connections_one_after_the_other_and_all_at_once_are_shared(
     listener: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharing_loop, "YIELD_S", 0.1)  # a loop that the system lets wait for 10 ms is not busy
+    monkeypatch.setattr(event_loop, "YIELD_S", 0.1)  # a loop that the system lets wait for 10 ms is not busy
     with two(listener, tmp_path) as processes, contextlib.ExitStack() as stack:
         for _ in range(40):
             connect(listener, stack)

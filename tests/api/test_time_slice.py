@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from quire.serving.api import time_slice
-from quire.serving.api.time_slice import PIECE_S, TimeSlice
+from quire.serving.api import request_work
+from quire.serving.api.request_work import PIECE_S, TimeSlice
 from tests.engine.test_client_liveness import ManualClock
 
 
@@ -15,7 +15,7 @@ from tests.engine.test_client_liveness import ManualClock
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     """By which work takes its time."""
     clock = ManualClock()
-    monkeypatch.setattr(time_slice, "perf_counter", clock.now)
+    monkeypatch.setattr(request_work, "perf_counter", clock.now)
     return clock
 
 

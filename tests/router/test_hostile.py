@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from quire.serving.api.http_protocol import BoundedHttpProtocol
+from quire.serving.api.http_server import BoundedHttpProtocol
 from quire.serving.router import app, prober
 from tests.router.stubs import (
     Behaviour,

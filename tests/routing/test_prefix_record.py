@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from quire.serving.prefix_record import PrefixRecord
+from quire.serving.replica_chooser import PrefixRecord
 
 
 def names(*blocks: int) -> list[bytes]:

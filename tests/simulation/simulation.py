@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from unittest import mock
 
-from quire.serving.api import time_slice
+from quire.serving.api import request_work
 from tests.simulation.faults import Faults
 from tests.simulation.judge import Judge
 from tests.simulation.operations import Operator
@@ -71,7 +71,7 @@ def simulate(seed: int, steps: int, faults: Sequence[str] | None = None, engines
     with contextlib.redirect_stderr(log):
         run = _Run(seed, faults, engines)
         # Whether a task lets others run does not depend on how fast this machine is.
-        working = mock.patch.object(time_slice, "perf_counter", run.working_time)
+        working = mock.patch.object(request_work, "perf_counter", run.working_time)
         try:
             with working:
                 return run.whole(steps)

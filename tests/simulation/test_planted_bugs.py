@@ -21,10 +21,10 @@ from quire.scheduling.scheduler.request import Request
 from quire.scheduling.scheduler.scheduler import Scheduler
 from quire.scheduling.scheduler.tenant_queue import KeyHeap
 from quire.scheduling.scheduler.waiting_queue import WaitingQueue
-from quire.serving.api.admission_limit import AdmissionLimit
-from quire.serving.api.session import engines, recovery
+from quire.serving.api.session import engines, open_requests
 from quire.serving.api.session.connection import EngineConnection
 from quire.serving.api.session.open_requests import OpenRequests, OpenSequence, OutputCollector
+from quire.serving.api.session.queues import AdmissionLimit
 from tests.simulation import simulation
 from tests.simulation.settings import Settings, settings_of
 from tests.simulation.simulation import simulate
@@ -123,7 +123,7 @@ def test_a_choice_that_is_lost_at_a_replay_is_found(plant: Callable[..., None]) 
     def make(replay_add: Any) -> Any:
         return lambda sequences: replace(replay_add(sequences), forks=[])
 
-    plant(recovery, "_replay_add", make)
+    plant(open_requests, "_replay_add", make)
     assert "lost: [" in first_violation()
 
 
@@ -135,7 +135,7 @@ def test_a_token_that_comes_twice_after_a_replay_is_found(plant: Callable[..., N
 
         return forget_the_last
 
-    plant(recovery, "_replay_add", make)
+    plant(open_requests, "_replay_add", make)
     assert "got tokens" in first_violation()
 
 

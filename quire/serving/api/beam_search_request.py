@@ -14,9 +14,9 @@ from quire.foundation.messages.workers import TokenLogprobs
 from quire.outputs import BeamSearchSequence
 from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.serving.api.request_choices import RequestChoices, usage_field
+from quire.serving.api.request_work import TimeSlice
 from quire.serving.api.session.session import EngineSession, check_num_sequences
 from quire.serving.api.stream_response import AnswerFormat
-from quire.serving.api.time_slice import TimeSlice
 from quire.text.beam_search import BatchedBeamSearch
 from quire.text.deltas import ChoiceDelta
 from quire.text.text_stream import TextStream

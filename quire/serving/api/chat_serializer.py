@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.serving.api.prompt_fields import PromptFields
-from quire.serving.api.token_names import TokenNames, chat_logprobs, encode_chat_logprobs
+from quire.serving.api.token_fields import PromptFields, TokenNames, chat_logprobs, encode_chat_logprobs
 from quire.text.deltas import ChoiceDelta
 from quire.text.output_parsers.events import (
     ContentDelta,

@@ -17,8 +17,8 @@ import msgspec
 from quire.errors import RequestError
 from quire.foundation.config import ServerConfig
 from quire.sampling_params import SamplingParams
-from quire.serving.api.answer_size import check_answer_size
 from quire.serving.api.chat_parsers import ChatParsers, OutputParsing
+from quire.serving.api.json_pieces import check_answer_size
 from quire.serving.api.prompt_renderer import Conversation, PromptRenderer
 from quire.serving.api.request_choices import RequestChoices
 from quire.serving.api.schemas.chat import ChatRequest

@@ -18,7 +18,7 @@ from quire.engine.metrics.stats import SequenceStats
 from quire.foundation.clock import Clock
 from quire.foundation.messages.to_engine import Add
 from quire.foundation.processes.logs import FIELDS
-from quire.serving.api.disconnect import CLIENT_CLOSED_REQUEST
+from quire.serving.api.request_work import CLIENT_CLOSED_REQUEST
 from quire.serving.api.session.open_requests import OutputCollector
 
 UNCOUNTED = frozenset({"/health", "/ping", "/ready", "/metrics", "/load", "/version"})

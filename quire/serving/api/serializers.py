@@ -13,8 +13,14 @@ from typing import Any, Protocol
 from quire.foundation.messages.workers import TokenLogprobs
 from quire.serving.api.chat_serializer import finish_fields, token_ids_field
 from quire.serving.api.json_pieces import encode_in_slices
-from quire.serving.api.prompt_fields import PromptFields
-from quire.serving.api.token_names import TokenNames, chat_logprobs, encode_chat_logprobs, entries_per_row, finite
+from quire.serving.api.token_fields import (
+    PromptFields,
+    TokenNames,
+    chat_logprobs,
+    encode_chat_logprobs,
+    entries_per_row,
+    finite,
+)
 from quire.text.deltas import ChoiceDelta
 
 

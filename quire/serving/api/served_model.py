@@ -18,11 +18,10 @@ from fastapi.dependencies import models as dependency_models
 from quire.engine.metrics.server_stats import ServerStats
 from quire.engine.transport import ZmqClient
 from quire.foundation.processes.launch import LaunchConfig, Recovery, Report, SendReport
-from quire.serving.api.peers import Peers
+from quire.serving.api.peers import Peers, SharedCounts
 from quire.serving.api.request_traces import RequestTraces
 from quire.serving.api.session.receivers import EventLoopReceiver
 from quire.serving.api.session.session import EngineSession
-from quire.serving.api.shared_counts import SharedCounts
 from quire.text.model_text import load_model_text
 
 MakeApp = Callable[..., FastAPI]

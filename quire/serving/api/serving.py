@@ -19,14 +19,13 @@ from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.serving.api.beam_search_request import FoundChoices, FoundStream, run_beam_search
 from quire.serving.api.chat_service import ChatService
 from quire.serving.api.json_pieces import PiecesResponse, write_json
+from quire.serving.api.peers import SharedCounts
 from quire.serving.api.prompt_renderer import PromptRenderer
 from quire.serving.api.request_choices import RequestChoices
 from quire.serving.api.request_head import use_request_id
-from quire.serving.api.schemas.request_fields import RequestFields
-from quire.serving.api.schemas.sampling import SamplingFields
+from quire.serving.api.schemas.sampling import RequestFields, SamplingFields
 from quire.serving.api.serializers import Serializer
 from quire.serving.api.session.session import EngineSession
-from quire.serving.api.shared_counts import SharedCounts
 from quire.serving.api.sse_chunks import SseChunks
 from quire.serving.api.stream_response import AnswerFormat, StreamResponse, StreamWriter
 from quire.serving.store.store import Store

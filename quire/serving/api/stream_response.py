@@ -20,10 +20,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.errors import QuireError
-from quire.serving.api.disconnect import run_until_disconnect
 from quire.serving.api.error_responses import error_body, error_response, internal_error_body
 from quire.serving.api.request_choices import RequestChoices
 from quire.serving.api.request_head import DIRECT_SEND
+from quire.serving.api.request_work import run_until_disconnect
 from quire.text.deltas import ChoiceDelta, SequenceDelta
 
 logger = logging.getLogger(__name__)

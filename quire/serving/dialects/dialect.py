@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from quire.serving.api.cross_origin import DROPPED_TOOLS
+from quire.serving.api.middleware import DROPPED_TOOLS
 from quire.serving.api.request_body import check_fields
 from quire.serving.api.schemas.chat import ChatRequest
 from quire.serving.api.schemas.known_fields import FieldNames, fields_named

@@ -13,7 +13,7 @@ from starlette.types import Scope, Send
 
 from quire.foundation.http_client.address import Headers
 from quire.foundation.http_client.answer_parser import HttpError
-from quire.serving.api.http_protocol import BoundedHttpProtocol
+from quire.serving.api.http_server import BoundedHttpProtocol
 from quire.serving.router.dispatch import Answer
 
 SLOW_CLIENT_S = 30.0

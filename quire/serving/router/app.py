@@ -14,11 +14,11 @@ from starlette.types import Receive, Scope, Send
 from quire.errors import AuthenticationError, NotFoundError, OverloadedError, QuireError, RequestError, UnavailableError
 from quire.foundation.clock import Clock
 from quire.foundation.config.router import RouterConfig
-from quire.serving.api.body_limit import BodyLimitMiddleware
-from quire.serving.api.disconnect import run_until_disconnect
 from quire.serving.api.error_responses import ErrorShapeMiddleware, error_response, internal_error_body, json_answer
+from quire.serving.api.middleware import BodyLimitMiddleware
 from quire.serving.api.request_head import HEADER, digest_of, find_digest, key_in
 from quire.serving.api.request_record import UNCOUNTED
+from quire.serving.api.request_work import run_until_disconnect
 from quire.serving.router.answer_stream import SLOW_CLIENT_S, AnswerCutOff, abort, send_answer
 from quire.serving.router.backend_list import KeyLimits
 from quire.serving.router.dispatch import Dispatcher

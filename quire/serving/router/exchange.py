@@ -7,8 +7,8 @@ from typing import Any
 
 from starlette.types import Scope
 
-from quire.serving.api.disconnect import CLIENT_CLOSED_REQUEST
 from quire.serving.api.request_record import write_line
+from quire.serving.api.request_work import CLIENT_CLOSED_REQUEST
 from quire.serving.router.backend_list import KeyLimits
 
 _MILLISECONDS = 3

@@ -14,10 +14,9 @@ import pytest
 from quire.engine.metrics.server_stats import ServerStats
 from quire.engine.metrics.stats import Stats
 from quire.foundation.config import Config, SchedulerConfig
-from quire.serving.api.in_process_calls import Answer
 from quire.serving.api.routes.monitoring import metrics_app
-from quire.serving.dialects.batches.batch_calls import BatchCalls
-from quire.serving.dialects.batches.batch_line import BatchLine
+from quire.serving.dialects.batches.calls import BatchCalls
+from quire.serving.dialects.batches.lines import Answer, BatchLine
 
 
 class Endpoint:
@@ -62,7 +61,7 @@ def test_requests_have_the_lowest_priority_where_there_are_priorities() -> None:
 
 
 def test_a_request_is_sent_again_while_the_server_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.serving.dialects.batches.batch_calls.RETRY_S", 0.001)
+    monkeypatch.setattr("quire.serving.dialects.batches.calls.RETRY_S", 0.001)
     endpoint = Endpoint(503, 503, 200)
     _, answer = asyncio.run(calls(endpoint, IDLE).answer(LINE))
     assert (answer.status, len(endpoint.bodies)) == (200, 3)

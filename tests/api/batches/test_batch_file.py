@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from quire.errors import RequestError
-from quire.serving.api.in_process_calls import Answer
-from quire.serving.dialects.batches.batch_file import BatchFile
-from quire.serving.dialects.batches.batch_line import BatchLine
+from quire.serving.dialects.batches.file import BatchFile
+from quire.serving.dialects.batches.lines import Answer, BatchLine
 
 
 class Interrupted(Exception):

@@ -15,8 +15,8 @@ import pytest
 from openai.types import Batch
 
 from quire.errors import UnavailableError
-from quire.serving.dialects.batches import batch_runner
-from quire.serving.dialects.batches.batch_line import parse_line
+from quire.serving.dialects.batches import runner
+from quire.serving.dialects.batches.lines import parse_line
 from quire.serving.store import database
 from quire.serving.store.batches import BatchStore
 from tests.api.openai_types import check, unknown_fields
@@ -202,11 +202,11 @@ def test_a_batch_goes_on_after_a_restart_and_answers_nothing_twice(tmp_path: Pat
         assert done.request_counts.completed == 400
 
 
-@pytest.mark.parametrize("write_s", [batch_runner.WRITE_S, 60.0], ids=["as it goes", "all at once"])
+@pytest.mark.parametrize("write_s", [runner.WRITE_S, 60.0], ids=["as it goes", "all at once"])
 def test_a_batch_that_fills_the_store_fails_and_what_it_has_can_be_read_and_deleted(
     tmp_path: Path, write_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_runner, "WRITE_S", write_s)
+    monkeypatch.setattr(runner, "WRITE_S", write_s)
     with running(tmp_path, responses_store_max_bytes=2**18) as server:
         client = connect(server)
         batch = wait(client, start(client, completions(600)))
@@ -226,7 +226,7 @@ def test_a_batch_that_fills_the_store_fails_and_what_it_has_can_be_read_and_dele
 def test_a_line_longer_than_a_request_may_be_is_named(tmp_path: Path) -> None:
     with running(tmp_path, max_request_bytes=1000) as server:
         good, also = completions(2)
-        long = line("long", {"prompt": "x" * (1000 + batch_runner.ENVELOPE_BYTES)})
+        long = line("long", {"prompt": "x" * (1000 + runner.ENVELOPE_BYTES)})
         done = wait(connect(server), start(connect(server), [good, long, also]))
         assert done.status == "failed"
         assert done.errors is not None
@@ -243,7 +243,7 @@ def test_lines_are_parsed_beside_the_event_loop(tmp_path: Path, monkeypatch: pyt
         threads.add(threading.current_thread())
         return parse_line(*arguments)
 
-    monkeypatch.setattr(batch_runner, "parse_line", parse)
+    monkeypatch.setattr(runner, "parse_line", parse)
     with running(tmp_path) as server:
         assert wait(connect(server), start(connect(server), completions(3))).status == "completed"
 
@@ -259,9 +259,9 @@ def test_a_batch_outlives_a_store_that_cannot_be_used_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience_s: float, failures: int
 ) -> None:
     """Whatever was to be written or read then."""
-    monkeypatch.setattr(batch_runner, "PATIENCE_S", patience_s)
-    monkeypatch.setattr(batch_runner, "LOOK_S", 0.01)
-    monkeypatch.setattr(batch_runner, "WRITE_S", 0.01)
+    monkeypatch.setattr(runner, "PATIENCE_S", patience_s)
+    monkeypatch.setattr(runner, "LOOK_S", 0.01)
+    monkeypatch.setattr(runner, "WRITE_S", 0.01)
     left = dict.fromkeys(("claim", "begin", "lines_done", "record", "fail", "finish"), failures)
 
     def locked(name: str) -> None:
@@ -295,7 +295,7 @@ def test_a_lock_at_the_end_of_a_batch_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(database, "BUSY_S", 0.01)
-    monkeypatch.setattr(batch_runner, "WRITE_S", 0.01)
+    monkeypatch.setattr(runner, "WRITE_S", 0.01)
     pace = Pace()
     with running(tmp_path, sample=pace) as server:
         client = connect(server)

@@ -13,16 +13,15 @@ from starlette.responses import Response
 
 from quire.serving.api.chat_serializer import ChatSerializer
 from quire.serving.api.chat_service import ChatPrompt
-from quire.serving.api.disconnect import cancel_on_disconnect
 from quire.serving.api.request_body import openapi_body, read_body
 from quire.serving.api.request_choices import RequestChoices
 from quire.serving.api.request_head import use_request_id
+from quire.serving.api.request_work import TimeSlice, cancel_on_disconnect
 from quire.serving.api.schemas.chat import ChatBatchRequest, ChatRequest
 from quire.serving.api.schemas.known_fields import fields_named
 from quire.serving.api.schemas.tools import ChosenTool
 from quire.serving.api.serving import Serving, json_response
 from quire.serving.api.session.session import check_num_sequences
-from quire.serving.api.time_slice import TimeSlice
 
 _COUNTS = ("prompt_tokens", "total_tokens", "completion_tokens")
 

@@ -12,16 +12,15 @@ from starlette.responses import Response
 
 from quire.errors import RequestError
 from quire.sampling_params import SamplingParams
-from quire.serving.api.answer_size import check_answer_size
-from quire.serving.api.disconnect import cancel_on_disconnect
+from quire.serving.api.json_pieces import check_answer_size
 from quire.serving.api.prompt_renderer import check_length
 from quire.serving.api.request_body import openapi_body, read_body
 from quire.serving.api.request_choices import RequestChoices
+from quire.serving.api.request_work import TimeSlice, cancel_on_disconnect
 from quire.serving.api.schemas.completion import CompletionRequest, Prompt
 from quire.serving.api.serializers import CompletionSerializer
 from quire.serving.api.serving import Serving
 from quire.serving.api.session.session import check_num_sequences
-from quire.serving.api.time_slice import TimeSlice
 from quire.text.fill_in_middle import FillInMiddle
 
 DEFAULT_MAX_TOKENS = 16

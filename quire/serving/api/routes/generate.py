@@ -10,20 +10,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.errors import RequestError
-from quire.serving.api.answer_size import check_answer_size
-from quire.serving.api.disconnect import cancel_on_disconnect
-from quire.serving.api.prompt_fields import PromptFields
+from quire.serving.api.json_pieces import check_answer_size
 from quire.serving.api.prompt_renderer import check_length
 from quire.serving.api.request_body import check_object, openapi_body, read_body, read_object
 from quire.serving.api.request_choices import RequestChoices
+from quire.serving.api.request_work import cancel_on_disconnect
 from quire.serving.api.routes.chat import answer_chat
 from quire.serving.api.routes.completions import answer_completion
 from quire.serving.api.schemas.chat import ChatRequest
-from quire.serving.api.schemas.completion import CompletionRequest
-from quire.serving.api.schemas.generate import GenerateRequest
+from quire.serving.api.schemas.completion import CompletionRequest, GenerateRequest
 from quire.serving.api.schemas.known_fields import fields_named
 from quire.serving.api.serializers import GenerateSerializer
 from quire.serving.api.serving import Serving
+from quire.serving.api.token_fields import PromptFields
 
 _BODIES: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, GenerateRequest)
 """Bodies that /invocations takes."""

@@ -10,15 +10,20 @@ import os
 import platform
 import sys
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from fastapi import FastAPI
+from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.errors import RequestError
 from quire.foundation.config import Config
 from quire.foundation.messages.to_engine import PauseMode
 from quire.serving.api.error_responses import error_response
+from quire.serving.api.model_switch import ADMIN_PATH
+from quire.serving.api.request_body import openapi_body, read_body
+from quire.serving.api.schemas.known_fields import NO_FIELDS
+from quire.serving.api.schemas.model_change import ModelChange
 from quire.serving.api.serving import Serving, json_response
 from quire.version import __version__
 
@@ -97,3 +102,39 @@ def add_debug(app: FastAPI, serving: Serving) -> None:
         """What the API processes and the engines hold right now."""
         done = await serving.session.control("counts")
         return json_response({"api": await serving.session.counts_of_all(), "engine": done.value})
+
+
+class Swaps(Protocol):
+    """What swaps models, see ModelSwaps."""
+
+    def document(self) -> dict[str, Any]:
+        """What is served, and how a swap proceeds."""
+        ...
+
+    async def begin(self, change: ModelChange) -> None:
+        """Begin a swap."""
+        ...
+
+    async def wait_end(self) -> None:
+        """Until no swap proceeds."""
+        ...
+
+
+def add_model_admin(app: FastAPI, swaps: Swaps) -> None:
+    """Add the routes to the application."""
+
+    @app.post(ADMIN_PATH, openapi_extra=openapi_body(ModelChange), tags=["operations"], status_code=202)
+    async def change_model(request: Request) -> Response:
+        """Serve another model. 202 once its loading has begun, or with `wait` 200 at the end; no request is lost.
+        A model that cannot be served is a 400, a swap that proceeds a 409."""
+        change = await read_body(request, ModelChange, NO_FIELDS)
+        await swaps.begin(change)
+        if not change.wait:
+            return json_response(swaps.document(), 202)
+        await swaps.wait_end()
+        return json_response(swaps.document())
+
+    @app.get(ADMIN_PATH, tags=["operations"])
+    async def served_model() -> Response:
+        """What is served, and how the present or last swap proceeds: its phase, and why it failed."""
+        return json_response(swaps.document())

@@ -20,10 +20,9 @@ from quire.foundation.messages.from_engine import Deltas, Done, EndReason, Heart
 from quire.foundation.messages.to_engine import Add
 from quire.foundation.processes.launch import Recovery, SendReport
 from quire.serving.api.session.connection import EngineConnection, EngineState
-from quire.serving.api.session.open_requests import OpenRequests, OutputCollector
-from quire.serving.api.session.placement import EngineQueue
+from quire.serving.api.session.open_requests import OpenRequests, OutputCollector, engine_died, replay_adds
+from quire.serving.api.session.queues import EngineQueue
 from quire.serving.api.session.receivers import MakeReceiver
-from quire.serving.api.session.recovery import engine_died, replay_adds
 from quire.text.deltas import SequenceDelta, deltas_by_sequence
 
 _TOO_LATE = "The request's time was over before it had any output. Send it again, with more time or later."

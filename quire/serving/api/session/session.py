@@ -10,7 +10,7 @@ of a request:
 - `recovery.py`: what becomes of requests when an engine dies.
 - `state.py`: whether requests are taken.
 
-Which requests the queue has no room for `quire.serving.api.admission_limit` says.
+Which requests the queue has no room for `quire.serving.api.session.queues` says.
 """
 
 from __future__ import annotations
@@ -34,17 +34,15 @@ from quire.foundation.messages.to_engine import Abort, Add, ThinkingBudget
 from quire.foundation.processes.launch import SendReport
 from quire.sampling_params import SamplingParams
 from quire.serving.api.adapters import ServedAdapters
-from quire.serving.api.admission_limit import AdmissionLimit, queue_limits
 from quire.serving.api.grammar_checks import GrammarChecks
 from quire.serving.api.peers import Answer, CountOpen, EnginesPaused, Peers
+from quire.serving.api.request_work import TimeSlice
 from quire.serving.api.session.connection import DEAD, changes_pause
 from quire.serving.api.session.engines import Engine, Engines
-from quire.serving.api.session.open_requests import OpenRequests, OutputCollector
-from quire.serving.api.session.placement import Placement
+from quire.serving.api.session.open_requests import OpenRequests, OutputCollector, replay_adds
+from quire.serving.api.session.queues import AdmissionLimit, Placement, queue_limits
 from quire.serving.api.session.receivers import MakeReceiver, ThreadReceiver
-from quire.serving.api.session.recovery import replay_adds
 from quire.serving.api.session.state import SessionState, State, refusal
-from quire.serving.api.time_slice import TimeSlice
 
 MAX_SEQUENCES = 1_024
 """Most sequences of one request: prompts times n."""

@@ -6,11 +6,10 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.serving.api.disconnect import cancel_on_disconnect
 from quire.serving.api.request_body import openapi_body, read_body
+from quire.serving.api.request_work import cancel_on_disconnect, convert
 from quire.serving.api.schemas.chat import ChatRequest
 from quire.serving.api.serving import Serving, json_response
-from quire.serving.api.time_slice import convert
 from quire.serving.dialects.anthropic.answers import AnthropicAnswers
 from quire.serving.dialects.anthropic.chat_request import chat_request, log_hints
 from quire.serving.dialects.anthropic.schemas import MESSAGES_FIELDS, CountTokensRequest, MessagesRequest

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from quire.errors import RequestError
 from quire.serving.api.schemas.known_fields import Body, Part
-from quire.serving.api.schemas.request_fields import Metadata
-from quire.serving.dialects.batches.batch_line import ENDPOINTS
+from quire.serving.api.schemas.sampling import Metadata
+from quire.serving.dialects.batches.lines import ENDPOINTS
 
 _WINDOW = re.compile(r"([1-9][0-9]{0,5})([mhd])")
 _SECONDS = {"m": 60, "h": 3_600, "d": 86_400}

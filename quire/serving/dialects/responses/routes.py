@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from quire.errors import RequestError
-from quire.serving.api.disconnect import cancel_on_disconnect
 from quire.serving.api.request_body import openapi_body, read_body
 from quire.serving.api.request_head import use_request_id
+from quire.serving.api.request_work import cancel_on_disconnect
 from quire.serving.api.serving import Serving, json_response
 from quire.serving.api.sse_chunks import EVENT_STREAM
-from quire.serving.dialects.batches.file_routes import page_body
+from quire.serving.dialects.batches.routes import page_body
 from quire.serving.dialects.dialect import name_dropped
 from quire.serving.dialects.responses.answers import ABANDONED, failed
 from quire.serving.dialects.responses.schemas import ResponsesRequest

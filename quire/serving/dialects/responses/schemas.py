@@ -9,7 +9,7 @@ from pydantic import Field
 from quire.errors import RequestError, UnsupportedField
 from quire.serving.api.schemas.chat import MAX_MESSAGES
 from quire.serving.api.schemas.known_fields import Part
-from quire.serving.api.schemas.request_fields import Metadata, RequestFields, StreamOptions
+from quire.serving.api.schemas.sampling import Metadata, RequestFields, StreamOptions
 
 Include = Literal[
     "code_interpreter_call.outputs",

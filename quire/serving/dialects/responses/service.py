@@ -18,10 +18,10 @@ from quire.foundation.clock import Clock, WallClock
 from quire.sampling_params import SamplingParams
 from quire.serving.api.request_choices import RequestChoices
 from quire.serving.api.request_head import Caller
+from quire.serving.api.request_work import convert
 from quire.serving.api.schemas.chat import ChatRequest
 from quire.serving.api.serving import Serving
-from quire.serving.api.time_slice import convert
-from quire.serving.api.token_names import chat_logprobs
+from quire.serving.api.token_fields import chat_logprobs
 from quire.serving.dialects.responses.answers import ResponseAnswers, response_head
 from quire.serving.dialects.responses.chat_request import chat_request, log_hints
 from quire.serving.dialects.responses.message_schemas import InputItem, MessageItem, parse_items

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from quire.errors import RequestError
-from quire.serving.api.in_process_calls import Answer
 from quire.serving.api.request_body import decode_body
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
@@ -39,6 +38,14 @@ class BatchLineError(Exception):
         self.code = code
         self.message = message
         self.param = param
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer."""
+
+    status: int
+    body: bytes
 
 
 @dataclass(frozen=True)

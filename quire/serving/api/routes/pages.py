@@ -7,12 +7,16 @@ is kept, and what the page may load.
 from __future__ import annotations
 
 import hashlib
+import importlib.resources
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 
 from fastapi import FastAPI
+from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
 
 from quire.serving.api.serving import Serving
 
@@ -92,3 +96,56 @@ def add_page(app: FastAPI, serving: Serving) -> None:
             raise HTTPException(404)
         headers = {**SECURITY_HEADERS, "Cache-Control": files.kept(version)}
         return Response(found.content, media_type=found.media_type, headers=headers)
+
+
+FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "redoc.standalone.js", "favicon.png")
+DOCS_POLICY = (
+    "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'; connect-src 'self'; "
+    "img-src 'self' data:; font-src 'self' data:; worker-src blob:; base-uri 'none'; frame-ancestors 'none'"
+)
+
+
+def add_docs_pages(app: FastAPI, serving: Serving) -> None:
+    """Both pages and their files, unless --disable-fastapi-docs."""
+    if serving.config.server.disable_fastapi_docs:
+        return
+    directory = Path(str(importlib.resources.files("fastapi_offline"))) / "static"
+
+    @app.get("/docs", include_in_schema=False)
+    async def swagger(request: Request) -> Response:
+        """Swagger UI, which can also send requests."""
+        files = _files(request)
+        page = get_swagger_ui_html(
+            openapi_url=request.scope.get("root_path", "") + "/openapi.json",
+            title=app.title,
+            swagger_js_url=f"{files}/swagger-ui-bundle.js",
+            swagger_css_url=f"{files}/swagger-ui.css",
+            swagger_favicon_url=f"{files}/favicon.png",
+        )
+        page.headers["Content-Security-Policy"] = DOCS_POLICY
+        return page
+
+    @app.get("/redoc", include_in_schema=False)
+    async def redoc(request: Request) -> Response:
+        """ReDoc, which is for reading."""
+        files = _files(request)
+        page = get_redoc_html(
+            openapi_url=request.scope.get("root_path", "") + "/openapi.json",
+            title=app.title,
+            redoc_js_url=f"{files}/redoc.standalone.js",
+            redoc_favicon_url=f"{files}/favicon.png",
+            with_google_fonts=False,
+        )
+        page.headers["Content-Security-Policy"] = DOCS_POLICY
+        return page
+
+    @app.get("/docs/files/{name}", include_in_schema=False)
+    async def file(name: str) -> Response:
+        """A script, a style or an image of the pages."""
+        if name not in FILES:
+            raise HTTPException(404)
+        return FileResponse(directory / name)
+
+
+def _files(request: Request) -> str:
+    return str(request.scope.get("root_path", "")) + "/docs/files"

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Sequence
+
+from starlette.types import ASGIApp, Message
 
 from quire.foundation.config import SchedulerConfig
-from quire.serving.api.in_process_calls import Answer, InProcessCalls
-from quire.serving.api.schemas.request_fields import MAX_PRIORITY
+from quire.serving.api.request_head import TENANT
+from quire.serving.api.schemas.sampling import MAX_PRIORITY
 from quire.serving.api.session.session import EngineSession
-from quire.serving.dialects.batches.batch_line import BatchLine
+from quire.serving.dialects.batches.lines import Answer, BatchLine
 
 LOOK_AGAIN_S = 0.01
 RETRY_S = 0.5
@@ -65,3 +68,51 @@ class BatchCalls:
             if answer.status not in _AGAIN and self._session.state != "dead":
                 return answer
             await asyncio.sleep(RETRY_S)
+
+
+class InProcessCalls:
+    """Posts JSON to an application.
+
+    Args:
+        app: The application.
+        keys: Its API keys; the first one is sent along.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._headers = [(b"content-type", b"application/json")]
+        if keys:
+            self._headers.append((b"authorization", b"Bearer " + keys[0].encode()))
+
+    async def post(self, path: str, body: bytes, request_id: str, tenant: str = "") -> Answer:
+        """The answer to a request; when this is cancelled, so is the work for it.
+
+        Args:
+            path: Of the endpoint.
+            request_id: Sent as X-Request-Id.
+            tenant: Whose request it is, see Caller.
+        """
+        headers = [*self._headers, (b"x-request-id", request_id.encode()), (b"content-length", b"%d" % len(body))]
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+            "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"", "headers": headers,
+            "client": None, "server": None, "state": {TENANT: tenant},
+        }  # fmt: skip
+        unsent: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        status, parts = 0, list[bytes]()
+
+        async def receive() -> Message:
+            if unsent:
+                return unsent.pop()
+            await asyncio.Event().wait()  # this client never disconnects
+            raise AssertionError
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                parts.append(message.get("body", b""))
+
+        await self._app(scope, receive, send)
+        return Answer(status, b"".join(parts))

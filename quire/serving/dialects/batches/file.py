@@ -19,9 +19,8 @@ from typing import IO
 import msgspec
 
 from quire.errors import RequestError
-from quire.serving.api.in_process_calls import Answer
-from quire.serving.dialects.batches.batch_calls import BatchCalls
-from quire.serving.dialects.batches.batch_line import ENDPOINTS, BatchLine, BatchLineError, parse_line, result_line
+from quire.serving.dialects.batches.calls import BatchCalls
+from quire.serving.dialects.batches.lines import ENDPOINTS, Answer, BatchLine, BatchLineError, parse_line, result_line
 
 
 class _Usage(msgspec.Struct):

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from quire.errors import EngineDeadError, QuireError, UnavailableError
 from quire.foundation.clock import Clock, SystemClock, WallClock
 from quire.serving.api.session.session import EngineSession
-from quire.serving.dialects.batches.batch_calls import BatchCalls
-from quire.serving.dialects.batches.batch_line import BatchLine, BatchLineError, error_line, parse_line, result_line
+from quire.serving.dialects.batches.calls import BatchCalls
+from quire.serving.dialects.batches.lines import BatchLine, BatchLineError, error_line, parse_line, result_line
 from quire.serving.store.batch_rows import BatchResult, ClaimedBatch
 from quire.serving.store.limits import StoreFullError
 from quire.serving.store.store import Store

@@ -1,0 +1,151 @@
+"""Which pages of other origins a browser lets read answers: Starlette's CORS, for requests that name an origin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.errors import OverloadedError, PayloadTooLarge, QuireError
+from quire.foundation.config import ServerConfig
+from quire.serving.api.error_responses import error_response, http_error_response
+from quire.serving.api.request_head import HEADER, request_header
+
+DROPPED_TOOLS = "x-quire-dropped-tools"
+"""Response header: types of hosted tools that were left out."""
+_VARY = (b"vary", b"Origin")
+
+
+class CrossOriginMiddleware:
+    """ASGI middleware.
+
+    Args:
+        app: What runs inside.
+        config: Names what is allowed.
+    """
+
+    def __init__(self, app: ASGIApp, *, config: ServerConfig) -> None:
+        self._app = app
+        self._cors = CORSMiddleware(
+            app,
+            allow_origins=config.allowed_origins,
+            allow_methods=config.allowed_methods,
+            allow_headers=config.allowed_headers,
+            allow_credentials=config.allow_credentials,
+            expose_headers=[HEADER, DROPPED_TOOLS],
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or request_header(scope, b"origin") is not None:
+            await self._cors(scope, receive, send)
+            return
+
+        async def with_vary(message: Message) -> None:
+            """A cache may not give this answer to a browser, which would get other headers."""
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), _VARY]
+            await send(message)
+
+        await self._app(scope, receive, with_vary)
+
+
+SMALL_BYTES = 2**20
+"""A body that is no larger is read, whatever others hold."""
+HELD_BODIES = 64
+"""Of the largest size: so much may be held together, for as long as their requests last."""
+RETRY_S = 5
+
+
+class BodyLimitMiddleware:
+    """ASGI middleware that answers 413, from the Content-Length or, without one, as soon as too much was read; and 429
+    to a large body while others hold too much."""
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, larger: Mapping[str, int] | None = None) -> None:
+        """
+        Args:
+            app: What runs inside.
+            max_bytes: Of a body.
+            larger: Other limits, by path; there, bodies are not held but stored as they come.
+        """
+        self._app = app
+        self._max = max_bytes
+        self._larger = larger or {}
+        self._held = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        most = self._larger.get(scope["path"], self._max)
+        announced = request_header(scope, b"content-length")
+        if announced is not None and (not announced.isdigit() or int(announced) > most):
+            await error_response(_too_large(most))(scope, receive, send)
+            return
+        seen, holds = 0, scope["path"] not in self._larger
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            size = len(message.get("body", b""))
+            seen += size
+            self._held += size * holds
+            if seen > most:
+                raise _too_large(most)
+            if holds and seen > SMALL_BYTES and self._held > HELD_BODIES * self._max:
+                raise OverloadedError(
+                    f"The server holds too many large requests. Send it again in {RETRY_S} s.", retry_after_s=RETRY_S
+                )
+            return message
+
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            self._held -= seen * holds
+
+
+def _too_large(most: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"The request body is larger than the {most} bytes that this server reads.")
+
+
+class DirectRoutesMiddleware:
+    """ASGI middleware, the innermost, that answers POSTs to endpoints which take a Request alone.
+
+    Args:
+        app: The router; gets everything else.
+        routes: Its routes.
+
+    Attributes:
+        paths: Of the endpoints that are found here.
+    """
+
+    def __init__(self, app: ASGIApp, *, routes: Iterable[BaseRoute]) -> None:
+        self._app = app
+        self._routes = {route.path: route for route in routes if isinstance(route, APIRoute) and _is_direct(route)}
+        self.paths = frozenset(self._routes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._routes.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if route is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = route
+        try:
+            response = await route.endpoint(Request(scope, receive, send))
+        except QuireError as error:
+            response = error_response(error)
+        except HTTPException as error:
+            response = http_error_response(error, scope["path"])
+        await response(scope, receive, send)
+
+
+def _is_direct(route: APIRoute) -> bool:
+    takes = route.dependant
+    given = (takes.path_params, takes.query_params, takes.header_params, takes.cookie_params, takes.body_params)
+    return (
+        route.methods == {"POST"} and takes.request_param_name is not None and not any(given) and not takes.dependencies
+    )
