@@ -35,8 +35,9 @@ class PromptLogprobs:
         self._slots = slots
         self.positions = rows_at_once(slots.vocab_size)
 
-    def launch(self, plan: Plan, host: HostBatch, batch: Batch, hidden: Tensor) -> StepPromptLogprobs:
+    def launch(self, plan: Plan, host: HostBatch, batch: Batch, hidden: Tensor) -> StepPromptLogprobs | None:
         """Launch the log probabilities of `plan.prompt_logprobs_rows`; they can be collected once the device is done.
+        Returns None where the plan has none.
 
         Args:
             plan: Which rows and positions.
@@ -44,7 +45,7 @@ class PromptLogprobs:
             hidden: [tokens, hidden].
         """
         if not plan.prompt_logprobs_rows:
-            return NO_PROMPT_LOGPROBS
+            return None
         wanted = [self._slots.host.prompt_logprobs[plan.slots[each.row]] for each in plan.prompt_logprobs_rows]
         rows = zip(plan.prompt_logprobs_rows, wanted, strict=True)
         return StepPromptLogprobs([self._row(each, host, batch, hidden, most) for each, most in rows], wanted)
@@ -80,7 +81,7 @@ class StepPromptLogprobs:
         wanted: How many of the likeliest tokens to report for each row.
     """
 
-    def __init__(self, slices: Sequence[Sequence[Scores]] = (), wanted: Sequence[int] = ()) -> None:
+    def __init__(self, slices: Sequence[Sequence[Scores]], wanted: Sequence[int]) -> None:
         self._slices = slices
         self._wanted = wanted
 
@@ -90,6 +91,3 @@ class StepPromptLogprobs:
             [entry for scores in row for entry in entries_of(scores, [most] * len(scores.own))]
             for row, most in zip(self._slices, self._wanted, strict=True)
         ]
-
-
-NO_PROMPT_LOGPROBS = StepPromptLogprobs()

@@ -8,7 +8,6 @@ models: it is given logits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -17,11 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.compute.attention.metadata import IntArray
 from quire.foundation.messages.workers import Result, TokenBitmasks, TokenLogprobs
 from quire.runtime.worker.buffer_ring import BufferRing
-from quire.runtime.worker.sampling.logprobs import LogprobsMode, LogprobsRequest
-from quire.runtime.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS, StepPromptLogprobs
+from quire.runtime.worker.sampling.logprobs import LogprobsMode
 from quire.runtime.worker.sampling.sampled_outputs import SampledOutputs
 from quire.runtime.worker.sampling.sampler import (
     REFUSALS,
@@ -35,57 +32,20 @@ from quire.runtime.worker.sampling.sampler import (
 from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.staging_buffer import to_device_memory
-from quire.runtime.worker.step_handle import MaskedStepHandle, StepHandle, StepTimer
+from quire.runtime.worker.step import Step
+from quire.runtime.worker.step_handle import MaskedStepHandle, StepHandle
 
 Errors = Callable[[npt.NDArray[np.int8]], Mapping[int, str]]
 """Finds from the faults of all sampled positions which positions failed, and why."""
-
-
-@dataclass(frozen=True)
-class StepSampling:
-    """What one step samples and reports.
-
-    Attributes:
-        step: Its number.
-        slots: [sampled], the slot of each sampled position.
-        logprobs: Log probabilities that are reported.
-        late: [late], positions that are sampled behind the recorded step: those that are masked; or all, where a
-            position that is not masked has logits transforms, or the scores are reported that tokens are sampled from.
-        masked: [masked], which of `late` wait for their bitmasks.
-        timer: Of the step.
-    """
-
-    step: int
-    slots: IntArray
-    logprobs: LogprobsRequest
-    late: IntArray
-    masked: IntArray
-    timer: StepTimer
-
-    @property
-    def keeps_scores(self) -> bool:
-        """Whether log probabilities are reported of the scores that tokens were sampled from."""
-        return bool(self.logprobs) and self.logprobs.processed
-
-    @property
-    def all_late(self) -> bool:
-        """Whether the recorded step samples nothing."""
-        return len(self.late) == len(self.slots)
-
-    def columns(self) -> IntArray | None:
-        """What the device needs for the late positions; see LateColumns. None: there are none."""
-        if not len(self.late):
-            return None
-        return np.concatenate((self.late, self.slots[self.late], self.masked))
 
 
 class LateColumns(NamedTuple):
     """The positions of a step that are sampled late, on the device; all int64.
 
     Attributes:
-        positions: [late], StepSampling.late.
-        slots: [late], theirs.
-        masked: [masked], StepSampling.masked.
+        positions: [late], `Step.late`.
+        slots: [late], their slots.
+        masked: [masked], `Step.masked`.
     """
 
     positions: Tensor
@@ -135,13 +95,15 @@ class StepSampler:
         self.outputs.send()
         self._sampled(0)
 
-    def begin(self, step: int, slots: IntArray, masked: IntArray, timer: StepTimer) -> StepSampling:
-        """What the step samples for these slots, [sampled]; `masked` are positions that wait for their bitmasks."""
-        logprobs = self._slots.host.logprobs_request(slots, self._mode)
+    def begin(self, step: Step) -> None:
+        """Decide which positions of the step are sampled late, and what is reported of its tokens."""
+        slots, masked = step.slots, step.host.masked
+        step.logprobs = self._slots.host.logprobs_request(slots, self._mode) or None
         unmasked = np.delete(slots, masked) if len(masked) else slots
-        if (logprobs and logprobs.processed) or self._slots.transforms.any_active(unmasked):
-            return StepSampling(step, slots, logprobs, np.arange(len(slots)), masked, timer)
-        return StepSampling(step, slots, logprobs, masked, np.arange(len(masked)), timer)
+        if step.keeps_scores or self._slots.transforms.any_active(unmasked):
+            step.late, step.masked = np.arange(len(slots)), masked
+        elif len(masked):
+            step.late, step.masked = masked, np.arange(len(masked))
 
     def sample(self, logits: Tensor, slots: Tensor) -> None:
         """Sample by the slots' parameters alone; each slot keeps its token as the next step's input.
@@ -156,109 +118,102 @@ class StepSampler:
         sample_and_advance(logits, slots, self._slots, self.outputs.tokens[:number], self.outputs.faults[:number])
         self.outputs.send()
 
-    def finish(
-        self, sampling: StepSampling, logits: Tensor, prompts: StepPromptLogprobs, errors: Errors = errors_of
-    ) -> StepHandle:
+    def end(self, step: Step, logits: Tensor, sample_all: Callable[[], None]) -> StepHandle:
+        """Sample what the step has not sampled itself, and launch the reports; the handle has the step's result.
+
+        Args:
+            step: What `begin` was told.
+            logits: [sampled, vocab], or more with padding; may be changed.
+            sample_all: Samples all positions of a step that `stops_at_logits`, from the same logits.
+        """
+        if step.stops_at_logits:
+            return self._sample_masked(step, logits, sample_all)
+        return self._sample_late(step, logits) if len(step.late) else self._finish(step, logits)
+
+    def _finish(self, step: Step, logits: Tensor, errors: Errors = errors_of) -> StepHandle:
         """Launch the reports of what was sampled; the handle has the step's result.
 
         Args:
-            sampling: What `begin` said.
+            step: The step.
             logits: [sampled, vocab], of which log probabilities are reported.
-            prompts: The step's log probabilities of prompts.
             errors: See Errors.
         """
-        self._sampled(sampling.step)
-        number = len(sampling.slots)
-        request = sampling.logprobs
+        self._sampled(step.number)
+        number, request = len(step.slots), step.logprobs
         reported = request.launch(logits, self.outputs.tokens[:number]) if request else None
         tokens, faults = self.outputs.on_host()
 
         def result(device_ms: float) -> Result:
-            logprobs = [] if reported is None else request.collect(reported)
-            failed = errors(faults[:number])
-            return _result(sampling.step, tokens[:number].tolist(), failed, logprobs, prompts.collect(), device_ms)
+            logprobs = [] if request is None or reported is None else request.collect(reported)
+            prompts = step.prompts.collect() if step.prompts else []
+            return _result(step.number, tokens[:number].tolist(), errors(faults[:number]), logprobs, prompts, device_ms)
 
-        return sampling.timer.stop(result)
+        return step.timer.stop(result)
 
-    def needs_bitmasks_only(self, sampling: StepSampling) -> bool:
+    def needs_bitmasks_only(self, step: Step) -> bool:
         """Whether positions are late for their bitmasks alone: with these applied to the logits, all can be sampled by
         their slots' parameters, and nobody reads the logits afterwards.
         """
-        late = sampling.slots[sampling.late]
-        only_masked = 0 < len(sampling.masked) == len(late) and not sampling.logprobs
-        return only_masked and not self._slots.transforms.any_active(late)
+        only_masked = 0 < len(step.masked) == len(step.late) and step.logprobs is None
+        return only_masked and not self._slots.transforms.any_active(step.slots[step.late])
 
-    def sample_masked(self, sampling: StepSampling, logits: Tensor, sample_all: Callable[[], None]) -> StepHandle:
-        """Apply bitmasks once they are there, then sample all positions; where `needs_bitmasks_only`, on a CPU.
-
-        Args:
-            sampling: What `begin` said.
-            logits: [sampled, vocab]; changed.
-            sample_all: As `sample`, from the same logits.
-        """
-        rows, masked = torch.from_numpy(sampling.late), set(sampling.late.tolist())
+    def _sample_masked(self, step: Step, logits: Tensor, sample_all: Callable[[], None]) -> StepHandle:
+        """Apply bitmasks once they are there, then sample all positions; where `needs_bitmasks_only`, on a CPU."""
+        rows, masked = torch.from_numpy(step.late), set(step.late.tolist())
 
         def sample_then(masks: TokenBitmasks) -> StepHandle:
-            _check(masks, sampling)
+            _check(masks, step)
             with torch.inference_mode():
                 self.bitmasks.apply(logits, rows, masks.bits)
                 sample_all()
-                return self.finish(sampling, logits, NO_PROMPT_LOGPROBS, partial(errors_of, transformed=masked))
+                return self._finish(step, logits, partial(errors_of, transformed=masked))
 
-        return MaskedStepHandle(sample_then, sampling.timer.wait)
+        return MaskedStepHandle(sample_then, step.timer.wait)
 
-    def sample_late(
-        self, sampling: StepSampling, logits: Tensor, columns: Tensor, prompts: StepPromptLogprobs
-    ) -> StepHandle:
-        """Sample the late positions: now, or when their bitmasks are there. Then as `finish`.
-
-        Args:
-            sampling: What `begin` said.
-            logits: [sampled, vocab]; changed unless log probabilities are reported of them.
-            columns: `sampling.columns()` as the device reads them.
-            prompts: The step's log probabilities of prompts.
-        """
-        sizes = [len(sampling.late), len(sampling.late), len(sampling.masked)]
-        late = LateColumns(*torch.split(to_device_memory(columns), sizes))
-        own = logits if sampling.all_late else logits.index_select(0, late.positions)
-        if not len(sampling.masked):
-            return self._finish_late(sampling, logits, own, late, prompts)
-        own = own.clone() if sampling.all_late and sampling.logprobs else own
+    def _sample_late(self, step: Step, logits: Tensor) -> StepHandle:
+        """Sample the late positions: now, or when their bitmasks are there. Then as `_finish`. The logits are changed
+        unless log probabilities are reported of them."""
+        assert step.late_columns is not None
+        sizes = [len(step.late), len(step.late), len(step.masked)]
+        late = LateColumns(*torch.split(to_device_memory(step.late_columns), sizes))
+        logits = logits[: len(step.slots)]
+        own = logits if step.all_late else logits.index_select(0, late.positions)
+        if not len(step.masked):
+            return self._finish_late(step, logits, own, late)
+        own = own.clone() if step.all_late and step.logprobs else own
 
         def sample_masked(masks: TokenBitmasks) -> StepHandle:
-            _check(masks, sampling)
+            _check(masks, step)
             with torch.inference_mode():
                 self.bitmasks.apply(own, late.masked, masks.bits)
-                return self._finish_late(sampling, logits, own, late, prompts)
+                return self._finish_late(step, logits, own, late)
 
-        return MaskedStepHandle(sample_masked, sampling.timer.wait)
+        return MaskedStepHandle(sample_masked, step.timer.wait)
 
-    def _finish_late(
-        self, sampling: StepSampling, logits: Tensor, own: Tensor, late: LateColumns, prompts: StepPromptLogprobs
-    ) -> StepHandle:
+    def _finish_late(self, step: Step, logits: Tensor, own: Tensor, late: LateColumns) -> StepHandle:
         """`own`: [late, vocab], of `logits`, less what bitmasks forbid."""
-        slots = sampling.slots[sampling.late]
-        if sampling.keeps_scores or self._slots.transforms.any_active(slots):
-            sampled = sample(own, slots, self._slots, keep_scores=sampling.keeps_scores, device_slots=late.slots)
+        slots = step.slots[step.late]
+        if step.keeps_scores or self._slots.transforms.any_active(slots):
+            sampled = sample(own, slots, self._slots, keep_scores=step.keeps_scores, device_slots=late.slots)
             self._slots.last_token.index_copy_(0, late.slots, sampled.tokens)
             self._slots.num_sampled.index_add_(0, late.slots, torch.ones_like(late.slots))
             self._copy_to_outputs(late, sampled)
         else:
-            sampled = self._sample_plain(sampling, own, late)
+            sampled = self._sample_plain(step, own, late)
         self.outputs.send()
         scores = logits if sampled.scores is None else sampled.scores  # of all positions, where they are kept
-        return self.finish(sampling, scores, prompts, partial(_late_errors, sampling, sampled))
+        return self._finish(step, scores, partial(_late_errors, step, sampled))
 
-    def _sample_plain(self, sampling: StepSampling, own: Tensor, late: LateColumns) -> Sampled:
+    def _sample_plain(self, step: Step, own: Tensor, late: LateColumns) -> Sampled:
         """Sample late positions by the slots' parameters alone; with few calls, since on a CPU a step has to wait for
         each."""
         number = len(own)
-        if sampling.all_late:
+        if step.all_late:
             sampled = Sampled(self.outputs.tokens[:number], self.outputs.faults[:number], {}, None)
         else:
             sampled = Sampled(torch.empty_like(late.slots), torch.empty_like(late.slots, dtype=torch.int8), {}, None)
         sample_and_advance(own, late.slots, self._slots, sampled.tokens, sampled.faults)
-        if not sampling.all_late:
+        if not step.all_late:
             self._copy_to_outputs(late, sampled)
         return sampled
 
@@ -267,17 +222,17 @@ class StepSampler:
         self.outputs.faults.index_copy_(0, late.positions, sampled.faults)
 
 
-def _check(masks: TokenBitmasks, sampling: StepSampling) -> None:
-    assert masks.step == sampling.step, f"bitmasks of step {masks.step}, expected those of {sampling.step}"
-    assert len(masks.bits) == len(sampling.masked), "bitmasks of other rows than those that wait"
+def _check(masks: TokenBitmasks, step: Step) -> None:
+    assert masks.step == step.number, f"bitmasks of step {masks.step}, expected those of {step.number}"
+    assert len(masks.bits) == len(step.masked), "bitmasks of other rows than those that wait"
 
 
-def _late_errors(sampling: StepSampling, sampled: Sampled, faults: npt.NDArray[np.int8]) -> Mapping[int, str]:
+def _late_errors(step: Step, sampled: Sampled, faults: npt.NDArray[np.int8]) -> Mapping[int, str]:
     """Which of all positions failed in a step whose late positions are `sampled`, and why."""
     if not sampled.broken and not faults.any():
         return {}
-    late = sampling.late.tolist()
-    changed = {late[place] for place in (*sampled.transformed, *sampling.masked.tolist())}
+    late = step.late.tolist()
+    changed = {late[place] for place in (*sampled.transformed, *step.masked.tolist())}
     return errors_of(faults, {late[place]: text for place, text in sampled.broken.items()}, changed)
 
 
