@@ -32,9 +32,8 @@ from quire.runtime.worker.captured_steps import CapturedSteps
 from quire.runtime.worker.graph_shapes import MAX_ROWS, MAX_SHORT_TOKENS, ShortSteps
 from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.kv_transfer import BlockTransfer
-from quire.runtime.worker.sampling.logprobs import LogprobsMode
-from quire.runtime.worker.sampling.prompt_logprobs import PromptLogprobs
-from quire.runtime.worker.sampling.step_sampler import StepSampler
+from quire.runtime.worker.sampling.logprobs import LogprobsMode, PromptLogprobs
+from quire.runtime.worker.sampling.sampler import Sampler
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.device_drafts import DeviceTokens, DraftsToVerify
 from quire.runtime.worker.speculation.device_verification import DeviceVerifier
@@ -129,12 +128,12 @@ class ModelRunner:
         self._prompt_logprobs = PromptLogprobs(model, slots)
         self._take_rows = kernel("take_rows", slots.device.type)
         self._timers = StepTimers(slots.device, in_flight)
-        self._sampler: StepSampler | None = None
+        self._sampler: Sampler | None = None
         self._verifier: Verifier | DeviceVerifier | None = None
         if model.has_logits:  # else a later stage of a pipeline samples
             verified = max(limits.rows, MAX_SHORT_TOKENS) if limits.drafts else 0
             send_tokens = partial(_send_tokens, stages, slots)
-            sampler = StepSampler(slots, max(limits.rows, most), logprobs_mode, ring, most, send_tokens, verified)
+            sampler = Sampler(slots, max(limits.rows, most), logprobs_mode, ring, most, send_tokens, verified)
             self._sampler = sampler
             if verifies:
                 args = slots, most, logprobs_mode, sampler.bitmasks, sampler.outputs, synthetic

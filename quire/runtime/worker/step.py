@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from quire.compute.kernels.reference.lora import Tiles
     from quire.runtime.worker.graph_shapes import GraphShape
     from quire.runtime.worker.host_batch import HostBatch
-    from quire.runtime.worker.sampling.logprobs import LogprobsRequest
-    from quire.runtime.worker.sampling.prompt_logprobs import StepPromptLogprobs
+    from quire.runtime.worker.sampling.logprobs import LogprobsRequest, StepPromptLogprobs
     from quire.runtime.worker.staging_buffer import CapturedCopy, StagedColumns
 
 EMPTY_PLAN = Plan.empty()

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from quire.foundation.messages.workers import Result
 from quire.runtime.worker.sampling.logprobs import LogprobsMode
-from quire.runtime.worker.sampling.sampler import UNSOUND_TEXT, sample
+from quire.runtime.worker.sampling.sampled_outputs import UNSOUND_TEXT
+from quire.runtime.worker.sampling.sampler import sample
 from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation import verification

@@ -21,8 +21,8 @@ from quire.compute.kernels.reference.sample import SamplingColumns, SamplingThre
 from quire.foundation.messages.workers import Result, TokenLogprobs
 from quire.runtime.worker.host_memory import upload
 from quire.runtime.worker.sampling.logprobs import LogprobsMode
-from quire.runtime.worker.sampling.sampled_outputs import SampledOutputs
-from quire.runtime.worker.sampling.sampler import Sampled, columns_of, sample
+from quire.runtime.worker.sampling.sampled_outputs import Sampled, SampledOutputs
+from quire.runtime.worker.sampling.sampler import columns_of, sample
 from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.step_drafts import DraftColumns

@@ -28,7 +28,8 @@ from quire.compute.kernels.reference.sample import SamplingColumns
 from quire.foundation.messages.workers import Result, TokenBitmasks, TokenLogprobs
 from quire.runtime.worker.host_memory import upload
 from quire.runtime.worker.sampling.logprobs import LogprobsMode
-from quire.runtime.worker.sampling.sampler import REFUSALS, columns_of, errors_of, sample
+from quire.runtime.worker.sampling.sampled_outputs import REFUSALS, errors_of
+from quire.runtime.worker.sampling.sampler import columns_of, sample
 from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.step_drafts import StepDrafts

@@ -14,7 +14,7 @@ from quire.foundation.messages.workers import Result, TokenBitmasks
 from quire.runtime.worker import buffer_ring
 from quire.runtime.worker.buffer_ring import BufferRing
 from quire.runtime.worker.sampling.logprobs import LogprobsMode
-from quire.runtime.worker.sampling.step_sampler import StepSampler
+from quire.runtime.worker.sampling.sampler import Sampler
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.staging_buffer import StagingBuffer
 from quire.runtime.worker.step_handle import MaskedStepHandle, StepTimers
@@ -94,7 +94,7 @@ def results(device: str, owners: list[dict[str, Any]], masked: list[int], mode: 
     slots, rows = SlotTable(len(owners), 1, 1, VOCAB, torch.device(device)), np.arange(len(owners))
     ring = BufferRing(slots.device)
     staging, timers = StagingBuffer(4_096, ring), StepTimers(slots.device)
-    sampler = StepSampler(slots, len(owners), mode, ring)
+    sampler = Sampler(slots, len(owners), mode, ring)
     generator = torch.Generator().manual_seed(len(owners))
     found = []
     with torch.inference_mode():
