@@ -32,6 +32,7 @@ from quire.runtime.executor.gpu_executor import GpuExecutor
 from quire.runtime.worker import buffer_ring
 from quire.runtime.worker.graph_shapes import GraphShape
 from quire.runtime.worker.sampling import sampled_outputs
+from quire.runtime.worker.speculation.device_verification import DeviceVerifier
 from quire.runtime.worker.speculation.draft_lengths import Choice, DraftLengths
 from quire.runtime.worker.speculation.step_drafts import StepDrafts
 from quire.runtime.worker.speculation.verification import Verified
@@ -66,9 +67,11 @@ def take_the_place_of_a_gpu() -> None:
     def capture(self: Worker, loaded: LoadedModel) -> None:
         self._runner._captured.graphs = NoGraphs()  # type: ignore[assignment]
         self._runner.capture_graphs(CAPTURED)
-        verifier = self._runner._device_verifier
-        for name in ("_look_up_tokens", "_position_columns", "_sample", "_keep_drafts") if verifier else ():
+        verifier = self._runner._verifier
+        on_device = isinstance(verifier, DeviceVerifier) and self._runner.slots.drafts.shape[1] > 0
+        for name in ("_look_up_tokens", "_position_columns", "_sample", "_keep_drafts") if on_device else ():
             setattr(verifier, name, lambda *given, **named: None)
+        assert self._runner._sampler is not None
         for buffer in self._runner._sampler.outputs._buffers.host:
             buffer.fill_(GAINED)  # tokens, and how many of them each row gains
         for tokens, faults in self._runner._sampler.outputs._on_host:

@@ -31,10 +31,9 @@ from quire.foundation.messages.workers import DeviceLimits, Plan, Result
 from quire.runtime.worker.batch import BatchBuffers
 from quire.runtime.worker.buffer_ring import BufferRing
 from quire.runtime.worker.host_batch import HostBatch
-from quire.runtime.worker.kv_transfer import NO_MOVES
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.staging_buffer import StagingBuffer
-from quire.runtime.worker.step_inputs import StepInputs
+from quire.runtime.worker.step import StepInputs
 from quire.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
@@ -68,22 +67,21 @@ class StubExecutor:
         self._slots.admit(plan.admitted)
         host = HostBatch.of(plan, self._slots.host.max_lengths)
         staging = self._staging
-        staging.begin()
+        copied = staging.begin()
         inputs = StepInputs(
-            slots=staging.copied(host.slots),
-            token_ids=staging.copied(host.token_ids),
-            counts=staging.copied(host.counts),
-            row_of_token=staging.copied(host.row_of_token),
-            offsets=staging.copied(host.offsets),
+            slots=copied.add(host.slots),
+            token_ids=copied.add(host.token_ids),
+            counts=copied.add(host.counts),
+            row_of_token=copied.add(host.row_of_token),
+            offsets=copied.add(host.offsets),
             attention=AttentionMetadata(),
-            sampled_slots=staging.copied(host.sampled_slots),
-            logits_indices=staging.copied(host.logits_indices),
-            late=None,
-            slot_updates=self._slots.stage(plan, staging),
-            block_moves=NO_MOVES,
+            sampled_slots=copied.add(host.sampled_slots),
+            logits_indices=copied.add(host.logits_indices),
         )
-        staging.finish()
-        self._slots.apply(inputs.slot_updates)
+        zero_copy = copied.end()
+        slot_updates = self._slots.stage(plan, zero_copy)
+        zero_copy.finish().copy_to_device()
+        self._slots.apply(slot_updates)
         self._batches.prepare(host, inputs)
         self.seconds += time.thread_time() - began
         self._plans.append(plan)

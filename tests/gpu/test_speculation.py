@@ -16,7 +16,7 @@ from quire import LLM, SamplingParams
 from quire.engine.metrics.reader import Counter
 from quire.foundation.messages.workers import Plan
 from quire.runtime.worker.cuda_graphs import CudaGraphs
-from quire.runtime.worker.graph_shapes import GraphShape, StepKind
+from quire.runtime.worker.graph_shapes import GraphShape, ShapeKind
 from quire.runtime.worker.speculation.draft_model import DraftModel
 from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.heads import ReferenceHead, make_eagle3, noting
@@ -64,7 +64,7 @@ def guessing(
 
 def _verifies(shape: GraphShape) -> bool:
     """Whether it is for steps with drafts alone, or more positions than rows."""
-    return shape.kind is StepKind.SHORT or (shape.sampled > shape.max_rows and not shape.is_decode)
+    return shape.is_short or (shape.sampled > shape.max_rows and not shape.is_decode)
 
 
 def counters(llm: LLM) -> dict[str, float]:
@@ -143,7 +143,7 @@ def test_steps_with_drafts_follow_each_other(method: str, monkeypatch: pytest.Mo
     bring is what there is without drafts."""
     model = {"draft_model": "quill_draft", "eagle3": "quill_eagle3"}[method]
     asked = {"method": method, "model": model, "num_speculative_tokens": 4}
-    followed, shapes = list[bool](), list[StepKind]()
+    followed, shapes = list[bool](), list[ShapeKind]()
     follows, replay = DraftModel.follows, CudaGraphs.replay
 
     def noting_follows(self: DraftModel, plan: Plan) -> bool:
@@ -163,7 +163,7 @@ def test_steps_with_drafts_follow_each_other(method: str, monkeypatch: pytest.Mo
             texts.append(llm.generate("The fox and the hen walk to the river. ", params, use_tqdm=False)[0].outputs[0])
             if own:
                 assert sum(followed) > 0.9 * len(followed) > 0
-                assert shapes.count(StepKind.SHORT) > 0.9 * sum(followed)  # which is asked twice a step
+                assert shapes.count(ShapeKind.SHORT) > 0.9 * sum(followed)  # which is asked twice a step
     assert texts[0].text == texts[1].text
 
 

@@ -53,10 +53,9 @@ def admit(slots: SlotTable, owners: list[Admitted]) -> None:
 
 def apply_updates(slots: SlotTable, plan: Plan) -> None:
     """Make the plan's changes of the slot table, on a CPU."""
-    staging = StagingBuffer(2**16, BufferRing(slots.device))
-    staging.begin()
-    updates = slots.stage(plan, staging)
-    staging.finish()
+    zero_copy = StagingBuffer(2**16, BufferRing(slots.device)).begin().end()
+    updates = slots.stage(plan, zero_copy)
+    zero_copy.finish()
     slots.apply(updates)
 
 

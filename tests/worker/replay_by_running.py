@@ -35,7 +35,8 @@ class ReplayByRunning:
         self._copied[shape, adapted] = self._entries(shape, adapted)
 
     def _entries(self, shape: GraphShape, adapted: Adapted) -> int:
-        copied: int = self._steps[shape, adapted].func.__self__._staging.num_copied  # type: ignore[attr-defined]
+        runner = self._steps[shape, adapted].func.__self__  # type: ignore[attr-defined]
+        copied: int = runner._stager._staging._staged.num_copied
         return copied
 
     def replay(self, shape: GraphShape, *, adapted: Adapted = Adapted.NOTHING) -> Tensor:

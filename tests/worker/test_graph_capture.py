@@ -10,9 +10,9 @@ from quire.models.lora.step_tiles import Adapted
 from quire.runtime.worker import buffer_ring, model_runner
 from quire.runtime.worker.buffer_ring import BufferRing
 from quire.runtime.worker.graph_shapes import GraphShape, GraphShapes
-from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.model_runner import ModelRunner
-from quire.runtime.worker.step_inputs import StepInputs
+from quire.runtime.worker.startup.starting_runner import StartingRunner
+from quire.runtime.worker.step import Step
 from tests.checkpoints import make_llama
 from tests.worker.driver import Driver, config_for
 from tests.worker.replay_by_running import ReplayByRunning
@@ -39,12 +39,13 @@ def test_of_precompiled_shapes_the_largest_of_each_kind_runs_before_capture(
 ) -> None:
     ran: list[tuple[int, int]] = []
 
-    def run(self: ModelRunner, host: HostBatch, inputs: StepInputs) -> None:
-        ran.append((len(host.token_ids), len(host.slots)))
+    def run(self: ModelRunner, step: Step) -> None:
+        step.staged.copy_to_device()
+        ran.append((len(step.host.token_ids), len(step.host.slots)))
 
-    monkeypatch.setattr(ModelRunner, "_forward_and_sample", run)
+    monkeypatch.setattr(ModelRunner, "_compute", run)
     too_large: list[list[int]] = []
-    monkeypatch.setattr(ModelRunner, "run_dummies", lambda self, counts, **_: too_large.append(list(counts)))
+    monkeypatch.setattr(StartingRunner, "run_dummies", lambda self, counts, **_: too_large.append(list(counts)))
     runner = Driver(config_for(make_llama(tmp_path, tokenizer=False), enforce_eager=True)).worker._runner
     runner._captured.graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
     runner.capture_graphs(MOST, precompiled=precompiled)
@@ -62,8 +63,14 @@ def test_of_precompiled_shapes_the_largest_of_each_kind_runs_before_capture(
 
 def test_steps_with_adapters_are_captured_beside_those_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Adapted] = []
-    monkeypatch.setattr(ModelRunner, "_forward_and_sample", lambda self, host, inputs: found.append(inputs.adapted))
-    monkeypatch.setattr(ModelRunner, "run_dummies", lambda self, counts, **_: None)
+
+    def run(self: ModelRunner, step: Step) -> None:
+        step.staged.copy_to_device()
+        found.append(step.adapted)
+        assert (step.inputs.tiles is None) == (step.adapted is Adapted.NOTHING)
+
+    monkeypatch.setattr(ModelRunner, "_compute", run)
+    monkeypatch.setattr(StartingRunner, "run_dummies", lambda self, counts, **_: None)
     config = config_for(make_llama(tmp_path, tokenizer=False), enforce_eager=True, enable_lora=True)
     runner = Driver(config).worker._runner
     runner._captured.graphs = graphs = ReplayByRunning()  # type: ignore[assignment]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quire.foundation.messages.workers import Plan
-from quire.runtime.worker.graph_shapes import MAX_ROWS, GraphShape, GraphShapes, StepKind
+from quire.runtime.worker.graph_shapes import MAX_ROWS, GraphShape, GraphShapes, ShapeKind
 from quire.runtime.worker.host_batch import HostBatch
 
 DUMMY = 99
@@ -93,8 +93,8 @@ def test_padding_belongs_to_the_dummy_slot() -> None:
         check_padded(counts, sampled, shape)
     for rows in (1, 5, 8):
         check_padded([1] * rows, list(range(rows)), GraphShape.decode(8))
-    check_padded([16], [0], GraphShape.with_prompts(StepKind.PREFILL, 16, 8, 64))
-    check_padded([15], [], GraphShape.with_prompts(StepKind.PREFILL, 16, 8, 64))
+    check_padded([16], [0], GraphShape.with_prompts(ShapeKind.PREFILL, 16, 8, 64))
+    check_padded([15], [], GraphShape.with_prompts(ShapeKind.PREFILL, 16, 8, 64))
 
 
 def check_padded(counts: list[int], sampled: list[int], shape: GraphShape) -> None:

@@ -32,10 +32,9 @@ def plan_of(**moves: Any) -> Plan:
 
 def moves_of(plan: Plan, device: str = "cpu") -> BlockMoves:
     """What is staged for the plan."""
-    staging = StagingBuffer(1_000, BufferRing(torch.device(device)))
-    staging.begin()
-    moves = GpuBlockTransfer.stage(Mock(), plan, staging)
-    staging.finish()
+    zero_copy = StagingBuffer(1_000, BufferRing(torch.device(device))).begin().end()
+    moves = GpuBlockTransfer.stage(Mock(), plan, zero_copy)
+    zero_copy.finish()
     return moves
 
 

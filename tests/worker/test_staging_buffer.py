@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.runtime.worker.buffer_ring import BufferRing
-from quire.runtime.worker.staging_buffer import HostColumn, StagingBuffer
+from quire.runtime.worker.staging_buffer import HostColumn, StagedColumns, StagingBuffer
 
 CAPACITY = 40
 DELAY = 10**8
@@ -21,13 +21,13 @@ def columns_of(step: int) -> list[HostColumn]:
     return [ints, ints / 8, -ints, ints * 2**40, ints[:7] / 3]
 
 
-def stage(staging: StagingBuffer, columns: list[HostColumn], copied: int) -> list[Tensor]:
-    """The first `copied` columns in device memory, the others in host memory."""
-    staging.begin()
-    tensors = [staging.copied(column) for column in columns[:copied]]
-    tensors += [staging.zero_copy(column) for column in columns[copied:]]
-    staging.finish()
-    return tensors
+def stage(staging: StagingBuffer, columns: list[HostColumn], copied: int) -> tuple[list[Tensor], StagedColumns]:
+    """The first `copied` columns in device memory, the others in host memory; and all of them, not copied yet."""
+    first = staging.begin()
+    tensors = [first.add(column) for column in columns[:copied]]
+    others = first.end()
+    tensors += [others.add(column) for column in columns[copied:]]
+    return tensors, others.finish()
 
 
 @pytest.mark.parametrize("copied", [0, 2, 5])
@@ -40,9 +40,9 @@ def test_each_step_finds_its_own_columns(capacity: int, device: str, copied: int
         torch.cuda._sleep(DELAY)
     found = []
     for step in range(3):
-        tensors = stage(staging, columns_of(step), copied)
+        tensors, staged = stage(staging, columns_of(step), copied)
         assert staging.overflowed == (capacity < 47)
-        staging.copy_to_device()
+        staged.copy_to_device()
         found.append([tensor + 0 for tensor in tensors])  # by a kernel: copy engines know no unowned views
     for step, of_step in enumerate(found):
         assert [column.tolist() for column in of_step] == [column.tolist() for column in columns_of(step)]
@@ -58,38 +58,71 @@ def test_each_step_finds_its_own_columns(capacity: int, device: str, copied: int
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_copied_columns_keep_their_addresses(device: str) -> None:
     staging = StagingBuffer(CAPACITY, BufferRing(torch.device(device)))
-    one, other = (stage(staging, columns_of(step)[:4], 3) for step in range(2))
+    one, staged = stage(staging, columns_of(0)[:4], 3)
+    staged.copy_to_device()
+    other, staged = stage(staging, columns_of(1)[:4], 3)
     assert [column.data_ptr() for column in one[:3]] == [column.data_ptr() for column in other[:3]]
     assert (one[3].data_ptr() == other[3].data_ptr()) == (device == "cpu")
     assert not staging.overflowed
-    assert staging.num_copied == 30
+    assert staged.num_copied == 30
 
 
 def test_copied_columns_come_first() -> None:
     staging = StagingBuffer(CAPACITY, BufferRing(torch.device("cpu")))
+    copied = staging.begin()
+    copied.end().add(columns_of(0)[0])
+    with pytest.raises(AssertionError, match="come before"):
+        copied.add(columns_of(0)[1])
+
+
+def test_each_step_is_copied_once_before_the_next_begins() -> None:
+    staging = StagingBuffer(CAPACITY, BufferRing(torch.device("cpu")))
+    _, staged = stage(staging, columns_of(0)[:1], 1)
+    with pytest.raises(AssertionError, match="neither copied nor replayed"):
+        staging.begin()
+    with pytest.raises(AssertionError, match="has not copied"):
+        staged.captured()
+    staged.copy_to_device()
+    for again in (staged.copy_to_device, staged.copy_by_replay):
+        with pytest.raises(AssertionError, match="once"):
+            again()
+    stage(staging, columns_of(1)[:1], 1)[1].copy_by_replay()
+    captured = staged.captured()
+    captured.copy_to_device()
+    captured.copy_to_device()
     staging.begin()
-    staging.zero_copy(columns_of(0)[0])
-    with pytest.raises(AssertionError):
-        staging.copied(columns_of(0)[1])
+
+
+def test_a_step_that_is_alike_has_the_columns_of_the_other() -> None:
+    staging = StagingBuffer(CAPACITY, BufferRing(torch.device("cpu")))
+    (copied, _), staged = stage(staging, columns_of(0)[:2], 1)
+    kept = staged.copied
+    staged.copy_to_device()
+    stage(staging, columns_of(1)[:2], 1)[1].copy_to_device()
+    others = staging.begin_alike(kept)
+    zero_copy = others.add(columns_of(2)[1])
+    others.finish().copy_to_device()
+    assert copied.tolist() == columns_of(0)[0].tolist()
+    assert zero_copy.tolist() == columns_of(2)[1].tolist()
 
 
 @pytest.mark.gpu
 def test_a_captured_step_copies_what_was_staged_for_it() -> None:
     staging = StagingBuffer(CAPACITY, BufferRing(torch.device("cuda")))
-    (column,) = stage(staging, columns_of(0)[:1], 1)
-    staging.copy_to_device()
+    (column,), staged = stage(staging, columns_of(0)[:1], 1)
+    staged.copy_to_device()
     torch.cuda.synchronize()
     graph, out = torch.cuda.CUDAGraph(), torch.zeros(10, dtype=torch.int64, device="cuda")
     with torch.cuda.graph(graph):
-        staging.copy_to_device()
+        staged.captured().copy_to_device()
         out.copy_(column)
     found = []
     torch.cuda._sleep(DELAY)
     for step in (1, 2):
-        stage(staging, columns_of(step)[:1], 1)
+        _, staged = stage(staging, columns_of(step)[:1], 1)
+        staged.copy_by_replay()
         graph.replay()
         found.append(out.clone())
-    stage(staging, columns_of(3)[:1], 1)
-    staging.copy_to_device()
+    stage(staging, columns_of(3)[:1], 1)[1].copy_to_device()
     found.append(column.clone())
     assert [x.tolist() for x in found] == [columns_of(step)[0].tolist() for step in (1, 2, 3)]

@@ -17,7 +17,7 @@ from quire.foundation.messages.workers import Plan
 from quire.models.spec import read_spec
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.runtime.worker import worker_parts
-from quire.runtime.worker.model_runner import ModelRunner
+from quire.runtime.worker.startup.starting_runner import StartingRunner
 from quire.runtime.worker.worker import Worker
 from quire.runtime.worker.worker_parts import WorkerParts
 from tests.checkpoints import make_llama
@@ -99,7 +99,7 @@ def test_weights_that_do_not_fit_are_refused_by_flag(tmp_path: Path) -> None:
     [
         (WorkerParts, "slot_table", "--max-num-seqs"),
         (WorkerParts, "runner", "--gpu-memory"),
-        (ModelRunner, "capture_graphs", "--enforce-eager"),
+        (StartingRunner, "capture_graphs", "--enforce-eager"),
     ],
 )
 def test_what_else_does_not_fit_on_a_gpu_is_refused_by_flag(
@@ -211,7 +211,7 @@ def test_bf16_is_as_close_to_fp32_as_transformers_is(stored: str, tmp_path: Path
 def test_attention_is_told_how_much_of_each_row_stands_already(tiny: Path) -> None:
     """Also where a slot had an owner before, of whom nothing is left."""
     driver = Driver(config_for(tiny))
-    attention, seen = driver.worker._runner._forward._attention, []
+    attention, seen = driver.worker._runner._attention, []
     build = attention.build_metadata
     attention.build_metadata = lambda counts, bounds, _: seen.append(bounds.tolist()) or build(counts, bounds)  # type: ignore
     for prompt in ([3] * 40, [4] * 40):

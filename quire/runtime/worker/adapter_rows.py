@@ -14,7 +14,7 @@ from quire.models.lora.step_tiles import GPU_TILE, Adapted, StepTiles, max_tiles
 from quire.models.lora.updates import LowRankUpdates
 from quire.runtime.worker.graph_shapes import GraphShape
 from quire.runtime.worker.host_batch import HostBatch
-from quire.runtime.worker.staging_buffer import StagingBuffer
+from quire.runtime.worker.staging_buffer import CopiedColumns
 
 
 class AdapterRows:
@@ -48,14 +48,14 @@ class AdapterRows:
         self._step.tiles = tiles
         self._step.expert_slots = expert_slots
 
-    def stage_expert_slots(self, host: HostBatch, adapters: IntArray, staging: StagingBuffer) -> Tensor:
+    def stage_expert_slots(self, host: HostBatch, adapters: IntArray, staging: CopiedColumns) -> Tensor:
         """Stage [tokens] the adapter slot of each token whose adapter changes experts, and 0 for all other tokens. The
         arguments are those of `stage`."""
         of_tokens = adapters[host.row_of_token]
-        return staging.copied(np.where(self._updates.changes_experts[of_tokens], of_tokens, 0))
+        return staging.add(np.where(self._updates.changes_experts[of_tokens], of_tokens, 0))
 
     def stage(
-        self, host: HostBatch, adapters: IntArray, staging: StagingBuffer, shape: GraphShape | None = None
+        self, host: HostBatch, adapters: IntArray, staging: CopiedColumns, shape: GraphShape | None = None
     ) -> Tiles:
         """Stage the tiles of a step; returns them as columns that are copied to the device.
 
@@ -72,14 +72,14 @@ class AdapterRows:
             return _staged(*tile_tokens(of_tokens, GPU_TILE), staging, of_tokens)
         return self._staged_padded(of_tokens, shape.rows, staging)
 
-    def stage_dummies(self, host: HostBatch, staging: StagingBuffer) -> Tiles:
+    def stage_dummies(self, host: HostBatch, staging: CopiedColumns) -> Tiles:
         """Stage the tiles of a step in which no token has an adapter: as many as a step of this size can have."""
         none = np.zeros(len(host.token_ids), dtype=np.int64)
         if not self._on_gpu:
             return _staged(*order_tokens(none), staging)
         return self._staged_padded(none, len(host.slots), staging)
 
-    def _staged_padded(self, of_tokens: IntArray, num_rows: int, staging: StagingBuffer) -> Tiles:
+    def _staged_padded(self, of_tokens: IntArray, num_rows: int, staging: CopiedColumns) -> Tiles:
         """Stage the tiles of these tokens, with empty ones behind them up to the most that such a step can have."""
         most = max_tiles(len(of_tokens), num_rows, self._slots, GPU_TILE)
         slots, rows = tile_tokens(of_tokens, GPU_TILE)
@@ -88,6 +88,6 @@ class AdapterRows:
         return _staged(all_slots, all_rows, staging, of_tokens)
 
 
-def _staged(slots: IntArray, rows: IntArray, staging: StagingBuffer, of_tokens: IntArray | None = None) -> Tiles:
-    slot_of_row = None if of_tokens is None else staging.copied(of_tokens)
-    return Tiles(staging.copied(slots), staging.copied(rows.reshape(-1)).view(rows.shape), slot_of_row)
+def _staged(slots: IntArray, rows: IntArray, staging: CopiedColumns, of_tokens: IntArray | None = None) -> Tiles:
+    slot_of_row = None if of_tokens is None else staging.add(of_tokens)
+    return Tiles(staging.add(slots), staging.add(rows.reshape(-1)).view(rows.shape), slot_of_row)

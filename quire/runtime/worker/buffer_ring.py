@@ -17,8 +17,8 @@ _COPY_PROGRAMS = 8
 class BufferRing:
     """Which buffer a step uses: one that is used by no step that may still run, or whose outputs nobody has read yet.
 
-    The host counts the steps that it stages, the device those that it runs, so every staged step must copy its inputs
-    exactly once, and in the same order.
+    The host counts the steps that it stages, the device those that it runs. Both agree because each `StagedColumns` is
+    copied exactly once, before the next step begins.
 
     Args:
         device: Where steps run.

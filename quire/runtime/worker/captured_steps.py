@@ -7,21 +7,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.models.lora.step_tiles import Adapted
-from quire.runtime.worker.adapter_rows import AdapterRows
 from quire.runtime.worker.cuda_graphs import CudaGraphs
 from quire.runtime.worker.graph_shapes import GraphShape, GraphShapes, ShortSteps
-from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.recorded_steps import RecordedSteps
-from quire.runtime.worker.slot_table import SlotTable
+from quire.runtime.worker.step import Step, StepKind
 
 
 class CapturedSteps:
     """Holds the steps that can be replayed, and finds the one for a batch. There are none at first.
 
     Args:
-        slots: The slot table.
-        adapters: Of its rows; None: there are none.
         short: Which short steps there are.
 
     Attributes:
@@ -30,40 +25,36 @@ class CapturedSteps:
         short: Which short steps there are.
     """
 
-    def __init__(self, slots: SlotTable, adapters: AdapterRows | None, short: ShortSteps) -> None:
-        self._slots = slots
-        self._adapters = adapters
+    def __init__(self, short: ShortSteps) -> None:
         self.short = short
         self.graphs = CudaGraphs()
         self.shapes = GraphShapes(0, 0, 0, 0)
         self.recorded: RecordedSteps | None = None
 
-    def shape_for(self, host: HostBatch) -> GraphShape | None:
-        """The captured shape that the batch can be padded to, if there is one."""
-        sizes = len(host.token_ids), len(host.slots), len(host.sampled_slots), host.decode_rows
-        if (
-            self.short is ShortSteps.DRAFTING
-            and not host.is_decode
-            and (short := self.shapes.for_short(*sizes[:3])) is not None
-        ):
-            return short
+    def covers(self, step: Step) -> GraphShape | None:
+        """The captured shape that the step can be padded to, if there is one."""
+        host = step.host
+        tokens, rows, sampled = len(host.token_ids), len(host.slots), len(host.sampled_slots)
+        if self.recorded is not None:
+            return self.recorded.for_step(tokens, rows, sampled, host.decode_rows, adapted=step.adapted)
+        may_be_short = self.short is ShortSteps.DRAFTING and not host.is_decode
+        if may_be_short or (step.kind is StepKind.VERIFY and tokens == sampled):
+            short = self.shapes.for_short(tokens, rows, sampled)
+            if short is not None:
+                return short
+        return self.shapes.for_step(tokens, rows, sampled, host.decode_rows)
+
+    def replay(self, step: Step) -> Tensor:
+        """Replay the staged step; returns [sampled, vocab] logits, valid until the next replay."""
+        assert step.shape is not None
+        step.staged.copy_by_replay()
         if self.recorded is None:
-            return self.shapes.for_step(*sizes)
-        if self._adapters is None:
-            return self.recorded.for_step(*sizes)
-        return self.recorded.for_step(*sizes, adapted=self._adapters.kind_of(self._slots.host.adapters[host.slots]))
+            return self.graphs.replay(step.shape, adapted=step.adapted)
+        if step.stops_at_logits:
+            return self.recorded.replay_logits(step.shape, adapted=step.adapted)
+        return self.recorded.replay(step.shape, adapted=step.adapted)
 
-    def shape_of_drafts(self, host: HostBatch) -> GraphShape | None:
-        """The captured shape that a batch with drafts can be padded to on a GPU, if there is one."""
-        sizes = len(host.token_ids), len(host.slots), len(host.sampled_slots)
-        short = self.shapes.for_short(*sizes) if sizes[0] == sizes[2] else None
-        return self.shape_for(host) if short is None else short
-
-    def replay(self, shape: GraphShape, *, adapted: Adapted) -> Tensor:
-        """Replay the staged step; returns [sampled, vocab] logits, valid until the next replay.
-
-        Args:
-            shape: The staged step's captured shape.
-            adapted: What adapters change.
-        """
-        return (self.recorded or self.graphs).replay(shape, adapted=adapted)
+    def sample(self) -> None:
+        """Replay the rest of the recorded step whose logits were replayed last."""
+        assert self.recorded is not None
+        self.recorded.sample()

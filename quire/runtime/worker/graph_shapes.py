@@ -39,8 +39,8 @@ MAX_ROWS = max(_WIDE_MIXED_ROWS.values()) + _PADDING_ROWS
 """Rows of a captured step with prompts, at most."""
 
 
-class StepKind(Enum):
-    """Steps of one kind launch the same kernels, but for sizes and what attends to many rows."""
+class ShapeKind(Enum):
+    """Steps whose shapes are of one kind launch the same kernels, but for sizes and what attends to many rows."""
 
     DECODE = auto()
     """Every row has one token, and all are sampled."""
@@ -76,7 +76,7 @@ class GraphShape:
         plan_rows: Rows that a plan may have; 0: as many as sampled positions.
     """
 
-    kind: StepKind
+    kind: ShapeKind
     tokens: int
     rows: int
     sampled: int
@@ -85,11 +85,11 @@ class GraphShape:
     @classmethod
     def decode(cls, rows: int) -> GraphShape:
         """The shape of a decode step of this many rows."""
-        return cls(StepKind.DECODE, rows, rows, rows)
+        return cls(ShapeKind.DECODE, rows, rows, rows)
 
     @classmethod
     def with_prompts(
-        cls, kind: StepKind, tokens: int, rows: int, max_seqs: int, max_sampled: int | None = None
+        cls, kind: ShapeKind, tokens: int, rows: int, max_seqs: int, max_sampled: int | None = None
     ) -> GraphShape:
         """The shape of a step with prompts, of this many tokens and of this many rows before padding. The engine runs
         `max_seqs` sequences. A step samples up to `max_sampled` positions: as many, or with drafts more."""
@@ -103,12 +103,17 @@ class GraphShape:
     def short(cls, tokens: int, sampled: int) -> GraphShape:
         """The shape of a short step of this many tokens and sampled positions. It has a row for each token and one of
         padding."""
-        return cls(StepKind.SHORT, tokens, tokens + 1, sampled)
+        return cls(ShapeKind.SHORT, tokens, tokens + 1, sampled)
 
     @property
     def is_decode(self) -> bool:
         """Whether every row has one token. Then the number of rows decides how long each column is."""
-        return self.kind is StepKind.DECODE
+        return self.kind is ShapeKind.DECODE
+
+    @property
+    def is_short(self) -> bool:
+        """Whether each token is a row to attention."""
+        return self.kind is ShapeKind.SHORT
 
     @property
     def max_rows(self) -> int:
@@ -118,14 +123,14 @@ class GraphShape:
     @property
     def decode_rows(self) -> int:
         """Rows of one token that a plan may have."""
-        return 0 if self.kind is StepKind.PREFILL else self.max_rows
+        return 0 if self.kind is ShapeKind.PREFILL else self.max_rows
 
     @property
     def limits(self) -> PaddedLimits | None:
         """What attention is padded to. In a mixed step, the row of padding may have one token as well."""
-        if self.is_decode or self.kind is StepKind.SHORT:
+        if self.is_decode or self.is_short:
             return None
-        return PaddedLimits(self.tokens, self.rows, self.decode_rows + (self.kind is StepKind.MIXED))
+        return PaddedLimits(self.tokens, self.rows, self.decode_rows + (self.kind is ShapeKind.MIXED))
 
     def holds(self, tokens: int, rows: int, decode_rows: int, sampled: int = 0) -> bool:
         """Whether a step with rows of several tokens, of these sizes, can be padded to this shape."""
@@ -190,7 +195,7 @@ class GraphShapes:
         of which are captured sizes too up to 512, so they hold for any number of rows.
         """
         tiles = dict.fromkeys([*range(_TILE, most, _TILE), most], self._rows)
-        captured = {shape.tokens: shape.max_rows for shape in self._with_prompts if shape.kind is StepKind.MIXED}
+        captured = {shape.tokens: shape.max_rows for shape in self._with_prompts if shape.kind is ShapeKind.MIXED}
         return sorted((captured | tiles).items())
 
 
@@ -213,8 +218,8 @@ def _shapes_with_prompts(most: int, rows: int, sampled: int | None) -> list[Grap
     mixed = [*_MIXED_ROWS.items()]
     if rows > max(_MIXED_ROWS.values()):
         mixed += _WIDE_MIXED_ROWS.items()
-    sizes = [(StepKind.PREFILL, tokens, _PREFILL_ROWS) for tokens in _PREFILL_TOKENS]
-    sizes += [(StepKind.MIXED, tokens, its_rows) for tokens, its_rows in mixed]
+    sizes = [(ShapeKind.PREFILL, tokens, _PREFILL_ROWS) for tokens in _PREFILL_TOKENS]
+    sizes += [(ShapeKind.MIXED, tokens, its_rows) for tokens, its_rows in mixed]
     shapes = [
         GraphShape.with_prompts(kind, tokens, own, rows, sampled) for kind, tokens, own in sizes if tokens <= most
     ]

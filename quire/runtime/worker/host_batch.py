@@ -9,7 +9,7 @@ import numpy as np
 
 from quire.compute.attention.metadata import IntArray
 from quire.foundation.messages.workers import Plan
-from quire.runtime.worker.graph_shapes import GraphShape, StepKind
+from quire.runtime.worker.graph_shapes import GraphShape
 from quire.runtime.worker.speculation.step_drafts import StepDrafts
 
 LAST_SAMPLED = -1
@@ -33,7 +33,7 @@ class HostBatch:
             also those before each of them.
         sampled_slots: [sampled], the slots of these positions.
         masked: [masked], which of the sampled positions wait for their bitmasks.
-        is_short: See StepKind.SHORT.
+        is_short: Whether it is padded to a short shape, whose tokens are rows of attention.
     """
 
     slots: IntArray
@@ -133,7 +133,7 @@ class HostBatch:
             logits_indices=np.concatenate((self.logits_indices, of_sampled)),
             sampled_slots=np.concatenate((self.sampled_slots, of_sampled + dummy)),
             masked=self.masked,
-            is_short=shape.kind is StepKind.SHORT,
+            is_short=shape.is_short,
         )
 
 

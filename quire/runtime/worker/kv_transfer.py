@@ -18,7 +18,7 @@ from quire.compute.kernels.dispatch import kernel
 from quire.foundation.messages.workers import Plan
 from quire.runtime.worker.host_memory import pin_host_memory, unpin_host_memory
 from quire.runtime.worker.pinned_host_pool import PinnedHostPool
-from quire.runtime.worker.staging_buffer import StagingBuffer, to_device_memory
+from quire.runtime.worker.staging_buffer import ZeroCopyColumns, to_device_memory
 
 STAGING_BYTES = 32 * 2**20
 """Size of each of the two buffers on the device through which blocks are swapped."""
@@ -51,7 +51,7 @@ class BlockTransfer(Protocol):
         """Plans may swap to the host blocks 0 to this number - 1. It only grows."""
         ...
 
-    def stage(self, plan: Plan, staging: StagingBuffer) -> BlockMoves:
+    def stage(self, plan: Plan, staging: ZeroCopyColumns) -> BlockMoves:
         """Stage what `apply` needs on the device."""
         ...
 
@@ -84,7 +84,7 @@ class CpuBlockTransfer:
     def ready_host_blocks(self) -> int:
         return self._host.shape[1]
 
-    def stage(self, plan: Plan, staging: StagingBuffer) -> BlockMoves:
+    def stage(self, plan: Plan, staging: ZeroCopyColumns) -> BlockMoves:
         return NO_MOVES
 
     def apply(self, plan: Plan, moves: BlockMoves) -> None:
@@ -113,7 +113,7 @@ class JoinedTransfer:
     def ready_host_blocks(self) -> int:
         return min(each.ready_host_blocks for each in self._all)
 
-    def stage(self, plan: Plan, staging: StagingBuffer) -> BlockMoves:
+    def stage(self, plan: Plan, staging: ZeroCopyColumns) -> BlockMoves:
         return self._first.stage(plan, staging)  # block ids: the same for all
 
     def apply(self, plan: Plan, moves: BlockMoves) -> None:
@@ -184,12 +184,12 @@ class GpuBlockTransfer:
             self._stream.synchronize()
         self._pool.close()
 
-    def stage(self, plan: Plan, staging: StagingBuffer) -> BlockMoves:
+    def stage(self, plan: Plan, staging: ZeroCopyColumns) -> BlockMoves:
         if not plan.swap_out and not plan.copies and not plan.swap_in:
             return NO_MOVES
 
         def staged(blocks: list[int]) -> Tensor | None:
-            return staging.zero_copy(np.array(blocks, dtype=np.int64)) if blocks else None
+            return staging.add(np.array(blocks, dtype=np.int64)) if blocks else None
 
         return BlockMoves(
             swap_out=staged([device for device, _ in plan.swap_out]),

@@ -1,63 +1,51 @@
-"""Launches plans, and what runs before the first one; it puts together what a step goes through:
+"""Takes a model's steps from a plan to a result, in one pipeline; `ModelRunner.launch` is all of it:
 
-1. `step_stager.py`: what it takes from the host is staged, and the plan's changes are made.
-2. `forward_pass.py`: hidden states and logits; or a step that was captured is replayed (`captured_steps.py`).
-3. Tokens are sampled (`sampling/`), or drafts verified (`speculation/`).
+1. `_begin` makes a `Step` (`step.py`) of a plan: its rows, how it ends, and the captured step that it is replayed as.
+2. `StepStager.stage` puts its columns on their way to the device, and makes the plan's changes.
+3. `_forward` computes logits: a captured step is replayed (`captured_steps.py`), any other runs kernel by kernel.
+4. `_end` has tokens sampled (`sampling/`), or drafts verified (`speculation/`), and launches their way to the host.
 
-`step_launcher.py` does this for steps without drafts, launchers in `speculation/` for others. On a GPU a
-step is only launched; its outputs come back to the host by themselves, and nothing waits for the device but
-`StepHandle.result`.
+On a GPU a step is only launched: nothing waits for the device but `StepHandle.result`. What lives from one step to the
+next is the slot table (`SlotTable`: lengths, last tokens, counters, block tables, sampling parameters), and the KV
+cache, which attention reads and writes and `BlockTransfer` moves. Buffers are used again, and hold nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from functools import partial
-from itertools import product
 
 import torch
 from torch import Tensor
 
 from quire.compute.attention.backend import AttentionBackend
-from quire.compute.kernels.cpu.recording import Sizes
+from quire.compute.kernels.dispatch import kernel
 from quire.foundation.messages.workers import Plan, Result, TokenBitmasks
 from quire.models.lora.step_tiles import Adapted
 from quire.models.lora.updates import LowRankUpdates
 from quire.models.model import Model
 from quire.planning.step_limits import StepLimits
 from quire.runtime.worker.adapter_rows import AdapterRows
-from quire.runtime.worker.batch import BatchBuffers
+from quire.runtime.worker.batch import Batch, BatchBuffers
 from quire.runtime.worker.buffer_ring import BufferRing
 from quire.runtime.worker.captured_steps import CapturedSteps
-from quire.runtime.worker.forward_pass import ForwardPass
-from quire.runtime.worker.graph_shapes import MAX_ROWS, MAX_SHORT_TOKENS, GraphShapes, ShortSteps, StepKind
+from quire.runtime.worker.graph_shapes import MAX_ROWS, MAX_SHORT_TOKENS, ShortSteps
 from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.kv_transfer import BlockTransfer
-from quire.runtime.worker.recorded_steps import record_steps
-from quire.runtime.worker.sampling.logprobs import LogprobsMode
-from quire.runtime.worker.sampling.no_sampler import NoSampler
-from quire.runtime.worker.sampling.prompt_logprobs import PromptLogprobs
-from quire.runtime.worker.sampling.sampler import Deferred
-from quire.runtime.worker.sampling.step_sampler import StepSampler
+from quire.runtime.worker.sampling.logprobs import LogprobsMode, PromptLogprobs
+from quire.runtime.worker.sampling.sampler import Sampler
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.device_drafts import DeviceTokens, DraftsToVerify
 from quire.runtime.worker.speculation.device_verification import DeviceVerifier
-from quire.runtime.worker.speculation.drafting_launcher import DraftingLauncher
 from quire.runtime.worker.speculation.hidden_states import StepStates
 from quire.runtime.worker.speculation.step_drafts import StepDrafts
 from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
 from quire.runtime.worker.speculation.verification import Verifier
-from quire.runtime.worker.speculation.verification_launcher import (
-    DeviceVerificationLauncher,
-    VerificationLauncher,
-)
 from quire.runtime.worker.stage_steps import WHOLE_MODEL, StageSteps
 from quire.runtime.worker.staging_buffer import StagingBuffer
-from quire.runtime.worker.step_handle import MaskedStepHandle, StepHandle, StepTimers
-from quire.runtime.worker.step_inputs import StepInputs
-from quire.runtime.worker.step_launcher import StepLauncher
-from quire.runtime.worker.step_stager import EMPTY_PLAN, StepStager
+from quire.runtime.worker.step import EMPTY_PLAN, Step, StepKind
+from quire.runtime.worker.step_handle import MaskedStepHandle, StepHandle, StepTimer, StepTimers
+from quire.runtime.worker.step_stager import StepStager, drafting_key, verified_key
 from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 
 _STAGED_ENTRIES = 10
@@ -121,116 +109,39 @@ class ModelRunner:
             short = ShortSteps.VERIFYING if verifies else ShortSteps.DRAFTING
         adapters = None if updates is None else AdapterRows(updates, on_gpu=slots.device.type != "cpu")
         entries = _STAGED_ENTRIES + (0 if updates is None else _TILE_ENTRIES)
-        batches = BatchBuffers(slots, rows, limits.tokens, by_length, device_tokens)
+        staging = StagingBuffer(entries * (rows + limits.tokens), ring)
 
-        self._model = model
         self.slots = slots
+        self._model = model
+        self._attention = attention
+        self._adapters = adapters
+        self._states = states
         self._limits = limits
         self._stages = stages
         self._device_tokens = device_tokens
         self._max_logprobs = slots.vocab_size if max_logprobs < 0 else min(max_logprobs, slots.vocab_size)
         self._kinds = (Adapted.NOTHING,) if adapters is None else adapters.recorded
         self._ring = ring
-        self._staging = StagingBuffer(entries * (rows + limits.tokens), ring)
-        self._stager = StepStager(self._staging, slots, transfer, attention, adapters, stages, verifies=verifies)
-        self._captured = CapturedSteps(slots, adapters, short)
+        self._stager = StepStager(staging, slots, transfer, attention, adapters, stages, verifies=verifies)
+        self._batches = BatchBuffers(slots, rows, limits.tokens, by_length, device_tokens)
+        self._captured = CapturedSteps(short)
         self._prompt_logprobs = PromptLogprobs(model, slots)
-        self._forward = ForwardPass(
-            slots.device, model, attention, self._staging, batches, self._prompt_logprobs, adapters, states, stages
-        )
-        self._sampler = _build_sampler(model, slots, limits, logprobs_mode, ring, stages)
+        self._take_rows = kernel("take_rows", slots.device.type)
         self._timers = StepTimers(slots.device, in_flight)
-        parts = slots, self._stager, self._captured
-        self._launcher = StepLauncher(*parts, self._forward, self._sampler, device_tokens)
-        self._drafting = DraftingLauncher(*parts, self._launcher, self._timers)
-        self._device_verifier: DeviceVerifier | None = None
-        self._verification: VerificationLauncher | DeviceVerificationLauncher
-        bitmasks, outputs = self._sampler.bitmasks, self._sampler.outputs
-        if verifies:
-            verifier = DeviceVerifier(slots, most, logprobs_mode, bitmasks, outputs, synthetic)
-            self._device_verifier = verifier
-            self._verification = DeviceVerificationLauncher(*parts, self._forward, verifier, keeps=adapters is None)
-        else:
-            on_host = Verifier(slots, logprobs_mode, bitmasks, synthetic)
-            self._verification = VerificationLauncher(*parts, self._forward, on_host)
+        self._sampler: Sampler | None = None
+        self._verifier: Verifier | DeviceVerifier | None = None
+        if model.has_logits:  # else a later stage of a pipeline samples
+            verified = max(limits.rows, MAX_SHORT_TOKENS) if limits.drafts else 0
+            send_tokens = partial(_send_tokens, stages, slots)
+            sampler = Sampler(slots, max(limits.rows, most), logprobs_mode, ring, most, send_tokens, verified)
+            self._sampler = sampler
+            if verifies:
+                args = slots, most, logprobs_mode, sampler.bitmasks, sampler.outputs, synthetic
+                self._verifier = DeviceVerifier(*args)
+            else:
+                self._verifier = Verifier(slots, logprobs_mode, sampler.bitmasks, synthetic)
+        self._keeps_verified = verifies and adapters is None
         self._masked_step: MaskedStepHandle | None = None
-
-    # --- start ------------------------------------------------------------------------------------------------------
-
-    def run_largest(self, deferred: Deferred = nullcontext) -> None:
-        """Run the steps that take most memory, on rows of the dummy: most tokens with most sampled positions, and steps
-        of a token a row, which may run kernels of their own. `deferred`: see `run_dummies`.
-        """
-        self.run_dummies(self._limits.fewest_rows(self._limits.tokens), deferred)
-        for rows in sorted({1, self._limits.rows}):
-            self.run_dummies([1] * rows, deferred)
-
-    def capture_graphs(self, most: int, *, precompiled: bool = False) -> None:
-        """Capture steps of up to `most` tokens. Then a step of one token more runs, so that whatever is made at the
-        first launch of its kind makes no request wait.
-
-        Args:
-            most: See above.
-            precompiled: Whether all kernels of these steps are compiled and loaded, or will be by others. Then only the
-                largest step of each kind runs before it is captured, for what Triton and torch make at a first launch.
-        """
-        limits, dummy = self._limits, self.slots.dummy
-        shapes = GraphShapes(most, limits.rows, limits.tokens, limits.length, limits.sampled, self._captured.short)
-        ran: set[tuple[StepKind, Adapted]] = set()
-        with torch.inference_mode():
-            for shape, adapted in product(shapes.all(), self._kinds):
-                host = HostBatch.of_dummy(dummy, [1 if shape.is_decode else 2]).padded_to(shape, dummy)
-                inputs = self._stager.stage(EMPTY_PLAN, host, shape=shape, adapted=adapted)
-                assert not self._staging.overflowed
-                step = partial(self._forward_and_sample, host, inputs)
-                if not precompiled or (shape.kind, adapted) not in ran or shape.kind is StepKind.SHORT:
-                    step()
-                else:
-                    self._staging.copy_to_device()  # every staged step copies its inputs; see BufferRing
-                ran.add((shape.kind, adapted))
-                self._captured.graphs.capture(shape, step, adapted=adapted)
-        self._captured.shapes = shapes
-        self.run_dummies(limits.fewest_rows(most + 1), sample=False)
-
-    def record_steps(self) -> None:
-        """Record small steps on a device whose memory is the host's, if kernels of ours compute all of them."""
-        if self.runs_ahead:
-            return
-
-        def step(adapted: Adapted, sizes: Sizes) -> Callable[[], Tensor]:
-            counts = [sizes.tokens - sizes.rows + 1, *[1] * (sizes.rows - 1)]
-            host = HostBatch.of_dummy(self.slots.dummy, counts, sizes.sampled)
-            return partial(self._forward_and_sample, host, self._stager.stage(EMPTY_PLAN, host, adapted=adapted))
-
-        with torch.inference_mode():
-            self._captured.recorded = record_steps(step, self._kinds, self._limits.rows, self._limits.sampled)
-
-    def run_dummies(self, counts: Sequence[int], deferred: Deferred = nullcontext, *, sample: bool = True) -> None:
-        """Run a step of rows of the dummy.
-
-        Args:
-            counts: Tokens of each row.
-            deferred: Within it is launched what only some requests need.
-            sample: Whether all that may be sampled and reported is run too, for as many sampled positions and prompt
-                positions as a step can have.
-        """
-        rows, positions = self._limits.rows, self._prompt_logprobs.positions
-        verified = 0 if self._device_verifier is None else self._limits.sampled
-        with torch.inference_mode():
-            self.slots.init_dummy()
-            self._stages.await_tokens(EMPTY_PLAN, self.slots.last_token)
-            host = HostBatch.of_dummy(self.slots.dummy, counts)
-            for adapted in self._kinds:
-                self._ring.await_device()  # nobody takes their results, and they may be more than buffers
-                _, hidden = self._forward.batch_and_hidden(host, self._stager.stage(EMPTY_PLAN, host, adapted=adapted))
-            logits = self._model.logits(hidden[: max(rows, positions, verified)].clone())
-            if sample:
-                if self._device_tokens is not None:
-                    self._device_tokens.sampled(torch.full_like(self.slots.length[:1], self.slots.dummy))
-                if self._device_verifier is not None:
-                    self._device_verifier.warm_up(logits[:verified])
-                self._sampler.warm_up(logits[:rows], deferred, self._max_logprobs)
-                self._prompt_logprobs.warm_up(logits[:positions], self._max_logprobs)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
@@ -247,20 +158,26 @@ class ModelRunner:
         with torch.inference_mode():
             self.slots.admit(plan.admitted)
             if not plan.slots:
-                self._stager.apply_changes(plan)
+                self._stager.stage_changes(plan)
                 return timer.stop(lambda ms: Result(plan.step, [], [], device_ms=ms))
-            if drafts:
-                handle = self._verification.launch(plan, drafts, timer)
-            else:
-                handle = self._launcher.launch(plan, HostBatch.of(plan, self.slots.host.max_lengths, drafts), timer)
+            step = self._begin(plan, drafts, timer)
+            self._stager.stage(step)
+            logits = self._forward(step)
+            handle = self._end(step, logits)
         if isinstance(handle, MaskedStepHandle):
             self._masked_step = handle
         return handle
 
     def launch_drafting(self, plan: Plan, times: int = 1) -> None:
-        """Launch a plan of a draft model; see DraftingLauncher."""
+        """Launch a plan of a draft model, without new owners of slots, this many times; from the second time on, each
+        row goes on with the token that it has sampled. Only on a device that runs ahead: nobody waits for these steps,
+        and nobody but the device is told what they sample."""
         with torch.inference_mode():
-            self._drafting.launch(plan, times)
+            step = self._begin_drafting(plan)
+            for _ in range(times):
+                self._stager.stage(step)
+                self._forward(step)
+                step.plan = EMPTY_PLAN  # its changes are made once
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
         """Set slots to these lengths, and to these numbers of sampled tokens."""
@@ -272,27 +189,113 @@ class ModelRunner:
         step, self._masked_step = self._masked_step, None
         step.submit_bitmasks(masks)
 
-    def _forward_and_sample(self, host: HostBatch, inputs: StepInputs) -> Tensor:
-        """What a captured graph does; returns [sampled, vocab] logits."""
-        _, hidden = self._forward.batch_and_hidden(host, inputs)
-        logits = self._forward.logits(hidden, inputs)
-        if inputs.drafts is None:
-            self._launcher.sample(logits, inputs.sampled_slots)
-        else:
-            assert self._device_verifier is not None
-            self._device_verifier.verify_at_once(logits, inputs.sampled_slots, inputs.drafts)
+    # --- the parts of a step -----------------------------------------------------------------------------------------
+
+    def _begin(self, plan: Plan, drafts: StepDrafts | None, timer: StepTimer) -> Step:
+        """Make the step of a plan whose slots were admitted: its rows, how it is replayed, and how it ends."""
+        max_lengths, key = self.slots.host.max_lengths, ()
+        if drafts and self._keeps_verified and not (plan.masked or plan.prompt_logprobs_rows):
+            key = verified_key(plan, drafts)
+            if (kept := self._stager.kept(key)) is not None:
+                step = Step(plan, StepKind.VERIFY, kept.host, timer, drafts, shape=kept.shape, alike=kept.columns)
+                self._begin_verifying(step)
+                if step.verified_by_graph:
+                    max_lengths[kept.host.slots] += kept.host.counts
+                    return step
+        host = HostBatch.of(plan, max_lengths, drafts)
+        step = Step(plan, StepKind.COMPUTE, host, timer, adapted=self._adapted(host))
+        if drafts:
+            step.kind, step.drafts = StepKind.VERIFY, drafts
+        elif plan.sampled_rows and self._sampler is not None:
+            step.kind = StepKind.SAMPLE
+        if not plan.prompt_logprobs_rows:
+            step.shape = self._captured.covers(step)
+        if step.kind is StepKind.VERIFY:
+            self._begin_verifying(step)
+            step.key = key if step.verified_by_graph else ()
+        elif step.kind is StepKind.SAMPLE and self._sampler is not None:
+            self._sampler.begin(step)
+            may_stop = step.shape is not None and self._captured.recorded is not None
+            step.stops_at_logits = may_stop and self._sampler.needs_bitmasks_only(step)
+        return step
+
+    def _begin_drafting(self, plan: Plan) -> Step:
+        """Make the step of a draft model's plan. What was staged for a step that is alike is used again."""
+        key = drafting_key(plan)
+        if (kept := self._stager.kept(key)) is not None:
+            return Step(plan, StepKind.DRAFT, kept.host, shape=kept.shape, alike=kept.columns)
+        host = HostBatch.of(plan, self.slots.host.max_lengths)
+        step = Step(plan, StepKind.DRAFT, host, adapted=self._adapted(host))
+        step.shape = self._captured.covers(step)
+        if step.shape is not None and (step.shape.is_decode or step.shape.is_short):
+            step.key = key
+        return step
+
+    def _forward(self, step: Step) -> Tensor:
+        """Replay a staged step if it has a captured shape, else launch it kernel by kernel. Returns [sampled, vocab]
+        logits, with padding if it was replayed."""
+        return self._compute(step) if step.shape is None else self._captured.replay(step)
+
+    def _compute(self, step: Step) -> Tensor:
+        """Launch a staged step kernel by kernel; this is also what is captured. Returns [sampled, vocab] logits, from
+        which all positions are sampled that are not late; hidden states if no position is."""
+        inputs, (batch, hidden) = step.inputs, self._hidden(step)
+        step.prompts = self._prompt_logprobs.launch(step.plan, step.host, batch, hidden)
+        if not len(step.slots):
+            return hidden
+        logits = self._logits(hidden, inputs.logits_indices)
+        if inputs.drafts is not None:
+            assert isinstance(self._verifier, DeviceVerifier)
+            self._verifier.verify_at_once(logits, inputs.sampled_slots, inputs.drafts)
+        elif not step.all_late and self._sampler is not None:
+            self._sampler.sample(logits, inputs.sampled_slots)
+            if self._device_tokens is not None:
+                self._device_tokens.sampled(inputs.sampled_slots)
         return logits
 
+    def _hidden(self, step: Step) -> tuple[Batch, Tensor]:
+        """The step's batch and its hidden states, [tokens, hidden]."""
+        inputs = step.inputs
+        step.staged.copy_to_device()
+        batch = self._batches.prepare(step.host, inputs)
+        self._attention.prepare(batch.rows)
+        if self._adapters is not None:
+            self._adapters.begin(inputs.tiles, inputs.expert_slots)
+        if self._states is not None:
+            self._states.begin(batch, inputs)
+        self._stages.begin(inputs.stage_step)
+        return batch, self._model.hidden(batch.tokens, batch.positions, self._attention)
 
-def _build_sampler(
-    model: Model, slots: SlotTable, limits: StepLimits, mode: LogprobsMode, ring: BufferRing, stages: StageSteps
-) -> StepSampler | NoSampler:
-    """Build what ends the steps of this model: a sampler, or what stands for one if the model has no logits."""
-    if not model.has_logits:
-        return NoSampler(slots, mode, ring)
-    most = max(limits.sampled, MAX_SHORT_TOKENS)
-    verified = max(limits.rows, MAX_SHORT_TOKENS) if limits.drafts else 0
-    return StepSampler(slots, max(limits.rows, most), mode, ring, most, partial(_send_tokens, stages, slots), verified)
+    def _logits(self, hidden: Tensor, indices: Tensor | None) -> Tensor:
+        """The logits [sampled, vocab] of these tokens, or of all."""
+        if indices is None:
+            return self._model.logits(hidden)
+        chosen = hidden.new_empty((len(indices), hidden.shape[1]))
+        self._take_rows(hidden, indices, chosen)
+        return self._model.logits(chosen)
+
+    def _end(self, step: Step, logits: Tensor) -> StepHandle:
+        """Verify or sample what the step has not sampled itself, and launch the way of its outputs to the host."""
+        if step.kind is StepKind.VERIFY:
+            assert self._verifier is not None
+            return self._verifier.verify(step, logits)
+        if step.kind is StepKind.SAMPLE:
+            assert self._sampler is not None
+            return self._sampler.end(step, logits, self._captured.sample)
+        prompts = step.prompts
+        return step.timer.stop(
+            lambda ms: Result(step.number, [], [], device_ms=ms, prompt_logprobs=prompts.collect() if prompts else [])
+        )
+
+    def _begin_verifying(self, step: Step) -> None:
+        assert self._verifier is not None, "drafts of a stage that has no logits"
+        self._verifier.begin(step)
+
+    def _adapted(self, host: HostBatch) -> Adapted:
+        """What adapters change of the model for these rows."""
+        if self._adapters is None:
+            return Adapted.NOTHING
+        return self._adapters.kind_of(self.slots.host.adapters[host.slots])
 
 
 def _send_tokens(stages: StageSteps, slots: SlotTable, step: int) -> None:

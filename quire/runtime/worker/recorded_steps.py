@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.compute.kernels.cpu.library import library
 from quire.compute.kernels.cpu.recording import NotRecordable, Recording, Sizes, record
 from quire.models.lora.step_tiles import Adapted
-from quire.runtime.worker.graph_shapes import GraphShape, StepKind
+from quire.runtime.worker.graph_shapes import GraphShape, ShapeKind
 
 MAX_TOKENS = 256
 """Tokens of a recorded step, at most: larger ones take so long that the interpreter's share does not count."""
@@ -45,7 +45,7 @@ class RecordedSteps:
             return None
         if not sampled or any(own > most for own, most in zip((tokens, rows, sampled), self._most, strict=True)):
             return None
-        return GraphShape(StepKind.DECODE if tokens == rows == sampled else StepKind.MIXED, tokens, rows, sampled)
+        return GraphShape(ShapeKind.DECODE if tokens == rows == sampled else ShapeKind.MIXED, tokens, rows, sampled)
 
     def replay(self, shape: GraphShape, *, adapted: Adapted = Adapted.NOTHING) -> Tensor:
         """Replay the staged step; returns [sampled, vocab] logits, valid until the next replay."""

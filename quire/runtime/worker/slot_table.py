@@ -21,7 +21,7 @@ from quire.logits_processors import LogitsProcessor
 from quire.runtime.worker.host_memory import upload
 from quire.runtime.worker.sampling.logits_transforms import LogitsTransforms
 from quire.runtime.worker.sampling.logprobs import NO_LOGPROBS, LogprobsMode, LogprobsRequest
-from quire.runtime.worker.staging_buffer import StagingBuffer
+from quire.runtime.worker.staging_buffer import ZeroCopyColumns
 from quire.sampling_params import LARGEST_EFFECT
 
 _INT_COLUMNS = 6
@@ -152,7 +152,7 @@ class SlotTable:
         self.num_sampled.index_copy_(0, where, sampled)
         self.host.max_lengths[columns[0]] = columns[1]
 
-    def stage(self, plan: Plan, staging: StagingBuffer) -> SlotUpdates:
+    def stage(self, plan: Plan, staging: ZeroCopyColumns) -> SlotUpdates:
         """The plan's changes of the device's columns."""
         if not plan.admitted and not plan.block_slots:
             return _NO_UPDATES
@@ -166,25 +166,25 @@ class SlotTable:
         if updates.blocks is not None:
             self._tables.view(-1).index_copy_(0, *updates.blocks)
 
-    def _new_blocks(self, plan: Plan, staging: StagingBuffer) -> tuple[Tensor, Tensor]:
+    def _new_blocks(self, plan: Plan, staging: ZeroCopyColumns) -> tuple[Tensor, Tensor]:
         _, slots, blocks = self._tables.shape
         where = zip(plan.block_groups, plan.block_slots, plan.block_indices, strict=True)
         places = [(group * slots + slot) * blocks + index for group, slot, index in where]
         entries = dict(zip(places, plan.block_ids, strict=True))  # of two entries of one place, the later counts
         number = len(entries)
         return (
-            staging.zero_copy(np.fromiter(entries.keys(), np.int64, number)),
-            staging.zero_copy(np.fromiter(entries.values(), np.int64, number)),
+            staging.add(np.fromiter(entries.keys(), np.int64, number)),
+            staging.add(np.fromiter(entries.values(), np.int64, number)),
         )
 
 
-def _new_owners(owners: Sequence[Admitted], vocab_size: int, staging: StagingBuffer) -> tuple[Tensor, Tensor, Tensor]:
+def _new_owners(owners: Sequence[Admitted], vocab_size: int, staging: ZeroCopyColumns) -> tuple[Tensor, Tensor, Tensor]:
     ints = np.array([_ints(owner, vocab_size) for owner in owners], dtype=np.int64)
     floats = np.array([_floats(owner) for owner in owners], dtype=np.float64)
     return (
-        staging.zero_copy(np.array([owner.slot for owner in owners], dtype=np.int64)),
-        staging.zero_copy(ints.reshape(-1)),
-        staging.zero_copy(floats.reshape(-1)),
+        staging.add(np.array([owner.slot for owner in owners], dtype=np.int64)),
+        staging.add(ints.reshape(-1)),
+        staging.add(floats.reshape(-1)),
     )
 
 

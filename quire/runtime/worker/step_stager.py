@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
 from torch import Tensor
 
 from quire.compute.attention.backend import AttentionBackend
@@ -12,16 +15,30 @@ from quire.models.lora.step_tiles import Adapted
 from quire.runtime.worker.adapter_rows import AdapterRows
 from quire.runtime.worker.graph_shapes import GraphShape
 from quire.runtime.worker.host_batch import HostBatch
-from quire.runtime.worker.kv_transfer import BlockTransfer
-from quire.runtime.worker.sampling.step_sampler import StepSampling
-from quire.runtime.worker.slot_table import SlotTable
-from quire.runtime.worker.speculation.step_drafts import DraftColumns, StepDrafts, padded_columns
-from quire.runtime.worker.speculation.verification import Verification
+from quire.runtime.worker.kv_transfer import BlockMoves, BlockTransfer
+from quire.runtime.worker.slot_table import SlotTable, SlotUpdates
+from quire.runtime.worker.speculation.step_drafts import DraftColumns, StepDrafts, draft_columns, padded_columns
 from quire.runtime.worker.stage_steps import StageSteps
-from quire.runtime.worker.staging_buffer import StagingBuffer
-from quire.runtime.worker.step_inputs import StepInputs
+from quire.runtime.worker.staging_buffer import CopiedColumns, StagedColumns, StagingBuffer, ZeroCopyColumns
+from quire.runtime.worker.step import Step, StepInputs, StepKey, StepKind
 
-EMPTY_PLAN = Plan.empty()
+_MAX_KEPT = 256
+"""Steps that are kept, at most. As long as the same sequences run, few steps differ."""
+
+
+class KeptStep(NamedTuple):
+    """What was staged for a step, kept for others that are alike. Where tokens stay on the device, steps of the same
+    rows differ in nothing that the host knows: a draft model's, and those that verify its drafts.
+
+    Attributes:
+        host: Its rows; `max_lengths` is not true any more.
+        shape: The captured shape that it is padded to.
+        columns: What is copied to the device.
+    """
+
+    host: HostBatch
+    shape: GraphShape
+    columns: IntArray
 
 
 class StepStager:
@@ -56,105 +73,127 @@ class StepStager:
         self._stages = stages
         self._verifies = verifies
         self._on_cpu = slots.device.type == "cpu"
+        self._kept: dict[StepKey, KeptStep] = {}
 
-    def stage(
-        self,
-        plan: Plan,
-        host: HostBatch,
-        sampling: StepSampling | Verification | None = None,
-        shape: GraphShape | None = None,
-        adapted: Adapted = Adapted.NOTHING,
-        drafts: StepDrafts | None = None,
-    ) -> StepInputs:
-        """Write all that the step takes from the host into the staging buffer.
+    def stage(self, step: Step) -> None:
+        """Stage the step's columns, make the changes of its plan, and wait for tokens that its rows read. If it has a
+        key, the columns are kept, and used again when the step is staged again."""
+        if step.alike is not None:
+            step.staged = self._stage_changes(step.plan, self._staging.begin_alike(step.alike))
+            return
+        step.staged = staged = self._stage_changes(step.plan, self._stage_columns(step))
+        self._stages.await_tokens(step.plan, self._slots.last_token)
+        if step.key and step.shape is not None:
+            step.alike = staged.copied
+            if len(self._kept) >= _MAX_KEPT:
+                self._kept.clear()
+            self._kept[step.key] = KeptStep(step.host, step.shape, step.alike)
+
+    def kept(self, key: StepKey) -> KeptStep | None:
+        """What was staged for a step with this key, if it was kept."""
+        return self._kept.get(key)
+
+    def stage_dummy(self, step: Step) -> None:
+        """Stage a step of the dummy slot, whose plan changes nothing."""
+        step.staged = self._stage_columns(step).finish()
+
+    def stage_changes(self, plan: Plan) -> None:
+        """Stage a plan without rows, and make its changes."""
+        self._stage_changes(plan, self._staging.begin().end()).copy_to_device()
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether a column of the step that was staged last found no room in the staging buffer."""
+        return self._staging.overflowed
+
+    def _stage_columns(self, step: Step) -> ZeroCopyColumns:
+        """Write all that the step takes from the host but the plan's changes into the staging buffer.
 
         What a captured graph reads is copied to the device: in steps of one shape it has the same length and place each
         time. The rest, which only some steps have, is read from the host.
-
-        Args:
-            plan: For its changes.
-            host: Its rows.
-            sampling: What it samples late; None: nothing.
-            shape: Of the captured graph, if there is one.
-            adapted: What adapters of tokens of the dummy change: it is staged as if they had some.
-            drafts: The drafts that the graph of a short step verifies.
         """
-        staging, sampled_slots = self._staging, host.sampled_slots
+        shape, slots = step.shape, self._slots
+        host = step.host if shape is None else step.host.padded_to(shape, slots.dummy)
         verifies = host.is_short and self._verifies  # then all tokens are sampled
         selects = not (host.is_decode or verifies) or self._on_cpu  # whose recordings are alike
-        columns = padded_columns(drafts, shape.sampled, shape.sampled) if verifies and shape is not None else None
-        late = None if sampling is None else sampling.columns()
-        if sampling is not None and late is not None:
+        sampled_slots, late = host.sampled_slots, late_columns(step)
+        if late is not None:
             sampled_slots = sampled_slots.copy()
-            sampled_slots[sampling.late] = self._slots.dummy
+            sampled_slots[step.late] = slots.dummy
         metadata: AttentionMetadata[IntArray] = AttentionMetadata()
         if not host.is_short:
             limits = None if shape is None else shape.limits
             metadata = self._attention.build_metadata(host.counts, host.max_lengths, limits)
-        if self._adapters is not None and adapted is Adapted.NOTHING:
-            adapted = self._adapters.kind_of(self._slots.host.adapters[host.slots])
-        staging.begin()
-        inputs = StepInputs(
-            slots=staging.copied(host.slots),
-            token_ids=staging.copied(host.token_ids),
-            counts=staging.copied(host.counts),
-            row_of_token=staging.copied(host.row_of_token),
-            offsets=staging.copied(host.offsets),
-            attention=metadata.with_arrays([staging.copied(array) for array in metadata.arrays()]),
-            sampled_slots=staging.copied(sampled_slots),
-            logits_indices=staging.copied(host.logits_indices) if selects else None,
-            drafts=None if columns is None else DraftColumns(*map(staging.copied, columns)),
-            tiles=self._stage_tiles(host, shape, adapted),
-            expert_slots=self._stage_expert_slots(host, adapted),
-            stage_step=None if (step := self._stages.column(plan)) is None else staging.copied(step),
-            late=None if late is None else staging.zero_copy(late),
-            slot_updates=self._slots.stage(plan, staging),
-            block_moves=self._transfer.stage(plan, staging),
+        copied = self._staging.begin()
+        step.inputs = StepInputs(
+            slots=copied.add(host.slots),
+            token_ids=copied.add(host.token_ids),
+            counts=copied.add(host.counts),
+            row_of_token=copied.add(host.row_of_token),
+            offsets=copied.add(host.offsets),
+            attention=metadata.with_arrays([copied.add(array) for array in metadata.arrays()]),
+            sampled_slots=copied.add(sampled_slots),
+            logits_indices=copied.add(host.logits_indices) if selects else None,
+            drafts=_stage_drafts(step, copied) if verifies else None,
+            tiles=self._stage_tiles(step, host, copied),
+            expert_slots=self._stage_expert_slots(step, host, copied),
+            stage_step=None if (own := self._stages.column(step.plan)) is None else copied.add(own),
         )
-        staging.finish()
-        return inputs
+        zero_copy = copied.end()
+        if late is not None:
+            step.late_columns = zero_copy.add(late)
+        return zero_copy
 
-    def apply(self, plan: Plan, inputs: StepInputs) -> None:
-        """Make the changes of the plan that was staged, and wait for tokens that its rows read."""
-        self._slots.apply(inputs.slot_updates)
-        self._transfer.apply(plan, inputs.block_moves)
-        self._stages.await_tokens(plan, self._slots.last_token)
-
-    def apply_changes(self, plan: Plan) -> None:
-        """Stage a plan without rows, and make its changes."""
-        self._staging.begin()
-        self._stage_changes(plan)
-        self._staging.copy_to_device()
-
-    def stage_alike(self, plan: Plan, columns: IntArray) -> None:
-        """Stage a plan whose rows have these `copied_columns`, as those of another one had, and make its changes."""
-        self._staging.begin_alike(columns)
-        self._stage_changes(plan)
-
-    @property
-    def copied_columns(self) -> IntArray:
-        """The columns of the step that was staged last, as they are copied to the device."""
-        return self._staging.copied_columns
-
-    def _stage_changes(self, plan: Plan) -> None:
+    def _stage_changes(self, plan: Plan, zero_copy: ZeroCopyColumns) -> StagedColumns:
         """Stage a plan's changes behind what is staged already, and make them."""
-        staging = self._staging
-        slot_updates, block_moves = self._slots.stage(plan, staging), self._transfer.stage(plan, staging)
-        staging.finish()
+        slot_updates: SlotUpdates = self._slots.stage(plan, zero_copy)
+        block_moves: BlockMoves = self._transfer.stage(plan, zero_copy)
+        staged = zero_copy.finish()
         self._slots.apply(slot_updates)
         self._transfer.apply(plan, block_moves)
+        return staged
 
-    def _stage_tiles(self, host: HostBatch, shape: GraphShape | None, adapted: Adapted) -> Tiles | None:
+    def _stage_tiles(self, step: Step, host: HostBatch, copied: CopiedColumns) -> Tiles | None:
         """Stage the tiles of the step's adapters; None where adapters change nothing."""
-        if self._adapters is None or adapted is Adapted.NOTHING:
+        if self._adapters is None or step.adapted is Adapted.NOTHING:
             return None
         adapters = self._slots.host.adapters[host.slots]
-        if shape is None and not adapters.any():
-            return self._adapters.stage_dummies(host, self._staging)
-        return self._adapters.stage(host, adapters, self._staging, shape)
+        if step.shape is None and not adapters.any():
+            return self._adapters.stage_dummies(host, copied)
+        return self._adapters.stage(host, adapters, copied, step.shape)
 
-    def _stage_expert_slots(self, host: HostBatch, adapted: Adapted) -> Tensor | None:
+    def _stage_expert_slots(self, step: Step, host: HostBatch, copied: CopiedColumns) -> Tensor | None:
         """Stage the slots of adapters that change experts; None where none does."""
-        if self._adapters is None or adapted is not Adapted.EXPERTS:
+        if self._adapters is None or step.adapted is not Adapted.EXPERTS:
             return None
-        return self._adapters.stage_expert_slots(host, self._slots.host.adapters[host.slots], self._staging)
+        return self._adapters.stage_expert_slots(host, self._slots.host.adapters[host.slots], copied)
+
+
+def late_columns(step: Step) -> IntArray | None:
+    """What the device needs for positions that it samples behind the step; None: there are none."""
+    if step.stops_at_logits or not len(step.late):
+        return None
+    if step.kind is StepKind.VERIFY:
+        return np.concatenate((step.slots, *draft_columns(step.drafts)))
+    return np.concatenate((step.late, step.slots[step.late], step.masked))
+
+
+def _stage_drafts(step: Step, copied: CopiedColumns) -> DraftColumns[Tensor]:
+    """Stage the drafts that a short step's graph verifies, or padding in their place."""
+    assert step.shape is not None, "a short step has a shape"
+    drafts = step.drafts if step.verified_by_graph else None
+    return DraftColumns(*map(copied.add, padded_columns(drafts, step.shape.sampled, step.shape.sampled)))
+
+
+def drafting_key(plan: Plan) -> StepKey:
+    """The key of a draft model's step."""
+    if any(token >= 0 for token in plan.tokens):
+        return ()
+    return (*plan.slots, -1, *plan.counts, -1, *plan.tokens, -1, *plan.sampled_rows)
+
+
+def verified_key(plan: Plan, drafts: StepDrafts) -> StepKey:
+    """The key of a step that verifies drafts."""
+    if not drafts.on_device or plan.token_rows:
+        return ()
+    return (*plan.slots, -1, *plan.counts, -1, *plan.drafts, -1, *drafts.counts.tolist())

@@ -38,7 +38,6 @@ from quire.planning.kv_cache_plan import MeasuredMemory, NumBlocks, plan_kv_cach
 from quire.runtime.worker.host_memory import trim_heap
 from quire.runtime.worker.kv_tensors import block_transfer, transfer_of
 from quire.runtime.worker.kv_transfer import BlockTransfer, JoinedTransfer
-from quire.runtime.worker.model_runner import ModelRunner
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.adaptive import AdaptiveDrafter
 from quire.runtime.worker.speculation.drafters import build_drafter
@@ -51,6 +50,7 @@ from quire.runtime.worker.startup.compile_warmup import launch_all_kernels, redu
 from quire.runtime.worker.startup.gemm_warmup import gemms_of, start_warmup
 from quire.runtime.worker.startup.kv_scales import choose_kv_scales, new_kv_scales
 from quire.runtime.worker.startup.packed_weights import packed_weights_for
+from quire.runtime.worker.startup.starting_runner import StartingRunner
 from quire.runtime.worker.startup.threads import compute_threads
 from quire.runtime.worker.step_handle import StepHandle
 from quire.runtime.worker.weight_loading import load_weights
@@ -117,7 +117,7 @@ class Worker:
         self._drafter: Drafter | AdaptiveDrafter | None = None
         self._adaptive: AdaptiveDrafter | None = None  # the drafter, on a CPU where no other rank has one
         self._ahead: DraftsAhead | None = None  # on a GPU
-        self._runner: ModelRunner
+        self._runner: StartingRunner
         self._slots: SlotTable
         self._transfer: BlockTransfer | None = None
         self._reported_host_blocks = 0
@@ -398,7 +398,7 @@ class Worker:
         """The slots that a draft model follows, on a device that runs ahead of the host."""
         return self._slots if self._runner.runs_ahead else None
 
-    def _load_draft_model(self, loaded: LoadedModel, config: Config) -> ModelRunner:
+    def _load_draft_model(self, loaded: LoadedModel, config: Config) -> StartingRunner:
         """The runner of a draft model or head.
 
         Args:
@@ -415,7 +415,7 @@ class Worker:
 
     def _build_runner(
         self, loaded: LoadedModel, kv_cache: Tensor, transfer: BlockTransfer | None = None
-    ) -> ModelRunner:
+    ) -> StartingRunner:
         """A runner on this KV cache; without `transfer`, it has no host pool."""
         transfer = transfer or block_transfer(kv_cache, 0)
         return self._parts.runner(loaded, kv_cache, self._kv_scales, transfer, self._followed, self._stages)

@@ -31,7 +31,6 @@ from quire.planning.step_limits import StepLimits
 from quire.runtime.worker.graph_shapes import MAX_SHORT_TOKENS, GraphShapes, ShortSteps
 from quire.runtime.worker.kv_tensors import DENSE, ELEMENTS, allocate_kv_cache, kv_view
 from quire.runtime.worker.kv_transfer import BlockTransfer
-from quire.runtime.worker.model_runner import ModelRunner
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.device_drafts import FollowedTokens
 from quire.runtime.worker.speculation.draft_steps import steps_in_flight
@@ -39,6 +38,7 @@ from quire.runtime.worker.speculation.hidden_states import HeadStates, ModelStat
 from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
 from quire.runtime.worker.stage_steps import StageSteps
 from quire.runtime.worker.startup import gpu_memory
+from quire.runtime.worker.startup.starting_runner import StartingRunner
 from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 from quire.runtime.worker.weight_loading import open_checkpoint, undivided_layers
 
@@ -154,7 +154,7 @@ class WorkerParts:
         transfer: BlockTransfer,
         followed: SlotTable | None,
         stages: StageSteps,
-    ) -> ModelRunner:
+    ) -> StartingRunner:
         """A runner of this model.
 
         Args:
@@ -169,7 +169,7 @@ class WorkerParts:
         if followed is not None:
             tokens = FollowedTokens(loaded.slots, followed, is_head=spec.head is not None)
             depth = steps_in_flight(followed.drafts.shape[1])
-        return ModelRunner(
+        return StartingRunner(
             loaded.model,
             _attention(kv_view(kv_cache, spec, kv_scales), spec, limits, self.options.dtype),
             transfer,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.compute.kernels.reference.logprobs import TokenScores, token_logprobs
 from quire.foundation.messages.workers import TokenLogprobs
-from quire.runtime.worker.sampling import logprobs, sampler
+from quire.runtime.worker.sampling import logprobs
 from quire.runtime.worker.sampling.logprobs import UNSORTED_MOST, LogprobsMode, LogprobsRequest
 from quire.runtime.worker.sampling.logprobs import score as plain_score
 from tests.checkpoints import make_llama
@@ -117,8 +117,7 @@ def test_the_largest_step_reports_as_many_as_may_be_asked_for(tmp_path: Path, mo
             taken.add(args[3])
             return plain_score(*args, **options)
 
-        for module in (logprobs, sampler):
-            monkeypatch.setattr(module, "score", remember)
+        monkeypatch.setattr(logprobs, "score", remember)
         runner.run_largest()
     assert most == {20: {1}, -1: {1, runner.slots.vocab_size}}
 

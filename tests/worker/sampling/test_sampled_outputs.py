@@ -19,9 +19,7 @@ def test_both_columns_come_to_the_host(most: int, device: str) -> None:
     assert outputs.faults.data_ptr() % 16 == outputs.tokens.data_ptr() % 16
     seen = []
     for step in range(5):
-        staging.begin()
-        staging.finish()
-        staging.copy_to_device()
+        staging.begin().end().finish().copy_to_device()
         outputs.tokens.fill_(-1)
         outputs.send()  # replaced: the same step sends again
         outputs.tokens.copy_(torch.arange(most) * 2**40 + step)

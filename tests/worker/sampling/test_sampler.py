@@ -14,7 +14,8 @@ from torch import Tensor
 
 from quire.compute.kernels.reference.filters import apply_min_p, apply_top_k_top_p
 from quire.compute.kernels.reference.sample import sample_from_scores
-from quire.runtime.worker.sampling.sampler import UNSOUND_TEXT, sample, sample_and_advance, warm_up
+from quire.runtime.worker.sampling.sampled_outputs import UNSOUND_TEXT, errors_of
+from quire.runtime.worker.sampling.sampler import sample, sample_and_advance, warm_up
 from quire.runtime.worker.slot_table import SlotTable
 from tests.worker.driver import admit, admitted
 
@@ -32,7 +33,7 @@ def sample_tokens(logits: Tensor, owners: list[dict[str, Any]]) -> list[int]:
     """One token for each owner; logits [owners, vocab]."""
     slots = table(owners, logits.shape[-1])
     sampled = sample(logits.clone(), np.arange(len(owners)), slots)
-    assert not sampled.errors()
+    assert not errors_of(sampled.faults.numpy(), sampled.broken, sampled.transformed)
     return sampled.tokens.tolist()
 
 
@@ -236,7 +237,7 @@ def test_unsound_rows_are_told(bad: float) -> None:
     logits[2] = -float("inf")
     slots = table([{"seed": 1, "top_p": 0.9}] * 4, 50)
     sampled = sample(logits, np.arange(4), slots)
-    assert sampled.errors() == {1: UNSOUND_TEXT, 2: UNSOUND_TEXT}
+    assert errors_of(sampled.faults.numpy()) == {1: UNSOUND_TEXT, 2: UNSOUND_TEXT}
     assert [sampled.tokens[0].item(), sampled.tokens[3].item()] == [expected[0], expected[3]]
 
 

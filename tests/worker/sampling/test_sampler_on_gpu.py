@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.foundation.messages.workers import TokenLogprobs
 from quire.runtime.worker.sampling.logprobs import LogprobsMode
+from quire.runtime.worker.sampling.sampled_outputs import errors_of
 from quire.runtime.worker.sampling.sampler import Deferred, sample, sample_and_advance, warm_up
 from quire.runtime.worker.slot_table import SlotTable
 from tests.worker.driver import admitted
@@ -76,7 +77,11 @@ def steps(device: str, mode: LogprobsMode) -> Iterator[tuple[list[int], dict[int
         if device == "cuda":
             torch.cuda.synchronize()
         reports = slots.host.logprobs_request(rows, mode)
-        yield tokens.tolist(), sampled.errors(faults), reports.collect(reported)
+        yield (
+            tokens.tolist(),
+            errors_of(faults.numpy(), sampled.broken, sampled.transformed),
+            reports.collect(reported),
+        )
 
 
 def launched(slots: SlotTable, logits: Tensor, rows: Any, mode: LogprobsMode) -> Any:

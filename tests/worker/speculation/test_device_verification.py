@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,15 +17,15 @@ from quire.compute.kernels.reference import drafts as reference
 from quire.foundation.messages.workers import Result, TokenBitmasks
 from quire.runtime.worker.buffer_ring import BufferRing
 from quire.runtime.worker.sampling.logprobs import LogprobsMode
-from quire.runtime.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS
 from quire.runtime.worker.sampling.sampled_outputs import SampledOutputs
 from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.device_verification import DeviceVerifier
-from quire.runtime.worker.speculation.step_drafts import StepDrafts
-from quire.runtime.worker.speculation.verification import Verification, Verifier
-from quire.runtime.worker.step_handle import HostTimer, MaskedStepHandle
+from quire.runtime.worker.speculation.verification import Verifier
+from quire.runtime.worker.step_handle import MaskedStepHandle
+from quire.runtime.worker.step_stager import late_columns
 from tests.worker.speculation.test_verification import NEXT, START, VOCAB, alone, table
+from tests.worker.steps import verifying
 
 MOST = 64
 PLAIN: list[dict[str, Any]] = [
@@ -45,15 +44,6 @@ def device_verifier(slots: SlotTable, mode: LogprobsMode) -> DeviceVerifier:
     return DeviceVerifier(slots, MOST, mode, bitmasks, SampledOutputs(2 * MOST, BufferRing(slots.device)))
 
 
-def step_of(slots: SlotTable, proposed: list[list[int]], masked: list[int]) -> Verification:
-    drafts = StepDrafts.of(proposed)
-    own = np.arange(len(proposed))
-    slots.length[:-1] += torch.from_numpy(drafts.counts + 1)
-    slots.host.max_lengths[:-1] += drafts.counts + 1
-    places = drafts.first_positions[masked] if masked else np.zeros(0, dtype=np.int64)
-    return Verification(1, drafts, own[drafts.row_of_position], places, HostTimer())
-
-
 def verified(
     on_device: bool, owners: list[dict[str, Any]], proposed: list[list[int]], logits: Tensor, mode: LogprobsMode,
     masks: TokenBitmasks,
@@ -61,13 +51,13 @@ def verified(
     """The result, and what the table holds afterwards."""
     slots = table(owners)
     slots.host.max_lengths[:-1] = 10
-    step = step_of(slots, proposed, masks.rows)
-    if on_device:
-        columns = torch.from_numpy(step.columns())
-        handle = device_verifier(slots, mode).verify(step, logits.clone(), columns, NO_PROMPT_LOGPROBS)
-    else:
-        verifier = Verifier(slots, mode, BitmaskBuffer(MOST, VOCAB, slots.device))
-        handle = verifier.verify(step, logits.clone(), NO_PROMPT_LOGPROBS)
+    step = verifying(slots, proposed, masks.rows)
+    on_host = Verifier(slots, mode, BitmaskBuffer(MOST, VOCAB, slots.device))
+    verifier = device_verifier(slots, mode) if on_device else on_host
+    verifier.begin(step)
+    if (late := late_columns(step)) is not None:
+        step.late_columns = torch.from_numpy(late)
+    handle = verifier.verify(step, logits.clone())
     if masks.rows:
         assert isinstance(handle, MaskedStepHandle)
         handle.submit_bitmasks(masks)

@@ -10,15 +10,15 @@ import torch
 
 from quire.foundation.config import Config
 from quire.runtime.worker.buffer_ring import BufferRing
-from quire.runtime.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS
 from quire.runtime.worker.sampling.sampled_outputs import SampledOutputs
 from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.runtime.worker.speculation.device_verification import DeviceVerifier
-from quire.runtime.worker.speculation.step_drafts import NO_DRAFT, StepDrafts
+from quire.runtime.worker.speculation.step_drafts import NO_DRAFT
 from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
-from quire.runtime.worker.speculation.verification import Verification, Verifier
-from quire.runtime.worker.step_handle import HostTimer
+from quire.runtime.worker.speculation.verification import Verifier
+from quire.runtime.worker.step_stager import late_columns
 from tests.worker.speculation.test_verification import NEXT, START, VOCAB, table
+from tests.worker.steps import verifying
 
 ROWS = 20_000
 CPU = torch.device("cpu")
@@ -38,19 +38,18 @@ def test_each_position_is_accepted_as_often_as_asked(on_device: bool, owner: dic
     rates = [0.9, 0.54, 0.54, 0.0]
     slots = table([owner] * ROWS)
     slots.host.max_lengths[:-1] = 10
-    drafts = StepDrafts.of([[row % VOCAB, 1, 2, 3] for row in range(ROWS)])
-    slots.length[:-1] += torch.from_numpy(drafts.counts + 1)
-    step = Verification(1, drafts, np.arange(ROWS)[drafts.row_of_position], np.zeros(0, np.int64), HostTimer())
+    step = verifying(slots, [[row % VOCAB, 1, 2, 3] for row in range(ROWS)])
     logits = NEXT[START].repeat(len(step.slots), 1)
     synthetic, masks = SyntheticAcceptance(rates, VOCAB, CPU), BitmaskBuffer(1, VOCAB, CPU)
+    verifier: Verifier | DeviceVerifier = Verifier(slots, "raw_logprobs", masks, synthetic)
     if on_device:
         most = len(step.slots)
         outputs = SampledOutputs(2 * most, BufferRing(CPU))
         verifier = DeviceVerifier(slots, most, "raw_logprobs", masks, outputs, synthetic)
-        handle = verifier.verify(step, logits, torch.from_numpy(step.columns()), NO_PROMPT_LOGPROBS)
-    else:
-        handle = Verifier(slots, "raw_logprobs", masks, synthetic).verify(step, logits, NO_PROMPT_LOGPROBS)
-    result = handle.result()
+    verifier.begin(step)
+    if (late := late_columns(step)) is not None:
+        step.late_columns = torch.from_numpy(late)
+    result = verifier.verify(step, logits).result()
     for share, rate in zip(shares(result.counts, 4), rates, strict=True):
         assert abs(share - rate) <= 5 * (rate * (1 - rate) / ROWS) ** 0.5
     assert slots.length[:-1].tolist() == [10 + count for count in result.counts]

@@ -13,17 +13,17 @@ from torch import Tensor
 
 from quire.foundation.messages.workers import Result
 from quire.runtime.worker.sampling.logprobs import LogprobsMode
-from quire.runtime.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS
-from quire.runtime.worker.sampling.sampler import UNSOUND_TEXT, sample
+from quire.runtime.worker.sampling.sampled_outputs import UNSOUND_TEXT
+from quire.runtime.worker.sampling.sampler import sample
 from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation import verification
 from quire.runtime.worker.speculation.step_drafts import StepDrafts
-from quire.runtime.worker.speculation.verification import Verification, Verified, Verifier
-from quire.runtime.worker.step_handle import HostTimer
+from quire.runtime.worker.speculation.verification import Verified, Verifier
 from quire.sampling_params import SamplingParams
 from tests.worker.driver import admit, admitted
 from tests.worker.sampling.test_sampler import assert_follows, keep
+from tests.worker.steps import verifying
 
 VOCAB = 8
 SAMPLES, ROWS = 100_000, 4_000
@@ -47,15 +47,12 @@ def verify(
     broken: tuple[int, ...] = (),
 ) -> Result:
     """A step of all slots, whose last tokens are `last`; logits of `broken` positions are no numbers."""
-    drafts = StepDrafts.of(proposed)
     before = [token for row, first in zip(proposed, last, strict=True) for token in (first, *row)]
     logits = NEXT[torch.tensor(before)]
     logits[list(broken)] = float("nan")
-    own = np.arange(len(proposed))
-    slots.length[:-1] += torch.from_numpy(drafts.counts + 1)
-    step = Verification(1, drafts, own[drafts.row_of_position], np.zeros(0, dtype=np.int64), HostTimer())
-    verifier = Verifier(slots, mode, BitmaskBuffer(1, VOCAB, slots.device))
-    return verifier.verify(step, logits, NO_PROMPT_LOGPROBS).result()
+    step, verifier = verifying(slots, proposed), Verifier(slots, mode, BitmaskBuffer(1, VOCAB, slots.device))
+    verifier.begin(step)
+    return verifier.verify(step, logits).result()
 
 
 def rows_of(result: Result) -> list[list[int]]:

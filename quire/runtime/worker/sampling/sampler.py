@@ -1,15 +1,25 @@
-"""Logits to tokens, for all sampled positions of a step at once.
+"""Logits to tokens, for all sampled positions of a step at once; nothing here waits for the device but logits
+processors, which need tokens on the host.
 
-The order is vLLM's: logits transforms of the slots that have any; then greedy, or temperature, min_p, top_k, top_p and
-sampling, which the op `sample` does in one go. Nothing here waits for the device but logits processors, which need
-tokens on the host. Knows nothing about rows, plans or models.
+What a token needs beyond its slot's sampling parameters decides when it is sampled: most by the recorded or launched
+step itself (`Sampler.sample`), the *late* ones behind it, and of these the masked ones once their bitmasks are there
+(`Sampler.end`). A late token takes these steps, in vLLM's order:
+
+1. Its logits are set apart.
+2. Bitmasks of structured outputs are applied.
+3. Logits transforms are applied: allowed tokens, bad words, stop tokens before min_tokens, logit_bias, logits
+   processors, penalties (`logits_transforms.py`).
+4. The op `sample` takes the likeliest token, or draws one by temperature, min_p, top_k and top_p.
+5. The slot keeps the token and counts it, and so do transforms that go by tokens.
+6. Log probabilities are launched (`logprobs.py`).
+7. Tokens and faults go to the host, where they become a Result (`sampled_outputs.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -18,36 +28,216 @@ from torch import Tensor
 
 from quire.compute.attention.metadata import IntArray
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference.sample import (
-    NOTHING_LEFT,
-    UNSOUND,
-    SamplingColumns,
-    SamplingThresholds,
-    apply_thresholds,
-)
+from quire.compute.kernels.reference.sample import UNSOUND, SamplingColumns, SamplingThresholds, apply_thresholds
+from quire.foundation.messages.workers import Result, TokenBitmasks
+from quire.runtime.worker.buffer_ring import BufferRing
 from quire.runtime.worker.host_memory import upload
-from quire.runtime.worker.sampling.logprobs import UNSORTED_MOST, LogprobsMode, rows_at_once, score
+from quire.runtime.worker.sampling.logprobs import LogprobsMode, warm_up_logprobs
+from quire.runtime.worker.sampling.sampled_outputs import (
+    TRANSFORMED_UNSOUND,
+    Sampled,
+    SampledOutputs,
+    errors_of,
+    result_of_tokens,
+)
+from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.runtime.worker.sampling.token_rules import ActiveRows
 from quire.runtime.worker.slot_table import SlotTable
+from quire.runtime.worker.staging_buffer import to_device_memory
+from quire.runtime.worker.step import Step
+from quire.runtime.worker.step_handle import MaskedStepHandle, StepHandle
 
 Deferred = Callable[[], AbstractContextManager[None]]
 """What is launched within it is needed by some requests only; a start need not wait for its compilation."""
-
-_TRANSFORMED_UNSOUND = NOTHING_LEFT + 1
-"""A fault that logits transforms made; the op knows nothing of them."""
-UNSOUND_TEXT = "The model's output was not a number; this happens with broken weights or an overflow of the dtype."
-TRANSFORMED_UNSOUND_TEXT = (
-    "The model's output was sound, but this request's own rules (logits processors, penalties, logit_bias) made NaN or "
-    "+inf of it; a processor forbids a token by -inf."
-)
-NOTHING_LEFT_TEXT = (
-    "No token is left to draw: allowed_token_ids, bad_words, logit_bias, min_tokens and the grammar of a structured "
-    "output forbid all of them."
-)
+Errors = Callable[[npt.NDArray[np.int8]], Mapping[int, str]]
+"""Finds from the faults of all sampled positions which positions failed, and why."""
 
 
-REFUSALS = frozenset((NOTHING_LEFT_TEXT,))
-"""Errors for which what the request asks for is to blame."""
+class Sampler:
+    """Samples tokens for the slots of a table.
+
+    Args:
+        slots: The table.
+        most: Sampled positions of a step, at most.
+        mode: What is reported.
+        ring: Of the steps' buffers.
+        max_masked: Positions of a step that may have bitmasks; None: as many as `most`.
+        sampled: Called with the number of each step once all that samples its tokens is launched, and with 0 at the
+            start.
+        rows: Maximum number of rows of a step for each of which another number is reported.
+
+    Attributes:
+        bitmasks: Of the step whose masked positions are sampled.
+        outputs: Where sampling leaves tokens and faults.
+    """
+
+    def __init__(
+        self,
+        slots: SlotTable,
+        most: int,
+        mode: LogprobsMode,
+        ring: BufferRing,
+        max_masked: int | None = None,
+        sampled: Callable[[int], None] = lambda step: None,
+        rows: int = 0,
+    ) -> None:
+        self._slots = slots
+        self._mode: LogprobsMode = mode
+        self._sampled = sampled
+        self.outputs = SampledOutputs(most + rows, ring)
+        self.bitmasks = BitmaskBuffer(max_masked or most, slots.vocab_size, slots.device)
+
+    # --- before and in the step -------------------------------------------------------------------------------------
+
+    def begin(self, step: Step) -> None:
+        """Decide which positions of the step are sampled late, and what is reported of its tokens."""
+        slots, masked = step.slots, step.host.masked
+        step.logprobs = self._slots.host.logprobs_request(slots, self._mode) or None
+        unmasked = np.delete(slots, masked) if len(masked) else slots
+        if step.keeps_scores or self._slots.transforms.any_active(unmasked):
+            step.late, step.masked = np.arange(len(slots)), masked
+        elif len(masked):
+            step.late, step.masked = masked, np.arange(len(masked))
+
+    def needs_bitmasks_only(self, step: Step) -> bool:
+        """Whether positions are late for their bitmasks alone: with these applied to the logits, all can be sampled by
+        their slots' parameters, and nobody reads the logits afterwards.
+        """
+        only_masked = 0 < len(step.masked) == len(step.late) and step.logprobs is None
+        return only_masked and not self._slots.transforms.any_active(step.slots[step.late])
+
+    def sample(self, logits: Tensor, slots: Tensor) -> None:
+        """Sample by the slots' parameters alone; each slot keeps its token as the next step's input.
+
+        Nothing is decided on the host, so a graph can capture this.
+
+        Args:
+            logits: [sampled, vocab].
+            slots: [sampled] int64.
+        """
+        number = len(logits)
+        sample_and_advance(logits, slots, self._slots, self.outputs.tokens[:number], self.outputs.faults[:number])
+        self.outputs.send()
+
+    # --- behind the step --------------------------------------------------------------------------------------------
+
+    def end(self, step: Step, logits: Tensor, sample_all: Callable[[], None]) -> StepHandle:
+        """Sample the late positions: now, or once their bitmasks are there. The handle has the step's result.
+
+        Args:
+            step: What `begin` was told.
+            logits: [sampled, vocab], or more with padding; changed unless log probabilities are reported of them.
+            sample_all: Samples all positions of a step that `stops_at_logits`, from the same logits.
+        """
+        if not len(step.late):
+            return self._report(step, logits)
+        # 1. The logits of late positions are set apart. A step that stops at its logits samples all from them.
+        if step.stops_at_logits:
+            rows, own = torch.from_numpy(step.late), logits
+            finish = partial(self._sample_all, step, logits, sample_all)
+        else:
+            late, logits = _LateColumns(step), logits[: len(step.slots)]
+            rows, own = late.masked, logits if step.all_late else logits.index_select(0, late.positions)
+            if len(step.masked) and step.all_late and step.logprobs:
+                own = own.clone()
+            finish = partial(self._sample_late, step, logits, own, late)
+        if not len(step.masked):
+            return finish()
+
+        def finish_masked(masks: TokenBitmasks) -> StepHandle:
+            # 2. Bitmasks are applied, once they are there.
+            assert masks.step == step.number, f"bitmasks of step {masks.step}, expected those of {step.number}"
+            assert len(masks.bits) == len(step.masked), "bitmasks of other rows than those that wait"
+            with torch.inference_mode():
+                self.bitmasks.apply(own, rows, masks.bits)
+                return finish()
+
+        return MaskedStepHandle(finish_masked, step.timer.wait)
+
+    def _sample_all(self, step: Step, logits: Tensor, sample_all: Callable[[], None]) -> StepHandle:
+        """Sample all positions as the step itself would have done, on a CPU."""
+        sample_all()
+        return self._report(step, logits, partial(errors_of, transformed=set(step.late.tolist())))
+
+    def _sample_late(self, step: Step, logits: Tensor, own: Tensor, late: _LateColumns) -> StepHandle:
+        """Sample the late positions from their `own` logits, [late, vocab]."""
+        number, slots, outputs = len(own), step.slots[step.late], self.outputs
+        if step.keeps_scores or self._slots.transforms.any_active(slots):
+            # 3. and 4. Transforms, and sampling.
+            sampled = sample(own, slots, self._slots, keep_scores=step.keeps_scores, device_slots=late.slots)
+            # 5. The slots keep the tokens, and count them.
+            self._slots.last_token.index_copy_(0, late.slots, sampled.tokens)
+            self._slots.num_sampled.index_add_(0, late.slots, torch.ones_like(late.slots))
+            in_place = False
+        else:  # 4. and 5. at once, with few calls: a step on a CPU has to wait for each
+            in_place = step.all_late
+            tokens = outputs.tokens[:number] if in_place else torch.empty_like(late.slots)
+            faults = outputs.faults[:number] if in_place else torch.empty_like(late.slots, dtype=torch.int8)
+            sampled = Sampled(tokens, faults, {}, None)
+            sample_and_advance(own, late.slots, self._slots, tokens, faults)
+        if not in_place:
+            outputs.tokens.index_copy_(0, late.positions, sampled.tokens)
+            outputs.faults.index_copy_(0, late.positions, sampled.faults)
+        outputs.send()
+        scores = logits if sampled.scores is None else sampled.scores  # of all positions, where they are kept
+        return self._report(step, scores, partial(_late_errors, step, sampled))
+
+    def _report(self, step: Step, logits: Tensor, errors: Errors = errors_of) -> StepHandle:
+        """Launch the reports of what was sampled.
+
+        Args:
+            step: The step, all of whose positions are sampled.
+            logits: [sampled, vocab], of which log probabilities are reported.
+            errors: Finds which positions failed.
+        """
+        self._sampled(step.number)
+        number, request = len(step.slots), step.logprobs
+        # 6. Log probabilities.
+        reported = request.launch(logits, self.outputs.tokens[:number]) if request else None
+        # 7. Tokens and faults are on their way to the host.
+        tokens, faults = self.outputs.on_host()
+
+        def result(device_ms: float) -> Result:
+            logprobs = [] if request is None or reported is None else request.collect(reported)
+            prompts = step.prompts.collect() if step.prompts else []
+            failed = errors(faults[:number])
+            return result_of_tokens(step.number, tokens[:number].tolist(), failed, logprobs, prompts, device_ms)
+
+        return step.timer.stop(result)
+
+    # --- start ------------------------------------------------------------------------------------------------------
+
+    def warm_up(self, logits: Tensor, deferred: Deferred, max_logprobs: int) -> None:
+        """Run all that may sample from such logits (see the function `warm_up`), and the copy to the host."""
+        warm_up(logits, self._slots, self._mode, deferred, max_logprobs)
+        with deferred():
+            self.bitmasks.warm_up(logits)
+        self.outputs.send()
+        self._sampled(0)
+
+
+class _LateColumns:
+    """The late positions of a step, on the device; all int64.
+
+    Attributes:
+        positions: [late], which positions these are.
+        slots: [late], their slots.
+        masked: [masked], which of them wait for their bitmasks.
+    """
+
+    def __init__(self, step: Step) -> None:
+        assert step.late_columns is not None
+        sizes = [len(step.late), len(step.late), len(step.masked)]
+        self.positions, self.slots, self.masked = torch.split(to_device_memory(step.late_columns), sizes)
+
+
+def _late_errors(step: Step, sampled: Sampled, faults: npt.NDArray[np.int8]) -> Mapping[int, str]:
+    """Which of all positions failed in a step whose late positions are `sampled`, and why."""
+    if not sampled.broken and not faults.any():
+        return {}
+    late = step.late.tolist()
+    changed = {late[place] for place in (*sampled.transformed, *step.masked.tolist())}
+    return errors_of(faults, {late[place]: text for place, text in sampled.broken.items()}, changed)
 
 
 def sample_and_advance(logits: Tensor, where: Tensor, slots: SlotTable, tokens: Tensor, faults: Tensor) -> None:
@@ -68,45 +258,6 @@ def sample_and_advance(logits: Tensor, where: Tensor, slots: SlotTable, tokens: 
 def columns_of(slots: SlotTable) -> SamplingColumns:
     """The columns of the table that the op `sample` takes."""
     return SamplingColumns(slots.temperature, slots.top_k, slots.top_p, slots.min_p, slots.seed, slots.num_sampled)
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """What was sampled.
-
-    Attributes:
-        tokens: [sampled] int64; the token of a position that failed means nothing.
-        faults: [sampled] int8; see the op `sample`, and _TRANSFORMED_UNSOUND.
-        broken: What went wrong in logits processors, by position.
-        scores: [sampled, vocab] what the tokens were sampled from; None unless asked for.
-        transformed: The positions whose logits were changed.
-    """
-
-    tokens: Tensor
-    faults: Tensor
-    broken: Mapping[int, str]
-    scores: Tensor | None
-    transformed: Set[int] = frozenset()
-
-    def errors(self, faults: Tensor | npt.NDArray[np.int8] | None = None) -> dict[int, str]:
-        """The positions that failed, and why; `faults` are those on the host, if they are there already."""
-        return errors_of(self.faults if faults is None else faults, self.broken, self.transformed)
-
-
-def errors_of(
-    faults: Tensor | npt.NDArray[np.int8], broken: Mapping[int, str] | None = None, transformed: Set[int] = frozenset()
-) -> dict[int, str]:
-    """The positions that failed, and why; see Sampled."""
-    if not broken and not bool(faults.any()):
-        return {}
-    found = {place: _text(fault, place in transformed) for place, fault in enumerate(faults.tolist()) if fault}
-    return dict(sorted((found | dict(broken or {})).items()))
-
-
-def _text(fault: int, transformed: bool) -> str:
-    if fault == _TRANSFORMED_UNSOUND:
-        return TRANSFORMED_UNSOUND_TEXT
-    return NOTHING_LEFT_TEXT if fault == NOTHING_LEFT and transformed else UNSOUND_TEXT
 
 
 def sample(
@@ -155,7 +306,7 @@ def _sample_transformed(
     logits = logits.clone() if logits.dtype == torch.float32 else logits.float()
     broken = slots.transforms.apply(logits, active)
     sampled = _sample_plain(logits, where, slots, keep_scores=keep_scores)
-    faults = torch.where(sampled.faults == UNSOUND, _TRANSFORMED_UNSOUND, sampled.faults)
+    faults = torch.where(sampled.faults == UNSOUND, TRANSFORMED_UNSOUND, sampled.faults)
     faults = torch.where(sound, faults, UNSOUND).to(torch.int8)
     slots.transforms.record_tokens(sampled.tokens, active)
     return Sampled(sampled.tokens, faults, broken, sampled.scores, set(range(len(active))))
@@ -196,7 +347,7 @@ def warm_up(
     where = torch.full_like(rows, slots.dummy)
     tokens, faults = torch.empty_like(rows), torch.empty_like(rows, dtype=torch.int8)
     sample_and_advance(logits, where, slots, tokens, faults)
-    _warm_up_logprobs(logits, rows, tokens, mode, max_logprobs)
+    warm_up_logprobs(logits, tokens, mode, max_logprobs)
     with deferred():
         chosen = logits.index_select(0, rows)
         held = []  # at the same time, as in a step in which nearly all slots have transforms
@@ -204,13 +355,5 @@ def warm_up(
             for keep_scores in {False, mode.startswith("processed")}:
                 sampled = _sample_plain(given, where, slots, keep_scores=keep_scores)
                 held.append(sampled.scores)
-            _warm_up_logprobs(given, rows, sampled.tokens, mode, max_logprobs)
+            warm_up_logprobs(given, sampled.tokens, mode, max_logprobs)
         slots.transforms.warm_up(given)
-
-
-def _warm_up_logprobs(logits: Tensor, rows: Tensor, tokens: Tensor, mode: LogprobsMode, most: int) -> None:
-    for normalise in {True, mode.endswith("logprobs")}:  # prompts are always reported as log probabilities
-        score(logits, rows, tokens, 1, normalise=normalise)
-    if most > UNSORTED_MOST:
-        each = rows_at_once(logits.shape[-1])
-        score(logits, rows[:each], tokens[:each], most, normalise=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
 from quire.runtime.worker.slot_table import SlotTable
-from quire.runtime.worker.step_inputs import StepInputs
+from quire.runtime.worker.step import StepInputs
 
 
 class DeviceTokens(Protocol):

@@ -20,16 +20,16 @@ from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.sample import SamplingColumns, SamplingThresholds, apply_thresholds
 from quire.foundation.messages.workers import Result, TokenLogprobs
 from quire.runtime.worker.host_memory import upload
-from quire.runtime.worker.sampling.logprobs import LogprobsMode, LogprobsRequest
-from quire.runtime.worker.sampling.prompt_logprobs import StepPromptLogprobs
-from quire.runtime.worker.sampling.sampled_outputs import SampledOutputs
-from quire.runtime.worker.sampling.sampler import Sampled, columns_of, sample
+from quire.runtime.worker.sampling.logprobs import LogprobsMode
+from quire.runtime.worker.sampling.sampled_outputs import Sampled, SampledOutputs
+from quire.runtime.worker.sampling.sampler import columns_of, sample
 from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.step_drafts import DraftColumns
 from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
-from quire.runtime.worker.speculation.verification import Verification, Verified, behind_bitmasks, result_of
+from quire.runtime.worker.speculation.verification import Verified, behind_bitmasks, result_of
 from quire.runtime.worker.staging_buffer import to_device_memory
+from quire.runtime.worker.step import Step
 from quire.runtime.worker.step_handle import StepHandle
 
 
@@ -91,87 +91,74 @@ class DeviceVerifier:
         self._keep(slots, drafts, self._most)
         self._outputs.send()
 
-    def needs_host(self, step: Verification) -> bool:
+    def begin(self, step: Step) -> None:
+        """Decide whether the graph of a short step verifies, if that needs nothing of the host; any other step samples
+        for the dummy in place of all positions, which are verified behind it. And what is reported of its tokens."""
+        step.logprobs = self._slots.host.logprobs_request(step.slots, self._mode) or None
+        step.verified_by_graph = step.shape is not None and step.shape.is_short and not self._needs_host(step)
+        if not step.verified_by_graph:
+            step.late, step.masked = np.arange(len(step.slots)), step.host.masked
+
+    def _needs_host(self, step: Step) -> bool:
         """Whether the step's tokens depend on more than the slots' sampling parameters, or are reported as they are
         sampled."""
-        request = self._slots.host.logprobs_request(step.slots, self._mode)
-        transformed = self._slots.transforms.any_active(step.slots)
-        return (
-            bool(len(step.masked))
-            or transformed
-            or self._synthetic is not None
-            or (bool(request) and request.processed)
-        )
+        given = len(step.host.masked) > 0 or self._synthetic is not None or step.keeps_scores
+        return given or self._slots.transforms.any_active(step.slots)
 
-    def finish(self, step: Verification, logits: Tensor, positions: int, prompts: StepPromptLogprobs) -> StepHandle:
-        """Launch the reports of what `verify_at_once` has sampled at this many positions, padding included."""
-        request = self._slots.host.logprobs_request(step.slots, self._mode)
-        return self._reported(step, request, logits, positions, ({}, set()), prompts)
-
-    def verify(self, step: Verification, logits: Tensor, columns: Tensor, prompts: StepPromptLogprobs) -> StepHandle:
-        """Sample, and move the slots' lengths, last tokens and counters to what stays; now, or behind bitmasks.
+    def verify(self, step: Step, logits: Tensor) -> StepHandle:
+        """Sample, and move the slots' lengths, last tokens and counters to what stays; now, or behind bitmasks. Of a
+        step that its graph has verified, launch the reports alone.
 
         Args:
-            step: See there; rows with logits transforms have no drafts.
-            logits: [positions, vocab].
-            columns: `step.columns()` as the device reads them.
-            prompts: The step's log probabilities of prompts.
+            step: What `begin` was told; rows with logits transforms have no drafts.
+            logits: [positions, vocab], or more with padding.
         """
         rows, positions = len(step.drafts.counts), len(step.slots)
-        slots, *others = torch.split(to_device_memory(columns), [positions] * 3 + [rows])
-        drafts = DraftColumns(*others)
+        if step.verified_by_graph:
+            assert step.shape is not None
+            return self._reported(step, logits, step.shape.sampled, ({}, set()))
+        assert step.late_columns is not None, "each sampled row has a position"
+        slots, *others = torch.split(to_device_memory(step.late_columns), [positions] * 3 + [rows])
+        drafts, logits = DraftColumns(*others), logits[:positions]
         if step.drafts.on_device:
             self._look_up(slots, drafts)
         if not len(step.masked):
-            return self._finish(step, logits, logits, slots, drafts, prompts)
+            return self._finish(step, logits, logits, slots, drafts)
 
-        def finish(masked: Verification, own: Tensor) -> StepHandle:
+        def finish(masked: Step, own: Tensor) -> StepHandle:
             reached = drafts._replace(next_drafts=upload(masked.drafts.next_drafts, logits.device))
-            return self._finish(masked, logits, own, slots, reached, prompts)
+            return self._finish(masked, logits, own, slots, reached)
 
         return behind_bitmasks(step, logits, self._bitmasks, finish)
 
     def _finish(
-        self,
-        step: Verification,
-        logits: Tensor,
-        own: Tensor,
-        slots: Tensor,
-        drafts: DraftColumns[Tensor],
-        prompts: StepPromptLogprobs,
+        self, step: Step, logits: Tensor, own: Tensor, slots: Tensor, drafts: DraftColumns[Tensor]
     ) -> StepHandle:
         """Sample and report a step. `own` is what is sampled from: `logits`, less what bitmasks forbid."""
         number = len(step.slots)
-        request = self._slots.host.logprobs_request(step.slots, self._mode)
-        scores = self._sample_all(own, slots, drafts, bool(request) and request.processed)
+        scores = self._sample_all(own, slots, drafts, step.keeps_scores)
         found = self._sample_transformed(step, own, scores, slots)
         if self._synthetic is not None and not len(step.masked):
             self._synthetic.falsify(self._outputs.tokens[:number], drafts.next_drafts, drafts.offsets)
         self._keep(slots, drafts, int(step.drafts.counts.max(initial=0)))
         self._outputs.send()
-        return self._reported(step, request, logits if scores is None else scores, number, found, prompts)
+        return self._reported(step, logits if scores is None else scores, number, found)
 
     def _reported(
-        self,
-        step: Verification,
-        request: LogprobsRequest,
-        scores: Tensor,
-        positions: int,
-        found: tuple[dict[int, str], set[int]],
-        prompts: StepPromptLogprobs,
+        self, step: Step, scores: Tensor, positions: int, found: tuple[dict[int, str], set[int]]
     ) -> StepHandle:
         """Launch the reports of a step of which `positions` were sampled, padding included; `found`: see
         `_sample_transformed`."""
-        number, owners = len(step.slots), self._slots.host.owners[step.slots]
+        number, owners, request = len(step.slots), self._slots.host.owners[step.slots], step.logprobs
         tokens, faults = self._outputs.on_host()
         reported = request.launch(scores[:number], self._outputs.tokens[:number]) if request else None
 
         def logprobs() -> list[TokenLogprobs | None]:
-            return [] if reported is None else request.collect(reported)
+            return [] if request is None or reported is None else request.collect(reported)
 
         gained = tokens[positions : positions + len(step.drafts.counts)]
         outputs = (tokens[:number], faults[:number], gained)
-        return step.timer.stop(partial(self._result, step, outputs, found, owners, logprobs, prompts))
+        return step.timer.stop(partial(self._result, step, outputs, found, owners, logprobs))
 
     def _look_up(self, slots: Tensor, drafts: DraftColumns[Tensor]) -> None:
         """Put drafts that only the device knows in place of what names them."""
@@ -194,7 +181,7 @@ class DeviceVerifier:
         return None if thresholds is None else apply_thresholds(logits, asked.temperature, thresholds)
 
     def _sample_transformed(
-        self, step: Verification, logits: Tensor, scores: Tensor | None, slots: Tensor
+        self, step: Step, logits: Tensor, scores: Tensor | None, slots: Tensor
     ) -> tuple[dict[int, str], set[int]]:
         """Sample once more the positions whose logits are changed; returns what went wrong, and which positions these
         are."""
@@ -222,12 +209,11 @@ class DeviceVerifier:
 
     def _result(
         self,
-        step: Verification,
+        step: Step,
         outputs: tuple[IntArray, npt.NDArray[np.int8], IntArray],
         found: tuple[dict[int, str], set[int]],
         owners: IntArray,
         logprobs: Callable[[], list[TokenLogprobs | None]],
-        prompts: StepPromptLogprobs,
         device_ms: float,
     ) -> Result:
         """The step's result from what the device has decided; `outputs` are tokens, faults and how many tokens each row
@@ -242,4 +228,4 @@ class DeviceVerifier:
         kept = (drafts.offsets < gained[drafts.row_of_position]).nonzero()[0]
         entries = logprobs()
         own = [entries[place] for place in kept.tolist()] if entries else []
-        return result_of(step, gained, verified.tokens[kept].tolist(), own, failed, prompts, device_ms)
+        return result_of(step, gained, verified.tokens[kept].tolist(), own, failed, device_ms)

@@ -29,7 +29,7 @@ from quire.models.weights.tensor_options import TensorOptions
 from quire.runtime.worker.batch import Batch
 from quire.runtime.worker.host_memory import lazy_zeros
 from quire.runtime.worker.kv_tensors import whole_group
-from quire.runtime.worker.step_inputs import StepInputs
+from quire.runtime.worker.step import StepInputs
 from quire.runtime.worker.weight_loading import load_fusion
 
 Embed = Callable[[Tensor, Positions], Stream]

@@ -90,6 +90,9 @@ class StepDrafts:
         return drafts
 
 
+NO_DRAFTS = StepDrafts.of(())
+
+
 @lru_cache(256)
 def named_drafts(counts: tuple[int, ...]) -> StepDrafts:
     """Drafts that only the device knows: this many for each sampled row."""

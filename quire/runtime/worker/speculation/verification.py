@@ -28,42 +28,14 @@ from quire.compute.kernels.reference.sample import SamplingColumns
 from quire.foundation.messages.workers import Result, TokenBitmasks, TokenLogprobs
 from quire.runtime.worker.host_memory import upload
 from quire.runtime.worker.sampling.logprobs import LogprobsMode
-from quire.runtime.worker.sampling.prompt_logprobs import StepPromptLogprobs
-from quire.runtime.worker.sampling.sampler import REFUSALS, columns_of, errors_of, sample
+from quire.runtime.worker.sampling.sampled_outputs import REFUSALS, errors_of
+from quire.runtime.worker.sampling.sampler import columns_of, sample
 from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.runtime.worker.slot_table import SlotTable
-from quire.runtime.worker.speculation.step_drafts import StepDrafts, draft_columns
+from quire.runtime.worker.speculation.step_drafts import StepDrafts
 from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
-from quire.runtime.worker.step_handle import MaskedStepHandle, StepHandle, StepTimer
-
-
-@dataclass(frozen=True)
-class Verification:
-    """A step whose drafts are to be verified.
-
-    Attributes:
-        step: Its number.
-        drafts: Of its sampled rows.
-        slots: [positions] the slot of each sampled position.
-        masked: [masked rows] the first positions of the rows that wait for their bitmasks; once these are there, all
-            positions that have one.
-        timer: Of the step.
-    """
-
-    step: int
-    drafts: StepDrafts
-    slots: IntArray
-    masked: IntArray
-    timer: StepTimer
-
-    @property
-    def late(self) -> IntArray:
-        """Positions that are sampled behind a captured graph: all of them."""
-        return np.arange(len(self.slots))
-
-    def columns(self) -> IntArray:
-        """What a device that decides by itself needs: `slots`, and DraftColumns."""
-        return np.concatenate((self.slots, *draft_columns(self.drafts)))
+from quire.runtime.worker.step import Step
+from quire.runtime.worker.step_handle import MaskedStepHandle, StepHandle
 
 
 @dataclass(frozen=True)
@@ -127,37 +99,37 @@ class Verifier:
         self._synthetic = synthetic
         self._sample = kernel("sample", slots.device.type)
 
-    def verify(self, step: Verification, logits: Tensor, prompts: StepPromptLogprobs) -> StepHandle:
+    def begin(self, step: Step) -> None:
+        """Decide that the step stops at its logits, and what is reported of its tokens."""
+        step.stops_at_logits = True
+        step.late, step.masked = np.arange(len(step.slots)), step.host.masked
+        step.logprobs = self._slots.host.logprobs_request(step.slots, self._mode) or None
+
+    def verify(self, step: Step, logits: Tensor) -> StepHandle:
         """Sample, and move the slots' lengths, last tokens and counters to what stays; now, or once bitmasks are there.
 
         Args:
-            step: See there.
+            step: What `begin` was told.
             logits: [positions, vocab].
-            prompts: The step's log probabilities of prompts.
         """
         if not len(step.masked):
-            return self._finish(step, logits, logits, prompts)
-        return behind_bitmasks(
-            step, logits, self._bitmasks, lambda masked, own: self._finish(masked, logits, own, prompts)
-        )
+            return self._finish(step, logits, logits)
+        return behind_bitmasks(step, logits, self._bitmasks, lambda masked, own: self._finish(masked, logits, own))
 
-    def _finish(self, step: Verification, logits: Tensor, own: Tensor, prompts: StepPromptLogprobs) -> StepHandle:
+    def _finish(self, step: Step, logits: Tensor, own: Tensor) -> StepHandle:
         """Verify and report a step. `own` is what is sampled from: `logits`, less what bitmasks forbid."""
-        reports = self._slots.host.logprobs_request(step.slots, self._mode)
-        verified = self._verify(step, own, keep_scores=bool(reports) and reports.processed)
+        verified = self._verify(step, own)
         gained, failed = verified.gains(step.drafts)
         self._move_slots(step.drafts, step.slots, verified.tokens, gained)
         drafts = step.drafts
         kept = (drafts.offsets < gained[drafts.row_of_position]).nonzero()[0]
         scores = logits if verified.scores is None else verified.scores
-        logprobs = self._logprobs(scores, step.slots[kept], kept, verified.tokens[kept]) if reports else []
-        return step.timer.stop(
-            partial(result_of, step, gained, verified.tokens[kept].tolist(), logprobs, failed, prompts)
-        )
+        logprobs = self._logprobs(scores, step.slots[kept], kept, verified.tokens[kept]) if step.logprobs else []
+        return step.timer.stop(partial(result_of, step, gained, verified.tokens[kept].tolist(), logprobs, failed))
 
-    def _verify(self, step: Verification, logits: Tensor, *, keep_scores: bool) -> Verified:
+    def _verify(self, step: Step, logits: Tensor) -> Verified:
         """Sample all positions at once, but those where what is sampled changes the logits of the next."""
-        number, drafts = len(step.slots), step.drafts
+        number, drafts, keep_scores = len(step.slots), step.drafts, step.keeps_scores
         verified = Verified(
             np.zeros(number, dtype=np.int64), np.zeros(number, dtype=np.int8), {}, set(step.masked.tolist()),
             torch.zeros(logits.shape, dtype=torch.float32) if keep_scores else None,
@@ -184,7 +156,7 @@ class Verifier:
         self._sample(own, torch.arange(len(where)), columns, tokens, faults)
         verified.tokens[positions], verified.faults[positions] = tokens.numpy(), faults.numpy()
 
-    def _sample_one_by_one(self, verified: Verified, logits: Tensor, step: Verification, rows: IntArray) -> None:
+    def _sample_one_by_one(self, verified: Verified, logits: Tensor, step: Step, rows: IntArray) -> None:
         """Sample the rows' first positions, then the second ones of those whose first draft stays, and so on: logits
         transforms go by the tokens before."""
         counters, drafts = self._slots.num_sampled, step.drafts
@@ -209,7 +181,7 @@ class Verifier:
             places = places[stays] + 1
         counters.copy_(before)
 
-    def _falsify(self, verified: Verified, step: Verification, positions: IntArray) -> None:
+    def _falsify(self, verified: Verified, step: Step, positions: IntArray) -> None:
         if self._synthetic is None or len(step.masked):
             return
         tokens = torch.from_numpy(verified.tokens[positions])
@@ -241,13 +213,13 @@ class Verifier:
 
 
 def behind_bitmasks(
-    step: Verification, logits: Tensor, bitmasks: BitmaskBuffer, finish: Callable[[Verification, Tensor], StepHandle]
+    step: Step, logits: Tensor, bitmasks: BitmaskBuffer, finish: Callable[[Step, Tensor], StepHandle]
 ) -> MaskedStepHandle:
     """Verify a step once its bitmasks are there: `finish` is given the step as they let it be, and the logits
     [positions, vocab] less what they forbid."""
 
     def verify(masks: TokenBitmasks) -> StepHandle:
-        assert masks.step == step.step, f"bitmasks of step {masks.step}, expected those of {step.step}"
+        assert masks.step == step.number, f"bitmasks of step {masks.step}, expected those of {step.number}"
         masked = with_bitmasks(step, masks)
         with torch.inference_mode():
             own = logits.clone()  # log probabilities are reported of what no mask has changed
@@ -257,7 +229,7 @@ def behind_bitmasks(
     return MaskedStepHandle(verify, step.timer.wait)
 
 
-def with_bitmasks(step: Verification, masks: TokenBitmasks) -> Verification:
+def with_bitmasks(step: Step, masks: TokenBitmasks) -> Step:
     """The step as these bitmasks let it be: a position without one is not reached, so the draft before it cannot
     stay."""
     counts = np.array(masks.counts or [1] * len(masks.rows), dtype=np.int64)
@@ -267,16 +239,16 @@ def with_bitmasks(step: Verification, masks: TokenBitmasks) -> Verification:
 
 
 def result_of(
-    step: Verification,
+    step: Step,
     gained: IntArray,
     tokens: list[int],
     logprobs: list[TokenLogprobs | None],
     failed: Mapping[int, str],
-    prompts: StepPromptLogprobs,
     device_ms: float,
 ) -> Result:
     """The step's result, made of these columns."""
     return Result(
-        step.step, gained.tolist(), tokens, logprobs, list(failed.items()), device_ms, prompts.collect(),
+        step.number, gained.tolist(), tokens, logprobs, list(failed.items()), device_ms,
+        step.prompts.collect() if step.prompts else [],
         drafted=step.drafts.counts.tolist(), refused=[row for row, text in failed.items() if text in REFUSALS],
     )  # fmt: skip

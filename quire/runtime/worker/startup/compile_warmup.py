@@ -24,11 +24,11 @@ from quire.models.weights.checkpoint import StoredTensor
 from quire.models.weights.tensor_options import TensorOptions
 from quire.planning.step_limits import StepLimits
 from quire.runtime.worker.graph_shapes import MAX_SHORT_TOKENS
-from quire.runtime.worker.model_runner import ModelRunner
 from quire.runtime.worker.sampling.sampler import Deferred
+from quire.runtime.worker.startup.starting_runner import StartingRunner
 
 
-def launch_all_kernels(runner: ModelRunner, limits: StepLimits, deferred: Deferred = nullcontext) -> None:
+def launch_all_kernels(runner: StartingRunner, limits: StepLimits, deferred: Deferred = nullcontext) -> None:
     """Launch whatever any step may launch, on rows of the dummy, with the precompiler in place of the device. What only
     some requests need is launched within `deferred`.
     """

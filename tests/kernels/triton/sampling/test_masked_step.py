@@ -14,12 +14,13 @@ from quire.foundation.messages.workers import Result, TokenBitmasks
 from quire.runtime.worker import buffer_ring
 from quire.runtime.worker.buffer_ring import BufferRing
 from quire.runtime.worker.sampling.logprobs import LogprobsMode
-from quire.runtime.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS
-from quire.runtime.worker.sampling.step_sampler import StepSampler
+from quire.runtime.worker.sampling.sampler import Sampler
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.staging_buffer import StagingBuffer
 from quire.runtime.worker.step_handle import MaskedStepHandle, StepTimers
+from quire.runtime.worker.step_stager import late_columns
 from tests.worker.driver import admitted
+from tests.worker.steps import sampling
 
 VOCAB = 1_003
 STEPS = 3
@@ -93,7 +94,7 @@ def results(device: str, owners: list[dict[str, Any]], masked: list[int], mode: 
     slots, rows = SlotTable(len(owners), 1, 1, VOCAB, torch.device(device)), np.arange(len(owners))
     ring = BufferRing(slots.device)
     staging, timers = StagingBuffer(4_096, ring), StepTimers(slots.device)
-    sampler = StepSampler(slots, len(owners), mode, ring)
+    sampler = Sampler(slots, len(owners), mode, ring)
     generator = torch.Generator().manual_seed(len(owners))
     found = []
     with torch.inference_mode():
@@ -103,17 +104,19 @@ def results(device: str, owners: list[dict[str, Any]], masked: list[int], mode: 
             if step == 1:
                 logits[masked[1]] = torch.nan
             logits = logits.to(device)
-            sampling = sampler.begin(step, rows, np.array(masked), timers.start())
+            each = sampling(slots, len(owners), step, masked)
+            each.timer = timers.start()
+            sampler.begin(each)
             early = rows.copy()
-            early[sampling.late] = slots.dummy
-            columns = sampling.columns()
+            early[each.late] = slots.dummy
+            columns = late_columns(each)
             assert columns is not None
-            staging.begin()
-            where, late = staging.copied(early), staging.zero_copy(columns)
-            staging.finish()
-            staging.copy_to_device()
+            copied = staging.begin()
+            where, zero_copy = copied.add(early), copied.end()
+            each.late_columns = zero_copy.add(columns)
+            zero_copy.finish().copy_to_device()
             sampler.sample(logits, where)
-            handle = sampler.sample_late(sampling, logits, late, NO_PROMPT_LOGPROBS)
+            handle = sampler.end(each, logits, lambda: None)
             assert isinstance(handle, MaskedStepHandle)
             assert not handle.done()
             handle.submit_bitmasks(TokenBitmasks(step, masked, masks_of(step, len(masked))))

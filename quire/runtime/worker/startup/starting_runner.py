@@ -1,0 +1,108 @@
+"""What runs before the first plan: steps of the dummy slot, which are run once, captured as CUDA graphs or recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from quire.compute.kernels.cpu.recording import Sizes
+from quire.models.lora.step_tiles import Adapted
+from quire.runtime.worker.graph_shapes import GraphShape, GraphShapes, ShapeKind
+from quire.runtime.worker.host_batch import HostBatch
+from quire.runtime.worker.model_runner import ModelRunner
+from quire.runtime.worker.recorded_steps import record_steps
+from quire.runtime.worker.sampling.sampler import Deferred
+from quire.runtime.worker.speculation.device_verification import DeviceVerifier
+from quire.runtime.worker.step import EMPTY_PLAN, Step, StepKind
+
+
+class StartingRunner(ModelRunner):
+    """A ModelRunner that can be started."""
+
+    def run_largest(self, deferred: Deferred = nullcontext) -> None:
+        """Run the steps that take most memory, on rows of the dummy: most tokens with most sampled positions, and steps
+        of a token a row, which may run kernels of their own. `deferred`: see `run_dummies`.
+        """
+        self.run_dummies(self._limits.fewest_rows(self._limits.tokens), deferred)
+        for rows in sorted({1, self._limits.rows}):
+            self.run_dummies([1] * rows, deferred)
+
+    def capture_graphs(self, most: int, *, precompiled: bool = False) -> None:
+        """Capture steps of up to `most` tokens. Then a step of one token more runs, so that whatever is made at the
+        first launch of its kind makes no request wait.
+
+        Args:
+            most: Tokens of the largest captured step.
+            precompiled: Whether all kernels of these steps are compiled and loaded, or will be by others. Then only the
+                largest step of each kind runs before it is captured, for what Triton and torch make at a first launch.
+        """
+        limits, dummy = self._limits, self.slots.dummy
+        shapes = GraphShapes(most, limits.rows, limits.tokens, limits.length, limits.sampled, self._captured.short)
+        ran: set[tuple[ShapeKind, Adapted]] = set()
+        with torch.inference_mode():
+            for shape, adapted in product(shapes.all(), self._kinds):
+                host = HostBatch.of_dummy(dummy, [1 if shape.is_decode else 2]).padded_to(shape, dummy)
+                step = self._stage_dummy(host, adapted, shape)
+                assert not self._stager.overflowed
+                if not precompiled or (shape.kind, adapted) not in ran or shape.is_short:
+                    self._compute(step)
+                else:
+                    step.staged.copy_to_device()
+                ran.add((shape.kind, adapted))
+                step.staged = step.staged.captured()
+                self._captured.graphs.capture(shape, partial(self._compute, step), adapted=adapted)
+        self._captured.shapes = shapes
+        self.run_dummies(limits.fewest_rows(most + 1), sample=False)
+
+    def record_steps(self) -> None:
+        """Record small steps on a device whose memory is the host's, if kernels of ours compute all of them."""
+        if self.runs_ahead:
+            return
+
+        def step(adapted: Adapted, sizes: Sizes) -> Callable[[], Tensor]:
+            counts = [sizes.tokens - sizes.rows + 1, *[1] * (sizes.rows - 1)]
+            host = HostBatch.of_dummy(self.slots.dummy, counts, sizes.sampled)
+            return partial(self._compute, self._stage_dummy(host, adapted))
+
+        with torch.inference_mode():
+            self._captured.recorded = record_steps(step, self._kinds, self._limits.rows, self._limits.sampled)
+
+    def run_dummies(self, counts: Sequence[int], deferred: Deferred = nullcontext, *, sample: bool = True) -> None:
+        """Run a step of rows of the dummy.
+
+        Args:
+            counts: Tokens of each row.
+            deferred: Within it is launched what only some requests need.
+            sample: Whether all that may be sampled and reported is run too, for as many sampled positions and prompt
+                positions as a step can have.
+        """
+        rows, positions = self._limits.rows, self._prompt_logprobs.positions
+        verifier = self._verifier if isinstance(self._verifier, DeviceVerifier) else None
+        verified = 0 if verifier is None else self._limits.sampled
+        with torch.inference_mode():
+            self.slots.init_dummy()
+            self._stages.await_tokens(EMPTY_PLAN, self.slots.last_token)
+            host = HostBatch.of_dummy(self.slots.dummy, counts)
+            for adapted in self._kinds:
+                self._ring.await_device()  # nobody takes their results, and they may be more than buffers
+                _, hidden = self._hidden(self._stage_dummy(host, adapted))
+            logits = self._model.logits(hidden[: max(rows, positions, verified)].clone())
+            if sample:
+                if self._device_tokens is not None:
+                    self._device_tokens.sampled(torch.full_like(self.slots.length[:1], self.slots.dummy))
+                if verifier is not None:
+                    verifier.warm_up(logits[:verified])
+                if self._sampler is not None:
+                    self._sampler.warm_up(logits[:rows], deferred, self._max_logprobs)
+                self._prompt_logprobs.warm_up(logits[:positions], self._max_logprobs)
+
+    def _stage_dummy(self, host: HostBatch, adapted: Adapted, shape: GraphShape | None = None) -> Step:
+        """Stage a step of the dummy slot, as if adapters changed so much."""
+        step = Step(EMPTY_PLAN, StepKind.SAMPLE, host, adapted=adapted, shape=shape)
+        self._stager.stage_dummy(step)
+        return step
