@@ -52,9 +52,6 @@ class ResolvedConfig:
     """Settings of which none is open.
 
     Attributes:
-        config: The settings.
-        spec: Of the model that they name.
-        memory: How the device's memory is divided.
         reasons: A line for each choice.
     """
 
@@ -68,8 +65,7 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
     """Resolve every open setting.
 
     Args:
-        config: As asked.
-        machine: Where it runs; None: here.
+        machine: Where it runs; None for this machine.
         replicas: Whether it is for a server, which may have several engines, and nodes that Ray starts.
 
     Raises:
@@ -137,8 +133,8 @@ def batch_limits(asked: SchedulerConfig, gpu: Gpu | None, stages: int = 1) -> tu
     """The limits of a step, and their line of the report.
 
     Args:
-        asked: What is not said is chosen.
-        gpu: Where steps run; None: on a CPU.
+        asked: The limits that were asked for; open ones are chosen.
+        gpu: Where steps run; None for a CPU.
         stages: Of a pipeline: each step has 1/stages of the sequences, so more of them are worth while on GPUs.
 
     Raises:
@@ -158,7 +154,6 @@ def batch_limits(asked: SchedulerConfig, gpu: Gpu | None, stages: int = 1) -> tu
 
 
 def _limits_reason(asked: SchedulerConfig) -> str:
-    """Say which of a step's limits were asked for."""
     given = {"sequences": asked.max_num_seqs is not None, "tokens": asked.max_num_batched_tokens is not None}
     if len(set(given.values())) == 1:
         return "as asked" if all(given.values()) else "default"
@@ -166,7 +161,6 @@ def _limits_reason(asked: SchedulerConfig) -> str:
 
 
 def _resolve_directories(config: Config) -> tuple[Path, Path]:
-    """Return the directories of the model and of its tokenizer."""
     model, download_dir = config.model, config.load.download_dir
     wants_tokenizer = model.tokenizer is None and not model.skip_tokenizer_init
     gguf = GgufChoice(model.gguf_file, wants_tokenizer)
@@ -184,7 +178,6 @@ def _check_adapters_directory(directory: str | None) -> None:
 
 
 def _resolve_device(config: Config, machine: Machine) -> tuple[DeviceConfig, str]:
-    """Return the device, and its line of the report."""
     asked, gpu = config.device.device, machine.gpu
     if asked == "cuda" and gpu is None:
         raise ConfigError(f"--device cuda: {machine.why_no_gpu}. Leave it out to run on the CPU.", param="device")
@@ -234,7 +227,6 @@ def _check_not_negative(**settings: float) -> None:
 
 
 def _with_plan(config: Config, plan: KVCachePlan) -> Config:
-    """The settings with what the plan decided."""
     block_bytes = plan.footprint.kv_cache // (plan.num_blocks + 1)
     cache = replace(config.cache, swap_space=plan.num_host_blocks * block_bytes / GIB)
     if config.device.device == "cpu":  # a GPU's worker measures first
@@ -252,7 +244,6 @@ def _cache_line(config: Config, plan: KVCachePlan, spec: ModelSpec) -> str:
 
 
 def _memory_line(config: Config, plan: KVCachePlan, available: int) -> str:
-    """How memory is divided."""
     parts, asked = plan.footprint, config.cache.swap_space
     of = f" of {asked:g} GiB asked" if parts.swap_space < int(asked * GIB) else ""
     return (

@@ -24,9 +24,7 @@ def with_draft_model(config: Config, spec: ModelSpec, directory: Path) -> Config
     """The settings with the draft model's directory in place of its name.
 
     Args:
-        config: Any.
-        spec: Of the model that verifies.
-        directory: Of its files.
+        spec: The model that verifies.
 
     Raises:
         ModelNotFoundError, CheckpointError: There is no such model, or its config cannot be read.
@@ -73,8 +71,7 @@ class DraftBytes(NamedTuple):
     """What a draft model takes of memory.
 
     Attributes:
-        weights: Of it.
-        block: Of a KV block, beside the model's own; a head's has the states that it reads as well.
+        block: Bytes of a KV block beside the model's own; a head's includes the states that it reads.
     """
 
     weights: int = 0

@@ -61,7 +61,6 @@ class Footprint:
     """Bytes that an engine takes.
 
     Attributes:
-        weights: The model's weights.
         activations: What the largest step holds, with the buffers that steps share.
         kv_cache: All blocks, including the dummy.
         swap_space: Memory of the host. A CPU takes its pages as they are written, a GPU all of them after the start.
@@ -119,10 +118,7 @@ def expert_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -
     Experts run one after the other, and at worst all tokens go to the same one.
 
     Args:
-        experts: The model's experts.
-        hidden: The width of the residual stream.
         width: Bytes of an element.
-        tokens: The tokens of the step.
     """
     ungated = 0 if 2 * experts.width % GATED_PANELS == 0 else 2 * experts.width
     own = experts.chosen * INDEX_BYTES + hidden * FP32_BYTES + (2 * hidden + experts.width + ungated) * width

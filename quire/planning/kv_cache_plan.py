@@ -38,8 +38,8 @@ class NumBlocks(NamedTuple):
     """Numbers of KV blocks.
 
     Attributes:
-        device: The dummy not counted.
-        host: Of host memory that preempted sequences may be swapped to.
+        device: Blocks of the device without the dummy.
+        host: Blocks of host memory that preempted sequences may be swapped to.
     """
 
     device: int
@@ -55,9 +55,9 @@ class MeasuredMemory:
     """What a worker knows once its model is loaded.
 
     Attributes:
-        bytes_left: Of the GPU, for the KV cache. None on a CPU, where nothing is measured: the settings, which were
-            resolved from an earlier plan, give the number of blocks.
-        own_kernels: See Machine; here it is certain.
+        bytes_left: Bytes of the GPU left for the KV cache. None on a CPU, where nothing is measured: the settings,
+            which were resolved from an earlier plan, give the number of blocks.
+        own_kernels: Whether our own kernels compute; here it is certain.
     """
 
     bytes_left: int | None = None
@@ -69,12 +69,9 @@ class KVCachePlan:
     """How memory is divided.
 
     Attributes:
-        max_model_len: Most tokens of a sequence.
-        num_blocks: KV blocks, the dummy not counted.
-        num_host_blocks: Blocks of host memory that preempted sequences may be swapped to.
-        footprint: The same in bytes, with weights and activations.
-        reason: For the number of blocks.
-        is_estimate: The worker will measure, and then say how many blocks there are.
+        num_blocks: KV blocks without the dummy.
+        footprint: The division in bytes, with weights and activations.
+        is_estimate: Whether the worker will measure, and then say how many blocks there are.
     """
 
     max_model_len: int

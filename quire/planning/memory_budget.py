@@ -34,10 +34,8 @@ class KVDemand:
     """KV blocks that sequences need.
 
     Attributes:
-        groups: The KV groups of the model.
-        limits: Of a step; the length is the longest that the settings allow.
-        block_size: Tokens of a block.
-        block_bytes: Bytes of a block; with a draft model's, which has as many.
+        limits: Limits of a step; the length is the longest that the settings allow.
+        block_bytes: Bytes of a block, with those of a draft model's block.
     """
 
     groups: tuple[KVCacheGroup, ...]

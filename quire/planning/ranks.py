@@ -92,8 +92,6 @@ def rank_lines(mesh: Mesh, spec: ModelSpec, sharing: int, *, on_gpu: bool = Fals
     """Return the report's line about ranks that divide the model; no line if there is one rank.
 
     Args:
-        mesh: The ranks.
-        spec: The model.
         sharing: How many ranks share a machine's memory.
         on_gpu: Whether each rank has a GPU.
     """

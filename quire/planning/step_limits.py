@@ -22,9 +22,9 @@ class StepLimits:
 
     Attributes:
         rows: Sequences, each of which may sample a token: `--max-num-seqs`.
-        tokens: Of all rows together: `--max-num-batched-tokens`.
+        tokens: Tokens of all rows together: `--max-num-batched-tokens`.
         length: Tokens of the longest sequence: `--max-model-len`.
-        drafts: Draft tokens of a row, at most.
+        drafts: Maximum number of draft tokens of a row.
     """
 
     rows: int
@@ -37,7 +37,7 @@ class StepLimits:
         """The limits that resolved settings set.
 
         Args:
-            config: Resolved, but maybe for the length.
+            config: Resolved, except perhaps for the length.
             length: Tokens of the longest sequence, where the settings leave it open.
 
         Raises:

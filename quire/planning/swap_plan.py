@@ -22,13 +22,7 @@ LEAST_SHARE = 0.5
 
 @dataclass(frozen=True)
 class SwapPlan:
-    """How a model takes another one's place.
-
-    Attributes:
-        mode: See SwapMode.
-        resolved: The new model's settings.
-        reason: Why it is this mode.
-    """
+    """How a model takes another one's place."""
 
     mode: SwapMode
     resolved: ResolvedConfig
@@ -41,10 +35,8 @@ def plan_swap(
     """Choose where it was left open, and resolve the new model's settings for the memory that it will find.
 
     Args:
-        served: Resolved; its engines run.
-        asked: Of the new model.
-        mode: As asked.
-        machine: As it is now, with the served model; None: this one.
+        served: Resolved settings of the model whose engines run.
+        machine: The machine as it is now, with the served model; None for this one.
 
     Raises:
         SetupError: The new model cannot be served at all, or not in this mode; see `resolve`.

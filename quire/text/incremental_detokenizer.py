@@ -28,9 +28,7 @@ class IncrementalDetokenizer:
     ) -> None:
         """
         Args:
-            tokenizer: Whose tokens these are.
-            skip_special_tokens: Leave special tokens out of the text.
-            shown_tokens: Those of them that are shown nevertheless.
+            shown_tokens: Special tokens that are shown nevertheless.
             before: The last tokens of the prompt; empty when the text begins here.
         """
         self._tokenizer = tokenizer

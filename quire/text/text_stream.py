@@ -22,7 +22,6 @@ class TextDelta(NamedTuple):
     """What some tokens added.
 
     Attributes:
-        text: New text.
         stop: The stop string that ended the sequence; later tokens count for nothing.
         tokens_used: How many of the pushed tokens belong to the sequence: all, or those up to and including the one
             that completed the stop string.
@@ -47,7 +46,6 @@ class TextStream:
         """
         Args:
             tokenizer: None for work on token ids alone; the text is empty then.
-            params: Which tokens and stop strings to show, and which strings stop.
             prompt_tail_tokens: The prompt, or its last PROMPT_TAIL tokens.
             stop_ids: Tokens that end the sequence (`Add.stop_ids`); such a token shows no text unless
                 `include_stop_str_in_output`.

@@ -35,9 +35,9 @@ class Tokenizer:
 
     Attributes:
         bos_token, eos_token: Beginning and end of sequence as text; empty when the model has none.
-        model_size: Tokens that the model knows, if that is known: ids from there on are of no use.
+        model_size: How many tokens the model knows; None if unknown. Ids from there on are of no use.
         added_ids: Tokens beside those that text is made of.
-        special_ids: Those of them that `skip_special_tokens` leaves out.
+        special_ids: Added tokens that `skip_special_tokens` leaves out.
     """
 
     def __init__(
@@ -87,7 +87,6 @@ class Tokenizer:
         """Token ids of a text.
 
         Args:
-            text: Any text.
             add_special_tokens: With what the model puts around a text, such as a beginning-of-sequence token.
 
         Raises:
@@ -158,10 +157,6 @@ class Tokenizer:
 def load_tokenizer(directory: str | Path, model_size: int | None = None) -> Tokenizer:
     """The tokenizer in a model directory.
 
-    Args:
-        directory: See above.
-        model_size: See Tokenizer.
-
     Raises:
         CheckpointError: There is none, or it is broken.
     """
@@ -217,7 +212,7 @@ def _wrap_texts(core: tokenizers.Tokenizer, bos: tuple[str, bool | None], eos: t
     file, each about its own side alone.
 
     Args:
-        bos, eos: The token, and whether it is added; None: as the file does it.
+        bos, eos: The token, and whether it is added; None to do as the file does.
     """
     before, after = _around(core)
     wanted = before, after

@@ -20,14 +20,11 @@ class Card:
     """A GPU as its maker describes it.
 
     Attributes:
-        name: As NVIDIA calls it.
-        mib: Its memory, in MiB.
-        bandwidth: Of its memory, bytes a second.
+        bandwidth: Bytes a second from its memory.
         flops: bf16 operations a second.
-        fp8_flops: The same of fp8; None: it has none.
+        fp8_flops: fp8 operations a second; None if it has no fp8.
         link: Bytes a second to other cards of the same host, both directions together.
         nvlink: Whether that is NVLink, and not PCIe.
-        capability: Its CUDA compute capability.
     """
 
     name: str

@@ -45,7 +45,6 @@ class TimedStep:
         counts: Tokens of each row.
         before: Tokens before these in each row's context.
         sampled: Rows that sampled a token.
-        ms: What it took.
     """
 
     counts: tuple[int, ...]
@@ -58,10 +57,10 @@ class ServerTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the HTTP API and its clients add, on the same processor.
 
     Attributes:
-        request_ms: To a request, there and back.
-        arrival_ms: To the next step, for each request that came.
-        step_ms: To a step.
-        row_ms: To a step, for each of its streams.
+        request_ms: Added to a request, there and back.
+        arrival_ms: Added to the next step for each request that came.
+        step_ms: Added to each step.
+        row_ms: Added to a step for each of its streams.
     """
 
     request_ms: float
@@ -75,10 +74,10 @@ class StepTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         points: (tokens of a step, milliseconds), ascending: the curve.
-        row_ms: Of each sampled row.
-        chunk_ms: Of each row with more than one token.
-        read_ms: Of each position that a decoding row reads, in all layers together.
-        score_ms: Of each pair of positions in a chunk's attention, in all layers together.
+        row_ms: Milliseconds for each sampled row.
+        chunk_ms: Milliseconds for each row with more than one token.
+        read_ms: Milliseconds for each position that a decoding row reads, in all layers together.
+        score_ms: Milliseconds for each pair of positions in a chunk's attention, in all layers together.
         error: Median relative error of the steps that it was fitted to.
     """
 
@@ -94,14 +93,10 @@ class MeasuredStepTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """What was measured of a model on a machine.
 
     Attributes:
-        model: How it was named.
-        parameters: How many it has.
-        dtype, kv_dtype: Of its weights and KV cache.
-        threads: Most that computed.
+        threads: The largest number of threads that computed.
         windows: (window or None, layers with it).
-        steps: Of the engine alone.
-        engine_request_ms: From a request to its engine and back, in one process.
-        server: What a server adds.
+        steps: Terms of the engine alone.
+        engine_request_ms: Milliseconds of a request to its engine and back, in one process.
     """
 
     model: str
@@ -147,8 +142,6 @@ class MeasuredStepTime:
     """Predicts steps.
 
     Args:
-        terms: Fitted.
-        windows: Of the model's layers.
         added: Milliseconds on top, of a step and of each sampled row.
     """
 

@@ -40,11 +40,7 @@ class Roofline:
     """Predicts the cost of steps (StepCost) and of preemptions (PreemptionCost) for the scheduler.
 
     Args:
-        spec: The model.
-        dtype: Of dense weights.
-        hardware: The device.
-        block_size: Tokens per KV block.
-        kv_dtype: Of the KV cache; None: as weights.
+        kv_dtype: The dtype of the KV cache; None for that of the weights.
     """
 
     def __init__(

@@ -56,10 +56,6 @@ class StepTime:
 
     Args:
         spec: The model, or a rank's share of it.
-        dtype: The dtype of dense weights.
-        hardware: The device.
-        kv_dtype: The dtype of the KV cache.
-        shares: Which shares of the device's figures steps reach.
         faster_products: How many times as fast products of quantized weights are.
         extra_ms: What ranks take to exchange tensors in any step: a constant, and a time for each token.
     """
@@ -109,9 +105,7 @@ class StepTime:
         """Return the milliseconds of a step in which rows decode and a chunk of a prompt is computed.
 
         Args:
-            rows: How many rows decode.
             context: The tokens that each of these rows has.
-            chunk: The tokens of the chunk.
             before: The tokens of the prompt before the chunk.
         """
         fixed, attention = self._fixed(rows + chunk, rows), 0.0
@@ -136,7 +130,6 @@ class StepTime:
         """Return the milliseconds of a step that computes a prompt and samples the first token of its answer.
 
         Args:
-            tokens: The tokens of the prompt that are computed.
             before: The tokens before these, which are cached.
         """
         return self(np.array([tokens], np.int64), np.array([before], np.int64), 1)

@@ -21,9 +21,6 @@ Windows = Mapping[int | None, int]
 class UsedWeights:
     """How many of a model's weights a step uses. An embedding table that is only looked up costs nothing.
 
-    Args:
-        spec: The model.
-
     Attributes:
         head: Weights of the head to logits.
     """
@@ -85,7 +82,6 @@ def attended(counts: IntArray, before: IntArray, windows: Windows) -> tuple[floa
     Args:
         counts: [rows] int64, the tokens of each row; a row of one token decodes.
         before: [rows] int64, the tokens of each row's context before these.
-        windows: Of the model's layers.
     """
     decoding = counts == 1
     contexts, chunks, cached = before[decoding] + 1, counts[~decoding], before[~decoding]
