@@ -12,7 +12,7 @@ from quire.foundation.config import Config
 from quire.text.generation_config import DefaultSampling, default_sampling, eos_ids
 from quire.text.hints import HintLog
 from quire.text.tokenizer import Tokenizer, load_tokenizer
-from quire.text.tokenizer_settings import read_json
+from quire.text.tokenizer_files import read_json
 
 if TYPE_CHECKING:
     from quire.text.chat_template import ChatTemplate

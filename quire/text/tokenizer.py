@@ -1,6 +1,6 @@
 """Text to token ids and back.
 
-Owns a model's tokenizer and its special tokens; tokenizer_files.py finds it, tokenizer_settings.py reads what stands
+Owns a model's tokenizer and its special tokens; tokenizer_files.py finds it and reads what stands
 beside it. Knows nothing about requests, chat or streams.
 """
 
@@ -16,8 +16,7 @@ from tokenizers import AddedToken, processors
 
 from quire.errors import CheckpointError, RequestError
 from quire.text.token_bytes import bytes_of_token
-from quire.text.tokenizer_files import SENTENCEPIECE, load_core
-from quire.text.tokenizer_settings import TokenizerSettings, read_settings
+from quire.text.tokenizer_files import SENTENCEPIECE, TokenizerSettings, load_core, read_settings
 
 LONG_DECODE = 1_000
 """More tokens are decoded while other threads run."""
