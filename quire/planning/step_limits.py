@@ -1,6 +1,5 @@
-"""The limits of a step, which buffers, warm-up and memory planning are sized for.
+"""The limits of a step, which buffers, warm-up and memory planning are sized for: `StepLimits.of` alone reads them.
 
-Whoever needs one of them gets all of them: `StepLimits.of(config)` is the only reader of the settings.
 The length is that of `--max-model-len`: a number, the model's own limit, or `auto` for the longest that fits in memory.
 """
 
@@ -71,17 +70,13 @@ def is_auto(config: Config) -> bool:
 
 
 def length_limit(config: Config, spec: ModelSpec) -> int:
-    """The number that was given, or else the model's limit."""
+    """The length that was given, or else the model's limit."""
     asked = config.model.max_model_len
     return spec.max_model_len if is_auto(config) or not asked else int(asked)
 
 
 def check_length(config: Config, spec: ModelSpec) -> None:
-    """Refuse a length that the model was not made for.
-
-    Raises:
-        ConfigError: It is outside of what the model was made for.
-    """
+    """Raise a ConfigError for a length that the model was not made for."""
     asked = config.model.max_model_len
     if isinstance(asked, int) and not is_auto(config) and not 1 < asked <= spec.max_model_len:
         raise ConfigError(
