@@ -1,7 +1,6 @@
 """The adapters of an engine by name: those of the start, and those that clients have loaded since.
 
-Loading reads the files, checks them against the model, and says what is in them; nothing else happens if they are
-wrong. Knows nothing about slots and requests.
+Loading reads the files and checks them against the model. Knows nothing about slots and requests.
 """
 
 from __future__ import annotations
@@ -27,13 +26,7 @@ Answer = Callable[[Control, dict[str, Any] | None, str], None]
 
 
 class AdapterRegistry:
-    """Adapters by name.
-
-    Args:
-        loader: Reads them.
-        adapters: Those of the start.
-        answer: See Answer.
-    """
+    """Adapters by name, first those of the start, which `loader` reads."""
 
     def __init__(self, loader: AdapterLoader, adapters: Sequence[Adapter], answer: Answer) -> None:
         self._loader = loader
@@ -43,7 +36,7 @@ class AdapterRegistry:
 
     @property
     def adapters(self) -> list[Adapter]:
-        """All, by the order in which they were loaded."""
+        """All adapters, in the order in which they were loaded."""
         return list(self._by_name.values())
 
     @property
@@ -52,7 +45,7 @@ class AdapterRegistry:
         return bool(self._loading)
 
     def receive(self, message: Control) -> None:
-        """`load_adapter` of a name and a path, or `unload_adapter` of a name; running requests keep theirs."""
+        """Load or unload an adapter; running requests keep theirs."""
         if message.action == "load_adapter":
             self._loading.append(message)
             self._loader.load(Adapter(message.value["name"], message.value["path"], ""), 0)
@@ -62,7 +55,7 @@ class AdapterRegistry:
             self._answer(message, {}, "")
 
     def update(self, loaded: Sequence[AdapterLoaded]) -> None:
-        """What was read: adapters come in the order in which they were asked for."""
+        """Take in adapters that were read, in the order in which they were asked for."""
         for each in loaded:
             message = self._loading.pop(0)
             if not each.error:
@@ -74,13 +67,11 @@ def load_modules(lora: LoraConfig, loader: AdapterLoader | None, *, is_restart: 
     """Read the adapters of --lora-modules, before anything is served.
 
     Args:
-        lora: Settings.
-        loader: Reads them; None: no adapters are served.
-        is_restart: The engine takes another's place, and goes on without those that cannot be read any more: their
-            files may be gone because they were unloaded, and S3 may be out of reach.
+        is_restart: Whether the engine takes another's place. Then it goes on without adapters that cannot be read any
+            more: their files may be gone because they were unloaded, and S3 may be out of reach.
 
     Raises:
-        CheckpointError: One does not serve.
+        CheckpointError: An adapter cannot be served.
     """
     modules = lora.modules
     if not modules:

@@ -38,10 +38,8 @@ class ModelRuntimeInfo:
     """What the scheduler needs to know about a model on its device.
 
     Attributes:
-        groups: The KV groups of the model.
-        cost: What steps and preemptions cost; None: only tokens count.
-        rope_length_mode: How the rotation of keys depends on the sequence's length, if it does.
-        drafts: Most draft tokens of a request per step; None: no speculation.
+        cost: What steps and preemptions cost; None if only tokens count.
+        drafts: Maximum number of draft tokens of a request in a step; None for no speculation.
     """
 
     groups: Sequence[KVCacheGroup] = FULL_ATTENTION
@@ -51,13 +49,12 @@ class ModelRuntimeInfo:
 
 
 def build_model_runtime_info(config: Config, spec: ModelSpec) -> ModelRuntimeInfo:
-    """For a model under resolved settings, on this machine's device."""
+    """What the scheduler needs to know under resolved settings on this machine's device."""
     machine_gpu = this_machine().gpu if config.device.device == "cuda" else None
     hardware = cpu(len(os.sched_getaffinity(0))) if machine_gpu is None else gpu(machine_gpu.name)
     hardware = hardware.at(config.model.dtype)
-    share = (
-        spec if machine_gpu is None else rank_share(spec, mesh_of(config.parallel))
-    )  # ranks on a CPU share its memory
+    # Ranks on a CPU share its memory.
+    share = spec if machine_gpu is None else rank_share(spec, mesh_of(config.parallel))
     speculation = config.speculation.speculation
     return ModelRuntimeInfo(
         spec.kv_groups(),
@@ -68,7 +65,7 @@ def build_model_runtime_info(config: Config, spec: ModelSpec) -> ModelRuntimeInf
 
 
 def build_ready(config: Config, device_limits: DeviceLimits, info: ModelRuntimeInfo) -> Ready:
-    """What clients are told. Logs when a GPU's KV cache came out smaller than estimated."""
+    """The Ready message for clients. Logs when a GPU's KV cache came out smaller than estimated."""
     limits, block_size = StepLimits.of(config), config.cache.block_size
     longest = limits.length
     held = capacity(info.groups, device_limits.num_blocks, block_size, limits.tokens, longest)

@@ -14,7 +14,7 @@ from quire.foundation.messages.to_engine import ToEngine
 
 @dataclass(frozen=True)
 class Lost:
-    """In place of a message from the engine that could not be decoded: what it said is not known."""
+    """Stands in place of a message from the engine that could not be decoded, so its contents are unknown."""
 
     reason: str
 
@@ -27,7 +27,7 @@ class EngineClient(Protocol):
 
     @property
     def number(self) -> int:
-        """This client's number: ids it makes are `number << CLIENT_SHIFT | counter`."""
+        """The client's number: ids that it makes are `number << CLIENT_SHIFT | counter`."""
         ...
 
     @property
@@ -40,14 +40,13 @@ class EngineClient(Protocol):
         ...
 
     def connect(self, engine: EngineId) -> None:
-        """From now on send to this engine, which takes the place of the one before. What that one has said may still
-        be received."""
+        """Send to this engine from now on. Messages of the one before it may still be received."""
         ...
 
     def receive(self, timeout: float | None) -> FromEngine | Lost | None:
         """The next message, or None after `timeout` seconds (None: wait for ever).
 
-        The first message of a working engine is Ready. After Lost, nothing is known of what is open.
+        The first message of a working engine is Ready. After Lost, the state of open requests is unknown.
         """
         ...
 

@@ -15,7 +15,7 @@ OWN_PAUSE_S = 3.0
 
 
 class ClientLiveness:
-    """When each client was last heard."""
+    """When each client was last heard; times are those of `clock`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -29,7 +29,7 @@ class ClientLiveness:
         return list(self._heard)
 
     def mark_alive(self, client: int) -> bool:
-        """Note a heartbeat of `client`; returns whether the client is new, or back."""
+        """Note a heartbeat of a client; returns whether the client is new, or back."""
         if client in self._gone:
             return False  # it was on its way
         new = client not in self._heard
@@ -37,22 +37,22 @@ class ClientLiveness:
         return new
 
     def heard(self, client: int) -> None:
-        """A request of `client` came, which is as good as a heartbeat of one that sends them."""
+        """Note a request of a client. It is as good as a heartbeat, if the client sends heartbeats."""
         if client in self._heard:
             self._heard[client] = self._clock.now()
 
     def mark_gone(self, client: int) -> None:
-        """A client is dead and will not come back."""
+        """Note that a client is dead and will not come back."""
         self._heard.pop(client, None)
         self._gone.add(client)
 
     def is_gone(self, client: int) -> bool:
-        """Whether it was marked so."""
+        """Whether a client was marked as dead."""
         return client in self._gone
 
     def lost_clients(self) -> list[int]:
-        """Clients that have fallen silent since; these are forgotten. Checks once a second, as long as that goes:
-        when this process was left without time, nobody else is blamed for it."""
+        """Forget the clients that have fallen silent, and return them. Checks at most once a second. When this process
+        itself was left without time, no client is blamed for it."""
         now = self._clock.now()
         passed = now - self._checked
         if passed < 1.0:

@@ -1,6 +1,6 @@
 """Commands to the engine, each answered by exactly one Done, at once or when what it asks for has happened.
 
-Owns which answers are owed, and the pause. Knows nothing about steps and outputs.
+Owns which answers are due, and the pause. Knows nothing about steps and outputs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,8 @@ _RESUME = "the resume"
 class Pausing:
     """The pause of one engine. New requests are taken meanwhile, and wait.
 
-    Args:
-        scheduler: Of the engine.
-
     Attributes:
-        mode: How it is paused; empty if it is not.
+        mode: How the engine is paused; empty if it is not.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -35,23 +32,18 @@ class Pausing:
         self.mode: Literal["", PauseMode] = ""
 
     @property
-    def paused(self) -> bool:
-        """Whether a pause was asked for, and no resume since."""
-        return bool(self.mode)
-
-    @property
     def frozen(self) -> bool:
         """Whether no step may be planned at all."""
         return self.mode == "keep"
 
     @property
     def reached(self) -> bool:
-        """Whether nothing runs any more."""
+        """Whether the engine is paused and nothing runs any more."""
         going_on = not self.frozen and not self._scheduler.only_awaiting
-        return self.paused and not self._scheduler.steps_in_flight and not going_on
+        return bool(self.mode) and not self._scheduler.steps_in_flight and not going_on
 
     def pause(self, mode: PauseMode) -> list[int]:
-        """Pause, or go on paused in another mode. Returns the requests that are to be aborted."""
+        """Pause, or change the mode of a pause. Returns the requests that are to be aborted."""
         self.mode = mode
         if mode == "abort":
             return [request.id for request in self._scheduler.requests()]
@@ -61,13 +53,13 @@ class Pausing:
 
     def awaits(self, request_id: int) -> tuple[str, ...]:
         """What a new request awaits because of the pause."""
-        if not self.paused:
+        if not self.mode:
             return ()
         self._held.append(request_id)
         return (_RESUME,)
 
     def resume(self) -> None:
-        """All go on."""
+        """Let all requests go on."""
         self.mode = ""
         for request_id in self._held:
             self._scheduler.arrived(request_id, _RESUME)
@@ -78,17 +70,10 @@ class Commands:
     """What API processes have commanded.
 
     Args:
-        scheduler: Of the engine.
-        port: Where answers go.
         abort: Ends a request.
-        loader: Loads adapters; None: none are served.
-        adapters: Those of the start.
-        frame: What the live picture shows a client that has seen a frame of this number, see EngineFrames; None: there
-            is none.
-
-    Attributes:
-        pausing: Whether the engine is paused.
-        adapters: By name; None: none are served.
+        loader: Loads adapters; None if no adapters are served.
+        frame: Makes the live picture for a client (its number) that has seen a frame of this number; None for no
+            picture.
     """
 
     def __init__(
@@ -105,7 +90,7 @@ class Commands:
         self._port = port
         self._abort = abort
         self._frame = frame
-        self._drains: list[Control] = []  # not answered yet, as the next ones
+        self._drains: list[Control] = []  # not answered yet, like pauses
         self._pauses: list[Control] = []
         self.adapters = None if loader is None else AdapterRegistry(loader, adapters, self._answer)
 
@@ -115,7 +100,7 @@ class Commands:
         return bool(self._drains)
 
     def receive(self, message: Control) -> None:
-        """A command came."""
+        """Do what a command says."""
         match message.action.split(":"):
             case ["drain"]:
                 self._drains.append(message)
@@ -135,7 +120,7 @@ class Commands:
                 else:
                     self.adapters.receive(message)
             case ["is_paused"]:
-                self._answer(message, {"paused": self.pausing.paused})
+                self._answer(message, {"paused": bool(self.pausing.mode)})
             case ["counts"]:
                 self._answer(message, counts(self._scheduler))
             case ["frame"] if self._frame is not None:
@@ -147,26 +132,27 @@ class Commands:
                 self._answer(message, error=f"unknown action '{message.action}'")
 
     def answer_due(self) -> None:
-        """Answer the commands that have become true; called once a turn."""
-        if self._drains and not self._scheduler.has_work:
-            for control in self._drains:
-                self._answer(control)
-            self._drains.clear()
-        if self._pauses and self.pausing.reached:
-            for control in self._pauses:
-                self._answer(control)
-            self._pauses.clear()
+        """Answer commands whose condition holds now; called once a turn."""
+        if not self._scheduler.has_work:
+            self._answer_all(self._drains)
+        if self.pausing.reached:
+            self._answer_all(self._pauses)
+
+    def _answer_all(self, controls: list[Control]) -> None:
+        for control in controls:
+            self._answer(control)
+        controls.clear()
 
     def _answer(self, message: Control, value: dict[str, Any] | None = None, error: str = "") -> None:
         self._port.send(message.id >> CLIENT_SHIFT, Done(message.id, value or {}, error))
 
 
 def counts(scheduler: Scheduler) -> dict[str, int]:
-    """What is held and what is free, for leak tests."""
+    """How much is held and how much is free, for leak tests."""
     return {
         "requests": len(list(scheduler.requests())),
-        "running": scheduler.num_running,
-        "waiting": scheduler.num_waiting,
+        "running": len(scheduler.running),
+        "waiting": len(scheduler.waiting),
         "in_flight": scheduler.steps_in_flight,
         "free_slots": scheduler.num_free_slots,
         "slots": scheduler.num_slots,

@@ -1,7 +1,7 @@
 """The engine's loop: drain the inbox, plan ahead, process the oldest result, send what it brought.
 
-Owns the order of these, and which client is told what. Token ids only: no text, no tensors. Clock, port and executor
-are passed in, so the same code runs in a process of its own, inside `LLM`, and in a simulation.
+Owns the order of these steps, and which client is told what. Token ids only: no text, no tensors. Clock, port and
+executor are passed in, so the same code runs in a process of its own, inside `LLM`, and in a simulation.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from quire.scheduling.scheduler.request import Request
 HEARTBEAT_S = 1.0
 """Longest time between two heartbeats of a live engine."""
 ABORTED_TOKENS = 2**19
-"""No more sequences are aborted in a turn once those aborted have so many tokens together: each 16 of them are a block
-that is freed, so 128 sequences of 131,072 tokens would take a tenth of a second."""
+"""A turn aborts no more sequences once the aborted ones have this many tokens together: each 16 tokens are a block that
+is freed, so 128 sequences of 131,072 tokens would take a tenth of a second."""
 _ABORT_TOKENS = 2**11
-"""What a sequence counts for beside its tokens."""
+"""What an aborted sequence counts for beside its tokens."""
 _AWAITING_POLL_S = 0.001
-"""How often to look whether what requests await has come, while nothing else can run, in seconds."""
+"""How often to look whether awaited things have come, while nothing else can run, in seconds."""
 
 
 class EngineCore:
@@ -60,13 +60,9 @@ class EngineCore:
     Args:
         config: Resolved settings (see `quire.planning.auto_config`).
         device_limits: What the executor's `start` returned.
-        runtime_info: Of the model on this device.
         executor: Started.
-        port: The engine's inbox and its way to the clients.
-        clock: All times come from it.
-        masker: Says which tokens may come next, for constrained requests; None: there are none.
-        flight: Where it is written down which requests are worked on; None: nowhere.
-        adapters: Those that the executor has read at the start.
+        masker: Says which tokens may come next, for constrained requests; None if none are served.
+        adapters: Adapters that the executor has read at the start.
     """
 
     def __init__(
@@ -113,8 +109,8 @@ class EngineCore:
         self._to_abort: deque[int] = deque()
 
     def turn(self, wait: float | None) -> None:
-        """One turn of the loop. An idle engine waits up to `wait` seconds for a message (None: for ever), a busy one up
-        to `wait` for the oldest step, but no longer than HEARTBEAT_S; neither spins."""
+        """Run one turn of the loop. An idle engine waits up to `wait` seconds for a message (None: for ever), a busy
+        one up to `wait` for the oldest step, but no longer than HEARTBEAT_S; neither spins."""
         for message in self._port.drain(self._idle_wait(wait)):
             self._receive(message)
         self._abort_unwanted()
@@ -138,7 +134,6 @@ class EngineCore:
         self._send_heartbeats()
 
     def _update_adapters(self) -> None:
-        """Take in adapters that were loaded, and give slots to requests."""
         if self._adapter_slots is not None:
             assert self._executor.adapters is not None and self._commands.adapters is not None
             loaded = self._executor.adapters.loaded()
@@ -202,7 +197,7 @@ class EngineCore:
                     self._port.send(control >> CLIENT_SHIFT, Done(control, error=reason))
 
     def _add(self, message: Add) -> None:
-        """Queue a prompt's sequences if they cannot harm the device; the client has checked the rest."""
+        """Queue a prompt's sequences if they cannot harm the device; the client has checked everything else."""
         client = message.id >> CLIENT_SHIFT
         if self._clients.is_gone(client):
             return  # it was on its way
@@ -226,7 +221,7 @@ class EngineCore:
                 self._scheduler.add(sequence, ids, (*awaits, *adapter, *pause, *others))
 
     def _refusal(self, message: Add) -> str:
-        """Why none of a prompt's sequences can run; empty if nothing speaks against it."""
+        """Why none of a prompt's sequences can run; empty if they can."""
         if self._commands.draining:
             return "The server is shutting down. Send the request again."
         if (message.grammar or message.thinking) and self._masks is None:
@@ -250,14 +245,12 @@ class EngineCore:
         return len(request.tokens)
 
     def _abort_all(self, client: int) -> None:
-        """Abort all requests of a client."""
         for request_id in [r.id for r in self._scheduler.requests() if r.id >> CLIENT_SHIFT == client]:
             self._abort(request_id)
 
     # --- results out ------------------------------------------------------------------------------------------------
 
     def _finish(self, ended: Iterable[Request]) -> None:
-        """Queue the last message of each of these sequences."""
         now = self._clock.now()
         for request in ended:
             self._outbox.end(request.last_message(now))
@@ -306,7 +299,7 @@ class EngineCore:
     @property
     def num_requests(self) -> int:
         """The number of sequences that are not over."""
-        return self._scheduler.num_running + self._scheduler.num_waiting
+        return len(self._scheduler.running) + len(self._scheduler.waiting)
 
     def pulse(self) -> Pulse:
         """A sign of life for the process that watches this one, with how long the engine has been stalled."""
@@ -317,7 +310,6 @@ class EngineCore:
         return self._steps.heartbeat(self._clock.now(), self._load())
 
     def _frame(self, client: int, seen: int) -> dict[str, Any]:
-        """The newest frame of the live picture, for one client."""
         if client not in self._frames:
             self._frames[client] = EngineFrames(self._scheduler, self._steps, self._clock, counts)
         return self._frames[client].frame(seen)
@@ -327,31 +319,36 @@ class EngineCore:
         return counts(self._scheduler)
 
     def _load(self) -> Load:
-        scheduler = self._scheduler
+        scheduler, stats, waiting, slots = (
+            self._scheduler,
+            self._scheduler.stats,
+            self._scheduler.waiting,
+            self._adapter_slots,
+        )
         return Load(
-            running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
-            waiting_tokens=scheduler.waiting_tokens,
+            running=len(scheduler.running),
+            waiting=len(waiting),
+            waiting_tokens=waiting.num_tokens,
             free_blocks=scheduler.pool.num_free,
             num_blocks=scheduler.pool.num_blocks,
-            preemptions=scheduler.stats.preemptions,
-            prefix_queries=scheduler.stats.prefix_queries,
-            prefix_hits=scheduler.stats.prefix_hits,
-            drafts=scheduler.stats.speculation.drafts,
-            draft_tokens=scheduler.stats.speculation.tokens,
-            accepted_drafts=list(scheduler.stats.speculation.accepted),
+            preemptions=stats.preemptions,
+            prefix_queries=stats.prefix_queries,
+            prefix_hits=stats.prefix_hits,
+            drafts=stats.speculation.drafts,
+            draft_tokens=stats.speculation.tokens,
+            accepted_drafts=list(stats.speculation.accepted),
             free_host_blocks=scheduler.host.num_free,
             num_host_blocks=self._num_host_blocks,
             step=self._steps.last_step,
             step_ms=self._steps.last_step_ms,
-            deferred=scheduler.deferred,
+            deferred=waiting.num_deferred,
             unwritten_tokens=scheduler.unwritten_tokens,
             block_size=scheduler.pool.block_size,
             ready_host_blocks=scheduler.host.num_blocks,
-            queued_tokens=scheduler.queued_tokens,
+            queued_tokens=waiting.queued_tokens,
             tokens_per_s=self._throughput.tokens_per_s,
             expected_output=scheduler.expected_output,
             paused=self._pausing.mode,
-            running_adapters=[] if self._adapter_slots is None else self._adapter_slots.running,
-            waiting_adapters=[] if self._adapter_slots is None else self._adapter_slots.waiting,
+            running_adapters=slots.running if slots else [],
+            waiting_adapters=slots.waiting if slots else [],
         )

@@ -1,7 +1,7 @@
 """Which requests an engine was working on when it died, written down where a dead process cannot take it along.
 
-A file of the private directory, mapped into memory: a page that a killed process has written stays in the file. Each
-plan costs one copy of its ids. Knows nothing about what the requests are.
+The record is a file of the private directory that is mapped into memory: a page that a killed process has written stays
+in the file. Each plan costs one copy of its ids.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ def _path(directory: Path, engine: EngineId) -> Path:
 
 
 class FlightRecorder:
-    """The engine's side.
+    """The engine's side of the record.
 
     Args:
-        directory: Private to the server.
-        engine: Whose record it is.
-        places: Plans that are in flight at once, at most.
-        rows: Requests in a plan, at most.
+        places: Largest number of plans in flight.
+        rows: Largest number of requests in a plan.
     """
 
     def __init__(self, directory: Path, engine: EngineId, places: int, rows: int) -> None:
@@ -41,17 +39,17 @@ class FlightRecorder:
         self._write(_PLACES, [places])
 
     def handling(self, request: int) -> None:
-        """A request is being added; 0: no more."""
+        """Record that a request is being added; 0 says that none is any more."""
         self._write(_HANDLED, [request])
 
     def submitted(self, step: int, requests: Iterable[int]) -> None:
-        """A plan with these requests is in flight from now on."""
+        """Record that a plan with these requests is in flight."""
         ids = array("q", requests)
         assert len(ids) <= self._words - 2, "more rows than the engine has slots"
         self._write(3 + step % self._places * self._words, [step, len(ids), *ids])
 
     def finished(self, step: int) -> None:
-        """Plans up to this one are no longer in flight."""
+        """Record that plans up to this one are no longer in flight."""
         self._write(_FINISHED, [step])
 
     def _write(self, word: int, values: Iterable[int]) -> None:

@@ -1,8 +1,8 @@
 """What an engine holds right now, as the live picture shows it: one small frame, made only when somebody asks.
 
-A frame costs the same however many blocks there are: totals and rows of requests are whole, of the blocks and of the
-requests' tables it has the next part, and who looks puts the parts together. It has no text and no token. A new one is
-made at most every few steps, the more requests run the fewer, so a step pays microseconds for it however long it takes.
+A frame costs the same however many blocks there are. It has all totals and rows of requests, and the next part of the
+blocks and of the requests' tables; the viewer puts the parts together. It has no text and no token. A new one is made
+at most every few steps, the more requests run the fewer, so a step pays microseconds for it however long it takes.
 """
 
 from __future__ import annotations
@@ -19,26 +19,19 @@ from quire.scheduling.scheduler.scheduler import Scheduler
 NEW_S = 0.2
 """Shortest time between two frames, in seconds."""
 ROWS_A_STEP = 4
-"""Running requests that one step counts for: a frame is made once the steps since the last one count for all of
-them."""
+"""A frame is made once the steps since the last one, times this number, reach the number of running requests."""
 LATE_S = 2.0
 """Time after which a frame is made however few steps there were, in seconds."""
 MAX_RUNNING = 128
 MAX_WAITING = 32
 BLOCKS = 1_024
-"""Blocks whose state is in one frame; the next frame has the next ones."""
+"""Blocks whose state is in one frame."""
 TABLE_BLOCKS = 512
-"""Entries of running requests' block tables that are in one frame; the next frame has the next ones."""
+"""Entries of running requests' block tables that are in one frame."""
 
 
 class EngineFrames:
-    """Makes the frames of one engine.
-
-    Args:
-        scheduler, steps: The engine's.
-        clock: For all times.
-        counts: What `/debug/counts` says of the engine.
-    """
+    """Makes the frames of one engine. `counts` counts what is held and free."""
 
     def __init__(
         self, scheduler: Scheduler, steps: StepStats, clock: Clock, counts: Callable[[Scheduler], dict[str, int]]
@@ -64,7 +57,7 @@ class EngineFrames:
         if age < NEW_S or not self._scheduler.steps_in_flight:
             return age >= NEW_S
         steps: int = self._steps.last_step - self._last["step"]
-        return steps * ROWS_A_STEP >= self._scheduler.num_running or age >= LATE_S
+        return steps * ROWS_A_STEP >= len(self._scheduler.running) or age >= LATE_S
 
     def _make(self) -> dict[str, Any]:
         scheduler, stats = self._scheduler, self._scheduler.stats
@@ -85,8 +78,8 @@ class EngineFrames:
         }
 
     def _rows(self, requests: Iterable[Request], most: int) -> dict[str, list[Any]]:
-        """A column for each fact: `known` tokens of `limit` at most, the first `prompt` of which are the prompt, and
-        `computed` of them are; when it came, on the clock of `now`."""
+        """Columns: `arrival` on the clock of `now`, and lengths in tokens: of the prompt, known, computed
+        and at most."""
         first = list(islice(requests, most))
         return {
             "id": [request.id for request in first],
@@ -95,7 +88,7 @@ class EngineFrames:
         }
 
     def _blocks(self) -> list[Any]:
-        """The next blocks: the first one's number, and a letter for each, see BlockPool.states."""
+        """The next blocks: the first one's number, and a letter for each, as `BlockPool.states` has them."""
         pool, first = self._scheduler.pool, self._next_block
         states = pool.states(first, BLOCKS)
         end = first + len(states)
@@ -103,8 +96,8 @@ class EngineFrames:
         return [first, states]
 
     def _tables(self) -> list[tuple[int, int, list[int]]]:
-        """The next parts of running requests' tables: request, place of its first entry here, blocks. Several requests
-        hold a block that they share."""
+        """The next parts of running requests' tables: request, place of its first entry here, blocks. A block that
+        several requests share is in each of their tables."""
         running, left, parts = self._scheduler.running, TABLE_BLOCKS, list[tuple[int, int, list[int]]]()
         for _ in range(len(running)):
             if self._place >= len(running):

@@ -33,9 +33,8 @@ class InterruptGuard:
     """A context around each change of state: a SIGINT inside is delivered on leaving it, a second one at once.
 
     Signal handlers run between any two bytecodes of the main thread, so a KeyboardInterrupt could leave behind a plan
-    that was never submitted, or a result that is half processed.
-
-    Works between `install` and `uninstall`, in the main thread; Python runs signal handlers in no other one.
+    that was never submitted, or a result that is half processed. Works between `install` and `uninstall`, in the main
+    thread: Python runs signal handlers in no other one.
     """
 
     def __init__(self) -> None:
@@ -44,7 +43,7 @@ class InterruptGuard:
         self._pending = False
 
     def install(self) -> None:
-        """Take the place of the process's handler for SIGINT, unless that is not a Python function."""
+        """Replace the process's handler for SIGINT, unless that is not a Python function."""
         if threading.current_thread() is threading.main_thread():
             current = signal.getsignal(signal.SIGINT)
             if callable(current) and current != self._on_signal:
@@ -52,7 +51,7 @@ class InterruptGuard:
                 signal.signal(signal.SIGINT, self._on_signal)
 
     def uninstall(self) -> None:
-        """Restore that handler, unless another was set meanwhile."""
+        """Restore the former handler, unless another was set meanwhile."""
         if self._previous is None or threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(signal.SIGINT) == self._on_signal:
@@ -98,17 +97,11 @@ class _QueuePort:
 
 
 class InProcessClient:
-    """EngineClient number 0 of an engine of its own.
-
-    Args:
-        config: Resolved settings.
-        executor: Not started yet.
-        clock: For the engine.
-        runtime_info: Of the model on this device.
-        masker: See EngineCore.
+    """EngineClient number 0 of an engine of its own; arguments as of EngineCore, with an executor that is not started.
 
     Attributes:
         interrupts: Keeps Ctrl-C from breaking a turn of the loop, where it is installed.
+        ended: Why nothing is received any more; empty while something is.
 
     Raises:
         SetupError: The model cannot be served.
@@ -133,7 +126,7 @@ class InProcessClient:
         # A worker's thread that outlives the interpreter ends the process by SIGABRT.
         self._close = weakref.finalize(self, _close, os.getpid(), executor, masker)
         self._failure = ""  # of a turn
-        self._ended = ""  # why nothing is received any more
+        self.ended = ""
         self.interrupts = InterruptGuard()
         self._port.outbox.append(self._core.ready)
 
@@ -142,7 +135,7 @@ class InProcessClient:
         return self._core.counts()
 
     def heartbeat(self) -> Heartbeat:
-        """What the engine's next heartbeat would say."""
+        """The heartbeat that the engine would send next."""
         return self._core.heartbeat()
 
     def send(self, message: ToEngine) -> None:
@@ -154,9 +147,9 @@ class InProcessClient:
     def receive(self, timeout: float | None) -> FromEngine | None:
         """The next message; runs the loop until there is one. Raises what a step raised, and later EngineDeadError."""
         deadline = None if timeout is None else self._clock.now() + timeout
-        while self._ended or not self._port.outbox:
-            if self._ended:
-                raise EngineDeadError(self._ended)
+        while self.ended or not self._port.outbox:
+            if self.ended:
+                raise EngineDeadError(self.ended)
             left = None if deadline is None else max(0.0, deadline - self._clock.now())
             self._turn(left)
             if not self._port.outbox and left == 0.0:
@@ -173,14 +166,9 @@ class InProcessClient:
                 self._failure = f"{type(error).__name__}: {error}".removesuffix(": ")
                 raise
 
-    @property
-    def ended(self) -> str:
-        """Why nothing is received any more; empty: something is."""
-        return self._ended
-
     def end(self, why: str) -> None:
-        """Let whoever receives, now or later, get an EngineDeadError that says why."""
-        self._ended = self._ended or why
+        """Let every `receive`, now or later, raise an EngineDeadError that says why."""
+        self.ended = self.ended or why
         self._port.inbox.put(Control(0, "counts"))  # wakes the loop
 
     def close(self) -> None:

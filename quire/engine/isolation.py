@@ -1,7 +1,7 @@
 """Requests that run alone, because engines have died while they worked on them.
 
-An API process says so of a prompt that was in flight at two deaths (`Add.alone`). Until each of its sequences has
-brought that many tokens, no step has a row of another prompt, so one more death has one explanation. All others wait,
+An API process sets `Add.alone` for a prompt that was in flight at two deaths. Until each of its sequences has brought
+that many tokens, no step has a row of another prompt, so one more death has one explanation. All other requests wait,
 whichever process they come from; several that are to run alone do so one after the other.
 """
 
@@ -14,11 +14,7 @@ _OTHERS = "the end of what runs alone"
 
 
 class Isolation:
-    """The requests of one engine that run alone, and those that wait for them.
-
-    Args:
-        scheduler: Of the engine.
-    """
+    """The requests of one engine that run alone, and those that wait for them."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -52,7 +48,6 @@ class Isolation:
                 self._scheduler.arrived(number, _OTHERS)
 
     def _is_short(self, number: int) -> bool:
-        """Whether a sequence has yet to bring tokens alone."""
         request = self._scheduler.get(number)
         return request is not None and len(request.tokens) - len(request.add.tokens) < request.add.alone
 

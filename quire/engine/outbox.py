@@ -37,29 +37,28 @@ class Outbox:
             start = end
 
     def prompt_logprobs(self, news: list[tuple[int, list[TokenLogprobs]]]) -> None:
-        """(sequence, log probabilities of its next prompt tokens)."""
+        """Add (sequence, log probabilities of its next prompt tokens)."""
         for entry in news:
             self._news(entry[0]).prompt_logprobs.append(entry)
 
     def cached(self, news: list[tuple[int, int]]) -> None:
-        """(sequence, prompt tokens found in the prefix cache)."""
+        """Add (sequence, prompt tokens found in the prefix cache)."""
         for entry in news:
             self._news(entry[0]).cached_tokens.append(entry)
 
     def end(self, end: End) -> None:
-        """A sequence's last message."""
+        """Add a sequence's last message."""
         self._news(end.id).ends.append(end)
 
     def drop(self, client: int) -> None:
-        """Nobody reads what this client was to get."""
+        """Drop what a client that is gone was to get."""
         self._by_client.pop(client, None)
 
     def flush(self, load: Callable[[], Load], last_adds: Mapping[int, int]) -> None:
         """Send one message to each client that has news.
 
         Args:
-            load: What the engine has to do, told with the news.
-            last_adds: By client, the last Add that is in it.
+            last_adds: The last Add of each client that is in `load`.
         """
         for client, news in self._by_client.items():
             _add(news, [], [], [], [])

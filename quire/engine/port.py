@@ -14,9 +14,8 @@ class Undecodable:
     """A message that could not be decoded, but says who waits for an answer.
 
     Attributes:
-        reason: What is wrong with it.
-        sequences: Ids of the sequences that it would have added; each is owed an End.
-        control: Id of the Control that it would have been, which is owed a Done; or None.
+        sequences: Ids of the sequences that it would have added; each must get an End.
+        control: Id of the Control that it would have been, which must get a Done; or None.
     """
 
     reason: str
@@ -36,5 +35,5 @@ class Port(Protocol):
         ...
 
     def forget(self, client: int) -> None:
-        """A client is gone: drop what it was to get."""
+        """Drop what a client that is gone was to get."""
         ...

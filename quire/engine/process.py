@@ -57,14 +57,7 @@ def main(
 
 
 def turn_until(stopping: Callable[[], bool], core: EngineCore, clock: Clock, report: SendReport) -> None:
-    """Turn the engine's loop until it is to stop.
-
-    Args:
-        stopping: Whether it is to stop.
-        core: The engine.
-        clock: For the pulses.
-        report: Gets the pulses.
-    """
+    """Turn the engine's loop until `stopping` is true; `report` gets pulses by `clock`."""
     next_pulse = 0.0
     while not stopping():
         begun = thread_time()

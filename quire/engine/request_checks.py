@@ -12,7 +12,7 @@ from quire.foundation.messages.to_engine import Add
 
 
 def refusal(message: Add, ready: Ready) -> str:
-    """Why none of a prompt's sequences can run on an engine; empty if nothing speaks against it."""
+    """Why none of a prompt's sequences can run on an engine; empty if they can."""
     if not 0 < message.prompt_len <= len(message.tokens):
         return "The prompt is empty."
     if not message.sampling.max_tokens:

@@ -12,9 +12,9 @@ from quire.foundation.messages.from_engine import STEP_TOKEN_BOUNDS, WORK_BOUNDS
 from quire.foundation.messages.workers import Result
 
 LONGEST_TURN_S = 2.0
-"""A turn of the loop waits up to a second."""
+"""A turn of the loop waits up to a second, so a longer one than this is the machine's pause."""
 WARNED_S = 0.1
-"""A turn of more processor time is logged, if it is longer than all before."""
+"""A turn that took more processor time than this, and than all before, is logged."""
 logger = logging.getLogger(__name__)
 
 FACTOR = 10.0
@@ -23,7 +23,7 @@ SHORTEST_S = 4.0
 """Least time that any step gets, in seconds: a busy machine may leave a process alone for that long."""
 SHORTEST_OF_GROUP_S = 60.0
 """Least time that any step gets where engines share experts, in seconds: it may wait for another engine's step, and the
-ranks find out which one keeps them waiting."""
+ranks find out which engine keeps them waiting."""
 UNKNOWN_S = 60.0
 """Least time that a step gets if its size was not measured yet, in seconds: it may be the first to compile a kernel."""
 _UNKNOWN_FACTOR = 3.0
@@ -33,11 +33,7 @@ _FORGETTING = 0.98
 
 
 class StepDeadline:
-    """How long a step may take before the engine counts as stuck, from how long steps of as many tokens took.
-
-    Args:
-        shortest_s: Least time that any step gets, in seconds.
-    """
+    """How long a step may take before the engine counts as stuck, from how long steps of as many tokens took."""
 
     def __init__(self, shortest_s: float = SHORTEST_S) -> None:
         self._shortest_s = shortest_s
@@ -55,12 +51,8 @@ class StepDeadline:
         measured = self._slowest[bucket]
         if measured is not None:
             return max(self._shortest_s, FACTOR * measured)
-        smaller = (
-            (bound, seconds)
-            for bound, seconds in zip(STEP_TOKEN_BOUNDS[:bucket], self._slowest, strict=False)
-            if seconds is not None
-        )
-        bound, seconds = max(smaller, default=(1, 0.0))
+        smaller = zip(STEP_TOKEN_BOUNDS[:bucket], self._slowest, strict=False)
+        bound, seconds = max(((b, s) for b, s in smaller if s is not None), default=(1, 0.0))
         longest = _UNKNOWN_FACTOR * seconds * tokens / bound  # time grows no faster than the tokens
         return max(UNKNOWN_S, self._shortest_s, longest)
 
@@ -75,15 +67,11 @@ def shortest_limit_s(parallel: ParallelConfig) -> float:
 class StepStats:
     """Statistics since the engine's start.
 
-    Args:
-        now: Monotonic seconds.
-        shortest_limit_s: What any step may take.
-
     Attributes:
-        token_counts: Steps by the tokens they compute: a bucket for each of STEP_TOKEN_BOUNDS, and one more above.
+        token_counts: Steps by the tokens they compute: a bucket for each of STEP_TOKEN_BOUNDS, and one above.
         token_sum: Tokens of all planned steps.
         last_step, last_step_ms: The last finished step, and its time on the device.
-        turns: Turns of the loop by their processor time: a bucket for each of WORK_BOUNDS_S, and one more above.
+        turns: Turns of the loop by their processor time: a bucket for each of WORK_BOUNDS_S, and one above.
         turns_sum_s, longest_turn_s: Processor time of all turns, and of the longest.
         stalled_s: For how long no step has finished while there was one to do. A turn counts as LONGEST_TURN_S at most:
             when the whole machine stood still, no step is to blame.
@@ -106,21 +94,21 @@ class StepStats:
         return self._deadline.limit_s(self._in_flight[0] if self._in_flight else 0)
 
     def planned(self, counts: Sequence[int]) -> None:
-        """A step was submitted whose rows compute so many tokens each."""
+        """Record a submitted step, by the tokens of its rows."""
         tokens = sum(counts)
         self.token_counts[bisect_left(STEP_TOKEN_BOUNDS, tokens)] += 1
         self.token_sum += tokens
         self._in_flight.append(tokens)
 
     def finished(self, result: Result, now: float) -> None:
-        """A step's result is there."""
+        """Record a step's result."""
         self.last_step, self.last_step_ms = result.step, result.device_ms
         self._count_time(now)
         self._deadline.learn(self._in_flight.popleft(), self.stalled_s)
         self.stalled_s = 0.0
 
     def turn_ended(self, now: float, *, idle: bool) -> None:
-        """A turn of the loop is over; idle: there is no step to do."""
+        """Record the end of a turn of the loop; `idle` if there is no step to do."""
         self._count_time(now)
         if idle:
             self.stalled_s = 0.0
@@ -130,7 +118,7 @@ class StepStats:
         self._last_turn = now
 
     def heartbeat(self, now: float, load: Load) -> Heartbeat:
-        """What clients are told."""
+        """The heartbeat for clients."""
         return Heartbeat(
             now,
             now - self.stalled_s,
@@ -144,7 +132,7 @@ class StepStats:
         )
 
     def turned(self, seconds: float) -> None:
-        """A turn of the loop took so much processor time."""
+        """Record how much processor time a turn of the loop took."""
         if seconds > max(WARNED_S, self.longest_turn_s):
             logger.warning("A turn of the engine's loop took %.0f ms of its thread's time.", seconds * 1e3)
         self.turns[bisect_left(WORK_BOUNDS_S, seconds)] += 1

@@ -37,14 +37,8 @@ class Submission:
     """Makes Adds for one client of one engine.
 
     Args:
-        number: The client's.
-        ready: What the engine can do.
-        eos_ids: The model's end-of-sequence tokens.
-        max_logprobs: Most log probabilities a request may ask for; -1 for no limit.
-        policy: The engine's scheduling policy.
-        clock: For arrival times.
+        max_logprobs: Largest number of log probabilities that a request may ask for; -1 for no limit.
         new_seed: Returns a fresh seed, for requests that bring none.
-        takes_extra_args: Whether there are logits processors that could use them.
     """
 
     def __init__(
@@ -69,12 +63,12 @@ class Submission:
         self._takes_extra_args = takes_extra_args
 
     def replace_engine(self, ready: Ready) -> None:
-        """Another engine takes the place of the one before; ids go on."""
+        """Go on with another engine in place of the one before; ids go on as well."""
         self._ready = ready
 
     @property
     def longest(self) -> int:
-        """Most tokens, prompt and output, that one sequence can have."""
+        """The maximum number of tokens, prompt and output, of one sequence."""
         return self._ready.capacity
 
     def adds(
@@ -93,19 +87,16 @@ class Submission:
         adapter: Adapter | None = None,
     ) -> list[Add]:
         """One Add for each of the `params.n` sequences of a prompt. Only the first is sent: it carries the others as
-        its forks.
+        its forks. Other arguments are fields of Add.
 
         Args:
             tokens: The prompt, of which `params.truncate_prompt_tokens` may keep one end only.
-            priority: Lower goes first; only under `--scheduling-policy priority`.
-            cache_salt: Cached prefixes are shared only between requests of the same salt.
             bad_words: `params.bad_words` as tokens.
             truncation_side: The end of a prompt that is cut off.
-            grammar: Of `params.structured_outputs`, see GrammarChecker.
-            thinking, deadline, tenant, adapter: See Add.
+            grammar: The grammar of `params.structured_outputs`, from a GrammarChecker.
 
         Raises:
-            RequestError: The prompt is empty, a token id is none of the model's, no token could be drawn, too many
+            RequestError: The prompt is empty, a token id is not in the vocabulary, no token could be drawn, too many
                 logprobs are asked for, or a priority or arguments that would be ignored.
             ContextLengthError: Prompt and output do not fit; the message has the numbers.
         """
@@ -151,11 +142,11 @@ class Submission:
         ).sequences()
 
     def _are_drawn(self, tokens: Sequence[int]) -> bool:
-        """Whether an output may have these tokens: a tokenizer may have more of them than the model."""
+        """Whether an output can have these tokens: a tokenizer may know more tokens than the model."""
         return max(tokens, default=0) < self._ready.vocab_size
 
     def _seen(self, thinking: ThinkingBudget | None) -> ThinkingBudget | None:
-        """A limit on reasoning as far as the model has tokens for it; None: it does not reason."""
+        """A limit on reasoning as far as the model has tokens for it; None if it does not reason."""
         if thinking is None or not self._are_drawn(thinking.start):
             return None
         ends = [end for end in thinking.ends if self._are_drawn(end)]
@@ -178,7 +169,7 @@ class Submission:
                 raise RequestError(f"{name} names {len(ids)} tokens of {vocab}: name each once.", param=name)
 
     def _truncated(self, tokens: Sequence[int], params: SamplingParams, side: str) -> Sequence[int]:
-        """One end of the prompt, if that is all that is asked for."""
+        """The end of the prompt that is to be kept, or all of it."""
         keep = params.truncate_prompt_tokens
         if keep is None:
             return tokens
@@ -192,7 +183,7 @@ class Submission:
         return tokens[:keep] if side == "right" else tokens[-keep:]
 
     def _resolve_logprobs(self, params: SamplingParams) -> SamplingParams:
-        """-1 becomes the size of the vocabulary."""
+        """Replace -1 by the size of the vocabulary."""
         vocab = self._ready.vocab_size
         most = vocab if self._max_logprobs < 0 else self._max_logprobs
         changes = {}
@@ -222,7 +213,7 @@ class Submission:
 
 
 def _check_allowed(params: SamplingParams, stop_ids: Sequence[int], bad_words: Sequence[Sequence[int]]) -> None:
-    """Of the allowed tokens one can be drawn at first; what follows depends on the output."""
+    """Check that at least one allowed token can be drawn at first; what follows depends on the output."""
     if params.allowed_token_ids is None:
         return
     forbidden = {word[0] for word in bad_words if len(word) == 1}

@@ -19,24 +19,19 @@ from quire.foundation.messages.workers import Bits
 from quire.scheduling.scheduler.request import Request
 
 PROMPT_END = 8
-"""The last tokens of a prompt, which tell whether it has opened the reasoning: a tag and white space."""
+"""How many of a prompt's last tokens tell whether it has opened the reasoning: a tag and white space."""
 LEAD = 8
-"""Tokens of an output among which reasoning begins if it does at all: white space, and what opens it."""
+"""Reasoning begins among this many tokens of an output, if at all: white space, and what opens it."""
 
 
 def bitmask_source(config: Config, vocab_size: int) -> ThinkingBudgets | None:
-    """All that restricts tokens, for a model under resolved settings; None where work is on token ids only."""
+    """Whatever restricts tokens under resolved settings; None where work is on token ids only."""
     grammars = grammar_masks(config, vocab_size)
     return None if grammars is None else ThinkingBudgets(grammars, vocab_size)
 
 
 class ThinkingBudgets:
-    """Bitmasks of sequences with a budget, and those of another source.
-
-    Args:
-        inner: Makes the bitmasks of grammars.
-        vocab_size: Of the model.
-    """
+    """Bitmasks of sequences with a budget, narrowed from those of another source, `inner`, if that has any."""
 
     def __init__(self, inner: TokenBitmaskSource, vocab_size: int) -> None:
         self._inner = inner
@@ -87,7 +82,7 @@ class ThinkingBudgets:
         return [self._any] * (1 + len(self._drafts.get(request.id, ())))
 
     def _narrowed(self, request: Request, allowed: Masks) -> Masks:
-        """What the budget leaves of the tokens that are allowed."""
+        """What the budget leaves of the allowed tokens."""
         thinking = self._thinking.get(request.id)
         if thinking is None or allowed is None or isinstance(allowed, QuireError):
             return allowed
@@ -101,7 +96,7 @@ class ThinkingBudgets:
         return masks
 
     def _left_by(self, thinking: Thinking, allowed: Bits) -> Bits:
-        """A grammar goes first: a character that has begun is brought to its end before the reasoning is."""
+        """What the budget leaves of a bitmask. A grammar goes first: it completes a character that has begun."""
         if (token := thinking.forced) is not None and _has(allowed, token):
             return self._only(token)
         if (token := thinking.forbidden) is not None and _has(allowed, token):
@@ -115,11 +110,7 @@ class ThinkingBudgets:
 
 
 class Thinking:
-    """Where one sequence's reasoning is.
-
-    Args:
-        message: Has a budget.
-    """
+    """Where the reasoning of one sequence with a budget is."""
 
     def __init__(self, message: Add) -> None:
         assert message.thinking is not None
@@ -134,7 +125,7 @@ class Thinking:
             self._open = _is_open(message.tokens[: message.prompt_len][-PROMPT_END:], budget.start, budget.ends)
 
     def read(self, tokens: Sequence[int]) -> None:
-        """The sequence, prompt and output, is now this long."""
+        """Take in the tokens of the sequence, prompt and output, that are new."""
         for place in range(self._read, len(tokens)):
             self._tail = [*self._tail, tokens[place]][-self._longest :]
             if self._open:
@@ -150,7 +141,7 @@ class Thinking:
 
     @property
     def forced(self) -> int | None:
-        """The token that has to come: the next one of what ends the reasoning."""
+        """The token that must come: the next one of what ends the reasoning."""
         if not self._open or self._left > 0:
             return None
         end = self._budget.ends[0]

@@ -16,11 +16,10 @@ _LONGEST_S = 1.0
 
 
 class Throughput:
-    """An exponentially weighted mean.
+    """An exponentially weighted mean of tokens a second.
 
     Args:
-        estimate: Tokens a second, as long as nothing is measured; 0 if nobody knows.
-        now: Monotonic seconds.
+        estimate: Counts until something is measured; 0 if unknown.
     """
 
     def __init__(self, estimate: float, now: float) -> None:
@@ -30,14 +29,13 @@ class Throughput:
 
     @property
     def tokens_per_s(self) -> float:
-        """The mean; 0 while it is not known."""
+        """The mean; 0 while it is unknown."""
         return self._tokens / self._seconds if self._seconds else 0.0
 
     def update(self, now: float, total: int, *, saturated: bool) -> None:
-        """A step has finished.
+        """Take in a finished step.
 
         Args:
-            now: Monotonic seconds.
             total: Tokens since the start that were computed, or found computed.
             saturated: Whether requests wait for room.
         """

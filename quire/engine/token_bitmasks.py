@@ -21,56 +21,48 @@ from quire.scheduling.scheduler.step import ScheduledStep
 GRAMMAR = "grammar"
 """What a request awaits until its masks can be made."""
 Drafts = Mapping[int, Sequence[int]]
-"""By request what was proposed behind its tokens; those that are missing have none."""
+"""Draft tokens behind a request's tokens, by request; a request that is missing has none."""
 Masks = Sequence[Bits] | QuireError | None
-"""Of a request: the bitmask of its next token, and then those behind its drafts, up to where no draft can stay; the
-error that ends it, a RequestError if what it asks for is to blame; or None: it is complete, and no token may follow."""
+"""A request's bitmasks: of its next token, and then behind its drafts, up to where no draft can stay. Or the error that
+ends the request, a RequestError if what it asks for is to blame; or None: it is complete, and no token may follow."""
 
 
 class TokenBitmaskSource(Protocol):
-    """The seam to what says which tokens may come next: a grammar, say."""
+    """The seam to what says which tokens may come next, such as a grammar."""
 
     def wants(self, message: Add) -> bool:
         """Whether the tokens of this sequence are masked; asked once."""
         ...
 
     def prepare(self, message: Add) -> bool:
-        """A sequence that is masked waits. Returns whether its bits can be asked for at once; else it runs only when
-        `prepared` has named it."""
+        """Prepare a sequence that is masked and waits. Returns whether its bits can be asked for at once; else it runs
+        only when `prepared` has named it."""
         ...
 
     def prepared(self) -> list[tuple[int, QuireError | None]]:
-        """Sequences whose bits can be asked for by now, since the last call; or that have failed, and why."""
+        """Sequences whose bits can be asked for since the last call, or that have failed, and why."""
         ...
 
     def ask(self, requests: Sequence[Request], drafts: Drafts) -> bool:
         """Begin to make the bitmask of the token after `request.tokens` for each request, and those behind its drafts;
-        `bits` follows. Returns whether it need not wait."""
+        `bits` follows. Returns whether `bits` need not wait."""
         ...
 
     def bits(self) -> Sequence[Masks]:
-        """What was asked for, waiting for it. Bitmasks (see `TokenBitmasks.bits`) stay as they are until the next
-        `ask`."""
+        """The bitmasks that were asked for, waiting for them. They stay as they are until the next `ask`."""
         ...
 
     def forget(self, request_id: int) -> None:
-        """A sequence has ended; called for unmasked ones too."""
+        """Forget a sequence that has ended; called for unmasked ones too."""
         ...
 
     def close(self) -> None:
-        """Let go of what makes masks: none are asked for any more."""
+        """Release what makes masks, because none are asked for any more."""
         ...
 
 
 class TokenBitmaskSender:
-    """Sends the masks of the oldest step in flight to the executor.
-
-    Args:
-        masker: Makes them.
-        scheduler: Knows the oldest step in flight and its masked rows.
-        executor: Where they go.
-        vocab_size: Tokens in a mask.
-    """
+    """Sends the masks of the oldest step in flight, which `masker` makes, to the executor."""
 
     def __init__(self, masker: TokenBitmaskSource, scheduler: Scheduler, executor: Executor, vocab_size: int) -> None:
         self._masker = masker
@@ -83,8 +75,8 @@ class TokenBitmaskSender:
         scheduler.resources.append(self)
 
     def ask(self) -> list[Request]:
-        """Have the masks made that are due, once, and if they depend on drafts not before these are known: while they
-        are made, the engine plans and talks to clients. If they are there at once, this is as `send`."""
+        """Have the masks made that are due, once, but not before the drafts are known that they depend on. Meanwhile
+        the engine plans and talks to clients. Masks that are there at once are sent; returns what `send` returns."""
         due = self._scheduler.bitmasks_due()
         if due is None or due.number == self._last or (due.awaits_drafts and due.number != self._drafts.step):
             return []
@@ -98,12 +90,12 @@ class TokenBitmaskSender:
         return self._send_asked() if not alive or self._masker.ask(alive, drafts) else []
 
     def drafted(self, drafts: MaskedDrafts) -> list[Request]:
-        """What was proposed for the oldest step in flight; then as `ask`."""
+        """Take in the drafts of the oldest step in flight; then do as `ask`."""
         self._drafts = drafts
         return self.ask()
 
     def send(self) -> list[Request]:
-        """Send the masks that are due, once. Returns the requests that got none: they are over."""
+        """Send the masks that are due, once. Returns requests that got none because they are over."""
         return [*self.ask(), *self._send_asked()]
 
     def _send_asked(self) -> list[Request]:
@@ -130,11 +122,11 @@ class TokenBitmaskSender:
         return ended
 
     def prepare(self, message: Add) -> tuple[str, ...]:
-        """A sequence arrives. Returns what it has to wait for, see `Request.awaits`."""
+        """Prepare a new sequence. Returns what it has to await, see `Request.awaits`."""
         return (GRAMMAR,) if self._masker.wants(message) and not self._masker.prepare(message) else ()
 
     def release_prepared(self) -> list[Request]:
-        """Requests whose masks can be made by now no longer wait for that. Returns those that have failed instead."""
+        """Let requests run whose masks can be made now. Returns those that have failed instead."""
         failed = []
         for request_id, error in self._masker.prepared():
             if error is None:

@@ -26,14 +26,14 @@ _FORKS = 1 + Add.__struct_fields__.index("forks")
 
 
 INTAKE_BYTES = 2**17
-"""What the engine takes in one turn of its loop, and the message that goes beyond it: some 10 ms of work. The others
-wait for the next turn, so a crowd of prompts does not hold up a step."""
+"""Bytes of messages that the engine takes in one turn of its loop, up to the message that goes beyond it: some 10 ms of
+work. Others wait for the next turn, so a crowd of prompts does not hold up a step."""
 SEQUENCE_BYTES = 640
 """What a sequence counts for beside the bytes of its message: a message may begin or end many."""
 
 
 def engine_address(directory: Path, engine: EngineId) -> str:
-    """Where an engine listens: another place in each of its lives, so that none gets what was sent to one before."""
+    """Where an engine listens: an address for each of its lives, so that none gets messages for one before."""
     return f"ipc://{directory / f'engine-{engine.engine}-{engine.epoch}'}"
 
 
@@ -59,7 +59,7 @@ def _pull(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[b
 
 
 class ZmqPort:
-    """The engine's Port: one inbox, and a socket to each known client. Says on every message which engine it is."""
+    """The engine's Port: one inbox, and a socket to each known client. Each message says which engine sends it."""
 
     def __init__(self, directory: Path, engine: EngineId) -> None:
         self._directory = directory
@@ -110,7 +110,6 @@ class ZmqPort:
 
 
 def _num_sequences(message: ToEngine) -> int:
-    """How many sequences a message begins or ends."""
     match message:
         case Add(forks=forks):
             return 1 + len(forks)
@@ -120,7 +119,7 @@ def _num_sequences(message: ToEngine) -> int:
 
 
 def _undecodable_messages(raw: bytes, error: Exception) -> list[Undecodable]:
-    """Whoever waits for an answer to a message that does not decode; empty if that cannot be read either."""
+    """Who waits for an answer to a message that does not decode; empty if that cannot be read either."""
     try:
         fields = msgspec.msgpack.decode(raw)
     except DECODING_ERRORS:
@@ -148,22 +147,14 @@ class ZmqClient:
 
     def __init__(self, directory: Path, number: int, engine: EngineId) -> None:
         self._directory = directory
-        self._number = number
-        self._engine = engine
+        self.number = number
+        self.engine = engine
         self._context = zmq.Context()
         self._outbox = _push(self._context, engine_address(directory, engine))
         self._inbox = _pull(self._context, client_address(directory, number, engine.engine))
         self._sending = threading.Lock()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
-
-    @property
-    def number(self) -> int:
-        return self._number
-
-    @property
-    def engine(self) -> EngineId:
-        return self._engine
 
     def send(self, message: ToEngine) -> None:
         with self._sending:
@@ -188,7 +179,7 @@ class ZmqClient:
     def connect(self, engine: EngineId) -> None:
         with self._sending:
             self._outbox.close(linger=0)
-            self._engine = engine
+            self.engine = engine
             self._outbox = _push(self._context, engine_address(self._directory, engine))
 
     def close(self) -> None:
@@ -198,7 +189,7 @@ class ZmqClient:
 
 
 class DeathNotices:
-    """Tells clients and engines about the death of the other side, on its behalf: for who watches processes."""
+    """Tells clients and engines about the death of the other side, for the process that saw it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -223,7 +214,7 @@ class DeathNotices:
         socket.close()
 
     def close(self) -> None:
-        """Close, after up to half a second for what was said last."""
+        """Close, after up to half a second for queued messages."""
         for socket in self._clients.values():
             socket.close()
         self._context.term()

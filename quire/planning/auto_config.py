@@ -1,4 +1,4 @@
-"""Automatic configuration: settings that the user left open are chosen from the model and the machine, with reasons.
+"""Automatic configuration: open settings are chosen from the model and the machine, with reasons.
 
 Returns a new Config and changes nothing in place. Imports no torch, so the supervisor can call it before a child runs.
 """
@@ -36,11 +36,8 @@ from quire.planning.step_limits import check_length, length_reason
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_SEQS_LARGE_GPU = 512
-"""The default for GPUs whose memory holds the KV cache of that many sequences beside a model of usual size.
-
-More rows would bring a dense model no more tokens a second, because a step takes longer in proportion; each sequence
-would only wait longer.
-"""
+"""The default for GPUs whose memory holds the KV cache of that many sequences beside a model of usual size. More rows
+would bring a dense model no more tokens a second, because a step takes longer in proportion."""
 LARGE_GPU_BYTES = 60 * GIB
 DEFAULT_MAX_NUM_BATCHED_TOKENS_CPU = 512
 DEFAULT_MAX_NUM_BATCHED_TOKENS_GPU = 8192
@@ -49,14 +46,8 @@ DEFAULT_CUDAGRAPH_CAPTURE_SIZE = 512
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """Settings of which none is open.
-
-    Attributes:
-        config: The settings.
-        spec: Of the model that they name.
-        memory: How the device's memory is divided.
-        reasons: A line for each choice.
-    """
+    """Settings of which none is open, the model and memory plan behind them, and a line with the reason for each
+    choice."""
 
     config: Config
     spec: ModelSpec
@@ -68,8 +59,7 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
     """Resolve every open setting.
 
     Args:
-        config: As asked.
-        machine: Where it runs; None: here.
+        machine: Where it runs; None for this machine.
         replicas: Whether it is for a server, which may have several engines, and nodes that Ray starts.
 
     Raises:
@@ -137,12 +127,12 @@ def batch_limits(asked: SchedulerConfig, gpu: Gpu | None, stages: int = 1) -> tu
     """The limits of a step, and their line of the report.
 
     Args:
-        asked: What is not said is chosen.
-        gpu: Where steps run; None: on a CPU.
+        asked: The limits that were asked for; open ones are chosen.
+        gpu: Where steps run; None for a CPU.
         stages: Of a pipeline: each step has 1/stages of the sequences, so more of them are worth while on GPUs.
 
     Raises:
-        ConfigError: One that was asked for is less than 1.
+        ConfigError: A limit that was asked for is less than 1.
     """
     default_tokens = DEFAULT_MAX_NUM_BATCHED_TOKENS_CPU if gpu is None else DEFAULT_MAX_NUM_BATCHED_TOKENS_GPU
     is_large = gpu is not None and gpu.memory_bytes >= LARGE_GPU_BYTES
@@ -158,7 +148,6 @@ def batch_limits(asked: SchedulerConfig, gpu: Gpu | None, stages: int = 1) -> tu
 
 
 def _limits_reason(asked: SchedulerConfig) -> str:
-    """Say which of a step's limits were asked for."""
     given = {"sequences": asked.max_num_seqs is not None, "tokens": asked.max_num_batched_tokens is not None}
     if len(set(given.values())) == 1:
         return "as asked" if all(given.values()) else "default"
@@ -166,7 +155,6 @@ def _limits_reason(asked: SchedulerConfig) -> str:
 
 
 def _resolve_directories(config: Config) -> tuple[Path, Path]:
-    """Return the directories of the model and of its tokenizer."""
     model, download_dir = config.model, config.load.download_dir
     wants_tokenizer = model.tokenizer is None and not model.skip_tokenizer_init
     gguf = GgufChoice(model.gguf_file, wants_tokenizer)
@@ -178,13 +166,12 @@ def _resolve_directories(config: Config) -> tuple[Path, Path]:
 
 
 def _check_adapters_directory(directory: str | None) -> None:
-    """Refuse one that is not there: no request would ever find an adapter in it."""
+    """Refuse a directory that does not exist, in which no request could ever find an adapter."""
     if directory and not Path(directory).is_dir():
         raise ConfigError(f"--lora-dir {directory} is no directory.", param="lora_dir")
 
 
 def _resolve_device(config: Config, machine: Machine) -> tuple[DeviceConfig, str]:
-    """Return the device, and its line of the report."""
     asked, gpu = config.device.device, machine.gpu
     if asked == "cuda" and gpu is None:
         raise ConfigError(f"--device cuda: {machine.why_no_gpu}. Leave it out to run on the CPU.", param="device")
@@ -197,10 +184,8 @@ def _resolve_device(config: Config, machine: Machine) -> tuple[DeviceConfig, str
 def _resolve_cudagraph_size(device: DeviceConfig) -> DeviceConfig:
     """Return the device's settings with the largest step that is replayed from CUDA graphs."""
     asked = device.max_cudagraph_capture_size
-    if asked is not None and asked < 0:
-        raise ConfigError(
-            f"--max-cudagraph-capture-size must be at least 0, got {asked}.", param="max_cudagraph_capture_size"
-        )
+    if asked is not None:
+        _check_not_negative(max_cudagraph_capture_size=asked)
     largest = DEFAULT_CUDAGRAPH_CAPTURE_SIZE if asked is None else asked
     if device.enforce_eager or device.device == "cpu":
         largest = 0
@@ -209,15 +194,12 @@ def _resolve_cudagraph_size(device: DeviceConfig) -> DeviceConfig:
 
 def _head_lines(spec: ModelSpec) -> list[str]:
     """A line that says that config.json is wrong about the head."""
-    if not spec.untied:
-        return []
-    return [
-        "head        lm_head of the files differs from the embedding: it is used, whatever tie_word_embeddings says"
-    ]
+    why = "lm_head of the files differs from the embedding: it is used, whatever tie_word_embeddings says"
+    return [f"head        {why}"] if spec.untied else []
 
 
 def _quantization_lines(spec: ModelSpec) -> list[str]:
-    """What quantizes the weights, if anything does."""
+    """A line about what quantizes the weights, if anything does."""
     if spec.quantization is None:
         return []
     form = spec.quantization.rules[0].format
@@ -234,7 +216,6 @@ def _check_not_negative(**settings: float) -> None:
 
 
 def _with_plan(config: Config, plan: KVCachePlan) -> Config:
-    """The settings with what the plan decided."""
     block_bytes = plan.footprint.kv_cache // (plan.num_blocks + 1)
     cache = replace(config.cache, swap_space=plan.num_host_blocks * block_bytes / GIB)
     if config.device.device == "cpu":  # a GPU's worker measures first
@@ -243,7 +224,7 @@ def _with_plan(config: Config, plan: KVCachePlan) -> Config:
 
 
 def _cache_line(config: Config, plan: KVCachePlan, spec: ModelSpec) -> str:
-    """How many tokens the KV cache holds, in sequences of full length: layers with a window keep fewer."""
+    """The line about the KV cache: how many tokens of sequences of full length it holds; windows keep fewer."""
     tokens = KVDemand.of(config, spec).cached_tokens(plan.num_blocks, plan.max_model_len)
     about = "about " if plan.is_estimate else ""
     kind = "" if config.kv_dtype == config.model.dtype else f" of {config.kv_dtype}"
@@ -252,7 +233,6 @@ def _cache_line(config: Config, plan: KVCachePlan, spec: ModelSpec) -> str:
 
 
 def _memory_line(config: Config, plan: KVCachePlan, available: int) -> str:
-    """How memory is divided."""
     parts, asked = plan.footprint, config.cache.swap_space
     of = f" of {asked:g} GiB asked" if parts.swap_space < int(asked * GIB) else ""
     return (

@@ -16,17 +16,16 @@ from quire.planning.footprint import gpu_activation_bytes
 from quire.planning.step_limits import StepLimits
 
 DRAFT_TOKENS_A_STEP = 256
-"""Tokens that the draft model is behind by are computed in a step up to this number, of all sequences together; those
-that are still behind have no drafts in it."""
+"""Maximum number of tokens, of all sequences together, by which the draft model catches up in a step. Sequences that
+are still behind then have no drafts in it."""
 
 
 def with_draft_model(config: Config, spec: ModelSpec, directory: Path) -> Config:
     """The settings with the draft model's directory in place of its name.
 
     Args:
-        config: Any.
-        spec: Of the model that verifies.
-        directory: Of its files.
+        spec: The model that verifies.
+        directory: That model's files.
 
     Raises:
         ModelNotFoundError, CheckpointError: There is no such model, or its config cannot be read.
@@ -70,19 +69,15 @@ def _check_head(name: str, draft: ModelSpec, spec: ModelSpec) -> None:
 
 
 class DraftBytes(NamedTuple):
-    """What a draft model takes of memory.
-
-    Attributes:
-        weights: Of it.
-        block: Of a KV block, beside the model's own; a head's has the states that it reads as well.
-    """
+    """Bytes that a draft model takes: of weights, and of a KV block beside the model's own. A head's block includes the
+    states that it reads."""
 
     weights: int = 0
     block: int = 0
 
 
 def draft_bytes(config: Config) -> DraftBytes:
-    """Of the draft model that resolved settings name; none: nothing."""
+    """Bytes of the draft model that resolved settings name; 0 without one."""
     speculation, dtype, size = config.speculation.speculation, config.model.dtype, config.cache.block_size
     if speculation is None or not speculation.model:
         return DraftBytes()
@@ -92,7 +87,7 @@ def draft_bytes(config: Config) -> DraftBytes:
 
 
 def draft_model_bytes(config: Config) -> int:
-    """What the draft model takes of a GPU beside its KV cache: weights and its largest step. An estimate."""
+    """An estimate of what the draft model takes of a GPU beside its KV cache: weights and its largest step."""
     speculation, limits = config.speculation.speculation, StepLimits.of(config)
     if speculation is None or not speculation.model:
         return 0

@@ -53,7 +53,7 @@ def _asked_float16(asked: str, spec: ModelSpec, machine: Machine, *, on_gpu: boo
 
 
 def _on_a_cpu(reason: str, machine: Machine) -> tuple[Dtype, str]:
-    """Of 16 bits, where that is no slower."""
+    """A dtype of 16 bits, where that is no slower."""
     if machine.fast_bfloat16:
         return "bfloat16", reason if reason == "the checkpoint's" else f"{reason} on a CPU"
     return "float32", "this processor has no bfloat16 products, and there are no kernels of our own"

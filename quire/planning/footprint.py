@@ -21,15 +21,10 @@ CPU_RUNTIME_BYTES = 20 * 2**20
 MAPPED_BYTES = 32 * 2**20
 """glibc maps a buffer of at least this size by itself and unmaps it when it is freed; it keeps smaller ones."""
 CPU_LOGIT_BYTES = 16
-"""Bytes for each sampled logit beside the model's own, for the scores that are transformed in fp32.
-
-Our sampler takes one row at a time.
-"""
+"""Bytes for each sampled logit beside the model's own, for scores in fp32: our sampler takes one row at a time."""
 TORCH_LOGIT_BYTES = 24
-"""Bytes for each sampled logit beside the model's own where torch samples, which takes all rows at once.
-
-There are scores and weights in fp32, and weights and their sums in fp64.
-"""
+"""Bytes for each sampled logit beside the model's own where torch samples all rows at once: scores and weights in fp32,
+and weights and their sums in fp64."""
 GATED_PANELS = 128
 """Outputs in whole multiples of which a product is gated as it is written (`compute/kernels/cpu/linear.py`)."""
 GPU_RUNTIME_BYTES = 2**30
@@ -46,7 +41,7 @@ PAIR_BYTES = 40
 COUNT_BYTES = 4
 """Bytes for each slot and token of the vocabulary: the counts of penalties. A CPU takes a page on the first write."""
 _RANKS = 16
-"""To a multiple of which a slot's ranks are rounded up (`models/lora/updates.py`)."""
+"""A slot's ranks are rounded up to a multiple of this (`models/lora/updates.py`)."""
 
 
 def format_bytes(count: int) -> str:
@@ -61,10 +56,9 @@ class Footprint:
     """Bytes that an engine takes.
 
     Attributes:
-        weights: The model's weights.
         activations: What the largest step holds, with the buffers that steps share.
         kv_cache: All blocks, including the dummy.
-        swap_space: Memory of the host. A CPU takes its pages as they are written, a GPU all of them after the start.
+        swap_space: Host memory. A CPU takes its pages as they are written, a GPU all of them after the start.
     """
 
     weights: int
@@ -114,16 +108,8 @@ def cpu_activation_bytes(
 
 
 def expert_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -> list[int]:
-    """Return the bytes of each buffer of experts on a CPU: the kernel's own (`kernels/cpu/experts.py`), the routing.
-
-    Experts run one after the other, and at worst all tokens go to the same one.
-
-    Args:
-        experts: The model's experts.
-        hidden: The width of the residual stream.
-        width: Bytes of an element.
-        tokens: The tokens of the step.
-    """
+    """The bytes of each buffer of experts on a CPU: the kernel's own (`kernels/cpu/experts.py`), and the routing.
+    Experts run one after the other, and at worst all tokens go to the same one; `width` is the bytes of an element."""
     ungated = 0 if 2 * experts.width % GATED_PANELS == 0 else 2 * experts.width
     own = experts.chosen * INDEX_BYTES + hidden * FP32_BYTES + (2 * hidden + experts.width + ungated) * width
     local = experts.chosen * INDEX_BYTES if experts.of_others else 0
@@ -132,43 +118,34 @@ def expert_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -
 
 
 def gathered_row_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -> list[int]:
-    """Return the bytes of the rows gathered from all engines, and of an engine's own sums; layers/divided.py makes
-    them."""
+    """The bytes of the rows gathered from all engines, and of an engine's own sums; layers/divided.py makes them."""
     row = hidden * width + experts.chosen * (2 * INDEX_BYTES + width)
     return [tokens * experts.engines * row, tokens * hidden * width]
 
 
 def torch_expert_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -> list[int]:
-    """Return the bytes of each buffer of experts where torch computes: an expert's products, its output, the routing.
-
-    Arguments as in `expert_buffers`.
-    """
+    """The bytes of each buffer of experts where torch computes: an expert's products, its output, the routing."""
     routing = experts.count * ROUTE_BYTES + experts.chosen * PAIR_BYTES
     return [tokens * each for each in (2 * experts.width * width, experts.width * width, hidden * width, routing)]
 
 
 def torch_attention_buffers(spec: ModelSpec, width: int, limits: StepLimits) -> list[int]:
-    """Return the bytes of each buffer of attention for its longest row where torch computes it.
-
-    These are the gathered keys and values, and the mask, with its opposite and as numbers. With a cap, there are scores
-    and their weights in fp32 as well.
-    """
+    """The bytes of each buffer of attention for its longest row where torch computes it: the gathered keys and values,
+    and the mask, with its opposite and as numbers. With a cap, scores and their weights in fp32 as well."""
     context, tokens = limits.length, min(limits.tokens, limits.length)
     scores = 2 * spec.heads * tokens * context * FP32_BYTES if spec.attention_cap is not None else 0
     return [2 * context * spec.kv_heads * spec.head_dim * width, tokens * context * (2 + width), scores]
 
 
 def _small(buffers: Sequence[int]) -> int:
-    """Return the bytes of the buffers that the allocator keeps when they are freed."""
+    """The bytes of the buffers that the allocator keeps when they are freed."""
     return sum(each for each in buffers if each < MAPPED_BYTES)
 
 
 def gpu_activation_bytes(spec: ModelSpec, dtype: str, block_size: int, limits: StepLimits) -> int:
-    """Estimate the bytes that the largest step and the driver hold on a GPU, beside weights and KV cache.
-
-    The worker measures them before it makes the KV cache. Attention reads the cache in place, except that long rows
-    gather their context for dense prefill.
-    """
+    """An estimate of the bytes that the largest step and the driver hold on a GPU, beside weights and KV cache. The
+    worker measures them before it makes the KV cache. Attention reads the cache in place, except that long rows gather
+    their context for dense prefill."""
     width = DTYPE_BYTES[dtype]
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     stream = limits.tokens * 3 * spec.hidden * width
@@ -183,7 +160,7 @@ def gpu_activation_bytes(spec: ModelSpec, dtype: str, block_size: int, limits: S
 
 
 def adapter_bytes(config: Config, spec: ModelSpec) -> int:
-    """Bytes of all slots of the device; where that is a CPU, of the adapters that are kept on the host as well."""
+    """Bytes of all adapter slots of the device; on a CPU, of the adapters kept on the host as well."""
     lora = config.lora
     if not lora.enable_lora:
         return 0
@@ -194,7 +171,7 @@ def adapter_bytes(config: Config, spec: ModelSpec) -> int:
 
 
 def _elements(spec: ModelSpec, rank: int) -> int:
-    """Of one adapter, or a little more: as if every MLP had a gate, and no projections were stored as one."""
+    """Elements of one adapter, or a little more: as if every MLP had a gate, and no projections were stored as one."""
     q, kv, hidden = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.hidden
     low_rank, outputs = spec.layers * (3 * hidden + q + 2 * kv + q + hidden), spec.layers * (q + 2 * kv + hidden)
     experts = spec.experts

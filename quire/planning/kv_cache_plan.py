@@ -13,11 +13,7 @@ from typing import NamedTuple
 from quire.errors import MemoryBudgetError
 from quire.foundation.config import Config
 from quire.models.spec import ModelSpec
-from quire.planning.footprint import (
-    GIB,
-    Footprint,
-    format_bytes,
-)
+from quire.planning.footprint import GIB, Footprint, format_bytes
 from quire.planning.machine import Machine
 from quire.planning.memory_budget import (
     CpuBudget,
@@ -35,18 +31,14 @@ from quire.scheduling.kvcache.cache_groups import largest_fitting
 
 
 class NumBlocks(NamedTuple):
-    """Numbers of KV blocks.
-
-    Attributes:
-        device: The dummy not counted.
-        host: Of host memory that preempted sequences may be swapped to.
-    """
+    """Numbers of KV blocks: of the device without the dummy, and of host memory that preempted sequences may be swapped
+    to."""
 
     device: int
     host: int
 
     def smaller(self, other: NumBlocks) -> NumBlocks:
-        """What both have."""
+        """The smaller number of each kind."""
         return NumBlocks(min(self.device, other.device), min(self.host, other.host))
 
 
@@ -55,9 +47,9 @@ class MeasuredMemory:
     """What a worker knows once its model is loaded.
 
     Attributes:
-        bytes_left: Of the GPU, for the KV cache. None on a CPU, where nothing is measured: the settings, which were
-            resolved from an earlier plan, give the number of blocks.
-        own_kernels: See Machine; here it is certain.
+        bytes_left: Bytes of the GPU left for the KV cache. None on a CPU, where nothing is measured: the settings,
+            which were resolved from an earlier plan, give the number of blocks.
+        own_kernels: Whether our own kernels compute.
     """
 
     bytes_left: int | None = None
@@ -69,12 +61,10 @@ class KVCachePlan:
     """How memory is divided.
 
     Attributes:
-        max_model_len: Most tokens of a sequence.
-        num_blocks: KV blocks, the dummy not counted.
-        num_host_blocks: Blocks of host memory that preempted sequences may be swapped to.
-        footprint: The same in bytes, with weights and activations.
-        reason: For the number of blocks.
-        is_estimate: The worker will measure, and then say how many blocks there are.
+        num_blocks: KV blocks without the dummy.
+        footprint: The division in bytes, with weights and activations.
+        reason: Why there are so many blocks.
+        is_estimate: Whether the worker will measure, and then say how many blocks there are.
     """
 
     max_model_len: int
@@ -98,13 +88,13 @@ def plan_kv_cache(config: Config, spec: ModelSpec, memory: Machine | MeasuredMem
 
     Args:
         config: Device, dtype and batch are resolved; with a `MeasuredMemory`, everything is.
-        spec: Of a rank's share of the model, if several divide it.
+        spec: A rank's share of the model, if several ranks divide it.
         memory: A machine before the start, or what was measured after loading.
 
     Raises:
-        ConfigError: A setting cannot be meant.
-        MemoryBudgetError: The weights, or one sequence of the requested length, do not fit; the message names the
-            flags to change.
+        ConfigError: A setting makes no sense.
+        MemoryBudgetError: The weights, or one sequence of the requested length, do not fit; the message names the flags
+            to change.
     """
     if isinstance(memory, MeasuredMemory):
         return _measured_plan(config, spec, memory)
@@ -127,11 +117,8 @@ def plan_kv_cache(config: Config, spec: ModelSpec, memory: Machine | MeasuredMem
 def _max_model_len(
     config: Config, spec: ModelSpec, demand: KVDemand, budget: MemoryBudget, requested: int | None
 ) -> int:
-    """The length that was asked for, the model's, or for `auto` the longest that fits by default.
-
-    Raises:
-        MemoryBudgetError: One sequence of it does not fit.
-    """
+    """The length that was asked for, the model's, or for `auto` the longest that fits by default. Raises
+    MemoryBudgetError if not even one sequence of it fits."""
 
     def fits(length: int) -> bool:
         return demand.blocks_for_one_sequence(length) <= (requested or budget.max_blocks(length))
@@ -142,15 +129,14 @@ def _max_model_len(
     length = length_limit(config, spec)
     if is_auto(config):
         length = max(2, largest_fitting(fits_by_default, length))
-    if not fits(length):
-        needs, longest = _needed(demand, length), largest_fitting(fits, length)
-        auto = _shorter(longest) if longest > 1 else ""
-        if requested:
-            raise MemoryBudgetError(
-                f"{needs}, more than {_asked(config)}: raise it, or give {auto or 'a smaller model'}."
-            )
-        raise MemoryBudgetError(f"{needs}; {budget.shortage(length, auto)}")
-    return length
+    if fits(length):
+        return length
+    needs, longest, auto = _needed(demand, length), largest_fitting(fits, length), ""
+    if longest > 1:
+        auto = f"--max-model-len {longest}, the longest that fits, or --max-model-len auto (here {longest:,} tokens)"
+    if requested:
+        raise MemoryBudgetError(f"{needs}, more than {_asked(config)}: raise it, or give {auto or 'a smaller model'}.")
+    raise MemoryBudgetError(f"{needs}; {budget.shortage(length, auto)}")
 
 
 def _needed(demand: KVDemand, length: int) -> str:
@@ -159,10 +145,6 @@ def _needed(demand: KVDemand, length: int) -> str:
         f"To serve at least one request with the model's max seq len ({length:,} tokens), "
         f"{format_bytes(blocks * demand.block_bytes)} of KV cache ({blocks:,} blocks) is needed"
     )
-
-
-def _shorter(longest: int) -> str:
-    return f"--max-model-len {longest}, the longest that fits, or --max-model-len auto (here {longest:,} tokens)"
 
 
 def _asked(config: Config) -> str:
@@ -174,11 +156,8 @@ def _asked(config: Config) -> str:
 
 
 def _measured_plan(config: Config, spec: ModelSpec, memory: MeasuredMemory) -> KVCachePlan:
-    """The plan of resolved settings, whose KV cache gets all that is left where no number of blocks is given.
-
-    Raises:
-        MemoryBudgetError: That is not enough for the longest sequence.
-    """
+    """The plan of resolved settings, whose KV cache gets all that is left where no number of blocks is given. Raises
+    MemoryBudgetError if that is not enough for the longest sequence."""
     limits, size = StepLimits.of(config), block_bytes(config, spec)
     requested = requested_blocks(config.cache, size)
     reason, num_blocks, bytes_left = "as asked", requested, memory.bytes_left

@@ -25,11 +25,8 @@ class Gpu:
     """An NVIDIA GPU.
 
     Attributes:
-        name: As its driver calls it.
-        capability: Its CUDA compute capability.
-        memory_bytes: Its memory in all.
-        free_bytes: Of that, what no process has taken.
-        of: How many GPUs this process may use, this one counted.
+        free_bytes: Memory that no process has taken.
+        of: How many GPUs this process may use, including this one.
     """
 
     name: str
@@ -46,10 +43,10 @@ class Machine:
     Attributes:
         memory_bytes: Main memory that is available now.
         fast_bfloat16: Whether bfloat16 is at least as fast as float32 on the processor: it has instructions for it, or
-            kernels of our own that read half the bytes.
+            our own kernels read half the bytes.
         gpu: The first GPU that this process may use; None if there is none, or it cannot be served.
-        why_no_gpu: The reason for None.
-        own_kernels: Whether kernels of our own are likely to serve the processor; else torch computes, and takes more
+        why_no_gpu: Why `gpu` is None.
+        own_kernels: Whether our own kernels are likely to serve the processor; else torch computes, and takes more
             memory.
     """
 

@@ -19,10 +19,8 @@ from quire.planning.step_limits import StepLimits, length_limit
 from quire.scheduling.kvcache.cache_groups import KVCacheGroup, blocks_per_sequence, largest_fitting, max_cached_tokens
 
 DEFAULT_CACHE_SHARE = 0.5
-"""The share of the memory left by weights and activations that a CPU's KV cache takes when no utilization is given.
-
-Pages that were written once stay taken, and a machine that swaps is slower than an engine that preempts.
-"""
+"""The share of the memory left by weights and activations that a CPU's KV cache takes when no utilization is given:
+pages that were written once stay taken, and a machine that swaps is slower than an engine that preempts."""
 ESTIMATED_SHARE = 0.95
 """The share of the KV blocks estimated to fit a GPU that the length of `auto` relies on."""
 SWAP_SHARE = 0.5
@@ -34,10 +32,8 @@ class KVDemand:
     """KV blocks that sequences need.
 
     Attributes:
-        groups: The KV groups of the model.
-        limits: Of a step; the length is the longest that the settings allow.
-        block_size: Tokens of a block.
-        block_bytes: Bytes of a block; with a draft model's, which has as many.
+        limits: Limits of a step; the length is the longest that the settings allow.
+        block_bytes: Bytes of a block, with those of a draft model's block.
     """
 
     groups: tuple[KVCacheGroup, ...]
@@ -47,7 +43,7 @@ class KVDemand:
 
     @classmethod
     def of(cls, config: Config, spec: ModelSpec) -> KVDemand:
-        """Under settings whose dtype and batch are resolved."""
+        """The blocks that sequences need under settings whose dtype and batch are resolved."""
         limits = StepLimits.of(config, length_limit(config, spec))
         return cls(spec.kv_groups(), limits, config.cache.block_size, block_bytes(config, spec))
 
@@ -87,11 +83,7 @@ def requested_blocks(cache: CacheConfig, block_bytes: int) -> int | None:
 
 
 class CpuBudget:
-    """A share of the main memory that is available. Every `length` is that of the longest sequence.
-
-    Args:
-        machine: For its main memory that nobody has taken, and its kernels.
-    """
+    """A share of the main memory that is available. Every `length` is that of the longest sequence."""
 
     def __init__(self, config: Config, spec: ModelSpec, demand: KVDemand, machine: Machine) -> None:
         self._config, self._spec, self._demand, self._machine = config, spec, demand, machine
@@ -132,7 +124,7 @@ class CpuBudget:
         return Footprint(self._weights, activations, (blocks + 1) * self._demand.block_bytes)
 
     def swap_limit(self, footprint: Footprint) -> int:
-        """Bytes that swap space may take beside the footprint: a share of what the engine leaves of its share."""
+        """Bytes that swap space may take: a share of what the footprint leaves of the engine's share."""
         return int(SWAP_SHARE * max(0, int(self._bytes) - footprint.total))
 
     def shortage(self, length: int, auto: str) -> str:
@@ -153,12 +145,8 @@ class CpuBudget:
 
 
 class GpuBudget:
-    """A share of a GPU's memory, less what others have taken of it; methods are those of CpuBudget. An estimate: the
-    worker measures.
-
-    Args:
-        host_bytes: Bytes of free main memory, for the swap space.
-    """
+    """A share of a GPU's memory, less what others have taken of it; methods are those of CpuBudget. An estimate, since
+    the worker measures. `host_bytes` of free main memory are for the swap space."""
 
     def __init__(self, config: Config, spec: ModelSpec, demand: KVDemand, gpu: Gpu, host_bytes: int) -> None:
         self._demand, self._gpu, self._host_bytes = demand, gpu, host_bytes
@@ -200,7 +188,7 @@ MemoryBudget = CpuBudget | GpuBudget
 
 
 def _of_adapters(config: Config, spec: ModelSpec) -> str:
-    """How much of what weights take is of adapters, in words; empty if none are served."""
+    """How much of the weights' bytes adapters take, in words; empty without adapters."""
     size = adapter_bytes(config, spec)
     return f" ({format_bytes(size)} of it for adapters, by --max-loras and --max-lora-rank)" if size else ""
 
@@ -219,11 +207,7 @@ def activation_bytes(config: Config, spec: ModelSpec, limits: StepLimits, own_ke
 
 
 def memory_share(cache: CacheConfig) -> float:
-    """The share of memory that the engine may take.
-
-    Raises:
-        ConfigError: What was asked for is none.
-    """
+    """The share of memory that the engine may take. Raises ConfigError if the one that was asked for makes no sense."""
     share = cache.memory_share
     if not 0 < share <= 1:
         raise ConfigError(

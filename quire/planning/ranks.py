@@ -15,38 +15,31 @@ from quire.planning.kv_cache_plan import KVCachePlan, plan_kv_cache
 from quire.planning.machine import Gpu, Machine
 
 MAX_ENGINES = 64
-"""Of one server."""
+"""Maximum number of engines of one server."""
 _LARGEST_PORT = 65_535
 
 
-def check_ranks(config: Config, spec: ModelSpec, *, on_gpu: bool = False) -> Mesh:
+def check_ranks(config: Config, spec: ModelSpec, *, on_gpu: bool) -> Mesh:
     """The ranks that the settings ask for.
 
     Raises:
         ConfigError: The model cannot be divided so, or not yet; the message names the flag.
     """
-    parallel = config.parallel
-    if parallel.enable_expert_parallel:
-        _check_expert_parallel(spec)
+    parallel, kv_dtype = config.parallel, config.cache.kv_cache_dtype
+    if parallel.enable_expert_parallel and spec.experts is None:
+        text = f"--enable-expert-parallel: {spec.architecture} has no experts. Leave it out."
+        raise ConfigError(text, param="enable_expert_parallel")
     if parallel.engines_share_experts:
         _check_engines_with_experts(config, spec, on_gpu=on_gpu)
     check_tensor_parallel_size(spec, parallel.tensor_parallel_size, whole_experts=parallel.enable_expert_parallel)
     check_pipeline_parallel_size(spec, parallel.pipeline_parallel_size)
-    if parallel.pipeline_parallel_size > 1 and is_quantized(config.cache.kv_cache_dtype):
+    if parallel.pipeline_parallel_size > 1 and is_quantized(kv_dtype):
         raise ConfigError(
-            f"--kv-cache-dtype {config.cache.kv_cache_dtype} is not served with --pipeline-parallel-size yet: its "
-            "scales are measured on a whole model. Leave one of them out.",
+            f"--kv-cache-dtype {kv_dtype} is not served with --pipeline-parallel-size yet: its scales are measured on "
+            "a whole model. Leave one of them out.",
             param="kv_cache_dtype",
         )
     return mesh_of(parallel)
-
-
-def _check_expert_parallel(spec: ModelSpec) -> None:
-    if spec.experts is None:
-        raise ConfigError(
-            f"--enable-expert-parallel: {spec.architecture} has no experts. Leave it out.",
-            param="enable_expert_parallel",
-        )
 
 
 def _check_engines_with_experts(config: Config, spec: ModelSpec, *, on_gpu: bool) -> None:
@@ -61,20 +54,18 @@ def _check_engines_with_experts(config: Config, spec: ModelSpec, *, on_gpu: bool
             "--data-parallel-size or --tensor-parallel-size.",
             param="data_parallel_size",
         )
+    if on_gpu:
+        text = f"{both} is not served on GPUs yet. Leave one of them out, or give --device cpu."
+        raise ConfigError(text, param="enable_expert_parallel")
     refused = {
         "pipeline_parallel_size": parallel.pipeline_parallel_size > 1,
         "kv_cache_dtype": is_quantized(config.cache.kv_cache_dtype),
         "enable_lora": config.lora.enable_lora,
         "speculative_config": config.speculation.speculation is not None,
     }
-    if on_gpu:
-        raise ConfigError(
-            f"{both} is not served on GPUs yet. Leave one of them out, or give --device cpu.",
-            param="enable_expert_parallel",
-        )
     for param in (name for name, is_asked in refused.items() if is_asked):
-        flag = f"--{param.replace('_', '-')}"
-        raise ConfigError(f"{both} is not served with {flag} yet. Leave out one of the three.", param=param)
+        text = f"{both} is not served with {_flag(param)} yet. Leave out one of the three."
+        raise ConfigError(text, param=param)
 
 
 def plan_for_all(config: Config, spec: ModelSpec, machine: Machine, mesh: Mesh) -> KVCachePlan:
@@ -89,14 +80,8 @@ def plan_for_all(config: Config, spec: ModelSpec, machine: Machine, mesh: Mesh) 
 
 
 def rank_lines(mesh: Mesh, spec: ModelSpec, sharing: int, *, on_gpu: bool = False) -> list[str]:
-    """Return the report's line about ranks that divide the model; no line if there is one rank.
-
-    Args:
-        mesh: The ranks.
-        spec: The model.
-        sharing: How many ranks share a machine's memory.
-        on_gpu: Whether each rank has a GPU.
-    """
+    """The report's line about ranks that divide the model, `sharing` of which share a machine's memory; no line for one
+    rank."""
     if mesh.size == 1 and mesh.ep == 1:
         return []
     of_layers = f"1/{mesh.tp} of every layer" if mesh.tp > 1 else "every layer"
@@ -116,32 +101,27 @@ def rank_lines(mesh: Mesh, spec: ModelSpec, sharing: int, *, on_gpu: bool = Fals
 
 
 def check_nodes(config: Config, device: str = "cpu") -> None:
-    """Refuse what nodes cannot be.
+    """Refuse impossible settings of nodes.
 
     Raises:
         ConfigError: The message names the flag.
     """
     parallel, headless = config.parallel, config.server.headless
-    nodes, node = parallel.nodes, parallel.node_rank
-    if parallel.distributed_executor_backend == "ray" and (node or headless):
-        name = "node_rank" if node else "headless"
-        raise ConfigError(
-            f"--{name.replace('_', '-')} with --distributed-executor-backend ray: Ray starts the other nodes. Start "
-            "quire serve once, on the machine that is to serve.",
-            param=name,
-        )
+    nodes, node, by_ray = parallel.nodes, parallel.node_rank, parallel.distributed_executor_backend == "ray"
+    if by_ray and (node or headless):
+        param, text = "node_rank" if node else "headless", (
+            " with --distributed-executor-backend ray: Ray starts the other nodes. Start quire serve once, on the "
+            "machine that is to serve."
+        )  # fmt: skip
+        raise ConfigError(_flag(param) + text, param=param)
     if nodes < 1:
         raise ConfigError(f"--nnodes {nodes}: must be at least 1.", param="nnodes")
     if not 0 <= node < nodes:
-        raise ConfigError(
-            f"--node-rank {node}: with --nnodes {nodes} it is 0 to {nodes - 1}, another one on each machine.",
-            param="node_rank",
-        )
+        text = f"--node-rank {node}: with --nnodes {nodes} it is 0 to {nodes - 1}, another one on each machine."
+        raise ConfigError(text, param="node_rank")
     if node and not headless:
-        raise ConfigError(
-            f"--node-rank {node}: only the node with rank 0 serves. Start the others by quire serve with --headless.",
-            param="node_rank",
-        )
+        text = "only the node with rank 0 serves. Start the others by quire serve with --headless."
+        raise ConfigError(f"--node-rank {node}: {text}", param="node_rank")
     if headless and not node:
         raise ConfigError(
             "--headless: only a node whose --node-rank is 1 or more can do without a server. Give --nnodes and "
@@ -149,26 +129,20 @@ def check_nodes(config: Config, device: str = "cpu") -> None:
             param="headless",
         )
     if nodes > 1 and device == "cuda":
-        name = "nnodes" if parallel.distributed_executor_backend != "ray" else "distributed_executor_backend"
-        asked = f"--nnodes {nodes}" if name == "nnodes" else "--distributed-executor-backend ray"
-        raise ConfigError(
-            f"{asked}: GPUs of several machines are not served yet. Leave it out, or give --device cpu.", param=name
-        )
+        param, asked = "nnodes", f"--nnodes {nodes}"
+        if by_ray:
+            param, asked = "distributed_executor_backend", "--distributed-executor-backend ray"
+        text = f"{asked}: GPUs of several machines are not served yet. Leave it out, or give --device cpu."
+        raise ConfigError(text, param=param)
     if nodes > 1:
         _check_several(parallel)
 
 
 def check_backend(parallel: ParallelConfig, *, is_server: bool) -> None:
-    """Refuse Ray where nothing starts nodes by it.
-
-    Raises:
-        ConfigError: It names the flag.
-    """
+    """Raise a ConfigError where nothing can start nodes by Ray."""
     if parallel.distributed_executor_backend == "ray" and not is_server:
-        raise ConfigError(
-            "--distributed-executor-backend ray: only quire serve starts nodes by Ray. Leave it out.",
-            param="distributed_executor_backend",
-        )
+        text = "--distributed-executor-backend ray: only quire serve starts nodes by Ray. Leave it out."
+        raise ConfigError(text, param="distributed_executor_backend")
 
 
 def _check_several(parallel: ParallelConfig) -> None:
@@ -204,48 +178,48 @@ def node_lines(parallel: ParallelConfig) -> list[str]:
 
 def check_engines(engines: int, mesh: Mesh, gpu: Gpu | None, *, replicas: bool) -> None:
     """Refuse more engines than there can be, or more ranks of each than there are GPUs."""
-    ranks = mesh.size
+    ranks, asked = mesh.size, f"--data-parallel-size {engines}"
     flags = [("tensor_parallel_size", mesh.tp), ("pipeline_parallel_size", mesh.pp)]
     given = [(flag, size) for flag, size in flags if size > 1]
-    sizes = " and ".join(f"--{flag.replace('_', '-')} {size}" for flag, size in given)
-    asked, name = f"--data-parallel-size {engines}", "data_parallel_size"
+    sizes = " and ".join(f"{_flag(flag)} {size}" for flag, size in given)
+    problem, param = "", "data_parallel_size"
     if engines < 1:
-        raise ConfigError(f"{asked}: must be at least 1.", param=name)
-    if engines > MAX_ENGINES:
-        raise ConfigError(f"{asked}: one server has at most {MAX_ENGINES} engines.", param=name)
-    if engines > 1 and not replicas:
-        raise ConfigError(
-            f"{asked}: only quire serve runs several engines. Leave it out, or start a program for each engine and "
-            "divide the prompts among them.",
-            param=name,
+        problem = "must be at least 1."
+    elif engines > MAX_ENGINES:
+        problem = f"one server has at most {MAX_ENGINES} engines."
+    elif engines > 1 and not replicas:
+        problem = (
+            "only quire serve runs several engines. Leave it out, or start a program for each engine and divide the "
+            "prompts among them."
         )
-    if gpu is not None and ranks > gpu.of:
-        raise ConfigError(
-            f"{sizes}: each rank takes a GPU, and {gpu.of} may be used here. Lower it, let CUDA_VISIBLE_DEVICES name "
-            "more, or give --device cpu.",
-            param=given[0][0],
+    elif gpu is not None and ranks > gpu.of:
+        asked, param = sizes, given[0][0]
+        problem = (
+            f"each rank takes a GPU, and {gpu.of} may be used here. Lower it, let CUDA_VISIBLE_DEVICES name more, or "
+            "give --device cpu."
         )
-    if gpu is not None and ranks > 1 and engines * ranks > gpu.of:
-        raise ConfigError(
-            f"{asked}: each engine takes {ranks} GPUs, and {gpu.of} may be used here. Lower it or {sizes}, or let "
-            "CUDA_VISIBLE_DEVICES name more.",
-            param=name,
+    elif gpu is not None and ranks > 1 and engines * ranks > gpu.of:
+        problem = (
+            f"each engine takes {ranks} GPUs, and {gpu.of} may be used here. Lower it or {sizes}, or let "
+            "CUDA_VISIBLE_DEVICES name more."
         )
-    if gpu is not None and engines > gpu.of:
-        raise ConfigError(
-            f"{asked}: each engine takes a GPU, and {gpu.of} may be used here. Lower it, let CUDA_VISIBLE_DEVICES name "
-            "more, or give --device cpu.",
-            param=name,
+    elif gpu is not None and engines > gpu.of:
+        problem = (
+            f"each engine takes a GPU, and {gpu.of} may be used here. Lower it, let CUDA_VISIBLE_DEVICES name more, or "
+            "give --device cpu."
         )
+    if problem:
+        raise ConfigError(f"{asked}: {problem}", param=param)
 
 
 def engine_lines(engines: int, ranks: int, gpu: Gpu | None) -> list[str]:
     """Return the report's line about several engines behind one address; no line if there is one engine."""
     if engines == 1:
         return []
-    share = f"each on {_gpus(ranks)}" if gpu is not None else f"each with 1/{engines} of the cores and of the memory"
+    gpus = "a GPU" if ranks == 1 else f"{ranks} GPUs"
+    share = f"each with 1/{engines} of the cores and of the memory" if gpu is None else f"each on {gpus}"
     return [f"engines     {engines} behind one address, {share}; sizes are those of one"]
 
 
-def _gpus(number: int) -> str:
-    return "a GPU" if number == 1 else f"{number} GPUs"
+def _flag(param: str) -> str:
+    return f"--{param.replace('_', '-')}"

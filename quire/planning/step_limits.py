@@ -1,6 +1,5 @@
-"""The limits of a step, which buffers, warm-up and memory planning are sized for.
+"""The limits of a step, which buffers, warm-up and memory planning are sized for: `StepLimits.of` alone reads them.
 
-Whoever needs one of them gets all of them: `StepLimits.of(config)` is the only reader of the settings.
 The length is that of `--max-model-len`: a number, the model's own limit, or `auto` for the longest that fits in memory.
 """
 
@@ -22,9 +21,9 @@ class StepLimits:
 
     Attributes:
         rows: Sequences, each of which may sample a token: `--max-num-seqs`.
-        tokens: Of all rows together: `--max-num-batched-tokens`.
+        tokens: Tokens of all rows together: `--max-num-batched-tokens`.
         length: Tokens of the longest sequence: `--max-model-len`.
-        drafts: Draft tokens of a row, at most.
+        drafts: Maximum number of draft tokens of a row.
     """
 
     rows: int
@@ -37,7 +36,7 @@ class StepLimits:
         """The limits that resolved settings set.
 
         Args:
-            config: Resolved, but maybe for the length.
+            config: Resolved, except perhaps for the length.
             length: Tokens of the longest sequence, where the settings leave it open.
 
         Raises:
@@ -71,17 +70,13 @@ def is_auto(config: Config) -> bool:
 
 
 def length_limit(config: Config, spec: ModelSpec) -> int:
-    """The number that was given, or else the model's limit."""
+    """The length that was given, or else the model's limit."""
     asked = config.model.max_model_len
     return spec.max_model_len if is_auto(config) or not asked else int(asked)
 
 
 def check_length(config: Config, spec: ModelSpec) -> None:
-    """Refuse a length that the model was not made for.
-
-    Raises:
-        ConfigError: It is outside of what the model was made for.
-    """
+    """Raise a ConfigError for a length that the model was not made for."""
     asked = config.model.max_model_len
     if isinstance(asked, int) and not is_auto(config) and not 1 < asked <= spec.max_model_len:
         raise ConfigError(

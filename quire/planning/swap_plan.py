@@ -17,18 +17,12 @@ from quire.planning.machine import Machine, this_machine
 from quire.planning.memory_budget import memory_share
 
 LEAST_SHARE = 0.5
-"""Of the KV cache that it would have alone, what the new model must get to be loaded beside the old one."""
+"""To be loaded beside the old model, the new one must get this share of the KV cache that it would have alone."""
 
 
 @dataclass(frozen=True)
 class SwapPlan:
-    """How a model takes another one's place.
-
-    Attributes:
-        mode: See SwapMode.
-        resolved: The new model's settings.
-        reason: Why it is this mode.
-    """
+    """How a model takes another one's place, with the new model's settings and the reason for the mode."""
 
     mode: SwapMode
     resolved: ResolvedConfig
@@ -41,13 +35,11 @@ def plan_swap(
     """Choose where it was left open, and resolve the new model's settings for the memory that it will find.
 
     Args:
-        served: Resolved; its engines run.
-        asked: Of the new model.
-        mode: As asked.
-        machine: As it is now, with the served model; None: this one.
+        served: Resolved settings of the model whose engines run.
+        machine: The machine as it is now, with the served model; None for this one.
 
     Raises:
-        SetupError: The new model cannot be served at all, or not in this mode; see `resolve`.
+        SetupError: The new model cannot be served at all, or not in this mode.
     """
     machine = machine or this_machine()
     if mode == "after":
@@ -72,8 +64,8 @@ def plan_swap(
 
 
 def _beside(machine: Machine, served: Config) -> Machine:
-    """What a new model finds while the old one serves: on a CPU, less what that one may still take. Pages are taken as
-    they are written, so its KV cache counts as if nothing of it were."""
+    """The machine as a new model finds it while the old one serves: on a CPU, less what that one may still take. Pages
+    are taken as they are written, so its KV cache counts as if nothing of it were."""
     if served.device.device == "cuda":
         return machine  # its memory is taken as a whole at the start
     _, later = _memory_of(served, machine)
@@ -81,7 +73,7 @@ def _beside(machine: Machine, served: Config) -> Machine:
 
 
 def _without(machine: Machine, served: Config) -> Machine:
-    """What a new model finds when the old one is gone, at least."""
+    """The machine as a new model finds it when the old one is gone, at least."""
     if served.device.device == "cuda":
         gpu = machine.gpu
         if gpu is None:

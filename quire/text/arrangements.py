@@ -21,7 +21,7 @@ def arrangements(messages: Sequence[Message]) -> Iterator[list[Message]]:
     """Other forms of a conversation, the one nearest to it first. Some may be equal.
 
     Args:
-        messages: Whose calls, if there are any, have a form that the template takes.
+        messages: Tool calls in them must have the form that the template takes.
     """
     for named in (messages, _with_short_ids(messages)):
         yield list(named)

@@ -31,10 +31,8 @@ class BeamSearch:
     """One prompt's search; alternately ask for `queries` and `extend` with their answers, until it is `done`.
 
     Args:
-        prompt: Token ids.
-        params: What is asked.
-        eos_ids: Tokens that end a sequence.
-        num_reported: Of how many likeliest tokens `logprobs` are wanted beside the sequence's own; None for none.
+        num_reported: How many of the likeliest tokens `logprobs` report beside the sequence's own; None for no log
+            probabilities.
     """
 
     def __init__(

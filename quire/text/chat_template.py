@@ -34,7 +34,6 @@ class ChatTemplate:
     """One compiled template. Rendering is safe in several threads.
 
     Attributes:
-        source: The template's text.
         variables: Names a request may set: those the template reads and Quire does not set itself.
         shows_tools, shows_documents: Whether the template reads them.
         reads_parts: Whether a message's content may be a list of parts, which the template goes through.
@@ -48,7 +47,6 @@ class ChatTemplate:
     ) -> None:
         """
         Args:
-            source: Jinja text.
             special_tokens: `bos_token`, `eos_token` and the like, by name.
             others: The model's other templates by their names; `tool_use` is for conversations with tools.
 
@@ -110,8 +108,6 @@ class ChatTemplate:
 
         Args:
             messages: Plain JSON data; content is a string, or a list of parts if the template reads these.
-            tools: What the model may call, as JSON.
-            documents: What the model may refer to, as JSON.
             add_generation_prompt: End with the opening of an assistant message.
             continue_final_message: End inside the last message, for the model to go on with it.
             variables: Further variables, from `self.variables`.

@@ -19,12 +19,10 @@ class ChoiceState:
     """One choice while it is generated.
 
     Args:
-        add: The sequence, as the engine got it.
         tokenizer: None for work on token ids alone.
         shown_tokens: Special tokens that the text shows, whatever `skip_special_tokens` says.
 
     Attributes:
-        num_tokens: Tokens it has so far.
         cached_tokens: Tokens of its prompt that were found computed.
         finished: Whether its last delta was processed.
     """

@@ -90,13 +90,11 @@ class ChoiceDelta:
     """What a choice gained, or, added up, the whole choice.
 
     Attributes:
-        text: New text, as the model wrote it.
         events: What an output parser says about the text, and about text before it that it held back; None where none
             reads it, and the text is all content.
         tokens: New tokens, the ending one included.
         logprobs: One for each token; empty when not asked for.
         prompt_logprobs: One for each token of the prompt but the first; empty when not asked for.
-        finish_reason: Set on the last delta.
         stop_reason: The stop string or the token of `stop_token_ids` that ended it; `timeout` beside `length` if its
             time was over.
     """

@@ -16,7 +16,7 @@ class FillInMiddle:
 
     Attributes:
         prefix, suffix: Begin the text before and the text behind the gap.
-        middle: Begins what the model writes; None where the last text's end does.
+        middle: Begins what the model writes; None where nothing marks it.
         suffix_first: Whether the text behind the gap comes first.
         end: Tokens that end what the model writes, beside the model's own end of sequence.
     """

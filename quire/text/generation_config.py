@@ -16,7 +16,7 @@ import msgspec
 from quire.errors import CheckpointError, ConfigError, RequestError
 from quire.foundation.config import ModelConfig
 from quire.sampling_params import SamplingParams
-from quire.text.tokenizer_settings import read_json
+from quire.text.tokenizer_files import read_json
 
 logger = logging.getLogger(__name__)
 

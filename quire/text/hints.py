@@ -34,23 +34,13 @@ class HintLog:
         self._named: set[str] = set()
 
     def drop(self, name: str, reason: str) -> None:
-        """Take note that a hint is not followed.
-
-        Args:
-            name: As clients send it.
-            reason: Why it cannot be followed.
-        """
+        """Take note that a hint is not followed."""
         if name not in self._named:
             self._named.add(name)
             logger.warning("%s is ignored: %s. This is said once.", name, reason)
 
     def used(self, variables: Mapping[str, Any], read: Collection[str]) -> dict[str, Any]:
-        """A request's variables of the chat template, without hints that it does not read.
-
-        Args:
-            variables: As they were sent.
-            read: Those of the template.
-        """
+        """A request's variables of the chat template, without hints that it does not read."""
         unread = [name for name in variables if name in TEMPLATE_HINTS and name not in read]
         for name in unread:
             self.drop(f"chat_template_kwargs.{name}", NOT_READ)

@@ -38,7 +38,6 @@ def fit(message: Mapping[str, Any], call_form: Callable[[], CallForm], *, knows_
     beside calls.
 
     Args:
-        message: Plain JSON data.
         call_form: How the template wants calls.
         knows_developer: Whether it has that role; else it is the system's.
     """

@@ -12,7 +12,7 @@ from quire.foundation.config import Config
 from quire.text.generation_config import DefaultSampling, default_sampling, eos_ids
 from quire.text.hints import HintLog
 from quire.text.tokenizer import Tokenizer, load_tokenizer
-from quire.text.tokenizer_settings import read_json
+from quire.text.tokenizer_files import read_json
 
 if TYPE_CHECKING:
     from quire.text.chat_template import ChatTemplate
@@ -24,8 +24,7 @@ class ModelText:
 
     Attributes:
         tokenizer: None with --skip-tokenizer-init: work on token ids only.
-        load_chat_template: What `chat_template` becomes.
-        defaults: Sampling values for what a request leaves open.
+        load_chat_template: Loads `chat_template`.
         eos_ids: Tokens that end a sequence unless `ignore_eos`.
         tokenizer_settings: What tokenizer_config.json says.
         hints: Which hints were dropped because the model cannot follow them.
@@ -50,9 +49,6 @@ class ModelText:
 
     def other_chat_template(self, source: str) -> ChatTemplate:
         """A template in place of the model's.
-
-        Args:
-            source: Jinja text.
 
         Raises:
             CheckpointError: The text is no jinja template.

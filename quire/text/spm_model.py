@@ -37,7 +37,6 @@ class SpmModel:
     """What a sentencepiece model file says.
 
     Attributes:
-        pieces: The vocabulary.
         bpe: Byte-pair encoding; otherwise unigram.
         charsmap: Compiled character normalization; empty for none.
         dummy_prefix: A space is put in front of the text.
@@ -59,7 +58,6 @@ def load(path: Path, *, legacy: bool = True, stripping: Collection[str] = ()) ->
     """The tokenizer that the file describes.
 
     Args:
-        path: `tokenizer.model`.
         legacy: Put the dummy prefix in front of every stretch between special tokens, as sentencepiece itself and most
             published models do; otherwise in front of the whole text, unless that begins with a space.
         stripping: Special tokens that take the white space behind them (`rstrip`).

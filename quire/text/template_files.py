@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.errors import CheckpointError, ConfigError
 from quire.text.chat_template import DEFAULT, ChatTemplate
-from quire.text.tokenizer_settings import read_json, read_settings, token_text
+from quire.text.tokenizer_files import read_json, read_settings, token_text
 
 _FILE, _DIRECTORY = "chat_template.jinja", "additional_chat_templates"
 

@@ -1,17 +1,16 @@
 """From the tokens of one sequence to the text that its reader sees: incremental detokenization with stop strings.
 
-Owns joining detokenizer, stop tokens and stop strings; used by the server and by `LLM`, streaming or not. Knows
-nothing about HTTP, log probabilities or the engine.
+Used by the server and by `LLM`, streaming or not. Work for each token is constant, and the text does not depend on how
+tokens were grouped. Knows nothing about HTTP, log probabilities or the engine.
 """
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from quire.sampling_params import SamplingParams
-from quire.text.incremental_detokenizer import IncrementalDetokenizer
-from quire.text.stop_strings import StopStrings
 from quire.text.tokenizer import Tokenizer
 
 PROMPT_TAIL = 8
@@ -22,7 +21,6 @@ class TextDelta(NamedTuple):
     """What some tokens added.
 
     Attributes:
-        text: New text.
         stop: The stop string that ended the sequence; later tokens count for nothing.
         tokens_used: How many of the pushed tokens belong to the sequence: all, or those up to and including the one
             that completed the stop string.
@@ -47,7 +45,6 @@ class TextStream:
         """
         Args:
             tokenizer: None for work on token ids alone; the text is empty then.
-            params: Which tokens and stop strings to show, and which strings stop.
             prompt_tail_tokens: The prompt, or its last PROMPT_TAIL tokens.
             stop_ids: Tokens that end the sequence (`Add.stop_ids`); such a token shows no text unless
                 `include_stop_str_in_output`.
@@ -98,3 +95,119 @@ class TextStream:
         parts.append(wanted)
         self._stopped = stop is not None
         return stop
+
+
+class IncrementalDetokenizer:
+    """The text of one growing sequence, without ever showing half a character.
+
+    Bytes that are no UTF-8 become U+FFFD, one for each maximal part of a character (Unicode 15, section 3.9).
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        shown_tokens: Collection[int] = (),
+        before: Sequence[int] = (),
+    ) -> None:
+        """
+        Args:
+            shown_tokens: Special tokens that are shown nevertheless.
+            before: The last tokens of the prompt; empty when the text begins here.
+        """
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        if shown_tokens:
+            self._skipped = self._skipped.difference(shown_tokens)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._inside = False  # of a character, whose first bytes the decoder holds
+        self._at_start = all(token in self._skipped for token in before)
+
+    def push(self, token: int) -> str:
+        """The text that this token completes; empty while a character is incomplete."""
+        if token in self._skipped:
+            return ""
+        if self._at_start:
+            self._at_start = False
+            return self._decode(self._tokenizer.first_token_bytes(token))
+        if not self._inside and (text := self._tokenizer.whole_text(token)) is not None:
+            return text
+        return self._decode(self._tokenizer.token_bytes(token))
+
+    def _decode(self, data: bytes) -> str:
+        text = self._decoder.decode(data)
+        self._inside = bool(self._decoder.getstate()[0])
+        return text
+
+    def finish(self) -> str:
+        """What remains when no token will follow: U+FFFD for a character that was not completed."""
+        return self._decoder.decode(b"", final=True)
+
+
+class StopStrings:
+    """Watches a stream of text for the stop string that is completed first; of several at the same place, the longest.
+
+    Holds back just the text that might be the beginning of one, in linear time (Knuth, Morris and Pratt, 1977).
+    """
+
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        """
+        Args:
+            stops: Non-empty strings; none lets everything pass.
+            include: Keep the stop string in the text.
+        """
+        self._include = include
+        self._patterns = [_Pattern(stop) for stop in sorted(set(stops), key=len, reverse=True)]
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """Add text. Returns the text that is not part of any stop string, and the stop string if one is complete; no
+        text may be added after that."""
+        if not self._patterns:
+            return text, None
+        for at, character in enumerate(text):
+            found = None
+            for pattern in self._patterns:
+                if pattern.advance(character) and found is None:
+                    found = pattern.text
+            if found is not None:
+                seen = self._held + text[: at + 1]
+                self._held = ""
+                return (seen if self._include else seen[: -len(found)]), found
+        seen = self._held + text
+        keep = max(pattern.matched for pattern in self._patterns)
+        self._held = seen[len(seen) - keep :]
+        return seen[: len(seen) - keep], None
+
+    def finish(self) -> str:
+        """What was held back and is no stop string after all."""
+        held, self._held = self._held, ""
+        return held
+
+
+class _Pattern:
+    """How much of one stop string stands at the end of the stream."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.matched = 0
+        self._borders = [0]  # of each prefix that was matched so far: the longest shorter prefix that is also its end
+
+    def advance(self, character: str) -> bool:
+        """Whether this character completes the stop string."""
+        while self.matched and self.text[self.matched] != character:
+            self.matched = self._borders[self.matched - 1]
+        if self.text[self.matched] == character:
+            self.matched += 1
+            if self.matched > len(self._borders):
+                self._add_border()
+        return self.matched == len(self.text)
+
+    def _add_border(self) -> None:
+        """Only once it is needed: most stop strings never come far, whatever their length."""
+        text, borders = self.text, self._borders
+        length, character = borders[-1], text[len(borders)]
+        while length and text[length] != character:
+            length = borders[length - 1]
+        borders.append(length + (text[length] == character))

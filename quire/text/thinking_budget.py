@@ -17,9 +17,7 @@ def thinking_budget(
     """What the engine needs to end the reasoning after so many tokens; None where it need not.
 
     Args:
-        tokens: Most tokens of reasoning; None or -1 for no limit.
-        reasoning_parser: How the model writes reasoning.
-        tokenizer: Knows the tokens of that.
+        tokens: Maximum number of tokens of reasoning; None or -1 for no limit.
         turn: How the turn begins in the prompt; None where the prompt is no conversation, and its end tells.
 
     Raises:

@@ -1,6 +1,6 @@
 """Text to token ids and back.
 
-Owns a model's tokenizer and its special tokens; tokenizer_files.py finds it, tokenizer_settings.py reads what stands
+Owns a model's tokenizer and its special tokens; tokenizer_files.py finds it and reads what stands
 beside it. Knows nothing about requests, chat or streams.
 """
 
@@ -16,8 +16,7 @@ from tokenizers import AddedToken, processors
 
 from quire.errors import CheckpointError, RequestError
 from quire.text.token_bytes import bytes_of_token
-from quire.text.tokenizer_files import SENTENCEPIECE, load_core
-from quire.text.tokenizer_settings import TokenizerSettings, read_settings
+from quire.text.tokenizer_files import SENTENCEPIECE, TokenizerSettings, load_core, read_settings
 
 LONG_DECODE = 1_000
 """More tokens are decoded while other threads run."""
@@ -35,9 +34,9 @@ class Tokenizer:
 
     Attributes:
         bos_token, eos_token: Beginning and end of sequence as text; empty when the model has none.
-        model_size: Tokens that the model knows, if that is known: ids from there on are of no use.
+        model_size: How many tokens the model knows; None if unknown. Ids from there on are of no use.
         added_ids: Tokens beside those that text is made of.
-        special_ids: Those of them that `skip_special_tokens` leaves out.
+        special_ids: Added tokens that `skip_special_tokens` leaves out.
     """
 
     def __init__(
@@ -87,7 +86,6 @@ class Tokenizer:
         """Token ids of a text.
 
         Args:
-            text: Any text.
             add_special_tokens: With what the model puts around a text, such as a beginning-of-sequence token.
 
         Raises:
@@ -158,10 +156,6 @@ class Tokenizer:
 def load_tokenizer(directory: str | Path, model_size: int | None = None) -> Tokenizer:
     """The tokenizer in a model directory.
 
-    Args:
-        directory: See above.
-        model_size: See Tokenizer.
-
     Raises:
         CheckpointError: There is none, or it is broken.
     """
@@ -217,7 +211,7 @@ def _wrap_texts(core: tokenizers.Tokenizer, bos: tuple[str, bool | None], eos: t
     file, each about its own side alone.
 
     Args:
-        bos, eos: The token, and whether it is added; None: as the file does it.
+        bos, eos: The token, and whether it is added; None to do as the file does.
     """
     before, after = _around(core)
     wanted = before, after

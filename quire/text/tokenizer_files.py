@@ -1,17 +1,23 @@
-"""Which file of a directory the tokenizer is in, read as a `tokenizers` tokenizer."""
+"""The files of a tokenizer: which one has it, and what those beside it say of its tokens, read as transformers does.
+
+`tokenizer_config.json` has all settings today. Older directories keep added tokens in `added_tokens.json` and
+special ones in `special_tokens_map.json`, which count where tokenizer_config.json has no `added_tokens_decoder`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import tokenizers
-from tokenizers import decoders, models
+from tokenizers import AddedToken, decoders, models
 
 from quire.compute.gguf.pre_tokenizers import pre_tokenizer_of
 from quire.errors import CheckpointError
 from quire.text import spm_model
-from quire.text.tokenizer_settings import TokenizerSettings
 
 FULL = "tokenizer.json"
 SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
@@ -19,6 +25,10 @@ VOCABULARY, MERGES = "vocab.json", "merges.txt"
 _SPLITS = {"Qwen2Tokenizer": "qwen2", "GPT2Tokenizer": "gpt-2", "": "gpt-2"}
 """By the class that tokenizer_config.json names: how texts are split for vocab.json and merges.txt."""
 _NOT_READ = ("tekken.json", "vocab.txt", "tiktoken.model", "qwen.tiktoken")
+CONFIG = "tokenizer_config.json"
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_LISTED = ("additional_special_tokens", "extra_special_tokens")
+_FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
 
 
 def load_core(directory: Path, settings: TokenizerSettings) -> tokenizers.Tokenizer:
@@ -67,3 +77,91 @@ def _from_merges(directory: Path, settings: TokenizerSettings) -> tokenizers.Tok
     core = tokenizers.Tokenizer.from_str(msgspec.json.encode(described).decode())
     core.decoder = decoders.ByteLevel()
     return core
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """Settings of a tokenizer; a null in a file is as if its key were absent.
+
+    Attributes:
+        values: Of tokenizer_config.json, and older files' special tokens.
+        added: Tokens beside those that text is made of, by their ids.
+        special: Texts of tokens that are special.
+    """
+
+    values: Mapping[str, Any]
+    added: Mapping[int, AddedToken]
+    special: tuple[str, ...]
+
+    def token(self, name: str) -> str:
+        """The text of `bos_token` and the like; empty where there is none."""
+        return token_text(self.values.get(name)) or ""
+
+    def flag(self, name: str, default: bool | None = None) -> bool | None:
+        """A setting that is true or false; `default` where no file says so."""
+        value = self.values.get(name)
+        return default if value is None else bool(value)
+
+
+def read_settings(directory: Path) -> TokenizerSettings:
+    """The settings in a tokenizer's directory.
+
+    Raises:
+        CheckpointError: A file is broken.
+    """
+    values = _without_nulls(read_json(directory / CONFIG))
+    try:
+        if "added_tokens_decoder" in values:
+            added = {int(number): _added(entry) for number, entry in values["added_tokens_decoder"].items()}
+        else:
+            values |= _without_nulls(read_json(directory / "special_tokens_map.json"))
+            special = set(_special(values))
+            listed = read_json(directory / "added_tokens.json")
+            added = {int(number): _old_added(text, text in special) for text, number in listed.items()}
+        return TokenizerSettings(values, dict(sorted(added.items())), tuple(_special(values)))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        file = CONFIG if "added_tokens_decoder" in values else "added_tokens.json"
+        which = "added_tokens_decoder" if file == CONFIG else "the list of tokens"
+        raise CheckpointError(f"{directory / file}: {which} is malformed.") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty when there is no such file.
+
+    Raises:
+        CheckpointError: The file is no JSON object.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return {}
+    except (msgspec.DecodeError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read as a JSON object: {error}.") from error
+
+
+def token_text(entry: Any) -> str | None:
+    """A special token is written as a string or as an object with its content."""
+    if isinstance(entry, dict):
+        entry = entry.get("content")
+    return entry if isinstance(entry, str) else None
+
+
+def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _special(values: Mapping[str, Any]) -> Iterator[str]:
+    """Texts of all tokens that are named or listed as special ones."""
+    for name in (*_NAMED, *_LISTED):
+        entry = values.get(name)
+        entries = entry if isinstance(entry, list) else entry.values() if name in _LISTED and entry else [entry]
+        yield from (text for each in entries if (text := token_text(each)))
+
+
+def _added(entry: Mapping[str, Any]) -> AddedToken:
+    flags = {name: bool(entry.get(name)) for name in _FLAGS}
+    return AddedToken(str(entry["content"]), **flags)
+
+
+def _old_added(text: str, special: bool) -> AddedToken:
+    return AddedToken(text, normalized=not special, special=special)

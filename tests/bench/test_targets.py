@@ -125,7 +125,7 @@ def test_a_row_says_whether_its_target_is_reached(capsys: pytest.CaptureFixture[
 
 
 def test_the_made_up_tokenizer_has_text_for_every_id(tmp_path: Path) -> None:
-    from quire.text.incremental_detokenizer import IncrementalDetokenizer
+    from quire.text.text_stream import IncrementalDetokenizer
     from quire.text.tokenizer import load_tokenizer
 
     (tmp_path / "model").mkdir()

@@ -137,9 +137,9 @@ def test_many_forks_of_a_long_prompt_are_admitted_over_several_steps(monkeypatch
         stage.scheduler.add(sequence)
     admitted = []
     while not stage.ended:
-        before = stage.scheduler.num_running
+        before = len(stage.scheduler.running)
         stage.step()
-        admitted.append(stage.scheduler.num_running - before)
+        admitted.append(len(stage.scheduler.running) - before)
         assert all(count <= 4 for count in admitted if count > 0)
     assert sum(count for count in admitted if count > 0) == 33, "and all of them run at once"
 
@@ -151,5 +151,5 @@ def test_a_crowd_of_short_prompts_is_admitted_over_several_steps() -> None:
     running = []
     for _ in range(4):
         stage.step()
-        running.append(stage.scheduler.num_running)
+        running.append(len(stage.scheduler.running))
     assert running == [128, 256, 384, 400]

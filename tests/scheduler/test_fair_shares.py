@@ -134,7 +134,7 @@ def test_tenants_come_and_go_without_a_trace() -> None:
     assert not order._tenants
     assert not order._turns
     assert len(order._without_turns) == 0
-    assert stage.scheduler.queued_tokens == 0
+    assert stage.scheduler.waiting.queued_tokens == 0
 
 
 def test_many_tenants_cost_no_more_than_one_turn_each() -> None:

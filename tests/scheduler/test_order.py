@@ -183,7 +183,7 @@ def beside_streams(stage: Stage, *prompts: int, streams: int = 1) -> list[int]:
     """Tokens of prompts in each step, from when they come while other requests stream until all are computed."""
     for number in range(streams):
         stage.scheduler.add(add(-1 - number, [510 - number], 500))
-    while stage.scheduler.num_waiting:
+    while len(stage.scheduler.waiting):
         stage.step()
     begun = len(stage.counts)
     for number, length in enumerate(prompts):

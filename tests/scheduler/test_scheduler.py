@@ -250,21 +250,21 @@ class Lives(RuleBasedStateMachine):
         assert {block: count for block, count in enumerate(self.pool._ref_counts) if count} == held
         assert len(held) + self.pool.num_free == self.pool.num_blocks
         assert swapped + self.host.num_free == self.host.num_blocks
-        assert self.scheduler.num_running + self.scheduler.num_free_slots == self.seqs
+        assert len(self.scheduler.running) + self.scheduler.num_free_slots == self.seqs
 
     @invariant()
     def what_waits_is_counted(self) -> None:
         if not hasattr(self, "scheduler"):
             return
         waiting = [request for request in self.scheduler.requests() if request.slot is None]
-        assert self.scheduler.num_waiting == len(waiting)
-        assert self.scheduler.waiting_tokens == sum(len(request.tokens) for request in waiting)
+        assert len(self.scheduler.waiting) == len(waiting)
+        assert self.scheduler.waiting.num_tokens == sum(len(request.tokens) for request in waiting)
         awaiting = [request for request in waiting if request.in_flight_tokens or request.parent is not None]
-        assert self.scheduler.deferred == len(awaiting)
+        assert self.scheduler.waiting.num_deferred == len(awaiting)
         computed = (request.planned if r is None else max(request.planned, request.add.prompt_len - 1)
                     for request in waiting for r in [request.parent])  # fmt: skip
         in_flight = sum(request.in_flight_tokens for request in waiting)
-        assert self.scheduler._waiting.num_uncomputed == self.scheduler.waiting_tokens + in_flight - sum(computed)
+        assert self.scheduler._waiting.num_uncomputed == self.scheduler.waiting.num_tokens + in_flight - sum(computed)
 
     @invariant()
     def lengths_are_in_order(self) -> None:

@@ -102,7 +102,7 @@ def full_stage() -> Stage:
     stage.step()
     stage.scheduler.add(add(1, [2] * 2_500, 1))
     stage.step()
-    assert (stage.scheduler.num_running, stage.scheduler.num_waiting) == (1, 1)
+    assert (len(stage.scheduler.running), len(stage.scheduler.waiting)) == (1, 1)
     return stage
 
 
@@ -113,7 +113,7 @@ def test_small_requests_pass_a_large_one_that_finds_no_blocks(tenant: str) -> No
     for _ in range(6):
         stage.step()
     assert stage.ended == [10]
-    assert stage.scheduler.num_waiting == 1
+    assert len(stage.scheduler.waiting) == 1
 
 
 @pytest.mark.parametrize("tenants", [("", ""), ("a", "b"), ("", "a")])

@@ -36,14 +36,14 @@ def stage_with(waiting: int) -> Stage:
     for number in range(1, waiting + 1):
         stage.scheduler.add(add(number, [2] * 20, 5, arrival=1.0, fork_of=number - 1 if number % 3 == 0 else None))
     stage.step()
-    assert stage.scheduler.num_waiting == waiting
+    assert len(stage.scheduler.waiting) == waiting
     return stage
 
 
 def observe(stage: Stage) -> tuple[int, int, int]:
     """What each step tells the clients about the queue."""
     scheduler = stage.scheduler
-    return scheduler.num_waiting, scheduler.waiting_tokens, scheduler.deferred
+    return len(scheduler.waiting), scheduler.waiting.num_tokens, scheduler.waiting.num_deferred
 
 
 def test_a_step_and_its_load_cost_the_same_however_many_wait() -> None:
@@ -76,7 +76,7 @@ def test_what_is_swapped_out_with_tokens_in_flight_still_has_one_to_be_computed(
     assert victim.swapped
     assert victim.planned > len(victim.tokens)
     assert stage.scheduler._waiting.num_uncomputed == 1
-    assert stage.scheduler.queued_tokens == 1 + 29
+    assert stage.scheduler.waiting.queued_tokens == 1 + 29
 
 
 def test_adding_to_a_long_queue_copies_nothing() -> None:

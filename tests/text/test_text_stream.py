@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.sampling_params import SamplingParams
-from quire.text.incremental_detokenizer import IncrementalDetokenizer
-from quire.text.stop_strings import StopStrings
-from quire.text.text_stream import TextStream
+from quire.text.text_stream import IncrementalDetokenizer, StopStrings, TextStream
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 from tests.checkpoints import IM_END_ID, write_tokenizer
 from tests.text.test_tokenizer import LLAMA_2, train_spm

@@ -43,8 +43,6 @@ class GpuReader:
     """Reads the GPUs that this server may use. Calls take milliseconds, so they belong in a thread.
 
     Args:
-        engines: How many there are.
-        nvml: The NVML binding.
         ranks: GPUs of each engine: engine 0 has the first of those that are visible, engine 1 the next.
     """
 

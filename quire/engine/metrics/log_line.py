@@ -12,8 +12,6 @@ class StatsLogLine:
     """Reports what one engine has done since the last line.
 
     Args:
-        stats: The engine's.
-        now: The time.
         named: Whether the line begins with the engine's number, because there are several.
     """
 

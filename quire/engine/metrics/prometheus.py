@@ -214,7 +214,6 @@ class _Families(Collector):
         self._add(_GAUGE, longest, f"{text}: the longest since the start.", times.longest, engine)
 
     def _add_gpus(self) -> None:
-        """What GPUs tell; nothing where there are none."""
         for gpu in self._stats.gpus:
             for name, text, value in (
                 ("memory_used_bytes", "GPU memory in use, by all processes.", gpu.memory_used),

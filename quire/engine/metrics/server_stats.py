@@ -65,11 +65,8 @@ class ServerStats:
     """All that one API process counts, or several together.
 
     Attributes:
-        engines: Statistics by engine.
         rejections: Requests that were turned away because too many waited.
         api_restarts: How often API processes were replaced until this one began.
-        callbacks: Work of the event loop.
-        gpus: The last readings.
         process: What the system says of the processes, by metric; empty for the process that is asked.
     """
 

@@ -63,7 +63,6 @@ class SequenceStats:
         delivered: Tokens that its reader has got: fewer than `received` where a stop string ends it.
         end: The engine's End, if the engine ended it.
         ended: Why it counts as ended; None while it does not.
-        engine: The number of the engine that has it.
     """
 
     prompt_tokens: int
@@ -88,7 +87,6 @@ class Stats:
     Attributes:
         epoch: How often the engine was replaced.
         lost: Whether it is dead, and its successor has said nothing yet.
-        load: The engine's last.
         step_tokens, turns: Tokens of its steps and times of its loop's turns, as the engine counts them.
         prompt_tokens, cached_tokens: Of prompts that have brought a first token; cached ones were not computed for it.
         generation_tokens: Tokens that readers have got: as many as `usage` reports.

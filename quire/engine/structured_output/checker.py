@@ -65,7 +65,6 @@ class GrammarChecker:
         """The grammar of a constraint; takes CHECK_SECONDS at most, and milliseconds for most.
 
         Args:
-            params: What is asked of the output.
             behind: What may come before that, see `reasoning_in_front`.
 
         Raises:

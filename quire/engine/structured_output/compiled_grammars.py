@@ -25,14 +25,12 @@ class GrammarCompiler:
     """Compiles for one model's tokens, and remembers a matcher at the beginning of each grammar that was used lately.
 
     Args:
-        model: The model's directory.
         directory: The tokenizer's.
         vocab_size: Of the model: bits in a mask.
 
     Attributes:
-        tokenizer: As the compiler wants it.
         eos_ids: End-of-sequence tokens, which may come where a grammar may end.
-        guessed_eos_ids: What the compiler takes for such besides.
+        guessed_eos_ids: Other tokens that the compiler takes for such.
     """
 
     def __init__(self, model: Path, directory: Path, vocab_size: int) -> None:

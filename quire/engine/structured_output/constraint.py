@@ -11,13 +11,11 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
     """What StructuredOutputsParams ask of an output, without the name of the field that they came from.
 
     Attributes:
-        kind: `StructuredOutputsParams.kind`.
         text: `StructuredOutputsParams.text`: what is given, as JSON unless it is a text by itself.
         closed: `disable_additional_properties`.
         any_whitespace: Not `disable_any_whitespace`.
         whitespace: `whitespace_pattern`.
         behind: What stands in front of the constrained output, see `reasoning_in_front`; empty for nothing.
-        strict: `strict`.
     """
 
     kind: str

@@ -37,10 +37,8 @@ def grammar_of(
     """The grammar of a constraint.
 
     Args:
-        constraint: What is asked.
-        special: The model's special tokens.
         left_out: Where to name what is not enforced of schemas that are not strict.
-        plain: Leave out of these also what needs to be said otherwise.
+        plain: Whether to leave out of such schemas also what would have to be rewritten.
 
     Raises:
         ValueError: It cannot be honoured; the message says what to do.

@@ -72,10 +72,9 @@ def prepare_schema(
     Args:
         schema: Parsed JSON; an object or a boolean.
         whitespace: A regular expression for the whitespace between parts; None for WHITESPACE.
-        any_whitespace: Whether there may be whitespace between parts at all.
-        closed: Objects that do not speak of additional properties have none.
-        left_out: Where to name what cannot be enforced, which is left out; None: it is refused.
-        plain: Leave out what needs to be said otherwise, too.
+        closed: Whether objects that do not mention additional properties have none.
+        left_out: Where to name what cannot be enforced and is left out; None to refuse it.
+        plain: Whether to leave out also what would have to be rewritten.
 
     Raises:
         SchemaRefused: It cannot be honoured, or is malformed.

@@ -33,15 +33,9 @@ class MaskMaker:
     """The matchers of one engine's sequences. For one thread.
 
     Args:
-        model: The model's directory.
-        tokenizer: The tokenizer's directory.
         masks: What is filled.
-        vocab_size: Of the model.
-        threads: That fill at a time.
+        threads: How many threads fill.
         report: Takes each Prepared of a grammar that had to be compiled, in the compiling thread.
-
-    Attributes:
-        masks: See above.
     """
 
     def __init__(

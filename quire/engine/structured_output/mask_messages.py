@@ -12,11 +12,8 @@ class Prepare(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A sequence is going to be constrained; answered by a Prepared.
 
     Attributes:
-        id: The sequence.
-        grammar: See `grammars.py`.
         ignore_eos: The end of sequence is not sampled where the grammar may end, but can go on.
         stop_ids: Tokens that are not sampled among the first `min_tokens` of the output.
-        min_tokens: See `stop_ids`.
     """
 
     id: int
@@ -36,9 +33,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     """A sequence whose next token is to be sampled.
 
     Attributes:
-        id: The sequence.
         tokens: Its output tokens since the last time it was asked about.
-        drafts: What may follow them: the bitmasks behind these are wanted too.
+        drafts: Tokens that may follow, the bitmasks behind which are wanted too.
     """
 
     id: int
@@ -56,7 +52,6 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     """Why a sequence cannot begin or go on.
 
     Attributes:
-        message: For the client.
         refused: Whether its grammar is to blame.
     """
 
@@ -75,9 +70,9 @@ class Filled(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The bitmasks of a Fill are in the shared memory.
 
     Attributes:
-        counts: By row how many bitmasks it has: one, and those behind drafts that it allows, up to where it is
-            complete. 0: it is complete, and no token may follow.
-        failures: Of rows that have failed.
+        counts: How many bitmasks each row has: one, and those behind drafts that it allows, up to where it is complete;
+            0 if it is complete, and no token may follow.
+        failures: Failures of rows, by the row's number.
     """
 
     counts: list[int]

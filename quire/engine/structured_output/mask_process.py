@@ -41,9 +41,6 @@ class MaskProcess:
     and the next one starts another.
 
     Args:
-        model: The model's directory.
-        tokenizer: The tokenizer's directory.
-        vocab_size: Of the model.
         max_masks: Bitmasks that are asked for at once.
         report: Takes each Prepared.
 

@@ -45,11 +45,8 @@ class GrammarMasks:
     """The TokenBitmaskSource of grammars.
 
     Args:
-        model: The model's directory.
-        tokenizer: The tokenizer's directory.
-        vocab_size: The size of the model's vocabulary.
         max_masks: Bitmasks that are asked for at once.
-        beside: Whether they are made in a process beside the engine's.
+        beside: Whether masks are made in a process beside the engine's.
     """
 
     def __init__(self, model: str, tokenizer: str, vocab_size: int, max_masks: int, *, beside: bool) -> None:

@@ -23,13 +23,12 @@ class Matcher:
     """One sequence under its grammar.
 
     Args:
-        prepared: What the engine said.
-        compiled: At the beginning of the grammar; this one's own.
+        compiled: A matcher of this sequence's own, at the beginning of the grammar.
         never: Tokens that it must not sample.
         early: Tokens that it must not sample before `min_tokens`.
 
     Attributes:
-        compiled: See above; consumes the sequence's tokens, and writes which may come next.
+        compiled: Consumes the sequence's tokens, and writes which may come next.
         failure: Why the sequence cannot go on; None if it can.
     """
 
@@ -79,13 +78,12 @@ class DraftMatcher:
     """Follows a sequence's drafts; the sequence stays where it is, also if its grammar fails behind a draft.
 
     Args:
-        matcher: The sequence.
         drafts: At least one.
-        first: The place of its first mask, which is filled.
+        first: The place of its first mask, which is filled already.
 
     Attributes:
         compiled: Follows the drafts.
-        place: Of the mask behind the last draft that was followed.
+        place: The place of the mask behind the last draft that was followed.
         count: How many masks the sequence has.
     """
 

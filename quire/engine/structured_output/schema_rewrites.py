@@ -35,13 +35,7 @@ class SchemaRewrites:
         self._tagged: dict[tuple[int, str], dict[str, Any]] = {}
 
     def of(self, keyword: str, value: Any, schema: Mapping[str, Any]) -> _More:
-        """What one of REWRITTEN becomes.
-
-        Args:
-            keyword: Which.
-            value: Its value.
-            schema: Where it stands.
-        """
+        """What one of REWRITTEN becomes."""
         return _REWRITES[keyword](self, value, schema)
 
     def exclusive_parts(self, schema: Mapping[str, Any]) -> _More:

@@ -31,8 +31,7 @@ def grammar_from_structural_tag(
     Args:
         text: A JSON object.
         schema: Prepares a JSON schema.
-        lark_of: From a grammar in a request's syntax to Lark.
-        special: The model's special tokens.
+        lark_of: Translates a grammar in a request's syntax to Lark.
 
     Raises:
         ValueError: It is malformed, or has a part that is not supported.

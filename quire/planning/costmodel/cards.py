@@ -1,7 +1,8 @@
-"""Devices that can be bought or rented, by their makers' figures, and what of these real steps reach.
+"""Devices that can be bought or rented, by their makers' figures, and what share of these real steps reach.
 
-Figures are those of NVIDIA's data sheets: dense products with fp32 sums, without sparsity; memory as `nvidia-smi` shows
-it, in MiB. Of these only an H200 was measured with Quire. The others are taken to reach the same shares.
+Figures are those of NVIDIA's data sheets: dense products with fp32 sums, without sparsity; memory in MiB as
+`nvidia-smi`
+shows it. Only an H200 was measured with Quire; the others are taken to reach the same shares.
 """
 
 from __future__ import annotations
@@ -20,14 +21,11 @@ class Card:
     """A GPU as its maker describes it.
 
     Attributes:
-        name: As NVIDIA calls it.
-        mib: Its memory, in MiB.
-        bandwidth: Of its memory, bytes a second.
+        bandwidth: Bytes a second from its memory.
         flops: bf16 operations a second.
-        fp8_flops: The same of fp8; None: it has none.
+        fp8_flops: fp8 operations a second; None if it has no fp8.
         link: Bytes a second to other cards of the same host, both directions together.
-        nvlink: Whether that is NVLink, and not PCIe.
-        capability: Its CUDA compute capability.
+        nvlink: Whether the link is NVLink, and not PCIe.
     """
 
     name: str
@@ -51,7 +49,7 @@ class Card:
 
     @property
     def hardware(self) -> Hardware:
-        """What it sustains: as an H200 does of its own figures."""
+        """What the card sustains: the shares of its figures that an H200 sustains of its own."""
         reached, own = GPUS["H200"], CARDS["h200"]
         return Hardware(
             self.flops * reached.flops / own.flops,
@@ -116,11 +114,7 @@ CPU_SHARES = Shares(
 
 
 def card(name: str) -> Card:
-    """The card that --gpu names.
-
-    Raises:
-        ConfigError: It is not in the table.
-    """
+    """The card that --gpu names. Raises ConfigError for a name that is not in the table."""
     if name.lower() not in CARDS:
         raise ConfigError(f"--gpu {name} is not known: there are {', '.join(CARDS)}, and cpu.", param="gpu")
     return CARDS[name.lower()]

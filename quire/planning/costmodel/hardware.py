@@ -1,4 +1,4 @@
-"""What a kind of device can do. Figures are sustained ones, as measured, not a data sheet's."""
+"""What a kind of device can do: sustained figures, as measured, not a data sheet's."""
 
 from __future__ import annotations
 
@@ -46,12 +46,7 @@ OTHER_GPU = Hardware(100e12, 0.8e12, 20e9, 0.3, 0.25, 4.0)
 
 def cpu(cores: int) -> Hardware:
     """Return a CPU with so many cores; they share memory, so bandwidth grows with the first few only."""
-    return Hardware(
-        flops=cores * CPU_CORE.flops,
-        bandwidth=min(cores, 8) * CPU_CORE.bandwidth,
-        host_bandwidth=CPU_CORE.host_bandwidth,
-        overhead_ms=CPU_CORE.overhead_ms,
-    )
+    return replace(CPU_CORE, flops=cores * CPU_CORE.flops, bandwidth=min(cores, 8) * CPU_CORE.bandwidth)
 
 
 def gpu(name: str) -> Hardware:

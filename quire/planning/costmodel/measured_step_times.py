@@ -1,10 +1,10 @@
 """How long steps take on a machine where some were timed: the terms of a step, fitted to these.
 
-A step's time is a curve over its tokens (products; straight between the numbers of tokens that were timed), and beside
-it so much for each sampled row, for each chunk, for each position that decoding rows read, and for each pair of
-positions that chunks score. Where `step_time.py` derives such terms from a device's figures, here they are fitted:
-least squares of relative errors, in which steps that stalled count less and less (Huber's weights). Knows nothing about
-how steps are timed.
+A step's time is a curve over its tokens (products; straight between the numbers of tokens that were timed), plus so
+much
+for each sampled row, each chunk, each position that decoding rows read, and each pair of positions that chunks score.
+Where `step_time.py` derives such terms from a device's figures, here they are fitted: least squares of relative errors,
+in which steps that stalled count less and less (Huber's weights). Knows nothing about how steps are timed.
 """
 
 from __future__ import annotations
@@ -26,27 +26,21 @@ from quire.planning.costmodel.step_work import IntArray, Windows, attended, wind
 FloatArray = npt.NDArray[np.float64]
 
 _ROUNDS = 8
-"""Of reweighting; weights move by less than a percent after five."""
+"""Rounds of reweighting; weights move by less than a percent after five."""
 _HUBER = 1.5
 """Residuals beyond so many times the median one count less."""
 _BINS = 4
-"""Steps are alike whose attention differs by less than a fourth of a power of two."""
+"""Steps are alike if their attention differs by less than a fourth of a power of two."""
 _LONGEST_STALL = 8.0
-"""So many times as long as usual: what takes longer happens too seldom to be foretold from a load of seconds."""
+"""Stalls count up to this many times the usual time: longer ones are too rare to predict from a load of seconds."""
 _FEWEST = 8
-"""Terms cannot be told from fewer different steps."""
+"""Terms cannot be told from fewer different steps than this."""
 
 
 @dataclass(frozen=True)
 class TimedStep:
-    """A step that ran.
-
-    Attributes:
-        counts: Tokens of each row.
-        before: Tokens before these in each row's context.
-        sampled: Rows that sampled a token.
-        ms: What it took.
-    """
+    """A step that ran in `ms`: the tokens of each row, those before them in its context, and how many rows sampled a
+    token."""
 
     counts: tuple[int, ...]
     before: tuple[int, ...]
@@ -55,14 +49,8 @@ class TimedStep:
 
 
 class ServerTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the HTTP API and its clients add, on the same processor.
-
-    Attributes:
-        request_ms: To a request, there and back.
-        arrival_ms: To the next step, for each request that came.
-        step_ms: To a step.
-        row_ms: To a step, for each of its streams.
-    """
+    """Milliseconds that the HTTP API and its clients add, on the same processor: to a request there and back, to the
+    next step for each request that came, to each step, and to a step for each of its streams."""
 
     request_ms: float
     arrival_ms: float
@@ -71,15 +59,15 @@ class ServerTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StepTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A fit.
+    """Fitted milliseconds.
 
     Attributes:
         points: (tokens of a step, milliseconds), ascending: the curve.
-        row_ms: Of each sampled row.
-        chunk_ms: Of each row with more than one token.
-        read_ms: Of each position that a decoding row reads, in all layers together.
-        score_ms: Of each pair of positions in a chunk's attention, in all layers together.
-        error: Median relative error of the steps that it was fitted to.
+        row_ms: For each sampled row.
+        chunk_ms: For each row with more than one token.
+        read_ms: For each position that a decoding row reads, in all layers together.
+        score_ms: For each pair of positions in a chunk's attention, in all layers together.
+        error: Median relative error of the steps that the terms were fitted to.
     """
 
     points: tuple[tuple[int, float], ...]
@@ -94,14 +82,10 @@ class MeasuredStepTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """What was measured of a model on a machine.
 
     Attributes:
-        model: How it was named.
-        parameters: How many it has.
-        dtype, kv_dtype: Of its weights and KV cache.
-        threads: Most that computed.
+        threads: The largest number of threads that computed.
         windows: (window or None, layers with it).
-        steps: Of the engine alone.
-        engine_request_ms: From a request to its engine and back, in one process.
-        server: What a server adds.
+        steps: Terms of the engine alone.
+        engine_request_ms: Milliseconds of a request to its engine and back, in one process.
     """
 
     model: str
@@ -115,11 +99,11 @@ class MeasuredStepTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     server: ServerTerms
 
     def request_ms(self, *, server: bool) -> float:
-        """From a request's arrival to its engine and back."""
+        """Milliseconds from a request's arrival to its engine and back."""
         return self.engine_request_ms + server * self.server.request_ms
 
     def arrival_ms(self, *, server: bool) -> float:
-        """What a request's arrival takes from the next step."""
+        """Milliseconds that a request's arrival takes from the next step."""
         return self.server.arrival_ms if server else 0.0
 
     def step_time(self, *, server: bool) -> MeasuredStepTime:
@@ -128,11 +112,7 @@ class MeasuredStepTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         return MeasuredStepTime(self.steps, dict(self.windows), added)
 
     def check(self, spec: ModelSpec, dtype: str, kv_dtype: str) -> None:
-        """Refuse to speak for another model.
-
-        Raises:
-            ConfigError: It was measured with something else.
-        """
+        """Raise a ConfigError unless these times are of this model."""
         own = (self.parameters, self.dtype, self.kv_dtype)
         if own != (spec.num_parameters, dtype, kv_dtype):
             raise ConfigError(
@@ -144,13 +124,7 @@ class MeasuredStepTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class MeasuredStepTime:
-    """Predicts steps.
-
-    Args:
-        terms: Fitted.
-        windows: Of the model's layers.
-        added: Milliseconds on top, of a step and of each sampled row.
-    """
+    """Predicts steps. `added` is milliseconds on top of each step, and of each sampled row."""
 
     def __init__(self, terms: StepTerms, windows: Windows, added: tuple[float, float] = (0.0, 0.0)) -> None:
         self._terms, self._windows, self._added = terms, windows, added
@@ -176,11 +150,7 @@ class MeasuredStepTime:
 
 
 def fitted(steps: Sequence[TimedStep], spec: ModelSpec) -> StepTerms:
-    """The terms that explain these steps best.
-
-    Raises:
-        ConfigError: The steps are too few, or all of one size.
-    """
+    """The terms that explain these steps best. Raises ConfigError if the steps are too few, or all of one size."""
     windows = windows_of(spec)
     alike = _medians(steps, windows)
     knots = _knots([sum(step.counts) for step in alike])
@@ -206,10 +176,8 @@ def fitted(steps: Sequence[TimedStep], spec: ModelSpec) -> StepTerms:
 
 
 def as_long_as(terms: StepTerms, steps: Sequence[TimedStep], spec: ModelSpec) -> StepTerms:
-    """These terms, grown or shrunk alike until they sum up to what these steps took.
-
-    Terms are of the usual step. A load has stalls as well, which its requests wait out.
-    """
+    """These terms, scaled alike so that they sum up to what these steps took: terms are of the usual step, while a load
+    also has stalls, which its requests wait out."""
     predict = MeasuredStepTime(terms, windows_of(spec))
     usual = [predict(np.array(step.counts), np.array(step.before), step.sampled) for step in steps]
     took = sum(min(step.ms, _LONGEST_STALL * ms) for step, ms in zip(steps, usual, strict=True))
@@ -220,11 +188,7 @@ def as_long_as(terms: StepTerms, steps: Sequence[TimedStep], spec: ModelSpec) ->
 
 
 def read_step_times(path: str) -> MeasuredStepTimes:
-    """What --calibrate has written.
-
-    Raises:
-        ConfigError: The file cannot be read, or holds something else.
-    """
+    """The file that --calibrate has written. Raises ConfigError if it cannot be read, or holds something else."""
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=MeasuredStepTimes)
     except (OSError, msgspec.MsgspecError) as error:
@@ -234,7 +198,7 @@ def read_step_times(path: str) -> MeasuredStepTimes:
 
 
 def _medians(steps: Sequence[TimedStep], windows: Windows) -> list[TimedStep]:
-    """One step for all that do about the same, with the median of their times: what stalled does not count."""
+    """One step for all that do about the same work, with the median of their times, so that stalls do not count."""
     alike: dict[tuple[int, ...], list[TimedStep]] = {}
     for step in steps:
         reads, scores = attended(np.array(step.counts), np.array(step.before), windows)
@@ -244,7 +208,7 @@ def _medians(steps: Sequence[TimedStep], windows: Windows) -> list[TimedStep]:
 
 
 def _features(step: TimedStep, knots: Sequence[int], windows: Windows) -> FloatArray:
-    """What each term is multiplied with; of the curve these are its rises from knot to knot, which are not negative."""
+    """What each term is multiplied with. The curve's features are its rises between knots, which are not negative."""
     counts, before = np.array(step.counts, np.int64), np.array(step.before, np.int64)
     reads, scores = attended(counts, before, windows)
     beside = (step.sampled, int((counts > 1).sum()), reads, scores)
@@ -253,7 +217,7 @@ def _features(step: TimedStep, knots: Sequence[int], windows: Windows) -> FloatA
 
 
 def _curve(knots: FloatArray, tokens: float) -> FloatArray:
-    """What each knot counts for at so many tokens; beyond the last, the last piece goes on."""
+    """How much each knot counts at so many tokens; beyond the last, the last piece goes on."""
     at = int(np.clip(np.searchsorted(knots, tokens) - 1, 0, len(knots) - 2))
     share = max(0.0, (tokens - knots[at]) / (knots[at + 1] - knots[at]))
     found = np.zeros(len(knots))

@@ -29,7 +29,7 @@ class Correction:
         self._seen = 0
 
     def learn(self, predicted: float, measured: float) -> None:
-        """What was predicted with this factor took `measured`."""
+        """Learn from a prediction with this factor and the time that was measured."""
         ratio = measured / predicted
         if 1 / _MAX_RATIO < ratio < _MAX_RATIO:
             self._seen += 1
@@ -37,15 +37,8 @@ class Correction:
 
 
 class Roofline:
-    """Predicts the cost of steps (StepCost) and of preemptions (PreemptionCost) for the scheduler.
-
-    Args:
-        spec: The model.
-        dtype: Of dense weights.
-        hardware: The device.
-        block_size: Tokens per KV block.
-        kv_dtype: Of the KV cache; None: as weights.
-    """
+    """Predicts the cost of steps (StepCost) and of preemptions (PreemptionCost) for the scheduler. `kv_dtype` is the
+    dtype of the KV cache; None for that of the weights."""
 
     def __init__(
         self, spec: ModelSpec, dtype: str, hardware: Hardware, block_size: int, kv_dtype: str | None = None
@@ -58,9 +51,8 @@ class Roofline:
         self._windows = windows_of(spec)
         self._kv_read_ms = 1e3 * spec.kv_bytes_per_token(kv_dtype) / spec.layers / hardware.bandwidth
         self._score_ms = 1e3 * 4 * spec.heads * spec.head_dim / hardware.flops
-        least_ms = (
-            hardware.overhead_ms + self._used.read(_ALL_EXPERTS_TOKENS) * self._weight_ms
-        )  # of a step with a chunk in it
+        # The least time of a step with a chunk in it.
+        least_ms = hardware.overhead_ms + self._used.read(_ALL_EXPERTS_TOKENS) * self._weight_ms
         self._free_tokens = int(least_ms / self._product_ms)
         self._min_learned_ms = max(least_ms, spec.layers * hardware.launch_ms)
         self._swap_ms = 2 * 1e3 * spec.kv_block_bytes(kv_dtype, block_size) / hardware.host_bandwidth
@@ -77,7 +69,8 @@ class Roofline:
 
     @property
     def free_tokens(self) -> int:
-        """A chunk reads all weights, also of experts that few decoding rows would not use."""
+        """Tokens that cost nothing in a step with a chunk, which reads all weights, also of experts that decoding rows
+        do not use."""
         return self._free_tokens
 
     def _attended(self, tokens: int, context: int) -> int:
@@ -88,15 +81,15 @@ class Roofline:
         )
 
     def learn(self, step_ms: float, chunk_ms: float, measured_ms: float) -> None:
-        """Short chunks are ignored: whether they take little or long depends on the weights that are read anyway and on
-        launches, not on their tokens."""
+        """Learn from a measured step. Short chunks are ignored: their time depends on the weights that are read anyway
+        and on launches, not on their tokens."""
         if not chunk_ms:
             self._step.learn(step_ms, measured_ms)
         elif measured_ms > step_ms and chunk_ms > self._chunk.factor * self._min_learned_ms:
             self._chunk.learn(chunk_ms, measured_ms - step_ms)
 
     def tokens_per_s(self, rows: int) -> float:
-        """A guess: tokens of prompts and outputs that a full engine of so many rows computes in a second."""
+        """An estimate: tokens of prompts and outputs that a full engine of so many rows computes in a second."""
         decode_ms = self.step_ms(rows, rows * _USUAL_CONTEXT) / rows
         prompt_ms = _USUAL_PROMPT * self.token_ms(_USUAL_CONTEXT // 2)
         return 1e3 * (_USUAL_PROMPT + 1) / (prompt_ms + decode_ms)

@@ -1,9 +1,9 @@
 """How long a whole step takes, row by row: the roofline's terms, each with the share of it that real steps reach.
 
 The scheduler's `Roofline` wants two numbers, the time of decoding rows and that of one more token, and learns the rest
-from the steps it sees. A planner sees no steps. So the same terms are put together here with shares that were fitted
-to measured steps, once for a kind of device. What is left out of the scheduler's own model stays out of it: it would
-change how prompts are cut on devices whose shares nobody has measured, and learning corrects it anyway.
+from the steps it sees. A planner sees no steps, so here the same terms have shares that were fitted to measured steps,
+once for a kind of device. The scheduler does not use them: they would change how prompts are cut on devices that nobody
+has measured, and learning corrects it anyway.
 
 Reading weights and multiplying with them overlap, but not wholly: their sum in the p-norm is between the larger one
 (perfect overlap, the roofline) and both together.
@@ -56,10 +56,6 @@ class StepTime:
 
     Args:
         spec: The model, or a rank's share of it.
-        dtype: The dtype of dense weights.
-        hardware: The device.
-        kv_dtype: The dtype of the KV cache.
-        shares: Which shares of the device's figures steps reach.
         faster_products: How many times as fast products of quantized weights are.
         extra_ms: What ranks take to exchange tensors in any step: a constant, and a time for each token.
     """
@@ -102,18 +98,12 @@ class StepTime:
         return self._fixed(tokens, sampled) + self.products_ms(tokens, sampled) + attention
 
     def decode(self, rows: int, context: float) -> float:
-        """Return the milliseconds of a step in which so many rows decode, with `context` tokens each."""
+        """Milliseconds of a step in which so many rows decode, with `context` tokens each."""
         return self.mixed(rows, context, 0, 0)
 
     def mixed(self, rows: int, context: float, chunk: int, before: int) -> float:
-        """Return the milliseconds of a step in which rows decode and a chunk of a prompt is computed.
-
-        Args:
-            rows: How many rows decode.
-            context: The tokens that each of these rows has.
-            chunk: The tokens of the chunk.
-            before: The tokens of the prompt before the chunk.
-        """
+        """Milliseconds of a step in which rows decode, with `context` tokens each, and a chunk of a prompt is computed,
+        with `before` tokens of the prompt before it."""
         fixed, attention = self._fixed(rows + chunk, rows), 0.0
         for window, layers in self._windows.items():
             attention += layers * rows * seen(context + 1, window) * self._kv_ms
@@ -121,10 +111,8 @@ class StepTime:
         return fixed + self.products_ms(rows + chunk, rows) + attention
 
     def verification(self, rows: int, context: float, drafts: int) -> float:
-        """Return the milliseconds of a step in which rows with `context` tokens each verify `drafts` drafts.
-
-        All tokens are sampled, and a row's tokens together read its context once.
-        """
+        """Milliseconds of a step in which rows with `context` tokens each verify `drafts` drafts. All tokens are
+        sampled, and a row's tokens together read its context once."""
         each, attention = 1 + drafts, 0.0
         for window, layers in self._windows.items():
             read = seen(context + each, window)
@@ -133,16 +121,12 @@ class StepTime:
         return self._fixed(tokens, tokens) + self.products_ms(tokens, tokens) + attention
 
     def prompt(self, tokens: int, before: int = 0) -> float:
-        """Return the milliseconds of a step that computes a prompt and samples the first token of its answer.
-
-        Args:
-            tokens: The tokens of the prompt that are computed.
-            before: The tokens before these, which are cached.
-        """
+        """Milliseconds of a step that computes a prompt behind `before` cached tokens and samples the first token of
+        its answer."""
         return self(np.array([tokens], np.int64), np.array([before], np.int64), 1)
 
     def products_ms(self, tokens: int, sampled: int) -> float:
-        """Return the milliseconds of reading weights and multiplying with them."""
+        """Milliseconds of reading weights and multiplying with them."""
         share = 1.0 if tokens == 1 else self._shares.weights
         read = self._used.read(tokens) * self._weight_bytes * self._byte_ms / share
         product = tokens * (self._dense_ms + self._expert_ms) + sampled * self._head_ms
@@ -150,6 +134,6 @@ class StepTime:
         return float((read**p + product**p) ** (1 / p))
 
     def _fixed(self, tokens: int, sampled: int) -> float:
-        """Return the milliseconds that are neither products nor attention."""
+        """Milliseconds that are neither products nor attention."""
         constant, each = self._extra_ms
         return self._fixed_ms + sampled * self._shares.row_ms + constant + tokens * each

@@ -1,7 +1,4 @@
-"""What a step of a model does: weights that it reads and multiplies with, positions that it attends to.
-
-Plain arithmetic, which all predictions of times share.
-"""
+"""What a step of a model does, for all predictions of times: reading and multiplying weights, and attention."""
 
 from __future__ import annotations
 
@@ -19,14 +16,8 @@ Windows = Mapping[int | None, int]
 
 
 class UsedWeights:
-    """How many of a model's weights a step uses. An embedding table that is only looked up costs nothing.
-
-    Args:
-        spec: The model.
-
-    Attributes:
-        head: Weights of the head to logits.
-    """
+    """How many of a model's weights a step uses; `head` is those of the head. An embedding table that is only looked up
+    costs nothing."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.head = -(-spec.vocab_size // spec.tp) * spec.hidden
@@ -43,10 +34,8 @@ class UsedWeights:
 
     @property
     def dense_per_token(self) -> int:
-        """How many weights each token is multiplied with outside the experts and the head.
-
-        Only sampled tokens are multiplied with the head.
-        """
+        """How many weights outside the experts and the head each token is multiplied with. Only sampled tokens go
+        through the head."""
         return self._always - self.head
 
     @property
@@ -55,16 +44,13 @@ class UsedWeights:
         return self._chosen * self._each
 
     def mean_bytes(self, dtype: str) -> float:
-        """Return the mean bytes of a weight, leaving out weights that are only looked up: these are never quantized."""
+        """The mean bytes of a weight, without weights that are only looked up: these are never quantized."""
         spec, looked_up = self._spec, self._looked_up
         return (spec.weight_bytes(dtype) - looked_up * DTYPE_BYTES[dtype]) / (spec.num_parameters - looked_up)
 
     def read(self, tokens: int) -> float:
-        """Return how many weights are read on average for so many tokens.
-
-        All experts of a layer are equally probable, so a token does not use a given expert with probability
-        1 - chosen / count.
-        """
+        """How many weights are read on average for so many tokens. All experts of a layer are equally probable, so a
+        token does not use a given expert with probability 1 - chosen / count."""
         touched = self._count * (1 - (1 - self._chosen / self._count) ** tokens)
         return self._always + touched * self._each
 
@@ -75,7 +61,7 @@ def windows_of(spec: ModelSpec) -> dict[int | None, int]:
 
 
 def seen(context: float, window: int | None) -> float:
-    """Tokens of a context that a layer with such a window sees."""
+    """Tokens of a context that a layer with this window sees."""
     return context if window is None else min(context, window)
 
 
@@ -85,7 +71,6 @@ def attended(counts: IntArray, before: IntArray, windows: Windows) -> tuple[floa
     Args:
         counts: [rows] int64, the tokens of each row; a row of one token decodes.
         before: [rows] int64, the tokens of each row's context before these.
-        windows: Of the model's layers.
     """
     decoding = counts == 1
     contexts, chunks, cached = before[decoding] + 1, counts[~decoding], before[~decoding]

@@ -20,7 +20,6 @@ class Lengths:
         known: Tokens the host knows.
         in_flight_tokens: Tokens that plans in flight will sample. Until they are known, this and `planned` are upper
             bounds, and `planned - in_flight_tokens` is the lower bound of `planned`.
-        prompt: Length of the prompt.
         limit: Length at which a request ends by count.
         allocated: Tokens that its blocks can hold without asking `BlockTable.reserve`.
         epoch: How often it was reset to be computed again.

@@ -26,7 +26,6 @@ class MicroBatches:
 
         Args:
             uncomputed: Tokens that each running request could compute, in queue order; set to 0 for those that wait.
-            index: The requests' indices into `lengths`.
         """
         if self._stages == 1:
             return

@@ -45,8 +45,8 @@ class LengthUpdate:
     """What a step did to the lengths.
 
     Attributes:
-        alive: By row, whether its request is not over.
-        num_sampled: By sampled row, new tokens of its request; 0 when that is over.
+        alive: Whether the request of each row is not over.
+        num_sampled: New tokens of the request of each sampled row; 0 when it is over.
         shrunk: Indices into Lengths where `planned` fell, since the step brought fewer tokens than it might have.
     """
 
@@ -60,7 +60,6 @@ class NewTokens:
     """Requests with new tokens, at least one each, in batch order.
 
     Attributes:
-        index: The requests' indices into Lengths.
         counts: How many tokens each request has.
         tokens: Of all requests, one after the other.
         logprobs: Empty, or one entry for each token.
@@ -217,7 +216,6 @@ class DraftCounts:
 
     Attributes:
         drafts: Rows that had draft tokens.
-        tokens: Draft tokens.
         accepted: Accepted draft tokens, by their position in the draft.
     """
 

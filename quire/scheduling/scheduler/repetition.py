@@ -19,7 +19,6 @@ class RepetitionDetector:
     comparison per size, however long the output is.
 
     Args:
-        params: What the user asked for.
         output: Tokens that are known already and are not checked themselves.
     """
 

@@ -43,16 +43,11 @@ class Request:
         planned: Tokens computed by all plans, processed or in flight, at most.
         computed: Tokens computed by plans whose results are processed.
         in_flight_tokens: Tokens that plans in flight will sample, at most.
-        limit: The length at which the request ends.
         host_bound: Whether the request is planned only when the host knows all its tokens.
-        max_drafts: Maximum number of draft tokens in one row of the request.
-        masked: Whether the request is sampled under masks.
         tokens: Prompt and output, as far as the host knows them.
-        block_hashes: Hashes of its full blocks.
         awaits: What it needs before it can be admitted and does not have yet, such as a compiled grammar.
         parent: The request it forks from: it waits to share all of the parent's prompt but the last token.
         queue_key: Its place among all requests; the lowest goes first. WaitingQueue changes it when it is admitted.
-        index: Its index into Lengths.
         slot: Its slot in the device's slot table while running.
         prompt_step: The step that reached its prompt's end; 0 before.
         swapped: Whether its blocks are on the host.
@@ -79,13 +74,6 @@ class Request:
     def __init__(
         self, add: Add, table: BlockTable, block_hashes: BlockHashes, queue_key: tuple[float, int], lengths: Lengths
     ) -> None:
-        """
-        Args:
-            add: What was asked.
-            table, block_hashes: Its blocks, and the hashes by which they are found.
-            queue_key: Its place among all requests.
-            lengths: Where its lengths are kept.
-        """
         self.add = add
         self.id = add.id
         self.tokens = add.tokens  # shared with its forks until it is admitted
@@ -203,9 +191,6 @@ class ResourcePool(Protocol):
 class ExpectedOutput:
     """How long outputs of waiting sequences are expected to be: a running mean over sequences that ended by themselves.
     The first guess counts as one of them.
-
-    Attributes:
-        tokens: The mean.
     """
 
     def __init__(self) -> None:

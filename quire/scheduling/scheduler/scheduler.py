@@ -44,11 +44,12 @@ from quire.scheduling.scheduler.rope_lengths import RopeLengths
 from quire.scheduling.scheduler.running_queue import RunningQueue, queue_key_of
 from quire.scheduling.scheduler.step import ScheduledStep, Step
 from quire.scheduling.scheduler.token_budget import TokenBudget
+from quire.scheduling.scheduler.waiting_queue import WaitingQueue
 
 ADMITTED_TOKENS = 2**20
-"""Once the requests that a step has admitted, or ended because of their deadlines, have this many known tokens
-together, it takes no more: each token that a request shares costs the host some 12 ns, so 128 forks of a prompt of
-131,072 tokens would take 0.2 s of one turn."""
+"""A step takes no more requests once those that it has admitted, or ended because of their deadlines, have this many
+known tokens together: each token that a request shares costs the host some 12 ns, so 128 forks of a prompt of 131,072
+tokens would take 0.2 s of one turn."""
 _ADMISSION_TOKENS = 2**13
 """Tokens that each admission counts as besides, for what it costs: so no step admits more than 128 requests."""
 
@@ -67,26 +68,16 @@ class Scheduler:
     """Continuous batching over a pool of KV blocks.
 
     Args:
-        pool: The KV blocks.
-        max_num_seqs: Slots, so also the most rows of a step.
-        budget: What one step may hold.
-        preemption: How running requests are preempted.
+        max_num_seqs: Number of slots, so also the largest number of rows of a step.
         clock: For the times in a request's last message.
-        groups: The model's KV groups.
-        policy: The order in which requests are served.
-        prefix_caching: Whether requests share what others have computed.
-        rope_length_mode: How the rotation of keys depends on the sequence's length, if it does.
         host_bound: Which requests are planned only when the host knows all their tokens; None for none.
-        max_drafts: Most draft tokens in one row of a request; None: there are no drafts.
+        max_drafts: Maximum number of draft tokens in one row of a request; None for no drafts.
         masked: Which requests are sampled under masks; None for none.
-        masked_drafts: Whether these may have drafts.
         stages: How many steps the stages of a pipeline compute at the same time.
 
     Attributes:
-        pool, host: KV blocks of the device and of the host; the host's become ready as results say.
-        num_slots: Most requests that run at once.
+        host: KV blocks of the host, which become ready as results say.
         resources: Each is told when a request is over or preempted. The engine adds what it gives to requests.
-        stats: Counts since the start.
     """
 
     def __init__(
@@ -149,29 +140,19 @@ class Scheduler:
         return bool(self._request_table) or bool(self._steps_in_flight)
 
     @property
-    def num_running(self) -> int:
-        """Requests with a slot."""
-        return len(self._running)
+    def running(self) -> RunningQueue:
+        """Requests with a slot, in queue order."""
+        return self._running
 
     @property
-    def num_waiting(self) -> int:
-        """Requests without a slot."""
-        return len(self._waiting)
+    def waiting(self) -> WaitingQueue:
+        """Requests without a slot, which iterates in the order in which they came to wait."""
+        return self._waiting
 
     @property
     def num_free_slots(self) -> int:
         """Slots that no request has."""
         return self._request_table.num_free_slots
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Tokens of waiting requests that are to be computed before their next output."""
-        return self._waiting.num_tokens
-
-    @property
-    def queued_tokens(self) -> int:
-        """What the waiting requests add to the queue, see `messages.to_engine.queued_tokens`."""
-        return self._waiting.queued_tokens
 
     @property
     def expected_output(self) -> float:
@@ -181,12 +162,7 @@ class Scheduler:
     @property
     def is_saturated(self) -> bool:
         """Whether requests wait for room."""
-        return self.num_waiting > self.deferred
-
-    @property
-    def deferred(self) -> int:
-        """Waiting requests that wait for a token in flight or the prompt they fork from, not for room."""
-        return self._waiting.num_deferred
+        return len(self._waiting) > self._waiting.num_deferred
 
     @property
     def unwritten_tokens(self) -> int:
@@ -195,26 +171,16 @@ class Scheduler:
         return int(np.maximum(lengths.allocated[index] - lengths.computed[index], 0).sum()) * len(self._groups)
 
     def bitmasks_due(self) -> ScheduledStep | None:
-        """The oldest plan in flight, if rows of it wait for masks: all their tokens are known, but some of their
+        """The oldest plan in flight, if rows of it wait for masks. All tokens before them are known, but some of their
         requests may be over."""
         return self._steps_in_flight[0] if self._steps_in_flight and self._steps_in_flight[0].masked else None
 
     def newest_requests(self) -> list[int]:
-        """The requests of the last plan, by id."""
+        """The ids of the requests in the last plan."""
         return [request.id for request in self._steps_in_flight[-1].requests]
 
-    @property
-    def running(self) -> RunningQueue:
-        """Requests with a slot."""
-        return self._running
-
-    @property
-    def waiting(self) -> Iterable[Request]:
-        """Requests without a slot, in the order in which they came to wait."""
-        return self._waiting
-
     def lengths_of(self, requests: Sequence[Request]) -> dict[str, list[int]]:
-        """Columns of some requests' lengths, by their names in `Lengths`."""
+        """Columns of some requests' lengths, by name: `prompt`, `known`, `computed` and `limit`."""
         index = [request.index for request in requests]
         return {name: getattr(self._lengths, name)[index].tolist() for name in ("prompt", "known", "computed", "limit")}
 
@@ -237,9 +203,7 @@ class Scheduler:
         """Add a new request, which waits for a slot.
 
         Args:
-            message: What is asked.
             ids: Its tokens as int64 bytes, if the caller has them.
-            awaits: See Request.
         """
         parent = None if message.fork_of is None else self._request_table.get(message.fork_of)
         table = BlockTable(self.pool, self._groups)
@@ -260,7 +224,7 @@ class Scheduler:
         self._deadlines.add(request)
 
     def hold_new(self, what: str) -> list[int]:
-        """Let all requests that were never admitted await `what` as well, but for forks of one that was. Returns their
+        """Let all requests that were never admitted await `what` as well, except forks of one that was. Returns their
         ids."""
         waiting = self._waiting
         held = [each for each in waiting if each.admitted_at is None and (
@@ -276,8 +240,8 @@ class Scheduler:
         self._waiting.hold([request for request in self._waiting if what not in request.awaits], what)
 
     def arrived(self, request_id: int, what: str) -> None:
-        """Record that something a request awaits is there. Once all of it is, the request is admitted as any other. A
-        request that is over is ignored."""
+        """Record that something a request awaits is there. Once all of it is, the request can be admitted. A request
+        that is over is ignored."""
         request = self._request_table.get(request_id)
         if request is not None and what in request.awaits:
             request.awaits.remove(what)
@@ -295,7 +259,7 @@ class Scheduler:
         return self._steps_in_flight[0].number - 1 if self._steps_in_flight else self.last_step
 
     def abort(self, request_id: int) -> Request | None:
-        """End a request now: it is in no later plan, and its slot and blocks are free. None if it is already over."""
+        """End a request now: no later plan has it, and its slot and blocks are free. None if it is already over."""
         return self._end(request_id, "abort")
 
     def stop(self, request_id: int) -> Request | None:
@@ -379,7 +343,7 @@ class Scheduler:
         self, requests: Sequence[Request], index: IntArray, counts: IntArray, step: Step
     ) -> IntArray | None:
         """Draft tokens for the requests that decode, as far as tokens and blocks are left. None while a request waits
-        for room, which drafts would make it wait longer for."""
+        for room: drafts would make it wait longer."""
         if self._waiting and self._request_table.num_free_slots:
             return None
         lengths, planned = self._lengths, self._lengths.planned[index]
@@ -466,7 +430,7 @@ class Scheduler:
             self._prefix_cacher.add_pending(request)
 
     def cache_blocks(self) -> None:
-        """Blocks that planned steps fill enter the prefix cache; called while the device runs, see PrefixCacher."""
+        """Put blocks that planned steps fill into the prefix cache; called while the device runs."""
         self._prefix_cacher.cache_pending()
 
     def _preempt(self, victim: Request, step: Step | None = None) -> None:
@@ -503,7 +467,7 @@ class Scheduler:
         return StepOutputs(ids, new.counts, new.tokens, new.logprobs, ended, prompt_logprobs, cached_tokens)
 
     def _note_first_tokens(self, new: NewTokens) -> list[tuple[int, int]]:
-        """Note the time of first tokens; (id, cached prompt tokens) of their requests."""
+        """Note when first tokens came; returns (id, cached prompt tokens) of their requests."""
         known = self._lengths.known[new.index] - (1 if new.one_each else new.counts)
         first = known == self._lengths.prompt[new.index]
         begun = [new.requests[place] for place in first.nonzero()[0].tolist()]
@@ -512,7 +476,7 @@ class Scheduler:
         return [(request.id, request.num_cached_tokens) for request in begun if request.num_cached_tokens]
 
     def _trim(self, step: ScheduledStep, shrunk: IntArray) -> None:
-        """Free blocks of requests that got fewer tokens than planned, but for those that plans in flight may need."""
+        """Free blocks of requests that got fewer tokens than planned, except those that plans in flight may need."""
         lengths, size = self._lengths, self.pool.block_size
         spare = set(shrunk[lengths.allocated[shrunk] - lengths.planned[shrunk] > size].tolist())
         for request in step.requests if spare else ():

@@ -23,12 +23,9 @@ class ScheduledStep:
     """A step in flight: what the host needs to know when its result comes.
 
     Attributes:
-        number: Counts from 1.
         requests: The request of each row of the batch.
-        index: Each row's index into Lengths.
         counts: Tokens that each row computes, drafts included.
         max_new_tokens: Maximum number of tokens that each row brings: 0 if it samples none, else 1 and its drafts.
-        total_max_new_tokens: Their sum.
         epochs, serials: Of each row's request when the step was planned.
         masked: Rows that wait for a mask.
         prompt_logprobs_requests: Whose prompt's log probabilities it brings, by `Plan.prompt_logprobs_rows`.
@@ -57,13 +54,10 @@ class Step:
     """A step in the making: rows in batch order, and the changes to slots and blocks that come before them.
 
     Args:
-        number: Counts from 1.
-        lengths: Of all requests.
         masks: Whether any request is sampled under masks.
 
     Attributes:
         requests: The request of each row of the batch.
-        tokens: Of all rows together.
         out_of_blocks: Whether a request was preempted because blocks ran out; then no new one is admitted.
     """
 
@@ -133,12 +127,11 @@ class Step:
 
         Args:
             requests: In batch order, with blocks for their tokens and drafts.
-            index: Their indices into Lengths.
             counts: Tokens of each without drafts, at least 1.
             drafts: Draft tokens of each, 0 for those that do not reach their end; None for no drafts at all.
 
         Returns:
-            Requests whose input the host knows: prompts, chunks, and single tokens whose step is processed.
+            Requests whose input the host knows: prompts, chunks, and tokens of processed results.
         """
         lengths, first_row = self._lengths, len(self.requests)
         starts, known = lengths.planned[index], lengths.known[index]

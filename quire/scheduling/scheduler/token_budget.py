@@ -106,7 +106,6 @@ def step_limit_ms(
     """The time limit, in milliseconds, for a step in which so many rows decode; StepTimeBudget has an example.
 
     Args:
-        decode_ms: Predicted for these rows.
         backlog: Tokens of all known prompts that are not computed.
         backlog_share: The share of the time for these tokens that chunks may take.
         padded: Whether steps are padded to certain sizes; else each token costs the same.
@@ -162,9 +161,7 @@ class TokenBudget:
         """Start a step, and return how many of its tokens each running request gets, in queue order.
 
         Args:
-            planned: Of each running request.
             uncomputed: Tokens that each running request could compute.
-            requests: The running requests.
             waiting: Tokens that waiting requests have to compute, if the cache holds nothing of theirs.
         """
         self._step, self._chunk_ms, self._is_full = self._step_budget(planned, uncomputed, waiting), 0.0, False
@@ -189,7 +186,6 @@ class TokenBudget:
         the worker makes as many of them as pay.
 
         Args:
-            counts: Tokens of the requests that move.
             wanted: Draft tokens of each; 0 for those that do not decode.
         """
         left = self.step_tokens - int(counts.sum()) - (np.cumsum(wanted) - wanted)

@@ -45,17 +45,13 @@ class WaitingQueue:
     A request that finds no room is passed by small ones, of any tenant, until these have cost as much as it does. Then
     all wait, so that it finds what others free.
 
-    Args:
-        policy: See Scheduler.
-        expected_output: How long outputs are expected to be.
-
     Attributes:
         num_tokens: Known tokens of all requests.
         num_uncomputed: Tokens of these that are still to be computed, if the prefix cache holds nothing of theirs.
         queued_tokens: Tokens that all requests add to the queue, see `messages.to_engine.queued_tokens`.
         num_deferred: Requests that wait for a token in flight, the prompt they fork from, or what they await, not for
             room.
-        num_awaiting: Requests that await something, see Request.
+        num_awaiting: Requests that await something.
     """
 
     def __init__(self, policy: Policy, expected_output: ExpectedOutput) -> None:
@@ -168,7 +164,6 @@ class WaitingQueue:
             self.refresh(request)
 
     def _order(self, request: Request) -> None:
-        """Give a request its place in the order."""
         if self._by_key or request.preemptions:
             self._without_turns.add(request)
             return

@@ -38,7 +38,6 @@ class ArgumentGrammar:
     def __init__(self, rules: LarkRules, keyed: KeyedArguments | None) -> None:
         """
         Args:
-            rules: Where rules go.
             keyed: How arguments are written one by one; None for a JSON object.
         """
         self._rules = rules

@@ -104,8 +104,6 @@ class TypedArguments:
         newline at each side belongs to the tags.
 
         Args:
-            key: The argument's name.
-            ends: Tags that end the value.
             string: Whether it is a string, where the format says so.
         """
         yield from self._answer.arguments(f"{self._separator}{json.dumps(key, ensure_ascii=False)}: ")

@@ -37,16 +37,13 @@ def call_grammar(
     """The grammar of an answer.
 
     Args:
-        tool_parser: The format's name.
         tools: What may be called: one of them where `tool_choice` names it.
         must_call: The answer is one call or more, and nothing else; each matches its tool's schema, as far as that
             can be enforced if the tool is not `strict`. Otherwise the model chooses, and only tools that are `strict`
             have their schema enforced.
-        parallel: Whether there may be several calls.
         form: The schema of an answer that does not call, with the options of `LarkRules.json` as its `x-quire`; None
             for any text. It says nothing about an answer that must call.
         reasoning_parser: Allows reasoning in front of the answer.
-        turn: How the turn begins in the prompt.
         special_ids: The vocabulary's special tokens, which text cannot write.
 
     Raises:
@@ -91,10 +88,7 @@ class _Calls:
     def __init__(self, rules: LarkRules, syntax: CallSyntax, arguments: Mapping[str, str], *, parallel: bool) -> None:
         """
         Args:
-            rules: Where rules go.
-            syntax: How calls are written.
             arguments: Of each tool, the rule for its arguments.
-            parallel: Whether there may be several.
         """
         self._rules = rules
         self._syntax = syntax

@@ -27,7 +27,6 @@ class ToolCallStart:
 
     Attributes:
         index: Which call of this choice: 0, 1, 2 …
-        name: The function's name, whole.
         id: What the format itself calls this call; None where it has no ids, and the caller makes one.
     """
 
@@ -41,7 +40,6 @@ class ToolCallDelta:
     """More of a call's arguments.
 
     Attributes:
-        index: Of the call, which has started.
         arguments: JSON text; all of a call's deltas together are its arguments. They are one JSON object unless the
             model's text was cut off or broken within them.
     """
@@ -58,8 +56,6 @@ class Tool:
     """A function that the model may call.
 
     Attributes:
-        name: As the model writes it.
-        parameters: JSON schema of its arguments.
         strict: Whether the arguments must match the schema.
     """
 

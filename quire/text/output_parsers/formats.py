@@ -96,7 +96,6 @@ class ToolFormat:
     """How a family of models writes tool calls.
 
     Attributes:
-        read: Reads an answer.
         special_tokens: Tokens that the text must show, whatever `skip_special_tokens` says.
         syntaxes: How calls can be enforced; the first that fits the vocabulary counts.
         read_calls_or_form: Reads an answer that a grammar makes either calls by the book or a form, where `read` might
@@ -123,8 +122,6 @@ class ReasoningFormat:
     Attributes:
         read: Reads reasoning, and stops where the answer begins.
         opened: Whether the reasoning has begun (True) or ended (False) before the output; None if the output tells.
-        start, end: Texts around the reasoning.
-        special_tokens: Like a ToolFormat's.
         answer: How the answer is read where no tool parser is chosen; None for text as it is.
         interrupts: Other texts that end the reasoning, and belong to the answer.
         answer_start: Where an answer is messages, and reasoning any number of them: what stands in front of the text

@@ -118,7 +118,6 @@ class GemmaCalls:
 
 
 def _checked(text: str | None) -> str | None:
-    """A JSON string that is one."""
     try:
         json.loads(text or "")
     except ValueError:

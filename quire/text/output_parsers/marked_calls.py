@@ -21,11 +21,10 @@ def marked_calls(syntax: CallSyntax, end: str, separator: str, header: str, *sec
     """The format with these tokens; `syntax.trigger` begins a call.
 
     Args:
-        syntax: How calls are written by the book.
-        end: Behind a call.
-        separator: Within one.
+        end: Token behind a call.
+        separator: Token within a call.
         header: A pattern of what stands in front of the arguments, with the groups `name` and, where it has one, `id`.
-        sections: Around all calls, in any spelling; they are left out.
+        sections: Tokens around all calls, in any spelling; they are left out of the content.
     """
     begin, pattern = syntax.trigger, re.compile(header)
     tokens, header_end = Tags(begin, end, *sections), Tags("{", begin, end, *sections)

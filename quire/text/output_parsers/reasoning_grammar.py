@@ -20,8 +20,6 @@ def reasoning_in_front(reasoning_parser: str | None, turn: Turn, special_ids: Ma
     """The grammar, in Lark, of an answer with a form behind its reasoning; empty where no reasoning can come.
 
     Args:
-        reasoning_parser: The format's name; None for none.
-        turn: How the turn begins in the prompt.
         special_ids: The vocabulary's special tokens, which text cannot write.
     """
     if reasoning_parser is None:

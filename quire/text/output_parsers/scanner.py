@@ -57,11 +57,7 @@ class Tags:
 
 
 class TextScanner:
-    """The text that has arrived and was not read yet.
-
-    Attributes:
-        ended: Whether no more will come.
-    """
+    """The text that has arrived and was not read yet."""
 
     def __init__(self) -> None:
         self.ended = False

@@ -33,7 +33,6 @@ class SchemaReferences:
         root: The document. Its parts are told apart by identity, so it must stay as it is.
 
     Attributes:
-        root: See above.
         too_deep: Whether it has schemas nested more than MAX_DEPTH deep, which are not read.
     """
 

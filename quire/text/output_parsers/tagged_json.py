@@ -28,8 +28,6 @@ def tagged_json(
     """The format with these tags; several are other spellings of one. Without a closing tag, the JSON ends itself.
 
     Args:
-        syntax: How calls are written by the book.
-        opening, closing: Tags.
         tags_left_out: Whether calls are also read where models leave the tags out.
     """
     inside = Tags(*opening, *closing)

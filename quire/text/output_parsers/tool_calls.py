@@ -117,8 +117,6 @@ class JsonCall:
     ) -> None:
         """
         Args:
-            scanner: What to read from.
-            answer: Where the call goes.
             closing: Tags that may follow the object: arguments that lack a bracket end before them.
             names: What may be called; None for whatever the model writes.
             id_key: The member that is the call's id; it counts only in front of the arguments.

@@ -31,7 +31,7 @@ from quire.serving.dialects.ollama.schemas import (
     OllamaGenerateRequest,
     OllamaShowRequest,
 )
-from quire.text.tokenizer_settings import read_json
+from quire.text.tokenizer_files import read_json
 
 Body = TypeVar("Body", OllamaChatRequest, OllamaGenerateRequest)
 
