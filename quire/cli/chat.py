@@ -35,10 +35,10 @@ class ChatOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Chat until the user leaves; the exit code.
+    """Chat until the user leaves; returns the exit code.
 
     Raises:
-        QuireError: The server is not there or refuses.
+        QuireError: The server is not there, or refuses.
     """
     options = parse(ChatOptions, arguments, "quire chat", DESCRIPTION)
     with RemoteServer(options.url, options.api_key) as server:
@@ -58,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _turn(server: RemoteServer, model: str, messages: Messages, line: str) -> None:
-    """One question and its answer; a question that failed is not kept in the conversation."""
+    """Ask one question and print the answer. A question that failed does not stay in the conversation."""
     messages.append({"role": "user", "content": line})
     try:
         messages.append({"role": "assistant", "content": _answer(server, model, messages)})
@@ -68,7 +68,7 @@ def _turn(server: RemoteServer, model: str, messages: Messages, line: str) -> No
 
 
 def _answer(server: RemoteServer, model: str, messages: Messages) -> str:
-    """Print an answer while it comes; returns its text, up to its end or Ctrl-C."""
+    """Print an answer while it comes. Returns its text, up to its end or Ctrl-C."""
     texts: list[str] = []
     with closing(server.stream("/chat/completions", {"model": model, "messages": messages})) as choices:
         with suppress(KeyboardInterrupt):

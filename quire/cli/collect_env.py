@@ -16,14 +16,14 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class CollectOptions:
-    """How it is written."""
+    """How the facts are written."""
 
     json: bool = False
     """As JSON."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print; the exit code."""
+    """Print the facts; returns the exit code."""
     options = parse(CollectOptions, arguments, "quire collect-env", DESCRIPTION)
     facts = {"versions": versions(), "machine": system_info(), "environment": environment.shown_variables()}
     if options.json:

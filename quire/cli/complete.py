@@ -1,4 +1,4 @@
-"""`quire complete`: a running server goes on with the text that is typed."""
+"""`quire complete`: a running server continues the text that is typed."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class CompleteOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Complete until the user leaves; the exit code.
+    """Complete texts until the user leaves; returns the exit code.
 
     Raises:
-        QuireError: The server is not there or refuses.
+        QuireError: The server is not there, or refuses.
     """
     options = parse(CompleteOptions, arguments, "quire complete", DESCRIPTION)
     with RemoteServer(options.url, options.api_key) as server:
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _complete(server: RemoteServer, model: str, text: str, max_tokens: int) -> None:
-    """Print what follows `text`, while it comes."""
+    """Print the continuation of a text while it comes."""
     body = {"model": model, "prompt": text, "max_tokens": max_tokens}
     with closing(server.stream("/completions", body)) as choices:
         with suppress(KeyboardInterrupt):

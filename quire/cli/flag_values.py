@@ -1,6 +1,6 @@
 """How a flag's value is written: 4k for integers, JSON for dictionaries, words or a JSON list for lists.
 
-Brings the rules of `quire.foundation.config.values` to tyro. Knows nothing about which flags there are.
+Brings the rules of `quire.foundation.config.values` to tyro.
 """
 
 from __future__ import annotations
@@ -36,5 +36,5 @@ def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
 
 
 def _written(value: Any) -> str:
-    """As it stands in the help."""
+    """A value as the help shows it."""
     return json.dumps(value) if isinstance(value, dict) else str(value)

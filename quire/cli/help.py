@@ -1,4 +1,4 @@
-"""`--help`, and `--help=WORD`: only the flags of one group, or those that speak of something."""
+"""`--help`, and `--help=WORD` for the flags of one group, or those that mention a word."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HINT = "--config FILE.yaml reads flags from a file. --help=WORD shows a group ({
 
 
 def help_word(arguments: Sequence[str]) -> str | None:
-    """What help is asked for: `all`, a group or another word; None when no help is."""
+    """The help that is asked for: `all`, a group or another word; None if no help is."""
     for argument in arguments:
         if argument in ("-h", "--help"):
             return "all"
@@ -25,12 +25,12 @@ def help_word(arguments: Sequence[str]) -> str | None:
 
 
 def hint(options: type) -> str:
-    """Ends a command's description."""
+    """The last sentences of a command's description."""
     return HINT.format(groups=", ".join(dict.fromkeys(setting.group for setting in settings_of(options))))
 
 
 def described(options: type) -> type:
-    """A dataclass like `options`, without defaults that would tell nothing in the help."""
+    """A dataclass like `options`, without defaults that would say nothing in the help."""
     hints = get_type_hints(options, include_extras=True)
     settings = {setting.name: setting for setting in settings_of(options) if setting.group == OWN_GROUP}
     columns = []
@@ -47,10 +47,10 @@ def described(options: type) -> type:
 
 
 def about(options: type, word: str) -> type:
-    """A dataclass with those settings of `options` that are of the group `word` or else speak of it.
+    """A dataclass with the settings of `options` in the group `word`, or else with those that mention it.
 
     Raises:
-        ConfigError: None does.
+        ConfigError: There are none.
     """
     settings = settings_of(options)
     found = [setting for setting in settings if setting.group == word]
@@ -71,7 +71,7 @@ def _speaks_of(setting: Setting, word: str) -> bool:
 
 
 def _column(setting: Setting) -> tuple[str, Any, Any]:
-    """Its description says what None or nothing means; the default as such is left out then."""
+    """A field for tyro. If the default is None or empty, the description says what it means, and help hides it."""
     default = setting.default
     if isinstance(default, Field) and default.default_factory is not MISSING:
         default = default.default_factory()

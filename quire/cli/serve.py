@@ -20,10 +20,10 @@ DESCRIPTION = "Serve a model over the OpenAI API: quire serve [MODEL] [flags]. D
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Until the server ends; its exit code.
+    """Serve until the server ends; returns its exit code.
 
     Raises:
-        SetupError: It cannot start.
+        SetupError: The server cannot start.
     """
     config = parse_config(arguments, "quire serve", DESCRIPTION)
     if not config.server.api_key and {"--api-key", "--api_key"} & set(arguments):
@@ -31,7 +31,7 @@ def run(arguments: Sequence[str]) -> int:
     config = environment.apply(config)
     with_ray = config.parallel.distributed_executor_backend == "ray"
     if config.parallel.nodes > 1 and not with_ray:
-        environment.node_key(config.parallel.node_key_file)  # or an error at once
+        environment.node_key(config.parallel.node_key_file)  # raises an error at once if there is none
 
     def reread() -> Config:
         return environment.apply(parse_config(arguments, "quire serve", DESCRIPTION))
@@ -59,7 +59,7 @@ def _serve(config: Config, reread: Callable[[], Config]) -> int:
 
 
 def _serve_with_ray(config: Config, reread: Callable[[], Config]) -> int:
-    """As `_serve`, with nodes that Ray starts. These choose their own settings while the head does."""
+    """Serve as `_serve` does, with nodes that Ray starts. They choose their settings while the head chooses its own."""
     try:
         with listen(config.server) as listener, RayNodes(config, SystemClock(), print_log) as nodes:
             nodes.place()

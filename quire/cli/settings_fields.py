@@ -1,14 +1,11 @@
-"""The fields behind a command's flags: names, types, groups and descriptions of a dataclass and of those in it.
-
-Knows nothing about command lines.
-"""
+"""The fields behind a command's flags: names, types, groups and descriptions, of a dataclass and those in it."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import textwrap
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass, replace
 from itertools import pairwise
 from typing import Any, get_type_hints
 
@@ -23,9 +20,9 @@ class Setting:
     """One field.
 
     Attributes:
-        group: Name of the part it belongs to.
+        group: The name of the part that it belongs to.
         kind: Its type, with annotations for the command line.
-        default: As `dataclasses.field` has it.
+        default: As in `dataclasses.field`.
         description: The string below the field.
     """
 
@@ -37,7 +34,7 @@ class Setting:
 
 
 def settings_of(options: type) -> list[Setting]:
-    """All fields of `options`, those of dataclasses in it in place of themselves."""
+    """All fields of `options`; a dataclass in it is replaced by its fields."""
     found: list[Setting] = []
     hints = get_type_hints(options, include_extras=True)
     own = descriptions(options)
@@ -45,7 +42,7 @@ def settings_of(options: type) -> list[Setting]:
         kind = hints[each.name]
         if is_dataclass(kind):
             inner = settings_of(kind) if isinstance(kind, type) else []
-            found += [_moved(setting, each.name) for setting in inner]
+            found += [replace(setting, group=each.name) for setting in inner]
         else:
             found.append(Setting(each.name, OWN_GROUP, kind, _default(each), own.get(each.name, "")))
     return found
@@ -55,7 +52,7 @@ def descriptions(part: type) -> dict[str, str]:
     """The string below each field of a dataclass, on one line."""
     try:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
-    except (OSError, TypeError, ValueError):  # made at run time: its parts have the descriptions
+    except (OSError, TypeError, ValueError):  # a class made at run time, whose parts have the descriptions
         return {}
     body = definition.body if isinstance(definition, ast.ClassDef) else []
     return {
@@ -67,19 +64,15 @@ def descriptions(part: type) -> dict[str, str]:
 
 
 def with_engine(options: type) -> type:
-    """A dataclass of `options` (as `own`) and of every part of Config but the server's."""
+    """A dataclass with `options` (as `own`) and every part of Config except the server's."""
     parts = [(part.name, type(getattr(Config(), part.name))) for part in fields(Config) if part.name != "server"]
     columns = [("own", options), *parts]
     return make_dataclass("Settings", [(n, kind, field(default_factory=kind)) for n, kind in columns], frozen=True)
 
 
 def engine_config(settings: Any) -> Config:
-    """The Config in an instance of what `with_engine` made."""
+    """The Config in an instance of a class from `with_engine`."""
     return Config(**{part.name: getattr(settings, part.name) for part in fields(Config) if part.name != "server"})
-
-
-def _moved(setting: Setting, group: str) -> Setting:
-    return Setting(setting.name, group, setting.kind, setting.default, setting.description)
 
 
 def _default(each: Field[Any]) -> Any:

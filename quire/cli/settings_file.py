@@ -17,7 +17,7 @@ def read_flags(path: str, known: Collection[str]) -> list[str]:
 
     Args:
         path: A YAML file with a mapping.
-        known: Names that the command has, with underscores.
+        known: The command's names, with underscores.
 
     Raises:
         ConfigError: The file cannot be read, or a key is not known; the closest known one is suggested.

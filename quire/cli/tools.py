@@ -1,4 +1,4 @@
-"""The commands of `quire.tools`: their flags. What computes is imported by name, because it loads torch."""
+"""The commands of `quire.tools`, with their flags. Code that computes is imported by name, because it loads torch."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ WITHOUT_ENGINE = ("serve", "kernels", "regress")
 
 
 def check_quant(arguments: Sequence[str]) -> int:
-    """Compare two models; the exit code: 0 if the quantized one is good, 1 if it is not or nothing can be said."""
+    """Compare two models. Returns the exit code: 0 if the quantized one is good, 1 if it is bad or that is unclear."""
     return _run("check-quant", CheckOptions, "quire.tools.quant_check.check", arguments)
 
 
 def plan(arguments: Sequence[str]) -> int:
-    """Plan; the exit code: 0, or 1 if nothing keeps the targets."""
+    """Plan. Returns the exit code: 0, or 1 if nothing keeps the targets."""
     return _run("plan", PlanOptions, "quire.tools.sizing.command", arguments)
 
 
 def simulate(arguments: Sequence[str]) -> int:
-    """Simulate; the exit code: 0, or 1 if the limits of --slo are not kept."""
+    """Simulate. Returns the exit code: 0, or 1 if the limits of --slo are not kept."""
     return _run("simulate", SimulateOptions, "quire.tools.simulation.command", arguments)
 
 
 def bench(arguments: Sequence[str]) -> int:
-    """Run the benchmark that the first argument names; its exit code.
+    """Run the benchmark that the first argument names; returns its exit code.
 
     Raises:
-        QuireError: A wrong flag, or the benchmark could not run.
+        QuireError: A flag is wrong, or the benchmark could not run.
     """
     name, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if name in ("-h", "--help", "help"):

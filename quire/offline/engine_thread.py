@@ -1,7 +1,4 @@
-"""An engine and the thread that loads it and runs its loop; what it says hops to an event loop.
-
-Owns the thread and how it ends. Knows nothing about requests.
-"""
+"""An engine, and the thread that loads it and runs its loop. Its messages hop to an event loop."""
 
 from __future__ import annotations
 
@@ -22,19 +19,14 @@ CLOSED = "The engine was shut down. Create a new AsyncLLM."
 
 
 class EngineThread:
-    """A running engine.
+    """A running engine; see LLM for the model, its settings and errors.
 
     Args:
-        model, settings: See LLM.
         take: Gets each message, in the event loop.
-        fail: Is told there that the engine is gone, and why.
+        fail: Called there with the cause when the engine is gone.
 
     Attributes:
         local: The engine. Only its client's `send` may be called while it runs.
-
-    Raises:
-        ConfigError: An unknown or unsupported setting; the message names it.
-        SetupError: The model cannot be served.
     """
 
     def __init__(
@@ -57,17 +49,14 @@ class EngineThread:
 
     @property
     def failure(self) -> Exception | None:
-        """Why there is no engine, or none in this process; None while there is."""
+        """Why there is no engine, or none in this process; None while there is one."""
         return self._failure or self.local.failure
 
     def attach(self, *, idle: bool) -> None:
-        """Use the running event loop from now on.
-
-        Args:
-            idle: Whether nothing waits in the one before.
+        """Use the running event loop from now on. `idle` tells whether nothing waits in the loop before.
 
         Raises:
-            ConfigError: Something does.
+            ConfigError: Something waits there.
             EngineDeadError: There is no engine any more.
         """
         if (failure := self.failure) is not None:
@@ -79,7 +68,7 @@ class EngineThread:
             self._loop = loop
 
     def close(self) -> None:
-        """Free the engine. More calls do nothing, nor do those of a process that was forked from the engine's."""
+        """Free the engine. Further calls do nothing, nor do calls in a fork of the engine's process."""
         if self._closing or os.getpid() != self._process:
             return
         self._closing = True
@@ -105,7 +94,7 @@ class EngineThread:
             local.close()
 
     def _stop(self, failure: Exception) -> None:
-        """There is no engine any more; from any thread."""
+        """Tell that there is no engine any more. Any thread may call this."""
         self._failure = self._failure or failure
         self._call(self._fail, self._failure)
 

@@ -1,7 +1,4 @@
-"""`LLM`: offline inference. Prompts in, finished outputs back, on an engine in this process.
-
-Assembles outputs; `OfflineRun` runs the engine, and everything else is shared with the server.
-"""
+"""`LLM`: offline inference. Prompts in, finished outputs back, on an engine in this process."""
 
 from __future__ import annotations
 
@@ -45,8 +42,8 @@ if TYPE_CHECKING:
 class LLM:
     """A model, ready to generate.
 
-    Threads may share one: their calls run one after the other, each with all its prompts. `AsyncLLM` runs requests of
-    many callers together. A process that was forked from the one that made it needs its own.
+    Threads may share an LLM: their calls run one after the other, each with all its prompts. `AsyncLLM` runs requests
+    of many callers together. After a fork, the child process needs an LLM of its own.
 
     Args:
         model: A directory with a Hugging Face checkpoint, a hub id, or the built-in model (the default).
@@ -90,7 +87,7 @@ class LLM:
         Raises:
             RequestError: A prompt or its parameters cannot be served; the others are aborted.
             EngineDeadError: `close` was called, maybe during this call; an earlier call failed or was interrupted in
-                the middle of a step; or this is a fork of the process that made the LLM. Create a new one.
+                the middle of a step; or this is a fork of the process that made the LLM. Create a new LLM.
         """
         several = as_prompts(prompts)
         params = self._params_for(len(several), sampling_params)
@@ -120,8 +117,8 @@ class LLM:
             add_generation_prompt: End the prompt with the opening of an answer.
             continue_final_message: Go on with the last message instead.
             chat_template: Another template than the model's, as jinja source.
-            tools: What the model may call, as in OpenAI's API. Calls stand in the output's text, in the model's format;
-                `quire.text.output_parsers` reads them.
+            tools: What the model may call, as in OpenAI's API. Calls are part of the output's text, in the model's
+                format; `quire.text.output_parsers` reads them.
             chat_template_kwargs: Variables of the template.
 
         Raises:
@@ -149,13 +146,13 @@ class LLM:
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """The likeliest sequences of each prompt, as far as a beam sees; tokens and text begin with the prompt's.
+        """The likeliest sequences of each prompt within the beam. Tokens and text begin with the prompt's.
 
         Args:
             prompts: See `generate`.
-            params: Of all of them.
+            params: The same for all prompts.
             lora_request: See `generate`.
-            concurrency_limit: Prompts searched at once; all of them by default.
+            concurrency_limit: Maximum prompts that are searched at once; by default all.
 
         Raises:
             RequestError: A prompt, the parameters or an adapter cannot be served; nothing was computed.
@@ -181,23 +178,19 @@ class LLM:
             return found
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer.
-
-        Raises:
-            ConfigError: It was left out by skip_tokenizer_init.
-        """
+        """The model's tokenizer; raises ConfigError if skip_tokenizer_init left it out."""
         return self._local.tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate` uses where no parameters are given: the model's generation_config.json."""
+        """The parameters that `generate` uses by default, from the model's generation_config.json."""
         return SamplingParams(**self._text.defaults.fill({}))
 
     def get_metrics(self) -> list[Metric]:
-        """What /metrics of a server shows as `vllm:…`, since the start: Counter, Gauge and Histogram objects (see
-        `quire.engine.metrics.reader`).
+        """The metrics that a server's /metrics shows as `vllm:…`, since the start: Counter, Gauge and Histogram objects
+        (see `quire.engine.metrics.reader`).
 
         Raises:
-            ConfigError: Nothing was counted.
+            ConfigError: The LLM was made without disable_log_stats=False.
             EngineDeadError: See `generate`.
         """
         if self._metrics is None:
@@ -219,7 +212,7 @@ class LLM:
 
     def close(self) -> None:
         """Free the engine; the object cannot generate afterwards. Calls that run in other threads end with
-        EngineDeadError. In a fork of the process that made it, nothing happens."""
+        EngineDeadError. In a fork of the process that made the LLM, nothing happens."""
         self._local.close()
 
     def __enter__(self) -> LLM:
@@ -306,7 +299,7 @@ class LLM:
 
 
 def _bar(total: int) -> ProgressBar:
-    """For so many sequences."""
+    """A progress bar for this many sequences."""
     from quire.offline.progress_bar import ProgressBar  # imports rich, which only a terminal needs
 
     return ProgressBar(total)

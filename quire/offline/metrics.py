@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 class OfflineMetrics:
-    """Statistics of one engine since its start. Counts the sequences that are open, while its messages pass.
-
-    Args:
-        local: The engine.
-    """
+    """Statistics of one engine since its start. Counts open sequences while their messages pass."""
 
     def __init__(self, local: LocalEngine) -> None:
         self._local = local
@@ -31,11 +27,11 @@ class OfflineMetrics:
         self._open: dict[int, SequenceStats] = {}
 
     def start(self, add: Add) -> None:
-        """A sequence goes to the engine."""
+        """Count a sequence that goes to the engine."""
         self._open[add.id] = self._stats.start_sequence(add)
 
     def take(self, deltas: Deltas) -> None:
-        """A step brought something."""
+        """Count what a step brought."""
         now = self._clock.now()
         for number, delta in deltas_by_sequence(deltas).items():
             sequence = self._open.get(number)
@@ -45,11 +41,11 @@ class OfflineMetrics:
                 sequence.end = delta.end
 
     def finish(self, number: int, reason: EndReason) -> None:
-        """A sequence has ended."""
+        """Count a sequence that has ended."""
         self._stats.finish_sequence(self._open.pop(number), reason, self._clock.now())
 
     def read(self) -> list[Metric]:
-        """All of them now."""
+        """All metrics as they are now."""
         from quire.engine.metrics.prometheus import Exposition
         from quire.engine.metrics.reader import read_metrics
         from quire.engine.metrics.server_stats import ServerStats

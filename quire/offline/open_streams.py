@@ -21,11 +21,11 @@ class OpenStream:
 
     Attributes:
         name: The request's id.
-        text: The prompt's, where that is known.
-        kind: What each output holds.
+        text: The prompt's text, if known.
+        kind: What each output has.
         changed: Set when there is something new.
-        left: Set when it has no reader any more.
-        error: What ended it.
+        left: Set when nobody reads it any more.
+        error: The error that ended it.
     """
 
     name: str
@@ -41,7 +41,7 @@ class OpenStream:
         return all(sequence.choice.finished for sequence in self.sequences)
 
     def output(self, local: LocalEngine) -> RequestOutput | None:
-        """What the reader gets now, which stays as it is when more comes; None for nothing."""
+        """The next output for the reader, which later ones do not change; None if there is none."""
         if self.kind is RequestOutputKind.DELTA:
             gained = local.output(self.name, self.text, self.sequences, only_new=True)
             return gained if gained.outputs or gained.finished else None
@@ -52,11 +52,7 @@ class OpenStream:
 
 
 class OpenStreams:
-    """All that are open.
-
-    Args:
-        send: Takes messages to the engine.
-    """
+    """All streams that are open. `send` takes messages to the engine."""
 
     def __init__(self, send: Callable[[ToEngine], None]) -> None:
         self._send = send
@@ -74,7 +70,7 @@ class OpenStreams:
         """Send a prompt to the engine. Without a name it gets one.
 
         Raises:
-            RequestError: The name is taken.
+            RequestError: Another open request has the name.
         """
         name = str(sequences[0].add.id) if name is None else name
         if name in self._by_name:
@@ -88,7 +84,7 @@ class OpenStreams:
         return stream
 
     def leave(self, stream: OpenStream, *, engine_lives: bool) -> None:
-        """The stream has no reader any more."""
+        """Forget a stream that nobody reads any more, and abort what still runs of it."""
         del self._by_name[stream.name]
         stream.left.set()
         open_ones = [s.add.id for s in stream.sequences if self._open.pop(s.add.id, None) is not None]
@@ -98,22 +94,22 @@ class OpenStreams:
             self._send(Abort(open_ones))
 
     def abort(self, name: str) -> None:
-        """End a request; its stream gets the end from the engine."""
+        """End a request. Its stream gets the end from the engine."""
         if (stream := self._by_name.get(name)) is not None:
             self._send(Abort([s.add.id for s in stream.sequences if s.add.id in self._open]))
 
     async def wait_none(self) -> None:
-        """Until none is open."""
+        """Wait until no stream is open."""
         while self._by_name:
             await next(iter(self._by_name.values())).left.wait()
 
     def take(self, message: Deltas) -> None:
-        """What a step brought."""
+        """Take in what a step brought."""
         touched = {*message.ids, *(end.id for end in message.ends), *(number for number, _ in message.prompt_logprobs)}
         streams = [stream for number in touched if (stream := self._stream_of.get(number)) is not None]
         for sequence in dispatch_deltas(message, self._open):
             number = sequence.add.id
-            if sequence.end is None:  # a stop string
+            if sequence.end is None:  # it ended by a stop string
                 self._send(Abort([number]))
             elif (error := failure_of(sequence.end)) is not None:
                 self._stream_of[number].error = error
@@ -122,7 +118,7 @@ class OpenStreams:
             stream.changed.set()
 
     def fail(self, failure: Exception) -> None:
-        """The engine is gone."""
+        """End all streams, because the engine is gone."""
         for stream in self._by_name.values():
             stream.error = failure
             stream.changed.set()

@@ -1,7 +1,4 @@
-"""One offline call's sequences on the engine of this process: submits them and collects their tokens.
-
-Owns the loop over messages. Knows nothing about the user's prompts, or about outputs.
-"""
+"""The sequences of one offline call on the engine of this process: submits them and collects their tokens."""
 
 from __future__ import annotations
 
@@ -22,15 +19,15 @@ if TYPE_CHECKING:
 class OfflineRun:
     """Submits sequences and collects what comes back. The engine starts while later ones are still being submitted.
 
-    A context manager: leaving it early, by an error or an interrupt, aborts the sequences that still run. Ctrl-C takes
-    effect between two turns of the engine's loop, or at once when it is pressed twice; then the engine is lost.
+    A context: leaving it early, by an error or an interrupt, aborts the sequences that still run. Ctrl-C takes effect
+    between two turns of the engine's loop, or at once when it is pressed twice; then the engine is lost.
 
     Args:
         engine: Runs whenever messages are received from it.
-        head_start: Run the engine each time so many prompt tokens (a step's worth) were submitted. None: only when all
-            prompts are.
+        head_start: Run the engine whenever this many prompt tokens (a step's worth) were submitted. None to run it only
+            when all prompts are.
         bar: Shows how many sequences have ended; None for no bar.
-        metrics: Counts them; None: nothing is counted.
+        metrics: Counts sequences; None to count nothing.
     """
 
     def __init__(
@@ -61,8 +58,8 @@ class OfflineRun:
                     self._metrics.finish(number, "abort")
 
     def submit(self, request: Sequence[SequenceAccumulator]) -> None:
-        """Submit the sequences of one prompt. Once a step's worth of prompts has gathered, the engine plans what it
-        can, without waiting for the device."""
+        """Submit the sequences of one prompt. After each step's worth of prompts, the engine plans what it can, without
+        waiting for the device."""
         for sequence in request:
             self._open[sequence.add.id] = sequence
             if self._metrics is not None:
@@ -78,7 +75,7 @@ class OfflineRun:
 
         Raises:
             GenerationError: A sequence failed.
-            RequestError: What one asks for cannot be done.
+            RequestError: A request asks for something that cannot be done.
         """
         while self._open:
             self._take(self._engine.receive(None))

@@ -1,4 +1,4 @@
-"""LoRA adapters: what is served beside the base model."""
+"""LoRA adapters that are served beside the base model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.foundation.config.values import check_range
 
 _HIGHEST_RANK = 256
 LONGEST_NAME = 256
-"""Characters of an adapter's name."""
+"""Maximum characters of an adapter's name."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class LoraConfig:
         """Paths of --lora-modules by name.
 
         Raises:
-            ConfigError: A name or path is missing, or a name stands there twice.
+            ConfigError: A name or path is missing, or a name is given twice.
         """
         found: dict[str, str] = {}
         for module in self.lora_modules:
@@ -63,13 +63,10 @@ class LoraConfig:
         return found
 
     def check(self, model_names: Sequence[str]) -> None:
-        """Refuse what means nothing together.
-
-        Args:
-            model_names: Of the base model, which no adapter can have.
+        """Refuse settings that contradict each other, or adapters with a name of the base model.
 
         Raises:
-            ConfigError: See there.
+            ConfigError: The message names the setting.
         """
         for name in ("lora_modules", "lora_dir", "lora_pinned"):
             if getattr(self, name) and not self.enable_lora:
@@ -88,12 +85,12 @@ class LoraConfig:
 
     @property
     def host_adapters(self) -> int:
-        """Adapters that are kept in host memory."""
+        """How many adapters are kept in host memory."""
         return self.max_loras if self.max_cpu_loras is None else self.max_cpu_loras
 
 
 def _name_and_path(module: str) -> tuple[str, str]:
-    """Of JSON."""
+    """Read a module that is given as JSON."""
     try:
         fields = msgspec.json.decode(module, type=dict[str, str | None])
     except msgspec.DecodeError as error:

@@ -1,7 +1,7 @@
-"""vLLM's settings that this version does not have: a closed list.
+"""vLLM's settings that this version does not have: a closed list, for the command line and `LLM(**settings)`.
 
 A neutral value (one that asks for nothing) is accepted with one warning; any other is refused by name. A setting that
-gets implemented leaves the list. Used by the command line and by `LLM(**settings)`.
+gets implemented leaves the list.
 """
 
 from __future__ import annotations
@@ -12,21 +12,26 @@ from typing import Any
 from quire.errors import ConfigError
 
 ANY = object()
-"""Every value is neutral: the setting has no meaning here."""
+"""A neutral value that stands for every value: the setting has no meaning here."""
 
 
 @dataclass(frozen=True)
 class VllmSetting:
-    """Values that are accepted without effect (None always is), and why, or what to do instead."""
+    """A setting of vLLM.
+
+    Attributes:
+        neutral: Values that are accepted without effect; None always is.
+        advice: Why the setting has no effect, or what to do instead.
+        is_flag: Whether it takes no value on the command line.
+    """
 
     neutral: tuple[Any, ...]
     advice: str
     is_flag: bool = False
-    """Whether it takes no value on the command line."""
 
 
 def _group(advice: str, **neutral: Any) -> dict[str, VllmSetting]:
-    """Settings with the same advice, each with its neutral value or a tuple of them."""
+    """Settings with the same advice, each with its neutral value or a tuple of neutral values."""
     return {
         name: VllmSetting(value if isinstance(value, tuple) else (value,), advice, isinstance(value, bool))
         for name, value in neutral.items()
@@ -34,7 +39,7 @@ def _group(advice: str, **neutral: Any) -> dict[str, VllmSetting]:
 
 
 def _flags(advice: str, *names: str) -> dict[str, VllmSetting]:
-    """Flags without a value that have no meaning here, set or not."""
+    """Flags without a value that have no meaning here, whether set or not."""
     return {name: VllmSetting((True, False), advice, is_flag=True) for name in names}
 
 
@@ -142,7 +147,7 @@ VLLM_SETTINGS: dict[str, VllmSetting] = {
     **_group("send whitespace options with the request, in structured_outputs",
         structured_outputs_config=None, guided_decoding_disable_any_whitespace=False,
     ),
-    **_group("it comes in a later version; leave it out",
+    **_group(_LATER,
         tool_parser_plugin=None, tool_server=None, reasoning_parser_plugin=None,
     ),
     **_flags("reasoning is told apart wherever the model's format is known", "enable_reasoning"),
@@ -177,10 +182,10 @@ VLLM_ALIASES: dict[str, str] = {
 
 
 def check_vllm_setting(name: str, value: Any) -> str:
-    """The warning for a neutral value of such a setting.
+    """The warning about a neutral value of such a setting.
 
     Raises:
-        ConfigError: The value would have to mean something.
+        ConfigError: The value asks for something.
     """
     setting = VLLM_SETTINGS[name]
     flag = f"--{name.replace('_', '-')}"

@@ -17,11 +17,9 @@ class HttpAddress:
     """A server's root.
 
     Attributes:
-        host: Name or address, IPv6 without brackets.
-        port: Also where the URL leaves it out.
-        tls: Whether it is spoken to over TLS.
+        host: A name or an address; IPv6 without brackets.
         authority: For the Host header.
-        path: What all its paths begin with; mostly nothing.
+        path: Prefix of all the server's paths; usually empty.
     """
 
     host: str
@@ -35,7 +33,7 @@ class HttpAddress:
         """The address in a URL such as `https://host:8000/prefix`.
 
         Raises:
-            ValueError: It is none.
+            ValueError: The URL is no HTTP address.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or not url.isascii() or " " in url:
@@ -57,7 +55,7 @@ def encoded_headers(headers: Mapping[str, str]) -> Headers:
     """Headers as they are sent.
 
     Raises:
-        ValueError: One has a character that would end its line.
+        ValueError: A header has a character that would end its line.
     """
     encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
     for name, value in encoded:

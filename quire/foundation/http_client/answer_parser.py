@@ -1,7 +1,4 @@
-"""A server's answer as it comes in: head of bounded size, and a body as long as it was announced. No I/O.
-
-Built on httptools. Whatever is not an answer is a HttpError.
-"""
+"""Parses a server's answer with httptools: a head of limited size, and a body as long as announced. Does no I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import httptools
 
 MAX_HEAD_BYTES = 64 * 2**10
 MAX_FRAMING = 16
-"""Bytes beside the body, of chunks and trailers, for each byte of it, beyond what a head may have."""
+"""Bytes of chunk framing and trailers that are allowed for each byte of the body, beyond MAX_HEAD_BYTES."""
 _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _BAD_NAME = re.compile(rb"[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\\"]")
 
@@ -38,12 +35,12 @@ class AnswerHead:
 
 
 class AnswerParser:
-    """Parses one answer.
+    """Parses one answer. Bytes that are no answer raise HttpError.
 
     Attributes:
         head: None until it is complete.
-        held: Bytes of the body that nobody has taken.
-        complete: Whether the whole answer was read.
+        held: Bytes of the body that nobody has taken yet.
+        complete: Whether the whole answer has come.
         keep_alive: Whether another request may follow on this connection.
     """
 
@@ -60,7 +57,7 @@ class AnswerParser:
         self._until_close = True  # unless the head says how long the body is
 
     def feed(self, data: bytes) -> None:
-        """Parse the bytes that have come.
+        """Parse the next bytes.
 
         Raises:
             HttpError: The bytes cannot be part of an answer.
@@ -74,7 +71,7 @@ class AnswerParser:
             raise HttpError("Its headers are too large.")
 
     def end(self) -> None:
-        """Record that the server has closed the connection.
+        """Take in that the server has closed the connection.
 
         Raises:
             HttpError: The answer is not complete.
@@ -87,7 +84,7 @@ class AnswerParser:
         self.complete = True
 
     def take(self) -> bytes:
-        """Take what came of the body since the last call."""
+        """The part of the body that came since the last call."""
         data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
         self.held = 0
@@ -99,7 +96,7 @@ class AnswerParser:
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self.complete:
                 raise HttpError(f"Its answer is no valid HTTP: {error}.") from error
-            self.keep_alive = False  # the answer is whole; whatever follows it is nobody's
+            self.keep_alive = False  # the answer is complete, and what follows belongs to no request
 
     # What httptools calls.
 

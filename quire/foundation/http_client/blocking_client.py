@@ -1,4 +1,4 @@
-"""Requests to one server from code that has no event loop. Owns a loop that runs only while something is awaited."""
+"""Requests to one server from code without an event loop. Its own loop runs only while it waits for something."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BlockingClient:
         headers: Sent with every request.
         connect_s: Maximum seconds until a connection is open.
         insecure: Whether the server's certificate is not checked.
-        timeout_s: Maximum seconds until an answer's head is complete, and then without a byte. Default: no maximum.
+        timeout_s: Maximum seconds until an answer's head is complete, and then without a byte. None for no maximum.
 
     Raises:
         ValueError: The URL or a header cannot be used.
@@ -48,10 +48,7 @@ class BlockingClient:
         self._runner.close()
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, bytes]:
-        """Status and body of an answer.
-
-        Args:
-            body: Sent as JSON; None: nothing is.
+        """Status and body of an answer. A body for the request is sent as JSON, if it is not None.
 
         Raises:
             HttpError: There is no answer.
@@ -60,8 +57,7 @@ class BlockingClient:
         return status, b"".join(parts)
 
     def stream(self, method: str, path: str, body: object = None) -> tuple[int, Generator[bytes, None, None]]:
-        """Status and body of an answer; the body in parts, as they come. Closing the generator tells the server to
-        stop.
+        """Status of an answer, and its body in parts, as they come. Closing the generator tells the server to stop.
 
         Raises:
             HttpError: There is no answer.
@@ -84,7 +80,7 @@ class BlockingClient:
 
     async def _end(self, connection: Connection) -> None:
         self._pool.put_back(connection)
-        await asyncio.sleep(0)  # a connection that is closed is so in the next turn of the loop
+        await asyncio.sleep(0)  # the loop closes a connection in its next turn
 
     async def _close(self) -> None:
         self._pool.close()

@@ -1,4 +1,4 @@
-"""Connections to one server, kept open between requests. Owns their number and age, nothing of what is sent."""
+"""Connections to one server, kept open between requests: how many there are, and how old they may be."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.foundation.http_client.connection import Connection, OnBody
 
 CONNECT_S = 5.0
 IDLE_S = 15.0
-"""A connection that was idle for longer is not used again: the server may be about to close it."""
+"""Seconds after which an idle connection is not used again, because the server may be about to close it."""
 MAX_IDLE = 256
 
 
@@ -27,13 +27,9 @@ class ConnectionPool:
     """Connections to one server.
 
     Args:
-        address: Where it listens.
-        tls: For https.
+        tls: For https; None for the default context.
         connect_s: Maximum seconds until a connection is open.
-        max_idle: How many connections are kept for later requests.
-
-    Attributes:
-        address: As given.
+        max_idle: Maximum connections that are kept for later requests.
     """
 
     def __init__(
@@ -52,17 +48,13 @@ class ConnectionPool:
 
     @property
     def num_open(self) -> int:
-        """Connections, idle ones too."""
+        """How many connections there are, including idle ones."""
         return len(self._open)
 
     async def ask(self, data: bytes, timeout_s: float | None, on_body: OnBody | None = None) -> Connection:
-        """Send a request, on an idle connection if there is one. Returns its connection once the answer's head has
-        come; it has to be put back or aborted.
+        """Send a request, on an idle connection if there is one; see `Connection.request` for the arguments.
 
-        Args:
-            data: Head and body.
-            timeout_s: As of `Connection.request`.
-            on_body: As of `Connection.request`.
+        Returns the connection once the answer's head has come. It has to be put back or aborted.
 
         Raises:
             HttpError: There is no answer.
@@ -97,7 +89,7 @@ class ConnectionPool:
         return connection
 
     def put_back(self, connection: Connection) -> None:
-        """Keep a connection whose answer was read; close one of whose answer nobody wants the rest."""
+        """Keep a connection whose answer was read, or close one whose rest of the answer nobody wants."""
         if connection.reusable and len(self._idle) < self._max_idle:
             connection.finish()
             self._idle.append(connection)
@@ -105,19 +97,19 @@ class ConnectionPool:
             connection.abort()
 
     def close_old(self) -> None:
-        """Close what has been idle for long; to be called now and then."""
+        """Close connections that have been idle for long. Call this now and then."""
         now = asyncio.get_running_loop().time()
         while self._idle and now - self._idle[0].idle_since >= IDLE_S:
             self._idle.pop(0).abort()
 
     def fail_waiting(self, message: str) -> None:
-        """Give up the requests whose answers have not begun: the server does not work."""
+        """Give up requests whose answers have not begun, because the server does not work."""
         for connection in list(self._open):
             if connection.waiting:
                 connection.fail(HttpError(message))
 
     def close(self) -> None:
-        """Close all, whatever is on its way."""
+        """Close all connections, whatever is on its way."""
         for connection in list(self._open):
             connection.abort()
 

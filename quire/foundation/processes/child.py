@@ -1,4 +1,4 @@
-"""A child process as its parent sees it: the seam between what watches processes and where they run."""
+"""A child process as its parent sees it. Tests and simulations bring their own."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Child(Protocol):
     """A process that was started.
 
     Attributes:
-        name: For messages: `engine`, `api`.
-        failure: What it reported, if it failed.
-        report_fd: Becomes readable when it reports something.
-        pid_fd: Becomes readable when it is gone.
+        name: Its name in messages: `engine`, `api`.
+        failure: Its last report, if it failed.
+        report_fd: Readable when it has reported something.
+        pid_fd: Readable when it is gone.
     """
 
     name: str
@@ -25,9 +25,7 @@ class Child(Protocol):
     pid_fd: int
 
     @property
-    def pid(self) -> int:
-        """The process id."""
-        ...
+    def pid(self) -> int: ...
 
     def reports(self) -> list[Report]:
         """Reports since the last call."""
@@ -46,11 +44,11 @@ class Child(Protocol):
         ...
 
     def exit_code(self) -> int | None:
-        """As subprocess has it: None while it runs, negative when a signal ended it."""
+        """The code as in subprocess: None while it runs, negative if a signal ended it."""
         ...
 
     def cause_of_death(self) -> str:
-        """Why it is gone, in one line without a full stop; waits for its end."""
+        """Wait for its end; returns why it is gone, in one line without a full stop."""
         ...
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""A piece of memory that processes share. It has no name: it is handed on as a descriptor, and is gone with the last
-process that has mapped it, however that ends.
+"""Memory that processes share. It has no name: a descriptor is handed on, and the memory is gone with the last process
+that has mapped it, however that process ends.
 """
 
 from __future__ import annotations
@@ -10,15 +10,11 @@ import tempfile
 
 
 class SharedMemory:
-    """Zeros at first, seen by all that map the same descriptor.
+    """Zeros at first, seen by all processes that map the same descriptor.
 
     Args:
         size: Bytes.
-        descriptor: Of what another process has made; None: make it.
-
-    Attributes:
-        descriptor: To be inherited by other processes.
-        view: The bytes.
+        descriptor: Memory that another process has made; None to make it.
     """
 
     def __init__(self, size: int, descriptor: int | None = None) -> None:
@@ -27,7 +23,7 @@ class SharedMemory:
 
 
 def _new(size: int) -> int:
-    """A descriptor of memory, which takes a page when it is first written."""
+    """A descriptor of new memory, whose pages are only taken when they are first written."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("quire")
     else:

@@ -11,12 +11,9 @@ _NUMBER = struct.Struct("q")
 
 
 class SharedNumbers:
-    """One number for each of several processes, zero at first.
+    """One number for each of `count` processes, zero at first. The file is made if there is none.
 
-    Args:
-        path: The file, which is made when there is none.
-        own: Which of the processes this one is: its number becomes zero.
-        count: How many there are.
+    `own` is the place of this process, whose number becomes zero.
     """
 
     def __init__(self, path: Path, own: int, count: int) -> None:
@@ -31,7 +28,7 @@ class SharedNumbers:
 
     @property
     def own(self) -> int:
-        """This process's."""
+        """This process's number."""
         return self._at(self._own)
 
     @own.setter
@@ -40,7 +37,7 @@ class SharedNumbers:
 
     @property
     def least_other(self) -> int:
-        """The lowest of the others."""
+        """The lowest number of the other processes."""
         return min(map(self._at, self._others))
 
     def _at(self, process: int) -> int:

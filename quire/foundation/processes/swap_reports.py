@@ -1,4 +1,4 @@
-"""How an API process asks for another model, and says how far it is with it. Plain data."""
+"""How an API process asks for another model, and says how far it is with it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ import msgspec
 from quire.foundation.config import Config
 
 SwapMode = Literal["beside", "after"]
-"""Whether the new model is loaded while the old one serves, or when it is gone."""
+"""Whether the new model is loaded while the old one serves, or after it is gone."""
 SwapPhase = Literal["loading", "draining", "stopping", "restoring", "done", "failed"]
-"""What a swap waits for: the new model's start, open requests of the old one, its processes' end, or that the old model
-is back. `beside` loads first, `after` last."""
+"""What a swap waits for: the new model's start, open requests of the old one, the end of its processes, or the old
+model's return. `beside` loads first, `after` last."""
 
 
 class SwapRequest(msgspec.Struct, frozen=True, tag=True):
-    """Serve this model.
+    """Serve another model.
 
     Attributes:
-        asked: Settings as they were asked for: what the next change starts from.
-        config: The same, resolved.
-        mode: See SwapMode.
-        drain_timeout: What open requests of the old model get, in seconds.
-        hold_timeout: How long new requests wait while no model serves, in seconds.
-        reasons: For the log, a line for each choice.
+        asked: Settings as they were asked for, from which the next change starts.
+        config: The same settings, resolved.
+        drain_timeout: Seconds for open requests of the old model.
+        hold_timeout: Seconds that new requests wait while no model serves.
+        reasons: A line for each choice, for the log.
     """
 
     asked: Config
@@ -39,9 +38,8 @@ class ModelReport(msgspec.Struct, frozen=True, tag=True):
     """What has become of a model in the API process.
 
     Attributes:
-        generation: Which model.
-        state: `served`: new requests go to it. `released`: nothing is open, and nobody talks to its engines any more.
-            `refused`: it cannot be served, `message` says why.
+        state: `served`: new requests go to it. `released`: no request is open, and nobody talks to its engines.
+            `refused`: it cannot be served, and `message` says why.
     """
 
     generation: int
@@ -53,12 +51,10 @@ class SwapStatus(msgspec.Struct, frozen=True):
     """How a swap proceeds.
 
     Attributes:
-        number: Of the swap, from 1 on.
+        number: The swap's number, from 1.
         model: The first name of the model that is asked for.
-        mode: See SwapMode.
-        phase: What it waits for.
-        reason: Why it failed.
-        seconds: From its beginning to its end, once it has ended.
+        reason: Why the swap failed.
+        seconds: Its duration, once it has ended.
     """
 
     number: int
@@ -70,5 +66,4 @@ class SwapStatus(msgspec.Struct, frozen=True):
 
     @property
     def ended(self) -> bool:
-        """Whether the next one may begin."""
         return self.phase in ("done", "failed")

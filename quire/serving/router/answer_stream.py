@@ -1,7 +1,7 @@
 """A server's answer on its way to the client: the bytes as they come, as fast as the client reads.
 
-An answer that has begun and cannot be ended closes the client's connection in the middle, so that the client cannot
-take what it has for a whole answer.
+If an answer that has begun cannot be ended, the client's connection is closed in the middle, so that the client does
+not take a part for the whole answer.
 """
 
 from __future__ import annotations
@@ -18,24 +18,18 @@ from quire.serving.router.dispatch import Answer
 
 SLOW_CLIENT_S = 30.0
 _ABORT = "quire.abort"
-"""Key in the scope's extensions; holds the transport."""
+"""Key in the scope's extensions, for the transport."""
 
 
 class AnswerCutOff(Exception):
-    """An answer that had begun cannot be ended: the client has to see its connection close in the middle."""
+    """An answer that has begun cannot be ended: the client has to see its connection close in the middle."""
 
 
 async def send_answer(answer: Answer, headers: Headers, send: Send, slow_client_s: float) -> None:
-    """Send all of it.
-
-    Args:
-        answer: Of a server.
-        headers: For the client.
-        send: The ASGI server's.
-        slow_client_s: How long the client may leave a part unread.
+    """Send a whole answer to a client, which may leave a part unread for `slow_client_s` seconds.
 
     Raises:
-        AnswerCutOff: The server failed, or the client reads nothing.
+        AnswerCutOff: The server failed, or the client does not read.
     """
     await send({"type": "http.response.start", "status": answer.head.status, "headers": headers})
     data = answer.first
@@ -62,6 +56,6 @@ class RouterHttpProtocol(BoundedHttpProtocol):
 
 
 async def abort(scope: Scope) -> None:
-    """Close the client's connection as it is."""
+    """Close the client's connection at once."""
     scope["extensions"][_ABORT]["transport"].abort()
-    await asyncio.sleep(0)  # until the HTTP server knows
+    await asyncio.sleep(0)  # until the HTTP server has noticed

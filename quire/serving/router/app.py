@@ -1,7 +1,4 @@
-"""The router's ASGI application: who may ask, what is asked, and the answer.
-
-Owns the paths that are served and everything towards clients. Which server answers is the dispatcher's concern.
-"""
+"""The router's ASGI application: who may ask, which paths are served, and the answer to the client."""
 
 from __future__ import annotations
 
@@ -41,26 +38,19 @@ SERVED = frozenset({
     "/pooling", "/tokenize", "/detokenize", "/inference/v1/generate", "/invocations", "/generate", "/api/chat",
     "/api/generate", "/api/embed",
 })  # fmt: skip
-"""POSTs that go on to a server: those that compute something for a model. What operates a server, or is kept on one
-server's disk, is not reached through the router."""
+"""POSTs that go on to a server: those that compute something for a model. What operates a server, or is kept on the
+disk of one, is not reached through the router."""
 _EXCHANGE = "exchange"
 """Key in the scope's state: the Exchange."""
 
 
 class RouterApp:
-    """The application.
-
-    Args:
-        fleet: All servers.
-        config: Limits and names of headers.
-        metrics: Filled.
-        clock: For times and limits.
+    """The application. Records what passes in `metrics`.
 
     Attributes:
-        keys: Of clients; empty: none is needed.
+        keys: Keys of clients; empty if none is needed.
         limiter: What each key may send.
         num_open: Requests that servers are working on.
-        draining: No more requests are taken.
     """
 
     def __init__(self, fleet: Fleet, config: RouterConfig, metrics: RouterMetrics, clock: Clock) -> None:
@@ -75,7 +65,7 @@ class RouterApp:
         self.num_open = 0
 
     def drain(self) -> None:
-        """Take no more requests; those that are open go on."""
+        """Take no more requests; open ones go on."""
         self._pages.draining = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,7 +98,7 @@ class RouterApp:
 
         Raises:
             QuireError: It is refused, or no server answers it.
-            AnswerCutOff: Its answer has no end.
+            AnswerCutOff: Its answer cannot be ended.
         """
         exchange: Exchange = scope["state"][_EXCHANGE]
         path, method = scope["path"], scope["method"]
@@ -137,7 +127,7 @@ class RouterApp:
                 self.limiter.end(exchange.key)
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a request on, and its answer back."""
+        """Send a request to a server, and the answer back."""
         body = await _read_body(receive)
         if body is None:
             return

@@ -1,4 +1,4 @@
-"""A server as the router sees it: what it serves, whether it is well, and what it has to do. Asks nothing itself."""
+"""A server as the router sees it: what it serves, whether it is well, and its load. Asks nothing itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.serving.router.circuit_breaker import CircuitBreaker
 from quire.serving.router.prompt_prefix import BLOCK_TOKENS
 
 _UNKNOWN_BLOCKS = 8_192
-"""Blocks of a prompt's text that are supposed to be in the prefix cache of a server that does not say."""
+"""Blocks of prompt text that the prefix cache of a server is assumed to hold, if the server does not say."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class ScrapedLoad:
 
     Attributes:
         running, waiting: Sequences.
-        cache_tokens: What its KV cache holds; 0 if it does not say.
-        cache_usage: The share of it that is in use.
+        cache_tokens: Tokens that its KV cache holds; 0 if it does not say.
+        cache_usage: Share of the KV cache that is in use.
     """
 
     running: int = 0
@@ -40,22 +40,16 @@ class Backend:
     """One server, with its connections, its circuit breaker and its load.
 
     Args:
-        address: From the list.
         number: Its place among the chooser's replicas.
-        config: How many failures open its circuit breaker, and for how long.
-        clock: For the circuit breaker.
         tls: For connections to servers with https.
 
     Attributes:
-        address: From the list as it is now.
-        number: As given.
-        pool: Connections to it.
-        breaker: Counts its failures.
+        address: As the list has it now.
         complaint: Why it gets no requests; empty if it is ready.
         cards: What its /v1/models says, by name.
         models: Names of models and adapters that requests may ask it for.
         load: What its /metrics said last.
-        in_flight: Requests of this router that it has.
+        in_flight: Open requests that this router has sent to it.
     """
 
     def __init__(
@@ -83,7 +77,7 @@ class Backend:
         return self.is_ready and not self.address.drain and self.breaker.passes
 
     def relist(self, address: BackendAddress) -> None:
-        """Take over the server's address from a list that was read again; its URL is the same."""
+        """Take over the server's entry from a list that was read again."""
         self.address = address
         self.models = frozenset(address.models or self.cards)
 
@@ -100,18 +94,18 @@ class Backend:
         return ReplicaLoad(max(self.in_flight, load.running + load.waiting), 0, free, num_blocks)
 
     def began(self) -> int:
-        """Count a request that is being sent. Returns the number by which the circuit breaker is told its end."""
+        """Count a request that is being sent. Returns its number for the circuit breaker."""
         self.in_flight += 1
         return self.breaker.sending()
 
     def ended(self) -> None:
-        """Count a request that is over."""
+        """Count a request that has ended."""
         self.in_flight -= 1
         if self._left and not self.in_flight:
             self.pool.close()
 
     def leave(self) -> None:
-        """Close the connections once open requests are over, because the server is no longer in the list."""
+        """Take the server out of the list: its connections are closed once open requests have ended."""
         self._left = True
         if not self.in_flight:
             self.pool.close()

@@ -1,4 +1,4 @@
-"""Which servers and keys there are: from flags, and from a file that may change. Parses; asks nobody."""
+"""The servers and keys: from flags, and from a file that may change."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(frozen=True)
 class BackendAddress:
-    """A server.
+    """A server of the list.
 
     Attributes:
-        url: `scheme://host:port`, with the path under which it serves, if any; no slash at the end.
-        drain: It gets no new requests.
-        api_key: Sent in place of the client's; empty: none is sent; None: the client's goes on.
-        models: Names to send it; empty: those of its /v1/models.
+        url: `scheme://host:port`, and the path under which it serves, without a slash at the end.
+        drain: Whether it gets no new requests.
+        api_key: Sent in place of the client's key; empty to send none, None to pass on the client's.
+        models: Names of models to send it; empty for those of its /v1/models.
     """
 
     url: str
@@ -37,12 +37,11 @@ class BackendAddress:
 
 @dataclass(frozen=True)
 class KeyLimits:
-    """A key of the router's clients, and what it may do.
+    """A key of the router's clients, and its limits, of which None is no limit.
 
     Attributes:
-        name: Shown in logs and metrics; servers are told it under --tenant-header.
+        name: Shown in logs and metrics, and told to servers under --tenant-header.
         digest: SHA-256 of the key.
-        requests_per_minute, max_concurrent_requests: None: no limit.
     """
 
     name: str
@@ -53,12 +52,7 @@ class KeyLimits:
 
 @dataclass(frozen=True)
 class BackendList:
-    """All servers and keys.
-
-    Attributes:
-        backends: No URL twice.
-        keys: None: everybody may send requests.
-    """
+    """All servers, each URL once, and all keys; without keys, everybody may send requests."""
 
     backends: tuple[BackendAddress, ...]
     keys: tuple[KeyLimits, ...]
@@ -85,7 +79,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_backend_list(config: RouterConfig) -> BackendList:
-    """The servers and keys of flags and file; read again at each call.
+    """The servers and keys of flags and file. The file is read again at each call.
 
     Raises:
         ConfigError: The file or an address in it cannot be used, or there is no server at all.
@@ -109,10 +103,10 @@ def read_backend_list(config: RouterConfig) -> BackendList:
 
 
 def parse_url(url: str) -> str:
-    """An address as it is written in the list, without a slash at the end.
+    """An address of the list, without a slash at the end.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: It is no address of a server.
     """
     text = url.strip().rstrip("/")
     try:

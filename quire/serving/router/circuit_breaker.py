@@ -1,4 +1,4 @@
-"""Keeps requests away from a server at which they fail. Knows nothing about what a failure is."""
+"""Keeps requests away from a server at which they fail. What counts as a failure is decided elsewhere."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from quire.foundation.clock import Clock
 
 
 class CircuitBreaker:
-    """Closed, it lets all pass; opened by failures in a row, none for some time; then one, whose end decides.
+    """Lets all requests pass while it is closed. Failures in a row open it, and for `open_s` seconds none passes; then
+    one request passes, whose end decides.
 
     Args:
         threshold: Failures in a row that open it.
-        open_s: How long nothing passes.
-        clock: For that.
     """
 
     def __init__(self, threshold: int, open_s: float, clock: Clock) -> None:
@@ -21,11 +20,11 @@ class CircuitBreaker:
         self._failures = 0
         self._opened_at: float | None = None
         self._sent = 0
-        self._trial: int | None = None  # the request that tries
+        self._trial: int | None = None  # the request whose end decides
 
     @property
     def is_open(self) -> bool:
-        """Whether it keeps requests away, the one that tries aside."""
+        """Whether it keeps requests away, except the one that tries."""
         return self._opened_at is not None
 
     @property
@@ -36,8 +35,8 @@ class CircuitBreaker:
         return self._trial is None and self._clock.now() - self._opened_at >= self._open_s
 
     def sending(self) -> int:
-        """A request is sent. Returns its number, by which its end is told; while the breaker is open, the end of a
-        request that was sent before decides nothing."""
+        """Count a request that is sent. Returns its number, for the methods that tell its end. While the breaker is
+        open, the ends of requests that were sent before decide nothing."""
         self._sent += 1
         if self._opened_at is not None and self._trial is None:
             self._trial = self._sent
@@ -58,7 +57,7 @@ class CircuitBreaker:
         self._trial = None
 
     def left(self, number: int) -> None:
-        """This request's client went away before the end: if it was to try, another has to."""
+        """This request's client went away before the end. If the request was to try, another one has to."""
         if number == self._trial:
             self._trial = None
 

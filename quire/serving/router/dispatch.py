@@ -1,7 +1,4 @@
-"""Gets a request answered: by a server, or by another one if the first fails before the first byte.
-
-Owns attempts, and what counts as failure. Knows nothing about clients.
-"""
+"""Gets a request answered: by a server, or by another one if the first fails before the first byte of its answer."""
 
 from __future__ import annotations
 
@@ -23,24 +20,15 @@ from quire.serving.router.router_metrics import RouterMetrics
 logger = logging.getLogger(__name__)
 
 SENT_ELSEWHERE = frozenset({429, 502, 503})
-"""Statuses of a server that has done nothing for the request; another one may."""
+"""Statuses by which a server says that it has done nothing for the request, so that another one may."""
 _FAILED = frozenset({502, 503})
 
 
 class Answer:
     """A server's answer, whose body has begun. A context: leaving it before the end tells the server to stop.
 
-    Args:
-        backend: Who answers.
-        connection: Has the rest of the body.
-        head: Status and headers.
-        first: The first part of the body.
-        on_failure: Called if the rest does not come.
-
-    Attributes:
-        backend: Who answers.
-        head: Status and headers.
-        first: The first part of the body; empty if there is no body.
+    `first` is the first part of the body, and empty if there is no body. `on_failure` is called if the rest of the body
+    does not come.
     """
 
     def __init__(
@@ -78,14 +66,7 @@ class Answer:
 
 
 class Dispatcher:
-    """Sends requests to servers.
-
-    Args:
-        fleet: All servers.
-        config: Times, and how often another server is tried.
-        metrics: Failures and retries are counted there.
-        clock: For what the router itself takes.
-    """
+    """Sends requests to servers, and counts failures and retries in `metrics`."""
 
     def __init__(self, fleet: Fleet, config: RouterConfig, metrics: RouterMetrics, clock: Clock) -> None:
         self._fleet = fleet
@@ -97,7 +78,7 @@ class Dispatcher:
         """The answer of the first server that has one.
 
         Raises:
-            QuireError: There is none.
+            QuireError: No server has one.
         """
         tried: list[Backend] = []
         backend = self._fleet.choose(request)
@@ -126,13 +107,10 @@ class Dispatcher:
             backend = self._retry(backend, other)
 
     async def _attempt(self, backend: Backend, request: RoutedRequest, number: int) -> Answer:
-        """A server's answer, once its body has begun.
-
-        Args:
-            number: What the request is called at the server's breaker.
+        """A server's answer, once its body has begun. `number` is the request's number at the server's breaker.
 
         Raises:
-            HttpError: It has none.
+            HttpError: The server does not answer.
         """
         connection: Connection | None = None
         try:

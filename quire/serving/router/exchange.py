@@ -16,17 +16,17 @@ _MILLISECONDS = 3
 
 @dataclass
 class Exchange:
-    """Filled as it goes on.
+    """What is known of a request so far.
 
     Attributes:
         began: Monotonic seconds.
-        key: Whose it is; None: no keys are needed.
-        model: That a server has.
+        key: Whose request it is; None without keys.
+        model: The model's name, if a server has it.
         backend: URL of the server that answers.
-        status: That the client was sent; until then, that it went away.
+        status: What the client was sent; until then, that the client went away.
         started: Whether an answer has begun.
         first_byte_s: From arrival to the first byte of a server's answer.
-        requests_left: That its key may send at once; None: any number.
+        requests_left: How many more its key may send at once; None for any number.
     """
 
     began: float
@@ -40,11 +40,11 @@ class Exchange:
 
     @property
     def key_name(self) -> str:
-        """Empty without keys."""
+        """The name of the key; empty without keys."""
         return self.key.name if self.key else ""
 
     def log(self, scope: Scope, now: float) -> None:
-        """A line of the access log."""
+        """Write a line of the access log."""
         client = scope.get("client")
         fields: dict[str, Any] = {
             "client": f"{client[0]}:{client[1]}" if client else "-",

@@ -1,7 +1,4 @@
-"""All servers, and which of them gets a request: those with its model, by prefix or session and load.
-
-Owns the set of servers. Knows nothing about how they are asked, or how requests reach them.
-"""
+"""All servers, and which of them gets a request: those with its model, by prefix or session and load."""
 
 from __future__ import annotations
 
@@ -20,18 +17,14 @@ from quire.serving.router.prompt_prefix import BLOCK_TOKENS
 from quire.serving.router.routed_request import RoutedRequest
 
 EXPECTED_OUTPUT = 128
-"""Tokens of an answer, in the estimate of what a request costs."""
+"""Estimated tokens of an answer, for the cost of a request."""
 
 
 class Fleet:
     """The servers of the list.
 
-    Args:
-        config: How a server is chosen, and when its circuit breaker opens.
-        clock: Tells what was sent lately.
-
     Raises:
-        ConfigError: The certificates for servers cannot be read.
+        ConfigError: The file of certificates cannot be read.
     """
 
     def __init__(self, config: RouterConfig, clock: Clock) -> None:
@@ -71,11 +64,7 @@ class Fleet:
         self._chooser.forget(backend.number)
 
     def choose(self, request: RoutedRequest, tried: Collection[Backend] = ()) -> Backend:
-        """Choose the server for a request.
-
-        Args:
-            request: What is asked.
-            tried: Servers that the request was sent to before.
+        """Choose a server for a request that was sent to the servers of `tried` before.
 
         Raises:
             RequestError: No server has its model, or it has to name one.
@@ -125,7 +114,7 @@ class Fleet:
 
 
 def _tls(ca_certs: str | None) -> ssl.SSLContext:
-    """How servers prove who they are: by certificates for the names under which they are listed."""
+    """The certificates by which servers prove that they are those of the list."""
     try:
         return ssl.create_default_context(cafile=ca_certs)
     except OSError as error:  # ssl.SSLError is one

@@ -1,8 +1,8 @@
-"""What of a request's body says where it should go: its model, and the beginning of its prompt as blocks of bytes.
+"""What a request's body says about where to send it: its model, and the beginning of its prompt as blocks of bytes.
 
 The router has no tokenizer. Blocks are cut from the JSON text of the fields that become the prompt, in the order in
-which chat templates write them: turns of a conversation repeat the bytes before them, so equal blocks are equal tokens.
-The reverse does not hold: another spelling of the same JSON has other blocks, where an engine may find a match.
+which chat templates write them. Later turns of a conversation repeat the bytes before them, so equal blocks are equal
+tokens. The reverse does not hold: the same JSON in another spelling has other blocks, where an engine may find a match.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from quire.serving.replica_chooser import MAX_BLOCKS
 
 BLOCK_BYTES = 128
 BYTES_PER_TOKEN = 4
-"""Bytes of a token in English text, roughly. Only loads are estimated with it."""
+"""Approximate bytes of a token in English text. It only serves to estimate loads."""
 BLOCK_TOKENS = BLOCK_BYTES // BYTES_PER_TOKEN
 _DIGEST_BYTES = 16
 
 
 class PromptFields(msgspec.Struct):
-    """The fields that the router reads, of all endpoints; all other fields are skipped."""
+    """The fields of all endpoints that the router reads; all other fields are skipped."""
 
     model: str | None = None
     cache_salt: str | None = None
@@ -42,7 +42,7 @@ class PromptFields(msgspec.Struct):
 
     @property
     def num_tokens(self) -> int:
-        """The prompt's length in tokens, estimated."""
+        """Estimated tokens of the prompt."""
         return sum(map(len, self.prompt_parts())) // BYTES_PER_TOKEN
 
 
@@ -64,9 +64,9 @@ def read_fields(body: bytes) -> PromptFields:
 
 
 def prefix_blocks(fields: PromptFields) -> list[bytes]:
-    """The hash chain over the prompt's full blocks, as far as it matters.
+    """The hash chain over the prompt's full blocks, up to the longest that matters.
 
-    It starts from the model's name (an adapter's too) and the salt: engines share no blocks between these.
+    It starts from the model's name (or an adapter's) and the salt: engines share no blocks between these.
     """
     text = b"\0".join(fields.prompt_parts())
     chain, blocks = f"{fields.model or ''}\0{fields.cache_salt or ''}".encode(), []
@@ -77,5 +77,5 @@ def prefix_blocks(fields: PromptFields) -> list[bytes]:
 
 
 def session_blocks(session: str, fields: PromptFields) -> list[bytes]:
-    """The one block that stands for a session, so all its requests have the same prefix."""
+    """One block that stands for a session, so that all its requests have the same prefix."""
     return [blake2b(f"{fields.model or ''}\0session\0{session}".encode(), digest_size=_DIGEST_BYTES).digest()]

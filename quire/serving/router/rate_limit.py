@@ -1,4 +1,4 @@
-"""What each key may send: requests a minute, and how many at once. Owns the counts; knows nothing about HTTP."""
+"""What each key may send: requests a minute, and how many at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MINUTE_S = 60.0
 
 @dataclass
 class _Use:
-    """Of one key: requests that it may send now, as of `at`, and those that are open."""
+    """Requests that a key may send now, as of `at`, and those that are open."""
 
     left: float
     at: float
@@ -23,26 +23,22 @@ class _Use:
 
 
 class RateLimiter:
-    """A token bucket for each key, which holds a minute's requests.
-
-    Args:
-        clock: For the buckets.
-    """
+    """A token bucket for each key, which holds the requests of a minute."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._uses: dict[bytes, _Use] = {}
 
     def keep(self, keys: Sequence[KeyLimits]) -> None:
-        """Only these keys are valid now. What was counted for them stays."""
+        """Let only these keys be valid now. What was counted for them stays."""
         known = {key.digest for key in keys}
         self._uses = {digest: use for digest, use in self._uses.items() if digest in known}
 
     def begin(self, key: KeyLimits) -> int | None:
-        """A request begins, and has to `end`. Returns how many may follow at once; None: any number.
+        """Count a request, which has to `end`. Returns how many may follow at once; None for any number.
 
         Raises:
-            OverloadedError: The key has no more requests now. `param` names the limit.
+            OverloadedError: The key may send no request now. `param` names the limit.
         """
         now = self._clock.now()
         per_minute = key.requests_per_minute
@@ -62,9 +58,9 @@ class RateLimiter:
         return left
 
     def end(self, key: KeyLimits) -> None:
-        """A request that had begun is over."""
+        """Count the end of a request."""
         if (use := self._uses.get(key.digest)) is not None:
-            use.open = max(0, use.open - 1)  # the key may have been away from the list meanwhile
+            use.open = max(0, use.open - 1)  # the key may have been out of the list meanwhile
 
 
 def _over(limit: str, what: str, wait_s: int) -> OverloadedError:

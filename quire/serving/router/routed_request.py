@@ -11,7 +11,7 @@ HOP_BY_HOP = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
     b"transfer-encoding", b"upgrade",
 })  # fmt: skip
-"""Headers of one connection (RFC 9110, section 7.6.1); those that Connection names are too."""
+"""Headers of one connection (RFC 9110, section 7.6.1). Headers that Connection names belong to it too."""
 _MADE_ANEW = frozenset({b"host", b"content-length", b"expect"})
 
 
@@ -21,10 +21,9 @@ class RoutedRequest:
 
     Attributes:
         path: Of an endpoint, with the query.
-        headers: As they are sent, but for those that depend on the server.
-        body: As it came.
-        model: Name that it asks for; None: it names none.
-        blocks: Its beginning, see `prompt_prefix`.
+        headers: As they are sent, except those that depend on the server.
+        model: None if the request names none.
+        blocks: The beginning of its prompt, see `prompt_prefix`.
         prompt_tokens: Estimated.
         received: Monotonic seconds.
     """
@@ -38,12 +37,7 @@ class RoutedRequest:
     received: float
 
     def data_for(self, address: HttpAddress, api_key: str | None) -> bytes:
-        """Head and body for a server.
-
-        Args:
-            address: The server's.
-            api_key: Takes the place of the client's key; None: leave that as it is.
-        """
+        """Head and body for a server. `api_key` takes the place of the client's key, unless it is None."""
         headers = self.headers
         if api_key is not None:
             headers = [pair for pair in headers if pair[0] not in (b"authorization", b"x-api-key")]
@@ -53,31 +47,22 @@ class RoutedRequest:
 
 
 def without_hops(headers: Iterable[tuple[bytes, bytes]], *, without: frozenset[bytes] = frozenset()) -> Headers:
-    """Headers that go on to the other side.
-
-    Args:
-        headers: As they came; names may have capital letters.
-        without: Others that do not, in small letters.
-    """
+    """Headers that go on to the other side, with names in small letters; also without those named in `without`."""
     kept = [(name.lower(), value) for name, value in headers]
     named = {word.strip().lower() for name, value in kept if name == b"connection" for word in value.split(b",")}
     return [(name, value) for name, value in kept if not (name in HOP_BY_HOP or name in named or name in without)]
 
 
 def request_headers(
-    headers: Sequence[tuple[bytes, bytes]],
-    *,
-    client: str,
-    scheme: str,
-    replaced: Mapping[bytes, bytes],
+    headers: Sequence[tuple[bytes, bytes]], *, client: str, scheme: str, replaced: Mapping[bytes, bytes]
 ) -> Headers:
-    """What a server gets of a client's headers: all but those of the connection. Trace context goes on as it is.
+    """The headers of a client that a server gets: all but those of the connection. Trace context goes on unchanged.
 
     Args:
         headers: The client's, names in small letters.
-        client: Its address; added to X-Forwarded-For.
+        client: Its address, which is added to X-Forwarded-For.
         scheme: How it reached the router.
-        replaced: Headers that are set in place of the client's; dropped where the value is empty.
+        replaced: Headers that are set in place of the client's, or dropped if the value is empty.
     """
     given = dict(replaced)
     before = [value for name, value in headers if name == b"x-forwarded-for"]

@@ -1,4 +1,4 @@
-"""Batches as rows of the store: what is written of one, and how it is read and changed within a transaction."""
+"""Batches as rows of the store: what is kept of a batch, and how it is read and changed within a transaction."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from quire.serving.store.limits import UnknownIdError
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What came of one request.
+    """The result of one request of a batch.
 
     Attributes:
-        line: Of the input file, counted from 0.
-        succeeded: Whether it goes to the output file, and not to that of errors.
+        line: Line of the input file, from 0.
+        succeeded: Whether the result goes to the output file; if not, it goes to the file of errors.
         data: A line of that file, without its end.
     """
 
@@ -31,9 +31,9 @@ class ClaimedBatch:
     """A batch that this process works on now.
 
     Attributes:
-        body: As clients see it.
+        body: The batch as clients see it.
         ends_as: The state in which it ends, if another process had begun to end it.
-        tenant: Whose it is, see Add.
+        tenant: Whose batch it is; see Add.
     """
 
     body: dict[str, Any]
@@ -45,7 +45,7 @@ def body_of(connection: sqlite3.Connection, batch: str) -> dict[str, Any]:
     """The batch as it is kept.
 
     Raises:
-        UnknownIdError: There is none.
+        UnknownIdError: There is no such batch.
     """
     row = connection.execute("SELECT body FROM batches WHERE id = ?", (batch,)).fetchone()
     if row is None:
@@ -55,10 +55,10 @@ def body_of(connection: sqlite3.Connection, batch: str) -> dict[str, Any]:
 
 
 def seen(connection: sqlite3.Connection, batch: str) -> dict[str, Any]:
-    """The batch as clients see it, counts included.
+    """The batch as clients see it, with its counts.
 
     Raises:
-        UnknownIdError: There is none.
+        UnknownIdError: There is no such batch.
     """
     body = body_of(connection, batch)
     (total,) = connection.execute("SELECT total FROM batches WHERE id = ?", (batch,)).fetchone()
@@ -72,11 +72,10 @@ def seen(connection: sqlite3.Connection, batch: str) -> dict[str, Any]:
 
 
 def set_fields(connection: sqlite3.Connection, batch: str, **changes: Any) -> None:
-    """Change what is kept of it."""
+    """Change what is kept of a batch."""
     body = {**body_of(connection, batch), **changes}
     connection.execute("UPDATE batches SET status = ?, body = ? WHERE id = ?", (body["status"], encode(body), batch))
 
 
 def encode(body: dict[str, Any]) -> bytes:
-    """A batch as it is written."""
     return msgspec.json.encode(body)

@@ -1,6 +1,6 @@
-"""One SQLite file behind one thread: opening, transactions, and what to do with a file that is broken.
+"""One SQLite file behind one thread: opening, transactions, and what to do with a broken file.
 
-Several processes may have the file open. Knows nothing about what the tables mean.
+Several processes may have the file open.
 """
 
 from __future__ import annotations
@@ -25,18 +25,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BUSY_S = 10.0
-"""How long a transaction waits for another process's, in seconds."""
+"""Seconds that a transaction waits for another process's."""
 MARGIN_PAGES = 256
-"""Pages that SQLite may take beyond the limit, so that deleting works in a full store."""
+"""Pages that SQLite may take beyond the limit, so that rows can be deleted in a full store."""
 
 
 class Database:
-    """A store's file. Opened when it is first used; nothing is written before that.
-
-    Args:
-        path: The file. Its directory is made if it is not there; both are for their owner only.
-        max_bytes: What the file may hold.
-    """
+    """A store's file of at most `max_bytes`. It is made when it is first used; it and its directory are for their owner
+    only."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self.path = path
@@ -55,14 +51,14 @@ class Database:
         return await self._run(work, "BEGIN IMMEDIATE")
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a transaction that changes nothing. See `write`."""
+        """Run a transaction that changes nothing, in the thread; raises UnavailableError as `write` does."""
         return await self._run(work, "BEGIN")
 
     def open_now(self) -> None:
-        """Open the file in the calling thread's place, to know at the start that it can be used.
+        """Open the file, to know at the start that it can be used.
 
         Raises:
-            ConfigError: It cannot.
+            ConfigError: It cannot be opened.
         """
         try:
             self._thread.submit(self._open).result()
@@ -158,7 +154,7 @@ class Database:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other processes from opening or moving the file meanwhile."""
+        """Keep other processes from opening or moving the file within this context."""
         if not self.path.parent.exists():
             self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
         lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -175,7 +171,7 @@ class Database:
 
 
 def _upgrade(connection: sqlite3.Connection, path: Path) -> None:
-    """Make the tables, or bring those of an older version up to date."""
+    """Make the tables, or upgrade those of an older version."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > VERSION:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What the store may hold: how big, for how long, what goes when there is no room, and what it refuses."""
+"""What the store may hold: how much, for how long, what is evicted when there is no room, and what is refused."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from quire.errors import NotFoundError, PayloadTooLarge
 
 ABANDONED_S = 3_600.0
-"""A file whose upload has not ended after this long, in seconds, is deleted."""
+"""Seconds after which a file whose upload has not ended is deleted."""
 PROCESS_DEAD_S = 12.0
-"""A process that has not said for so long that it is alive works on nothing any more, in seconds."""
+"""Seconds after which a process that has not said that it is alive counts as gone."""
 EVICTED_AT_ONCE = 16
 FINISHED = ("completed", "failed", "incomplete", "cancelled")
-"""States of a response on which nobody works; only those are evicted."""
+"""States of a response on which nobody works. Only these responses are evicted."""
 _FINISHED = ", ".join(f"'{status}'" for status in FINISHED)
 
 
@@ -24,7 +24,7 @@ class StoreFullError(PayloadTooLarge):
 
     @classmethod
     def of(cls, max_bytes: int) -> StoreFullError:
-        """The store holds `max_bytes`."""
+        """Make the error of a store that may hold `max_bytes`."""
         return cls(
             f"The store is full: responses, files and batches may take {max_bytes} bytes "
             "(--responses-store-max-bytes). Delete files that are no longer needed."
@@ -47,9 +47,9 @@ class StoreLimits:
     """Bounds of one store.
 
     Attributes:
-        max_bytes: Of everything together.
-        max_age: Seconds after which a response that is not used any more, a file or a finished batch is deleted.
-        max_file_bytes: Of one file.
+        max_bytes: Bytes of everything together.
+        max_age: Seconds after which a file, a finished batch or a response that nobody uses is deleted.
+        max_file_bytes: Bytes of one file.
     """
 
     max_bytes: int
@@ -59,10 +59,10 @@ class StoreLimits:
     def make_room(self, connection: sqlite3.Connection, needed: int) -> None:
         """Evict the responses that have not been used for the longest time until `needed` bytes fit.
 
-        Files and batches stay: somebody waits for them.
+        Files and batches stay, because somebody waits for them.
 
         Raises:
-            StoreFullError: All finished responses are gone, and there is no room yet.
+            StoreFullError: There is still no room without any finished response.
         """
         while used_bytes(connection) + needed > self.max_bytes:
             oldest = f"SELECT id FROM responses WHERE status IN ({_FINISHED}) ORDER BY used LIMIT {EVICTED_AT_ONCE}"
@@ -70,11 +70,7 @@ class StoreLimits:
                 raise StoreFullError.of(self.max_bytes)
 
     def sweep(self, connection: sqlite3.Connection, now: float) -> None:
-        """Delete what is too old.
-
-        Args:
-            now: Seconds since 1970.
-        """
+        """Delete what is too old at this time, in seconds since 1970."""
         before = now - self.max_age
         connection.execute(f"DELETE FROM responses WHERE used < ? AND status IN ({_FINISHED})", (before,))
         connection.execute(
@@ -91,7 +87,7 @@ class StoreLimits:
 
 
 def used_bytes(connection: sqlite3.Connection) -> int:
-    """What everything in the store takes."""
+    """Bytes that everything in the store takes."""
     names = ("page_count", "freelist_count", "page_size")
     pages, free, size = (int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in names)
     return (pages - free) * size

@@ -1,4 +1,4 @@
-"""Which processes are alive: one that is not works on nothing, so another may take over."""
+"""Which processes are alive. A process that is not alive works on nothing, so another may take over."""
 
 from __future__ import annotations
 
@@ -9,23 +9,18 @@ from quire.serving.store.database import Database
 from quire.serving.store.limits import PROCESS_DEAD_S
 
 ALIVE = f"SELECT id FROM processes WHERE seen > ? - {PROCESS_DEAD_S}"
-"""Query for the ids of processes that are alive; its argument is the time now."""
+"""Query for the ids of processes that are alive. Its argument is the present time."""
 
 
 class ProcessRecord:
-    """What the store knows about this process.
-
-    Attributes:
-        id: Unique over restarts.
-    """
+    """The store's record of this process, whose id is unique over restarts."""
 
     def __init__(self, database: Database) -> None:
         self.id = uuid.uuid4().hex
         self._database = database
 
     async def say_alive(self, now: float) -> None:
-        """Record that this process is alive. While it works on something, call this more often than every
-        PROCESS_DEAD_S."""
+        """Record that this process is alive. Call this more often than every PROCESS_DEAD_S while it works."""
         await self._database.write(lambda connection: self.say_alive_in(connection, now))
 
     def say_alive_in(self, connection: sqlite3.Connection, now: float) -> None:

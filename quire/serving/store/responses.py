@@ -1,7 +1,4 @@
-"""Responses of /v1/responses, and the events of those that run in the background.
-
-Knows nothing about what stands in a response: bodies and items are JSON.
-"""
+"""Responses of /v1/responses as JSON, and the events of those that run in the background."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ from quire.serving.store.limits import StoreLimits, UnknownIdError
 from quire.serving.store.processes import ALIVE, ProcessRecord
 
 MAX_TURNS = 1_000
-"""Responses that may follow each other."""
+"""Maximum number of responses that continue each other."""
 ROW_BYTES = 512
-"""Room for a row beside its texts."""
+"""Bytes for a row beside its texts."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +23,10 @@ class StoredResponse:
     """One response.
 
     Attributes:
-        status: As in the body.
         input: JSON of its input items, without those of the responses before it.
         body: JSON of the response.
-        abandoned: It has not ended, and the process that worked on it is gone.
+        previous: The response that it continues.
+        abandoned: Whether it has not ended and the process that worked on it is gone.
     """
 
     id: str
@@ -45,8 +42,8 @@ class StoredEvents:
     """Events of a response, in order.
 
     Attributes:
-        last: Nothing will follow.
-        abandoned: Because the process that worked on the response is gone.
+        last: Whether no more events will follow.
+        abandoned: Whether that is because the process that worked on the response is gone.
     """
 
     events: Sequence[tuple[int, bytes]]
@@ -59,8 +56,8 @@ class ResponseStore:
     """The responses in a store.
 
     Attributes:
-        database: Where they are.
-        limits: How much there may be.
+        database: The file that has them.
+        limits: How much the store may hold, and for how long.
         process: This process, as the owner of what runs in the background.
         clock: Seconds since 1970.
     """
@@ -71,10 +68,7 @@ class ResponseStore:
     clock: Clock
 
     async def put(self, response: StoredResponse, *, running: bool = False) -> None:
-        """Add a response.
-
-        Args:
-            running: This process works on it still.
+        """Add a response, which is `running` if this process still works on it.
 
         Raises:
             StoreFullError: There is no room.
@@ -92,18 +86,14 @@ class ResponseStore:
         await self.database.write(insert)
 
     async def get(self, asked: str) -> StoredResponse:
-        """A response by its id.
-
-        Raises:
-            UnknownIdError: There is none.
-        """
+        """A response by its id; raises UnknownIdError."""
         return await self.database.read(lambda connection: self._one(connection, asked))
 
     async def turns(self, last: str) -> list[StoredResponse]:
-        """A response and those that it continues, the first one first. They count as used.
+        """A response and those that it continues, the first one first. They count as used now.
 
         Raises:
-            UnknownIdError: One of them is not there any more.
+            UnknownIdError: One of them no longer exists.
             RequestError: There are more than MAX_TURNS.
         """
         now = self.clock.now()
@@ -127,13 +117,9 @@ class ResponseStore:
     async def update(
         self, asked: str, status: str, body: bytes | None, events: Sequence[tuple[int, bytes]] = ()
     ) -> bool:
-        """Write down how far a running response is, and its next events.
+        """Write down how far a running response is, and its next events. A body of None is unchanged.
 
-        Args:
-            body: None if it is as it was.
-
-        Returns:
-            Whether it is still wanted: not deleted and not cancelled.
+        Returns whether the response is still wanted: neither deleted nor cancelled.
         """
 
         def change(connection: sqlite3.Connection) -> bool:
@@ -156,8 +142,7 @@ class ResponseStore:
         return await self.database.write(change)
 
     async def end(self, asked: str, status: str, body: bytes) -> bool:
-        """End a response that somebody else may work on, who sees it at the next `update`. Returns whether it had not
-        ended yet."""
+        """End a response. A process that works on it sees so at its next `update`. Returns whether it had not ended."""
         statement = (
             "UPDATE responses SET status = ?, body = ?, owner = NULL "
             "WHERE id = ? AND status IN ('queued', 'in_progress')"
@@ -166,11 +151,7 @@ class ResponseStore:
         return done.rowcount > 0
 
     async def events(self, asked: str, after: int) -> StoredEvents:
-        """Events of a response with higher numbers than `after`.
-
-        Raises:
-            UnknownIdError: There is no such response.
-        """
+        """Events of a response with numbers above `after`; raises UnknownIdError."""
 
         def find(connection: sqlite3.Connection) -> StoredEvents:
             response = self._one(connection, asked)
@@ -182,11 +163,7 @@ class ResponseStore:
         return await self.database.read(find)
 
     async def delete(self, asked: str) -> None:
-        """Forget a response.
-
-        Raises:
-            UnknownIdError: There is none.
-        """
+        """Forget a response; raises UnknownIdError."""
 
         def remove(connection: sqlite3.Connection) -> None:
             if connection.execute("DELETE FROM responses WHERE id = ?", (asked,)).rowcount == 0:

@@ -1,4 +1,4 @@
-"""The store as API processes use it: its three kinds of things, over one file."""
+"""The store as API processes use it: responses, files and batches over one file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ from quire.serving.store.responses import ResponseStore
 
 
 def open_store(server: ServerConfig, default: Path) -> Store | None:
-    """The store that a server is configured with; None if it has none.
-
-    Args:
-        default: The file, if the settings name none.
+    """The store that a server is configured with; None if it has none. `default` is the file if the settings name none.
 
     Raises:
-        ConfigError: The file that the settings name, or one that is there already, cannot be used.
+        ConfigError: The file cannot be used, and the settings name it or it exists already.
     """
     if server.disable_responses_store:
         return None
@@ -36,17 +33,7 @@ def open_store(server: ServerConfig, default: Path) -> Store | None:
 
 
 class Store:
-    """Responses, files and batches.
-
-    Args:
-        path: The file; see Database.
-        limits: How much it may hold, and for how long.
-        clock: Seconds since 1970.
-
-    Attributes:
-        responses, files, batches: What is in it.
-        process: This process, as the owner of what it works on.
-    """
+    """Responses, files and batches in the file at `path`. `process` is this process, as the owner of its work."""
 
     def __init__(self, path: Path, limits: StoreLimits, clock: Clock | None = None) -> None:
         self.limits = limits
@@ -59,15 +46,11 @@ class Store:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a file yet."""
+        """Whether the file exists."""
         return self._database.path.exists()
 
     def open_now(self) -> None:
-        """Open the file, to know at the start that it can be used.
-
-        Raises:
-            ConfigError: It cannot.
-        """
+        """Open the file, to know at the start that it can be used; raises ConfigError."""
         self._database.open_now()
 
     async def sweep(self) -> None:
@@ -76,10 +59,8 @@ class Store:
         await self._database.write(lambda connection: self.limits.sweep(connection, now))
 
     async def say_alive(self) -> None:
-        """Record that this process is alive. While it works on something, call this more often than every
-        PROCESS_DEAD_S."""
+        """Record that this process is alive. Call this more often than every PROCESS_DEAD_S while it works."""
         await self.process.say_alive(self._clock.now())
 
     def close(self) -> None:
-        """Close the file."""
         self._database.close()

@@ -15,7 +15,7 @@ _log = logging.getLogger("quire.server")
 
 
 def log_as_json(process: str = "supervisor") -> None:
-    """Print lines as JSON objects from now on, with this name of the process."""
+    """Print lines as JSON objects from now on, with this name for the process."""
     set_up_logs("json", process)
     _log.handlers = logging.getLogger().handlers
     _log.propagate = False
@@ -39,7 +39,7 @@ def print_error(line: str) -> None:
 
 
 def announce_settings(config: Config, reasons: Sequence[str]) -> None:
-    """Print the settings, a line each."""
+    """Print each setting on a line."""
     print_log(f"Quire {__version__}")
     for reason in reasons:
         print_log(f"  {reason}")
@@ -54,8 +54,7 @@ def announce_settings(config: Config, reasons: Sequence[str]) -> None:
 def announce_ready(
     config: Config, listener: socket.socket, seconds: float, startup: dict[str, float], kv_tokens: int
 ) -> None:
-    """Print the address, and a line to paste; on a GPU also what its KV cache holds, which was an estimate until
-    now."""
+    """Print the address and a line to paste; and on a GPU what the KV cache holds, which was an estimate before."""
     stages = ", ".join(f"{stage} {took:.1f}" for stage, took in startup.items())
     print_log(f"Ready in {seconds:.1f} s{f' (engine: {stages})' if stages else ''}")
     if config.device.device == "cuda":

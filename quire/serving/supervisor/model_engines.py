@@ -1,7 +1,5 @@
-"""The engines of one model: which lives they have had, where their sockets are, and whom they are told about.
-
-Decides nothing. Each model has a directory of its own, so nothing that was meant for the engines of another reaches
-these.
+"""The engines of one model. Each model has a directory of its own, so nothing that was meant for the engines of one
+model reaches those of another.
 """
 
 from __future__ import annotations
@@ -19,19 +17,15 @@ from quire.serving.supervisor.process_host import ProcessHost
 
 
 class ModelEngines:
-    """Engines by their numbers.
-
-    Args:
-        launch: What all processes of this model are told.
-        host: Where they run.
+    """The engines of a model by their numbers. `launch` is what all processes of the model are told.
 
     Attributes:
-        generation: Which model it is: 0 the first, 1 what took its place.
+        generation: Which model of the server this is: 0 the first, 1 its successor.
         ids: The present life of each engine.
-        children: The present processes; one that is to be replaced may be dead.
-        died_at: When each died last.
-        last_in_flight: The sequences that each was working on when it died last while it had any.
-        group: What they share, if they divide experts; None: nothing, each lives for itself.
+        children: The present processes. One that is about to be replaced may be dead.
+        died_at: When each engine died last.
+        last_in_flight: The sequences that each engine was working on when it last died with any.
+        group: What the engines share if they divide experts; None if each lives for itself.
         notices: Tells the other side of a death.
     """
 
@@ -50,35 +44,34 @@ class ModelEngines:
         self._host = host
 
     def name(self, number: int) -> str:
-        """What an engine is called in messages; unique among all models."""
+        """The name of an engine in messages, unique among all models."""
         name = "engine" if len(self.ids) == 1 else f"engine {number}"
         return f"{name} (model {self.generation})" if self.generation else name
 
     def launch_of_engine(self, number: int) -> LaunchConfig:
-        """What an engine is told."""
         group = None if self.group is None else self.group.ends_of(number)
         return msgspec.structs.replace(self.launch, engine=self.ids[number], group=group)
 
     def renew_group(self) -> None:
-        """Renew what the engines share, since all of them are replaced."""
+        """Renew what the engines share, because all of them are replaced."""
         if self.group is not None:
             self.group.close()
             self.group = GroupMemory(self.launch.config.parallel)
 
     def launch_of_api(self, listen_fd: int = -1, hold_s: float = 0.0) -> LaunchConfig:
-        """What every API process is told that serves this model, see ApiProcesses."""
+        """What every API process that serves this model is told."""
         return msgspec.structs.replace(self.launch, listen_fd=listen_fd, engines=tuple(self.ids), hold_s=hold_s)
 
     def number_of(self, child: Child) -> int | None:
-        """Which of the present engines a process is; None: none of them."""
+        """The number of a present engine; None if the process is not one of them."""
         return next((number for number, engine in enumerate(self.children) if engine is child), None)
 
     def in_flight(self, number: int) -> list[int]:
-        """The sequences that this engine, which is dead, was working on."""
+        """The sequences that this dead engine was working on."""
         return self._host.in_flight(Path(self.launch.directory), self.ids[number])
 
     def close(self) -> None:
-        """Remove what the processes of this model have left; they are gone."""
+        """Remove what the ended processes of this model have left."""
         self.notices.close()
         if self.group is not None:
             self.group.close()

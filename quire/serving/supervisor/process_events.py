@@ -1,4 +1,4 @@
-"""What a supervisor waits for, as one blocking call: signals, reports and deaths of children."""
+"""What a supervisor waits for, as one blocking call: signals, and the reports and deaths of children."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class Died:
-    """A child is gone. All that it has reported came before."""
+    """A child is gone. All its reports came before."""
 
     child: Child
 
@@ -42,7 +42,7 @@ Event = Signalled | Reported | Died
 
 
 class ProcessEvents:
-    """Waits for signals and children with one selector. Owns the handlers of the signals until `close`."""
+    """Waits for signals and children with one selector. Owns the signal handlers until `close`."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -56,12 +56,12 @@ class ProcessEvents:
         self._selector.register(self._wakeup, selectors.EVENT_READ, None)
 
     def watch(self, child: Child) -> None:
-        """Wait for this child, too."""
+        """Wait for this child too."""
         self._selector.register(child.pid_fd, selectors.EVENT_READ, child)
         self._selector.register(child.report_fd, selectors.EVENT_READ, child)
 
     def forget(self, child: Child) -> None:
-        """Wait for this child no more, before its descriptors are closed."""
+        """Stop waiting for this child. Call it before the child's descriptors are closed."""
         for fd in (child.pid_fd, child.report_fd):
             if fd in self._selector.get_map():
                 self._selector.unregister(fd)
@@ -79,7 +79,7 @@ class ProcessEvents:
             if key.fd == child.pid_fd:
                 dead.append(child)
             elif child.exit_code() is not None and child.report_fd in self._selector.get_map():
-                self._selector.unregister(child.report_fd)  # at its end: readable for ever
+                self._selector.unregister(child.report_fd)  # at its end it would be readable for ever
         for child in dead:
             yield from (Reported(child, report) for report in child.reports())
             self.forget(child)
@@ -95,12 +95,12 @@ class ProcessEvents:
         os.close(self._wakeup_write)
 
     def _meant(self, number: int) -> int:
-        """What a signal means: SIGHUP also comes when the terminal is closed, and then means the end."""
+        """What a signal means. SIGHUP also comes when the terminal is closed, and then asks for the end."""
         return signal.SIGTERM if number == RELOAD and self._had_terminal and not _has_terminal() else number
 
 
 def _has_terminal() -> bool:
-    """Whether this process has a terminal that controls it."""
+    """Whether this process has a controlling terminal."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
     except OSError:

@@ -1,4 +1,4 @@
-"""What a supervisor needs of the machine that its processes run on; a simulation brings its own. Decides nothing."""
+"""What a supervisor needs from the machine that its processes run on. Simulations bring their own."""
 
 from __future__ import annotations
 
@@ -17,39 +17,25 @@ from quire.serving.supervisor.process_events import Event, ProcessEvents
 
 
 class Events(Protocol):
-    """Signals, reports and deaths, see ProcessEvents."""
+    """Signals, and the reports and deaths of children; see ProcessEvents."""
 
-    def watch(self, child: Child) -> None:
-        """Wait for this child, too."""
-        ...
+    def watch(self, child: Child) -> None: ...
 
-    def forget(self, child: Child) -> None:
-        """Wait for this child no more."""
-        ...
+    def forget(self, child: Child) -> None: ...
 
-    def wait(self, timeout: float | None) -> Iterator[Event]:
-        """Events, after waiting up to `timeout` seconds for the first."""
-        ...
+    def wait(self, timeout: float | None) -> Iterator[Event]: ...
 
-    def close(self) -> None:
-        """Stop waiting for signals and children."""
-        ...
+    def close(self) -> None: ...
 
 
 class Notices(Protocol):
-    """Tells clients and engines about the death of the other side, see DeathNotices."""
+    """Tells clients and engines about the death of the other side; see DeathNotices."""
 
-    def engine_died(self, client: int, message: Dead) -> None:
-        """Tell a client."""
-        ...
+    def engine_died(self, client: int, message: Dead) -> None: ...
 
-    def client_died(self, engine: EngineId, client: int) -> None:
-        """Tell an engine."""
-        ...
+    def client_died(self, engine: EngineId, client: int) -> None: ...
 
-    def close(self) -> None:
-        """Close the way: no more deaths are told."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -57,11 +43,11 @@ class ProcessHost:
     """How processes are started, watched and told about each other.
 
     Attributes:
-        start: Starts a child: its name, its module, what it is told.
+        start: Starts a child, given its name, its module and its launch configuration.
         events: Begins to wait for signals and children.
-        notices: The way to the processes whose sockets are in a directory.
+        notices: Opens the way to the processes whose sockets are in a directory.
         in_flight: The requests that a dead engine was working on.
-        state: What the kernel says of a process, see `process_state`.
+        state: The kernel's letter for a process's state, by pid; see `process_state`.
     """
 
     start: Callable[[str, str, LaunchConfig], Child] = ChildProcess
@@ -72,4 +58,4 @@ class ProcessHost:
 
 
 THIS_MACHINE = ProcessHost()
-"""Where the processes of a real server run."""
+"""The machine of a real server."""

@@ -1,4 +1,4 @@
-"""How often dead processes may be replaced. Decides only."""
+"""How often dead processes may be replaced."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ from collections import deque
 from quire.foundation.clock import Clock
 
 WINDOW_S = 600.0
-"""What lies further back, in seconds, no longer counts."""
+"""Seconds after which a death no longer counts."""
 MAX_SEARCH = 16
-"""Most deaths in a row that do not count, while the requests are looked for that cause them. One alone takes two."""
+"""Maximum number of deaths in a row that do not count, while the request that causes them is searched. A single request
+takes two."""
 
 
 class RestartLimit:
-    """Counts deaths within a window.
-
-    Args:
-        most: So many may be made good within WINDOW_S.
-        clock: For the window.
-    """
+    """Counts deaths within WINDOW_S, of which `most` may be made good."""
 
     def __init__(self, most: int, clock: Clock) -> None:
         self.most = most
@@ -28,19 +24,19 @@ class RestartLimit:
 
     @property
     def used(self) -> int:
-        """Restarts within the window."""
+        """How many restarts the window has."""
         while self._deaths and self._deaths[0] < self._clock.now() - WINDOW_S:
             self._deaths.popleft()
         return len(self._deaths)
 
     def allow(self, *, again: bool = False, failed_starts: int = 0) -> bool:
-        """A process has died: whether it may be replaced.
+        """Whether a process that has just died may be replaced.
 
         Args:
-            again: It has died with requests that were in flight when it died before, which does not count: one of them
-                may kill engines, and fails when it does so alone.
-            failed_starts: Its starts in a row that have failed. They count however long each has taken: ranks that
-                load past their time would be started again for ever.
+            again: It died with requests that were in flight when it died before. This does not count: one of them may
+                kill engines, and fails when it does so alone.
+            failed_starts: How many of its starts in a row have failed. They count however long each took: otherwise
+                ranks that load for too long would be started again for ever.
         """
         if failed_starts > self.most:
             return False

@@ -1,8 +1,8 @@
-"""The supervisor: starts engines and API processes, announces when they are ready, replaces what dies or hangs, drains,
-and exits with a code.
+"""The supervisor: starts engines and API processes, announces when they are ready, replaces those that die or hang,
+drains, and exits with a code.
 
-starting → ready → draining. What dies before it was ever ready ends the server, as does what dies too often; the last
-line printed names it and the cause.
+Its states are starting → ready → draining. A process that dies before it was ever ready ends the server, and so do too
+many deaths; the last line printed names the process and the cause.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from quire.serving.supervisor.restart_limit import WINDOW_S, RestartLimit
 from quire.serving.supervisor.watchdog import TICK_S
 
 STOP_TIMEOUT_S = 5.0
-"""Seconds that a process may take to end after it was told to, beyond the drain."""
+"""Seconds, beyond the drain, that a process may take to end after it was told to."""
 SIGNAL_WAIT_S = 0.5
-"""A process that ends in order may have been told so together with this one: how long that signal may take."""
+"""Seconds to wait for a signal: a process that ends in order may have got one that was sent to all at once."""
 
 
 class State(Enum):
@@ -45,17 +45,14 @@ class State(Enum):
 
 
 class Supervisor:
-    """Runs engines and API processes until told to stop or until one of them cannot be replaced.
+    """Runs engines and API processes until told to stop, or until one of them cannot be replaced.
 
     Args:
         config: Resolved settings.
         listener: Bound and listening; API processes inherit it.
-        developer_mode: Serve debug routes.
-        modules: What the processes run.
-        clock: For all times.
-        host: Where they run.
-        asked: Settings as they were asked for; None: as they are.
-        reread: Reads them again.
+        developer_mode: Whether debug routes are served.
+        asked: Settings as they were asked for; None if they are `config`.
+        reread: Reads the settings again.
     """
 
     def __init__(
@@ -81,16 +78,15 @@ class Supervisor:
         self._exit_code: int | None = None
         self._drain_ends = float("inf")
         self._last_line = ""
-        self._unclean = ""  # what was wrong with an API process's end in a drain
+        self._unclean = ""  # what was wrong with the end of an API process in a drain
         self._host = host
-        self._events = host.events()  # from here on signals are received
+        self._events = host.events()  # receives signals from here on
         self._limit = RestartLimit(config.server.max_restarts, self._clock)
         self._startup: dict[str, float] = {}
         self._kv_tokens = 0
 
     def run(self) -> int:
-        """Run until the end; returns the exit code: 0 after a drain, the class of a failed start, 70 when processes
-        died."""
+        """Run until the end. Returns the exit code: 0 after a drain, a failed start's, or 70 if processes died."""
         directory = Path(tempfile.mkdtemp(prefix="quire-"))  # readable by its owner only
         self._listener.set_inheritable(True)
         self._children = Children(
@@ -138,7 +134,7 @@ class Supervisor:
                     self._engine_died(child, place)
 
     def _tick(self) -> None:
-        """Do what is due whether or not something happened."""
+        """Do what is due, whether or not something happened."""
         for child, why in self._children.stuck() if self._limit.most else ():
             print_log(f"{child.name} process {child.pid} is ended: {why}")
             child.kill(why)
@@ -153,7 +149,7 @@ class Supervisor:
                 self._swap.api_started()
 
     def _reload(self) -> None:
-        """Serve what the settings say by now. API processes do the rest, and may refuse."""
+        """Serve the settings as they are by now. API processes do the rest, and may refuse."""
         if why := self._config.server.keeps_model:
             print_log(f"SIGHUP: nothing has changed: {why}")
             return
@@ -214,7 +210,7 @@ class Supervisor:
             self._say_replaced(engine.name, cause, again=again, shared=bool(partners))
             self._end_group([place, *partners])
             self._children.replace_engine(place, cause, in_flight)
-            for partner in partners:  # whose requests have done nothing
+            for partner in partners:  # their requests have done nothing wrong
                 self._children.replace_engine(partner, f"{engine.name} process died: {cause}", [])
             return
         self._children.give_up_engine(place, cause)
@@ -224,7 +220,7 @@ class Supervisor:
         )
 
     def _end_group(self, places: Sequence[Place]) -> None:
-        """End these engines: one of them is dead, and the others cannot go on without it."""
+        """End these engines: one is dead, and the others cannot go on without it."""
         for engine in map(self._children.engine_at, places):
             self._events.forget(engine)
             engine.kill()
@@ -263,8 +259,7 @@ class Supervisor:
         )
 
     def _start_failed(self, child: Child) -> None:
-        """End the server because a process died before it was ever ready. What that process has said is the whole
-        story."""
+        """End the server, because a process died before it was ever ready. Its last report is the whole story."""
         failure = child.failure
         if self._exit_code is not None:
             return
@@ -282,8 +277,8 @@ class Supervisor:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _told_to_stop(self) -> bool:
-        """Wait for a signal to all processes at once, of which a child may have died already; the drain begins with it.
-        Returns whether it came."""
+        """Wait for a signal to all processes at once, from which a child may have died already. The drain begins with
+        it. Returns whether it came."""
         deadline = self._clock.now() + SIGNAL_WAIT_S
         while self._state is not State.DRAINING and (left := deadline - self._clock.now()) > 0:
             for event in self._events.wait(left):
@@ -294,7 +289,7 @@ class Supervisor:
         return self._state is State.DRAINING
 
     def _drain(self, number: int) -> None:
-        """Refuse new requests, and let open ones finish within the time they get. A second signal ends all at once."""
+        """Refuse new requests, and let open ones finish within their time. A second signal ends everything at once."""
         self._state = State.DRAINING
         self._swap.stop()
         delay, timeout = self._config.server.shutdown_delay, self._config.server.shutdown_timeout
@@ -306,12 +301,12 @@ class Supervisor:
         serving = self._children.present_apis
         self._children.start_no_api()
         if not serving:
-            self._stop_engines()  # no request is open, and none may come
+            self._stop_engines()  # no request is open, and none can come
         for api in serving:
             api.signal(signal.SIGTERM)
 
     def _api_drained(self, api: Child) -> None:
-        """Note that an API process has ended; when all have, the engines may."""
+        """Note that an API process has ended. When all have, the engines may end."""
         stopped_early = not self._children.is_ready(api) and api.exit_code() == -signal.SIGTERM
         if api.exit_code() != 0 and not stopped_early:
             self._unclean = f"{api.name} process did not end cleanly: {api.cause_of_death()}"
@@ -323,7 +318,7 @@ class Supervisor:
             self._stop_engines()
 
     def _stop_engines(self) -> None:
-        """End the engines, which are the last of the processes, and with them the server."""
+        """End the engines, which are the last processes, and with them the server."""
         engines = [engine for engine in self._children.engines if self._children.is_ready(engine)]
         for engine in engines:
             engine.signal(STOP_ENGINE)
@@ -339,7 +334,7 @@ class Supervisor:
         self._end(0, "")
 
     def _wait_for_apis(self) -> None:
-        """Wait until the API processes have told their clients that all is over; they end by themselves."""
+        """Wait until the API processes have told their clients that all is over, and have ended by themselves."""
         deadline = self._clock.now() + STOP_TIMEOUT_S
         for api in self._children.apis.children:
             self._wait_for(api, deadline)
@@ -348,7 +343,7 @@ class Supervisor:
         return "it had to be killed" if child.exit_code() is None else child.cause_of_death()
 
     def _wait_for(self, child: Child, deadline: float) -> int | None:
-        """Wait until the child is gone or the time is over, or until a signal comes, which is returned."""
+        """Wait until the child is gone, time is up, or a signal comes, which is returned."""
         while child.exit_code() is None and (left := deadline - self._clock.now()) > 0:
             for event in self._events.wait(left):
                 if isinstance(event, Signalled) and event.number != RELOAD:

@@ -1,7 +1,6 @@
-"""Which processes are alive and make no progress, from what they say and what the kernel says of them.
+"""Finds processes that are alive and make no progress, from what they report and what the kernel says of them.
 
-Time counts in ticks: when the whole machine stood still, or this process did, nobody else is blamed for it. Kills
-nobody; knows nothing about what the processes do.
+Time counts in ticks, so nobody is blamed when the whole machine or this process stood still.
 """
 
 from __future__ import annotations
@@ -14,19 +13,13 @@ from quire.foundation.processes.launch import Pulse
 
 TICK_S = 0.5
 STOPPED_S = 1.5
-"""How long a process may be stopped (SIGSTOP)."""
+"""Seconds that a process may be stopped (SIGSTOP)."""
 SILENT_S = 20.0
-"""How long a process may say nothing. Its loop does one thing after the other, and some take seconds."""
+"""Seconds that a process may report nothing. Its loop does one thing after the other, and some take seconds."""
 
 
 class Watchdog:
-    """Watches one process from its first pulse on.
-
-    Args:
-        pid: The process.
-        clock: For the time between two looks.
-        state: Its state, by pid.
-    """
+    """Watches one process from its first pulse on. `state` gives the state of a process by its pid."""
 
     def __init__(self, pid: int, clock: Clock, state: Callable[[int], str] = process_state) -> None:
         self._pid = pid
@@ -37,16 +30,16 @@ class Watchdog:
         self._silent_s = self._stopped_s = 0.0
 
     def heard(self, pulse: Pulse) -> None:
-        """Take a pulse, by which the process says that it is alive."""
+        """Take in a pulse, by which the process says that it is alive."""
         self._pulse = pulse
         self._silent_s = 0.0
 
     def complaint(self) -> str:
-        """Why the process counts as stuck; empty: it does not. To be asked every TICK_S."""
+        """Why the process counts as stuck; empty if it does not. Call this every TICK_S."""
         now = self._clock.now()
         passed, self._last_look = min(now - self._last_look, 2 * TICK_S), now
         if self._pulse is None:
-            return ""  # it starts, which takes as long as it takes
+            return ""  # it is starting, which takes as long as it takes
         self._silent_s += passed
         self._stopped_s = self._stopped_s + passed if self._state(self._pid) == "T" else 0.0
         if self._stopped_s >= STOPPED_S:

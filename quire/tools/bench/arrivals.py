@@ -1,8 +1,8 @@
 """When requests are sent.
 
-In an open loop, which does not wait for answers, with random gaps or a ramp. Or in closed loops, by which an engine or
-a server is timed: so many requests at a time, of random lengths, one after another. Their steps have rows that decode
-beside parts of prompts, contexts of all lengths, and whatever comes between them, as those of real loads do.
+An open loop sends at its own times, with random gaps or a ramp, whether or not answers have come. A closed loop keeps a
+number of requests open, one after another, with random lengths. Engines and servers are timed by closed loops: their
+steps mix decoding rows, parts of prompts and contexts of all lengths, as real loads do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ArrivalOptions:
     burstiness: float = 1.0
     """Shape of the gamma distribution of gaps: 1 is a Poisson process, less comes in bursts, more is more even."""
     max_concurrency: int | None = None
-    """Most requests at a time; later ones wait in the client, and their clock starts when they are sent."""
+    """Maximum requests at a time; later ones wait in the client, and their clock starts when they are sent."""
     ramp_up_strategy: Literal["linear", "exponential"] | None = None
     """Let the rate grow from --ramp-up-start-rps to --ramp-up-end-rps."""
     ramp_up_start_rps: float | None = None
@@ -32,24 +32,18 @@ class ArrivalOptions:
     ramp_up_end_rps: float | None = None
     """Rate at the end of a ramp."""
 
-
-def check_arrivals(options: ArrivalOptions) -> None:
-    """Refuse what cannot be meant.
-
-    Raises:
-        ConfigError: The message names the flag.
-    """
-    for name in ("request_rate", "burstiness", "max_concurrency", "ramp_up_start_rps", "ramp_up_end_rps"):
-        value = getattr(options, name)
-        if value is not None and not value > 0:
-            raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {value}.", param=name)
-    ends = (options.ramp_up_start_rps, options.ramp_up_end_rps)
-    if (options.ramp_up_strategy is None) != (None in ends) or (ends.count(None) == 1):
-        raise ConfigError(
-            "A ramp needs --ramp-up-strategy, --ramp-up-start-rps and --ramp-up-end-rps.", param="ramp_up_strategy"
-        )
-    if options.ramp_up_strategy is not None and options.request_rate != math.inf:
-        raise ConfigError("Give --request-rate or a ramp, not both.", param="request_rate")
+    def __post_init__(self) -> None:
+        for name in ("request_rate", "burstiness", "max_concurrency", "ramp_up_start_rps", "ramp_up_end_rps"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {value}.", param=name)
+        ends = (self.ramp_up_start_rps, self.ramp_up_end_rps)
+        if (self.ramp_up_strategy is None) != (None in ends) or (ends.count(None) == 1):
+            raise ConfigError(
+                "A ramp needs --ramp-up-strategy, --ramp-up-start-rps and --ramp-up-end-rps.", param="ramp_up_strategy"
+            )
+        if self.ramp_up_strategy is not None and self.request_rate != math.inf:
+            raise ConfigError("Give --request-rate or a ramp, not both.", param="request_rate")
 
 
 def arrival_times(options: ArrivalOptions, count: int, rng: random.Random) -> list[float]:
@@ -78,31 +72,21 @@ def _rate(options: ArrivalOptions, progress: float) -> float:
 
 
 REQUESTS = {1: 8, 3: 15, 8: 32, 24: 72}
-"""Of a load, by how many are open at a time."""
+"""How many requests a load has, by how many are open at a time."""
 PROMPTS, OUTPUTS = (16, 512), (8, 64)
-"""Fewest and most tokens; of prompts all orders of magnitude are as frequent."""
+"""Fewest and most tokens. Prompts are drawn so that all orders of magnitude are as frequent."""
 
 
 @dataclass(frozen=True)
 class ClosedLoad:
-    """Requests.
-
-    Attributes:
-        open: How many at a time.
-        lengths: Tokens of each prompt and output, in order.
-    """
+    """Tokens of each request's prompt and output, in order; `open` requests run at a time."""
 
     open: int
     lengths: tuple[tuple[int, int], ...]
 
 
 def closed_loads(most: int, longest: int, seed: int) -> list[ClosedLoad]:
-    """Loads from few to many requests at a time.
-
-    Args:
-        most: Sequences at a time.
-        longest: Tokens of a sequence.
-    """
+    """Loads from few to at most `most` requests at a time, with sequences of at most `longest` tokens."""
     draw = random.Random(seed)
     outputs = tuple(max(1, min(bound, longest // 4)) for bound in OUTPUTS)
     prompts = tuple(max(1, min(bound, longest - outputs[1] - 1)) for bound in PROMPTS)

@@ -31,13 +31,11 @@ ENDPOINTS: dict[Backend, str] = {
 
 
 class Connections:
-    """Open connections to one server; one that has had its whole answer takes the next request. A context.
+    """Open connections to one server, as a context. A connection takes the next request after its whole answer.
 
     Args:
         url: The server's root.
         connect_s: Maximum seconds until a connection is open.
-        headers: Sent with every request.
-        insecure: Whether the server's certificate is not checked.
 
     Raises:
         ValueError: The URL or a header cannot be used.
@@ -56,7 +54,7 @@ class Connections:
         self._pool.close()
 
     async def post(self, path: str, body: bytes, on_body: OnBody) -> int:
-        """Send a JSON body and wait for the end of the answer, whose parts `on_body` gets; returns its status.
+        """Send a JSON body, pass each part of the answer to `on_body`, and return the status at its end.
 
         Raises:
             HttpError: There is no answer, or it breaks off.
@@ -70,7 +68,7 @@ class Connections:
 
 @dataclass
 class Outcome:
-    """The result of one request. Times in seconds on `time.perf_counter`.
+    """The result of one request. Times are seconds of `time.perf_counter`.
 
     Attributes:
         start: When it was sent.
@@ -79,7 +77,7 @@ class Outcome:
         ttft: From `start` to the first token; None if none came, or only tokens without text.
         last: When the last token came.
         end: When the response ended, with or without an error.
-        itls: Between chunks with tokens.
+        itls: Seconds between chunks with tokens.
         error: What went wrong; empty when nothing did.
     """
 
@@ -96,18 +94,17 @@ class Outcome:
 
     @property
     def e2e_latency(self) -> float:
-        """From `start` to the last token; of an answer without one to its end."""
+        """Seconds from `start` to the last token, or to the end of an answer without tokens."""
         return (self.end if self.ttft is None else self.last) - self.start
 
     @property
     def tpot(self) -> float | None:
-        """Seconds a token after the first; None with fewer than two, or where no chunk told when they came."""
+        """Seconds for each token after the first; None for fewer than two tokens, or where no chunk came with one."""
         if self.ttft is None or self.output_tokens < 2:
             return None
         return sum(self.itls) / (self.output_tokens - 1)
 
     def token_came(self, now: float) -> None:
-        """A chunk with tokens arrived."""
         if self.ttft is None:
             self.ttft = now - self.start
         else:
@@ -135,8 +132,7 @@ class _Choice(msgspec.Struct):
 
     @property
     def num_tokens(self) -> int:
-        """Token ids, where they are sent. Otherwise 1 for a chunk that does more than open or close the stream:
-        its text may be empty."""
+        """The number of token ids, if they are sent; else 1, unless the chunk only opens or closes the stream."""
         if self.token_ids is not None:
             return len(self.token_ids)
         opens = self.delta is not None and self.delta.role is not None
@@ -163,14 +159,7 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 
 class StreamingClient:
-    """Sends requests to one endpoint of one server.
-
-    Args:
-        connections: To the server.
-        endpoint: Path of the API.
-        backend: Which API that is.
-        body: Fields of every request: model, sampling.
-    """
+    """Sends requests to one endpoint of one server. `body` has the fields that every request has: model, sampling."""
 
     def __init__(self, connections: Connections, endpoint: str, backend: Backend, body: Mapping[str, Any]) -> None:
         self._connections = connections
@@ -203,11 +192,7 @@ class StreamingClient:
 
 
 class _Reading:
-    """One response while it arrives.
-
-    Attributes:
-        outcome: Filled.
-    """
+    """Fills an outcome while its response arrives."""
 
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
@@ -218,7 +203,6 @@ class _Reading:
         self._done = False
 
     def on_body(self, piece: bytes) -> None:
-        """A piece of the answer came now."""
         now = time.perf_counter()
         *lines, self._unread = (self._unread + piece).split(b"\n")
         for line in lines:
@@ -232,11 +216,10 @@ class _Reading:
 
     @property
     def body(self) -> bytes:
-        """What was no event."""
+        """The lines that are no events."""
         return b"\n".join([*self._other, self._unread])
 
     def finish(self) -> None:
-        """The answer is over."""
         outcome = self.outcome
         outcome.text = "".join(self._said)
         outcome.output_tokens = outcome.output_tokens or self._num_tokens

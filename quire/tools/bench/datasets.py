@@ -1,14 +1,13 @@
 """Prompts and output lengths to measure with: random, shared prefixes, ShareGPT conversations, a file of one's own.
 
-Everything is drawn from a random generator that is given, so that one seed makes one dataset. Knows nothing about how
-the prompts are sent.
+Everything is drawn from the random generator that is given, so one seed makes one dataset.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -26,7 +25,7 @@ SHAREGPT_SHORTEST = 4
 
 @dataclass(frozen=True)
 class DatasetOptions:
-    """What is asked."""
+    """Which prompts, and how many."""
 
     dataset_name: DatasetName | None = None
     """Default: random, or what --dataset-path looks like: .jsonl is custom, .json is sharegpt."""
@@ -61,7 +60,7 @@ class DatasetOptions:
 
     @property
     def name(self) -> DatasetName:
-        """The dataset, also when only its file was named."""
+        """The dataset's name, also when only a file is given."""
         if self.dataset_name is not None:
             return self.dataset_name
         if self.dataset_path is None:
@@ -85,7 +84,7 @@ def make_samples(options: DatasetOptions, tokens: Tokens, rng: random.Random) ->
     """
     if options.num_prompts < 1:
         raise ConfigError(f"--num-prompts must be at least 1, got {options.num_prompts}.", param="num_prompts")
-    readers: dict[DatasetName, Callable[[DatasetOptions, Tokens, random.Random], Iterator[Sample]]] = {
+    readers = {
         "random": _random,
         "prefix_repetition": _prefix_repetition,
         "sharegpt": _sharegpt,
@@ -156,7 +155,7 @@ def _custom(options: DatasetOptions, tokens: Tokens, rng: random.Random) -> Iter
 
 
 def _entries(options: DatasetOptions) -> list[Any]:
-    """What the file holds: a JSON list, or a JSON value a line."""
+    """The values in the file: the items of a JSON list, or one JSON value a line."""
     path = options.dataset_path
     if path is None:
         raise ConfigError(f"--dataset-name {options.name} needs --dataset-path.", param="dataset_path")

@@ -1,7 +1,4 @@
-"""Sending many requests at their times, and what all of them together were like.
-
-Knows nothing about flags or reports.
-"""
+"""Sending many requests at their times, and what came of all of them together."""
 
 from __future__ import annotations
 
@@ -26,10 +23,10 @@ class Load:
     Attributes:
         outcomes: In the order of the samples.
         begin: When it began, on `time.perf_counter`.
-        duration: Seconds from the first request sent to the last answer.
+        duration: Seconds from the first request to the last answer.
         client_cpu: Share of one core that this process used; near 1 the client is what was measured.
-        max_send_delay: Most seconds that a request was sent after its time, because the client was slow or at its
-            limit of concurrency.
+        max_send_delay: Maximum seconds by which a request was sent late, because the client was slow or at its limit of
+            concurrency.
     """
 
     outcomes: list[Outcome]
@@ -44,18 +41,18 @@ class Load:
         return [outcome for outcome in self.outcomes if not outcome.error]
 
     def in_flight(self) -> list[tuple[float, int]]:
-        """How many requests were open, from each second (since the beginning) on at which that changed."""
+        """How many requests were open: seconds since the beginning, and the number from then on."""
         starts = [(outcome.start - self.begin, 1) for outcome in self.outcomes]
         ends = [(outcome.end - self.begin, -1) for outcome in self.outcomes]
         changes = sorted(starts + ends)
         return list(zip((at for at, _ in changes), accumulate(step for _, step in changes), strict=True))
 
     def token_rates(self, buckets: int) -> tuple[list[float], list[float]]:
-        """Output tokens a second in equal parts of the run: their edges (seconds), and the rate from each on."""
+        """Output tokens a second in equal parts of the run: the parts' edges in seconds, and the rate after each."""
         return rates(self._token_times(), self.duration, buckets)
 
     def peak_token_rate(self) -> float:
-        """Most output tokens in any one second; of a shorter run its mean rate."""
+        """The most output tokens in any one second; for a shorter run its mean rate."""
         times = sorted(self._token_times())
         best = running = 0.0
         first = 0
@@ -68,8 +65,10 @@ class Load:
         return best / min(PEAK_WINDOW_S, self.duration)
 
     def _token_times(self) -> list[tuple[float, float]]:
-        """When output came (seconds since the beginning) and how many tokens; an event may bring several, which the
-        server only sums up."""
+        """When output came (seconds since the beginning) and how many tokens.
+
+        The server counts tokens by request only, so a request's tokens are spread evenly over its events.
+        """
         found = []
         for outcome in self.completed:
             first = outcome.e2e_latency if outcome.ttft is None else outcome.ttft
@@ -87,13 +86,9 @@ async def run_load(
     max_concurrency: int | None,
     ended: Callable[[], None],
 ) -> Load:
-    """Send each sample at its time (seconds from now) and wait for all.
+    """Send each sample at its time (seconds from now), at most `max_concurrency` at once, and wait for all.
 
-    Args:
-        client: Sends one.
-        samples, times: As many of one as of the other.
-        max_concurrency: Most requests at a time.
-        ended: Called after each request.
+    `ended` is called after each request.
     """
     gate: contextlib.AbstractAsyncContextManager[object] = (
         contextlib.nullcontext() if max_concurrency is None else asyncio.Semaphore(max_concurrency)

@@ -63,15 +63,11 @@ class LatencyOptions:
 
 
 class OfflineBenchmark:
-    """An engine that is measured, and what is asked of it.
-
-    Args:
-        options: What is measured.
-        config: As asked.
+    """An engine that is measured, and the parameters of its requests.
 
     Attributes:
         llm: The engine, a context.
-        tokens: Random ids of the whole vocabulary; texts unless the tokenizer was left out.
+        tokens: Random ids of the whole vocabulary; and texts, unless the tokenizer was left out.
 
     Raises:
         SetupError: The model cannot be served.
@@ -88,20 +84,20 @@ class OfflineBenchmark:
         self.tokens = LocalTokens(resolved.spec.vocab_size, tokenizer)
 
     def params(self, output_len: int) -> SamplingParams:
-        """Sampling of outputs of so many tokens."""
+        """Parameters for outputs of exactly this length."""
         text = self._has_text and not self._options.disable_detokenize
         return SamplingParams(
             n=self._options.n, temperature=1.0, ignore_eos=True, max_tokens=output_len, detokenize=text
         )
 
     def write(self, result: dict[str, Any]) -> None:
-        """Write the result to the file that was asked for."""
+        """Write the result to --output-json, if that was given."""
         if self._options.output_json is not None:
             write_json(self._options.output_json, measured_with(self._options, self._config) | result)
 
 
 def run_throughput(options: ThroughputOptions, config: Config) -> int:
-    """Send all prompts at once, and report; the exit code.
+    """Send all prompts at once, and report; returns the exit code.
 
     Raises:
         QuireError: Options that cannot be meant, or a model that cannot be served.
@@ -140,7 +136,7 @@ def run_throughput(options: ThroughputOptions, config: Config) -> int:
 
 
 def run_latency(options: LatencyOptions, config: Config) -> int:
-    """Send one batch at a time, again and again, and report; the exit code.
+    """Send one batch at a time, again and again, and report; returns the exit code.
 
     Raises:
         QuireError: Options that cannot be meant, or a model that cannot be served.
@@ -175,7 +171,7 @@ def _check_positive(options: ThroughputOptions | LatencyOptions, *names: str) ->
 def _repeated(
     title: str, times: int, options: LatencyOptions, bench: OfflineBenchmark, rng: random.Random
 ) -> list[float]:
-    """Run batches of prompts that nobody has seen; the seconds of each."""
+    """Run batches of new random prompts; returns the seconds of each."""
     latencies, params = [], bench.params(options.output_len)
     with progress(title, times) as advance:
         for _ in range(times):

@@ -1,7 +1,4 @@
-"""Line charts as one self-contained SVG file: panels below each other, with axes that can be read.
-
-Knows nothing about what is plotted.
-"""
+"""Line charts as one self-contained SVG file: panels below each other, with axes that can be read."""
 
 from __future__ import annotations
 
@@ -15,15 +12,15 @@ LEFT, RIGHT, TOP, BOTTOM = 84, 20, 36, 46
 COLORS = ("#1f5fbf", "#d1495b", "#2e8b57", "#8a5cc2", "#c77d1e")
 TICKS = 6
 PLOT_BUCKETS = 60
-"""Parts of a run in whose rates it is drawn."""
+"""Number of equal parts of a run in which rates are drawn."""
 CHARACTER = 7.5
-"""Width of a letter of the legend, about."""
+"""Approximate width of a letter of the legend."""
 FONT = "font-family='system-ui, sans-serif'"
 
 
 @dataclass(frozen=True)
 class Line:
-    """A named line; `steps` holds each value until the next."""
+    """A named line; with `steps`, each value holds until the next."""
 
     name: str
     xs: Sequence[float]
@@ -42,19 +39,18 @@ class Panel:
 
 
 def shares_line(name: str, values: Iterable[float]) -> Line:
-    """For each value, the percentage of the values up to it."""
+    """The line that shows, for each value, the percentage of values up to it."""
     ordered = sorted(values)
     shares = [100 * (rank + 1) / len(ordered) for rank in range(len(ordered))]
     return Line(name, [0.0, *ordered], [0.0, *shares])
 
 
 def rates(amounts: Iterable[tuple[float, float]], seconds: float, buckets: int) -> tuple[list[float], list[float]]:
-    """Amounts a second in equal parts of a time: the parts' edges (seconds), and the rate from each edge on.
+    """Amounts a second in equal parts of a time: the parts' edges (seconds), and the rate after each edge.
 
     Args:
-        amounts: When (seconds after the beginning), and how much.
-        seconds: How long the time was.
-        buckets: How many parts it has.
+        amounts: Seconds after the beginning, and the amount.
+        seconds: Length of the whole time.
     """
     width, sums = (seconds or 1.0) / buckets, [0.0] * buckets
     for at, amount in amounts:
@@ -64,7 +60,7 @@ def rates(amounts: Iterable[tuple[float, float]], seconds: float, buckets: int) 
 
 
 def svg(panels: Sequence[Panel]) -> str:
-    """The file's text."""
+    """The text of an SVG file with these panels."""
     body = "\n".join(_panel(panel, number * HEIGHT) for number, panel in enumerate(panels))
     height = HEIGHT * len(panels)
     return (
@@ -74,7 +70,7 @@ def svg(panels: Sequence[Panel]) -> str:
 
 
 def ticks(highest: float) -> list[float]:
-    """Round numbers from 0 up to the first that is not below `highest`: multiples of 1, 2 or 5 times a power of ten."""
+    """Round numbers from 0 to the first that reaches `highest`: multiples of 1, 2 or 5 times a power of ten."""
     if highest <= 0:
         return [0.0, 1.0]
     rough = highest / (TICKS - 1)

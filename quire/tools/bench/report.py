@@ -26,7 +26,7 @@ Row = tuple[str, str]
 
 
 def measured_with(*settings: Any) -> dict[str, Any]:
-    """Date, machine, versions, and the settings (dataclasses) of a run without their secrets."""
+    """Date, machine, versions, and the settings (dataclasses) of a run with their secrets masked."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": system_info(),
@@ -36,7 +36,7 @@ def measured_with(*settings: Any) -> dict[str, Any]:
 
 
 def write_json(path: str | Path, result: dict[str, Any], *, append: bool = False) -> None:
-    """Write a result, or add it as one line to what the file holds.
+    """Write a result, or append it as one line to the file.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -46,7 +46,7 @@ def write_json(path: str | Path, result: dict[str, Any], *, append: bool = False
 
 
 def write_text(path: str | Path, text: str, *, append: bool = False) -> None:
-    """Write a file, making its directory.
+    """Write a file, and make its directory.
 
     Raises:
         ConfigError: It cannot be written.
@@ -60,7 +60,7 @@ def write_text(path: str | Path, text: str, *, append: bool = False) -> None:
 
 
 def table(title: str, sections: Sequence[tuple[str, Sequence[Row]]]) -> str:
-    """Names left, values right, a titled section each."""
+    """Sections with a title each: names on the left, values on the right."""
     lines = [f" {title} ".center(TABLE_WIDTH, "=")]
     for heading, rows in sections:
         if heading:
@@ -70,7 +70,7 @@ def table(title: str, sections: Sequence[tuple[str, Sequence[Row]]]) -> str:
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings flattened to field names, secrets masked."""
+    """Settings flattened to field names, with secrets masked."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, dict) and name not in ("extra_body", "override_generation_config"):
@@ -84,11 +84,11 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of values in any unit; all zero when there are none.
+    """A summary of values in any unit; all zero if there are no values.
 
     Attributes:
         ci95: Half the width of the mean's 95% confidence interval (normal approximation).
-        percentiles: Value by percentile.
+        percentiles: Values by percentile.
     """
 
     mean: float
@@ -99,7 +99,6 @@ class Summary:
 
 
 def summarize(values: Sequence[float], percentiles: Sequence[float]) -> Summary:
-    """Summary of `values`."""
     if not values:
         return Summary(0.0, 0.0, 0.0, 0.0, dict.fromkeys(percentiles, 0.0))
     ordered = sorted(values)
@@ -114,7 +113,7 @@ def summarize(values: Sequence[float], percentiles: Sequence[float]) -> Summary:
 
 
 def percentile(ordered: Sequence[float], wanted: float) -> float:
-    """By linear interpolation between the closest ranks, as numpy's default.
+    """A percentile by linear interpolation between the closest ranks, as numpy's default.
 
     Args:
         ordered: Ascending, not empty.
@@ -133,7 +132,7 @@ def percentile_name(wanted: float) -> str:
 
 @contextlib.contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar for `total` things; call what is yielded after each."""
+    """A progress bar for `total` things; call what is yielded after each."""
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
     with bar:

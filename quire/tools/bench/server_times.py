@@ -1,4 +1,4 @@
-"""How long a real server makes its clients wait: `quire serve` is started, and asked by the client of `quire bench
+"""How long a real server makes its clients wait: starts `quire serve`, and asks it with the client of `quire bench
 serve`.
 """
 
@@ -27,7 +27,7 @@ CONNECT_S = 10.0
 
 
 def serve_command(config: Config, directory: Path) -> list[str]:
-    """`quire serve` with these settings, in a file of the directory, at a free port of this machine."""
+    """The command that starts `quire serve` at a free port, with these settings in a file of the directory."""
     settings = directory / "settings.yaml"
     settings.write_bytes(msgspec.yaml.encode(config.changes() | {"port": 0, "host": "127.0.0.1"}))
     return [sys.executable, "-m", "quire.cli.main", "serve", f"--config={settings}"]
@@ -35,7 +35,7 @@ def serve_command(config: Config, directory: Path) -> list[str]:
 
 @contextmanager
 def served(config: Config, directory: Path) -> Iterator[int]:
-    """`quire serve`: its port, once it is ready; it is ended afterwards.
+    """Run `quire serve`: yields its port once it is ready, and ends it afterwards.
 
     Raises:
         QuireError: It did not start.
@@ -59,7 +59,7 @@ def served(config: Config, directory: Path) -> Iterator[int]:
 def asked(
     model: str, port: int, samples: Sequence[Sample], times: Sequence[float], max_concurrency: int | None = None
 ) -> list[Outcome]:
-    """What a server at this port answers to samples that are sent at these times (seconds), so many at a time.
+    """The outcomes of samples sent to the server at this port at these times (seconds), so many at a time.
 
     Raises:
         QuireError: A request failed.

@@ -1,8 +1,8 @@
 """Times steps of a model on this machine's processor, for `quire simulate --calibrate`.
 
-An engine in this process is given waves of requests: rows that decode, few and many, with short and long contexts, and
-prompts of many lengths; and loads, in which one request follows another, with lengths at random. Every step is timed, a
-step's terms are fitted to all of them, and made as long as the loads' steps were. Loads torch: imported by name.
+An engine in this process gets waves of requests (rows that decode, few and many, with short and long contexts, and
+prompts of many lengths) and loads, in which one request of random length follows another. The terms of a step are
+fitted to all steps, and then scaled to the steps of the loads. Loads torch: imported by name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from quire.tools.bench.tokens import LocalTokens
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 PROMPTS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1_024, 2_048, 4_096, 8_192)
 SHORT, LONG = 16, 1_024
-"""Tokens of a prompt before decode steps."""
+"""Tokens of prompts before decode steps."""
 OUTPUTS = 24
 LEAST_PASSES, MAX_PASSES = 2, 6
 WANTED_S = 12.0
@@ -45,12 +45,7 @@ WANTED_S = 12.0
 
 @dataclass(frozen=True)
 class Wave:
-    """Requests that are sent together.
-
-    Attributes:
-        rows: How many.
-        prompt, outputs: Tokens of each.
-    """
+    """`rows` requests that are sent together, each with tokens of prompt and output."""
 
     rows: int
     prompt: int
@@ -58,19 +53,14 @@ class Wave:
 
 
 class EngineTerms(NamedTuple):
-    """What an engine takes, in its client's process.
-
-    Attributes:
-        steps: Each step.
-        request_ms: A request, besides.
-    """
+    """What an engine in its client's process takes: for each step, and besides for each request."""
 
     steps: StepTerms
     request_ms: float
 
 
 def measure_engine(resolved: ResolvedConfig) -> EngineTerms:
-    """Time an engine of this model on this machine; some 20 seconds for a small model.
+    """Time an engine of this model on this machine, which takes some 20 seconds for a small model.
 
     Raises:
         SetupError: The model cannot be served.
@@ -81,7 +71,7 @@ def measure_engine(resolved: ResolvedConfig) -> EngineTerms:
 
 
 def waves(config: Config) -> list[Wave]:
-    """What is timed beside loads, for resolved settings: no more rows and tokens than these take."""
+    """The waves that are timed, with no more rows and tokens than the resolved settings take."""
     limits = StepLimits.of(config)
     room = limits.length - OUTPUTS - 1
     long = min(LONG, room)
@@ -98,10 +88,8 @@ def engine_terms(
 
     Args:
         config: Resolved settings.
-        spec: The model.
         executor: Not started; it is closed at the end.
-        clock: By which steps are timed.
-        wanted_s: No further pass over waves and loads begins after so many seconds; None: WANTED_S.
+        wanted_s: Seconds after which no further pass over waves and loads begins; None: WANTED_S.
     """
     slots, longest = config.scheduler.max_num_seqs, config.model.max_model_len
     assert slots and isinstance(longest, int), "settings are resolved"
@@ -111,7 +99,7 @@ def engine_terms(
     try:
         engine, firsts = _Engine(client, spec.vocab_size, clock), []
         each = waves(config)
-        for wave in each:  # what is made and recorded once, is made here
+        for wave in each:  # makes and records what is made once
             engine.run_wave(replace(wave, outputs=min(wave.outputs, 4)))
         recorder.steps.clear()
         began = clock.now()
@@ -140,7 +128,7 @@ class _Engine:
         self._numbers, self._draw = count(1), random.Random(0)
 
     def run_wave(self, wave: Wave) -> float:
-        """Send it, and wait for all of it; seconds to the first token.
+        """Send a wave, and wait for its end; returns the seconds to the first token.
 
         Raises:
             QuireError: The engine refuses a request.
@@ -154,7 +142,7 @@ class _Engine:
         return first - began
 
     def run_load(self, load: ClosedLoad) -> None:
-        """Send one after another, and wait for all.
+        """Send one request after another, and wait for all.
 
         Raises:
             QuireError: The engine refuses a request.
@@ -168,7 +156,7 @@ class _Engine:
             running -= self._ended()
 
     def _ended(self) -> set[int]:
-        """What ends with the next tokens."""
+        """The requests that end with the next tokens."""
         message = self._client.receive(None)
         while not isinstance(message, Deltas):
             message = self._client.receive(None)
@@ -186,16 +174,7 @@ class _Engine:
 
 
 class StepRecorder:
-    """An executor around another.
-
-    Args:
-        executor: That computes; not started.
-        slots: Most sequences at once.
-        clock: For the times.
-
-    Attributes:
-        steps: All that were collected.
-    """
+    """An executor that times the steps of another one, not started yet, and collects them in `steps`."""
 
     def __init__(self, executor: Executor, slots: int, clock: Clock) -> None:
         self._executor, self._clock = executor, clock

@@ -1,7 +1,4 @@
-"""Where a dataset gets token ids and texts from: a tokenizer here, or the one of a running server.
-
-Knows nothing about datasets.
-"""
+"""Where a dataset gets token ids and texts from: a tokenizer in this process, or the one of a running server."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ from quire.foundation.http_client.blocking_client import BlockingClient
 from quire.text.tokenizer import Tokenizer
 
 _LOWEST_ID = 3
-"""Ids below are special tokens in most vocabularies."""
+"""Ids below this are special tokens in most vocabularies."""
 _SAMPLE = string.printable + " ".join(a + b for a in string.ascii_lowercase for b in string.ascii_lowercase)
 
 
 def has_tokenizer(http: BlockingClient, model: str) -> bool:
-    """Whether the server takes text. One that works on token ids only refuses to tokenize with status 400."""
+    """Whether the server takes text. A server that works on token ids only refuses to tokenize with status 400."""
     try:
         status, _ = http.ask("POST", "/tokenize", {"model": model, "prompt": "a"})
     except HttpError:
@@ -33,26 +30,15 @@ def has_tokenizer(http: BlockingClient, model: str) -> bool:
 class Tokens(Protocol):
     """A model's tokens."""
 
-    def random_ids(self, count: int, rng: random.Random) -> list[int]:
-        """Random token ids."""
-        ...
+    def random_ids(self, count: int, rng: random.Random) -> list[int]: ...
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text."""
-        ...
+    def encode(self, text: str) -> list[int]: ...
 
-    def decode(self, ids: list[int]) -> str:
-        """The text of token ids."""
-        ...
+    def decode(self, ids: list[int]) -> str: ...
 
 
 class LocalTokens:
-    """Of a tokenizer in this process, or of a vocabulary alone.
-
-    Args:
-        vocab_size: Ids below are drawn.
-        tokenizer: For texts; without one there are ids only.
-    """
+    """Tokens of a tokenizer in this process, or of a vocabulary of this size alone, which has no texts."""
 
     def __init__(self, vocab_size: int, tokenizer: Tokenizer | None = None) -> None:
         self._vocab_size = vocab_size
@@ -74,12 +60,7 @@ class LocalTokens:
 
 
 class ServedTokens:
-    """Of the server, by /tokenize and /detokenize. Ids are drawn from those that a sample text has.
-
-    Args:
-        http: For addresses relative to the server's root.
-        model: The name it is served under.
-    """
+    """Tokens of a server's model, by /tokenize and /detokenize. Random ids are those of a sample text."""
 
     def __init__(self, http: BlockingClient, model: str) -> None:
         self._http = http

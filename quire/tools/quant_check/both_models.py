@@ -17,20 +17,19 @@ from quire.tools.quant_check.options import CheckOptions
 from quire.tools.quant_check.questions import read_passages
 
 _MAY_DIFFER = ("quantization", "held", "dtype", "eos_ids", "bos_id", "max_model_len", "untied")
-"""Fields of ModelSpec that say nothing of the arithmetic between tokens and logits."""
+"""Fields of ModelSpec that do not change the arithmetic between tokens and logits."""
 
 SHARE_FOR_WEIGHTS = 0.8
-"""Of the device's memory; the rest is for activations and logits."""
+"""Of the device's memory. The rest is for activations and logits."""
 
 
 @dataclass(frozen=True)
 class BothModels:
-    """Settings of which none is open.
+    """The resolved settings of two models of one shape, dtype and device.
 
     Attributes:
-        base, quantized: Of one shape, dtype and device.
         fit_at_once: Whether the device has room for the weights of both.
-        tokenizer: The base model's; None: only token ids are compared.
+        tokenizer: The base model's; None if only token ids are compared.
     """
 
     base: ResolvedConfig
@@ -40,12 +39,12 @@ class BothModels:
 
     @property
     def longest(self) -> int:
-        """Tokens of a sequence that both were made for."""
+        """Maximum tokens of a sequence in both models."""
         return min(self.base.spec.max_model_len, self.quantized.spec.max_model_len)
 
 
 def resolve_both(options: CheckOptions, *, needs_text: bool) -> BothModels:
-    """Find both models and check that they can be compared; says what they are on standard error.
+    """Find both models, check that they can be compared, and describe them on standard error.
 
     Raises:
         ConfigError: They cannot.
@@ -87,7 +86,7 @@ def _check_alike(base: ModelSpec, quantized: ModelSpec) -> None:
 
 
 def _fit_at_once(base: ResolvedConfig, quantized: ResolvedConfig) -> bool:
-    """Whether the weights of both leave something of the device's memory; says so if not."""
+    """Whether the weights of both leave room in the device's memory; if not, says so on standard error."""
     dtype, machine = base.config.model.dtype, this_machine()
     on_gpu = base.config.device.device == "cuda" and machine.gpu is not None
     available = machine.gpu.free_bytes if on_gpu and machine.gpu else machine.memory_bytes
@@ -103,7 +102,7 @@ def _fit_at_once(base: ResolvedConfig, quantized: ResolvedConfig) -> bool:
 
 
 def _check_tokenizers(tokenizer: Tokenizer, directory: str) -> None:
-    """Both models mean the same by a token."""
+    """Refuse models whose tokens have different meanings."""
     try:
         other = load_tokenizer(directory)
     except CheckpointError:

@@ -1,7 +1,7 @@
-"""`quire check-quant`: two models, the same tokens, and how far apart what they predict is. Loads torch.
+"""`quire check-quant`: two models, the same tokens, and how far apart their predictions are. Loads torch.
 
-The tokens run through both models, then through the base model with one layer swapped at a time. Logits are compared as
-they are computed and never kept; of the base model the hidden states are, on the host.
+The tokens run through both models, and then through the base model with one layer swapped at a time. Logits are
+compared as they are computed and never kept; the base model's hidden states are kept on the host.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LONGEST_PASSAGE = 1024
 
 
 def run(options: CheckOptions) -> int:
-    """Measure and report; the exit code: 0 if the quantized model is good, 1 if it is not or nothing can be said.
+    """Measure and report; returns the exit code: 0 if the quantized model is good, 1 if it is bad or that is unclear.
 
     Raises:
         SetupError: It cannot be measured.
@@ -57,7 +57,7 @@ def run(options: CheckOptions) -> int:
 def _sequences(
     options: CheckOptions, questions: Sequence[Question] | None, models: BothModels
 ) -> tuple[list[ScoredSequence], Scores | None]:
-    """What is compared, and the scores."""
+    """The sequences that are compared, and the scores."""
     scores = None
     if questions is None:
         assert models.tokenizer is not None
@@ -71,12 +71,12 @@ def _sequences(
 
 
 POSITIONS_AT_ONCE = 128
-"""Whose logits are compared at once: 128 of 128,256 tokens take 66 MB in fp32, a few times over."""
+"""Tokens whose logits are compared at once: 128 of 128,256 logits take 66 MB in fp32, a few times over."""
 Logits = Callable[[Tensor], Tensor]
 
 
 def measure(models: BothModels, sequences: Sequence[ScoredSequence], worst_layers: int) -> Findings:
-    """Compare the models on these tokens, then swap the worst layers one at a time.
+    """Compare the models on these sequences, then swap the worst layers one at a time.
 
     Raises:
         SetupError: One of them cannot be loaded.
@@ -105,17 +105,16 @@ def measure(models: BothModels, sequences: Sequence[ScoredSequence], worst_layer
 
 
 class _Comparison:
-    """Runs all sequences through the base model and something else."""
+    """Compares the base model with the quantized one, or with itself after layers are swapped, on all sequences."""
 
     def __init__(self, models: PairedModels, forward: SequenceForward, sequences: Sequence[ScoredSequence]) -> None:
         self._models = models
         self._forward = forward
         self._sequences = sequences
-        self._hidden: list[Tensor] = []
-        """The base model's, on the host."""
+        self._hidden: list[Tensor] = []  # the base model's, on the host
 
     def of_whole_model(self) -> Divergence:
-        """Of the quantized model. Beside it, every layer is compared on the base model's activations."""
+        """Compare the quantized model. Meanwhile every layer is compared on the base model's activations."""
         base, quantized, parts = self._models.base, self._models.quantized, []
         _set_mode(self._models.pairs, "compare")
         for batch in self._batches():
@@ -127,7 +126,7 @@ class _Comparison:
         return summarize(joined(parts))
 
     def of_one(self, suspect: Suspect) -> Divergence:
-        """Of the base model with these layers swapped."""
+        """Compare the base model with these layers swapped."""
         base, parts, kept = self._models.base, [], iter(self._hidden)
 
         def swapped_logits(hidden: Tensor) -> Tensor:
@@ -152,7 +151,7 @@ class _Comparison:
 def _compared(
     sequence: ScoredSequence, hidden: Tensor, other: Tensor, logits: Logits, other_logits: Logits
 ) -> list[TokenFigures]:
-    """Figures of a sequence's predicted tokens, from both models' hidden states [tokens, hidden]."""
+    """Figures of a sequence's predicted tokens, from two hidden states [tokens, hidden]."""
     tokens, parts = torch.tensor(sequence.tokens, device=hidden.device), []
     for start in range(sequence.first - 1, len(tokens) - 1, POSITIONS_AT_ONCE):
         end = min(start + POSITIONS_AT_ONCE, len(tokens) - 1)

@@ -1,6 +1,6 @@
 """What the models generate: the base model's greedy answers, on which both are compared, and both models' scores.
 
-Each model is served by an engine of this process, which is gone before the next one starts.
+An engine in this process serves each model, and is gone before the next one starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quire.tools.quant_check.questions import Question, percent_right
 
 @dataclass(frozen=True)
 class ScoredSequence:
-    """Tokens of which those from `first` on are predicted, each from all before it."""
+    """Tokens of which those from `first` on are predicted, each from all tokens before it."""
 
     tokens: list[int]
     first: int
@@ -39,7 +39,7 @@ class Scores:
 
 
 def passages_as_sequences(passages: Sequence[str], tokenizer: Tokenizer, longest: int) -> list[ScoredSequence]:
-    """Each passage from its second token on."""
+    """Each passage, predicted from its second token on."""
     encoded = [tokenizer.encode(passage)[:longest] for passage in passages]
     return [ScoredSequence(tokens, 1) for tokens in encoded if len(tokens) > 1]
 
@@ -70,11 +70,7 @@ def answer(
 def _generate(
     resolved: ResolvedConfig, questions: Sequence[Question], prompts: list[list[int]] | None, max_tokens: int
 ) -> list[RequestOutput]:
-    """Greedy answers, in the order of the questions.
-
-    Args:
-        prompts: Token ids to use in place of the questions' own.
-    """
+    """Greedy answers in the order of the questions. `prompts` are token ids in place of the questions' own."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     with LLM(**_settings(resolved)) as llm:
         try:
@@ -112,7 +108,6 @@ def _texts(outputs: Sequence[RequestOutput]) -> list[str]:
 
 
 def _free_memory() -> None:
-    """The next model needs it."""
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()

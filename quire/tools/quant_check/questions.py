@@ -1,7 +1,4 @@
-"""What is measured on: passages that come with the package, or the user's own prompts, some with answers.
-
-Owns the file's format, and when an answer is right. Knows nothing about models.
-"""
+"""The texts to measure on: passages that come with the package, or the user's own prompts, some with answers."""
 
 from __future__ import annotations
 
@@ -22,12 +19,12 @@ _WORD = re.compile(r"[^\W_]+(?:[.,:]\d+)*")
 
 @dataclass(frozen=True)
 class Question:
-    """A line of a prompts file.
+    """A line of a prompts file: either a prompt or messages.
 
     Attributes:
-        prompt: Text or token ids; or else there are `messages`.
+        prompt: Text or token ids.
         messages: A conversation, in OpenAI's format.
-        answers: Any of which is right; empty: it is not scored.
+        answers: Right answers, of which one is enough; empty if the line is not scored.
     """
 
     prompt: str | list[int] | None
@@ -36,11 +33,10 @@ class Question:
 
     @property
     def needs_text(self) -> bool:
-        """Whether a tokenizer is needed."""
         return not isinstance(self.prompt, list) or bool(self.answers)
 
     def is_answered_by(self, text: str) -> bool:
-        """Whether the words of one of the answers stand in the text, in a row; case and punctuation do not count."""
+        """Whether the text has the words of an answer in a row; case and punctuation do not count."""
         said = _words(text)
         return any(f" {wanted} " in f" {said} " for wanted in map(_words, self.answers))
 
@@ -54,7 +50,7 @@ def read_questions(path: str) -> list[Question]:
     """The questions of a file with a JSON object a line.
 
     Raises:
-        ConfigError: It cannot be read, or has a line that is none; the message names it.
+        ConfigError: The file cannot be read, or has a line that is no question; the message names it.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -99,6 +95,6 @@ def _words(text: str) -> str:
 
 
 def percent_right(questions: Sequence[Question], texts: Sequence[str]) -> float:
-    """Of the questions with answers."""
+    """The percentage of questions with answers that are answered right."""
     right = [each.is_answered_by(text) for each, text in zip(questions, texts, strict=True) if each.answers]
     return 100 * sum(right) / len(right)

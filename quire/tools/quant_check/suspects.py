@@ -1,8 +1,8 @@
-"""Which layers may be swapped for their quantized ones by themselves, and how wrong each one's products are.
+"""Which layers can be swapped for their quantized ones alone, and how wrong each one's products are.
 
-Some tools move scales from a weight into its neighbours before they quantize (AWQ, SmoothQuant: into the norm before;
-others rotate the whole stream). Such a layer computes something else by itself, so it is swapped with its neighbours,
-or not at all.
+Some tools move scales from a weight into its neighbours before they quantize (AWQ and SmoothQuant: into the norm
+before; others rotate the whole stream). Alone, such a layer computes something else, so it is swapped together with its
+neighbours, or not at all.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from quire.tools.quant_check.layer_pairs import LayerPair
 
 SAME_NORM = 0.02
-"""Relative error of a norm up to which it counts as unchanged: it may be stored in another dtype."""
+"""Relative error up to which a norm counts as unchanged: it may be stored in another dtype."""
 SAME_EMBEDDING = 0.5
-"""Relative error of an embedding up to which it counts as unchanged: it may be quantized."""
+"""Relative error up to which an embedding counts as unchanged: it may be quantized."""
 _BLOCK = re.compile(r"^(.*?\.\d+)\.")
 
 
@@ -28,8 +28,7 @@ class Suspect:
 
     Attributes:
         name: The name of the layer's modules, or of a block.
-        errors: By module, see LayerPair.errors. Empty where parts mean something only together.
-        pairs: What is swapped.
+        errors: By module, as from LayerPair.errors; empty for a block, whose parts only make sense together.
     """
 
     name: str
@@ -43,7 +42,7 @@ class Suspect:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """A context in which the base model has the quantized layers in place of these."""
+        """Within this context the base model computes with the quantized layers."""
         for pair in self.pairs:
             pair.mode = "quantized"
         try:
@@ -58,9 +57,9 @@ class Suspects:
     """All layers that differ.
 
     Attributes:
-        single: Layers that stand by themselves, the worst first.
-        together: Blocks that can only be swapped whole, in the model's order.
-        note: Why not all are single; None: they are.
+        single: Layers that can be swapped alone, the worst first.
+        together: Blocks that can only be swapped as a whole, in the model's order.
+        note: Why not all layers are single; None if they are.
     """
 
     single: tuple[Suspect, ...]
@@ -69,7 +68,7 @@ class Suspects:
 
 
 def find_suspects(pairs: Sequence[LayerPair]) -> Suspects:
-    """Find the layers that differ, from what was compared on the base model's activations."""
+    """Find the layers that differ, after all were compared on the base model's activations."""
     errors = {pair: pair.errors() for pair in pairs}
     worst = {pair: max(map(_size, found.values()), default=0.0) for pair, found in errors.items()}
     if any(pair.kind == "embedding" and worst[pair] > SAME_EMBEDDING for pair in pairs):
@@ -89,11 +88,11 @@ def find_suspects(pairs: Sequence[LayerPair]) -> Suspects:
 
 
 def _block(pair: LayerPair) -> str:
-    """The block that a pair is part of; what stands after the blocks is one, and an embedding stands alone."""
+    """The block of a pair. An embedding is a block of its own, and so is everything after the last block."""
     found = _BLOCK.match(pair.modules[0])
     return found[1] if found else "embedding" if pair.kind == "embedding" else "head"
 
 
 def _size(error: float) -> float:
-    """An error to compare by: one that is no number counts as the largest."""
+    """An error to compare by: one that is not a number counts as the largest."""
     return math.inf if math.isnan(error) else error

@@ -1,5 +1,5 @@
-"""What a simulation or a plan is asked to serve: the model, found here and never downloaded, and the load, which is a
-file's or made up as `quire bench serve` makes it with the same seed.
+"""What a simulation or a plan is asked to serve: the model, which is never downloaded, and the load, which comes from a
+file or is made as `quire bench serve` makes it with the same seed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,11 @@ from quire.tools.simulation.trace_files import read_trace
 
 
 def asked_load(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Trace:
-    """The requests, in order.
-
-    Args:
-        directory: Of the model, for its tokenizer.
+    """The requests, in order. The tokenizer comes from the model's directory if none is named.
 
     Raises:
-        ConfigError: A file cannot be read, or options that cannot be meant.
-        ModelNotFoundError: A dataset of text, and no tokenizer.
+        ConfigError: A file cannot be read, or the options contradict each other.
+        ModelNotFoundError: A dataset of text has no tokenizer.
     """
     rng = random.Random(options.seed)
 
@@ -47,7 +44,7 @@ def asked_load(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Tr
 
 
 def timed_load(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Trace:
-    """The requests, in order, with gaps. A load that would come all at once comes at one request a second."""
+    """The requests of `asked_load`; if they would all come at once, they come at one request a second instead."""
     load = asked_load(options, spec, directory)
     if load.seconds:
         return load
@@ -58,7 +55,7 @@ def find_model(name: str) -> Path:
     """The directory with the model's config.json.
 
     Raises:
-        ModelNotFoundError: There is none here; the message says what to do.
+        ModelNotFoundError: The model is not on this machine; the message says what to do.
         CheckpointError: A GGUF file is broken or not served.
     """
     path = Path(name).expanduser()

@@ -1,4 +1,4 @@
-"""A load: when requests arrive, how long they are, what they share. Knows nothing about engines or files."""
+"""A load: when requests arrive, how long they are, and what they share."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ class TraceRequest:
 
     Attributes:
         arrival: Seconds after the beginning of the load.
-        prompt: Tokens of its prompt.
-        output: Tokens of its output.
-        parts: What the prompt begins with, as (name, tokens), in order: requests whose first parts are the same share
-            these tokens. The rest of the prompt is its own.
-        ids: The prompt's tokens, where they are known.
+        prompt, output: Numbers of tokens.
+        parts: The parts that the prompt begins with, as (name, tokens), in order. Requests share the tokens of equal
+            first parts; the rest of the prompt is a request's own.
+        ids: The prompt's tokens, if they are known.
     """
 
     arrival: float
@@ -36,11 +35,9 @@ class TraceRequest:
 
 @dataclass(frozen=True)
 class Trace:
-    """A load.
+    """Requests by arrival.
 
-    Attributes:
-        requests: By arrival.
-        concurrency: Most requests at a time; later ones wait in the client, and count from when they are sent.
+    `concurrency` is the maximum at a time; later ones wait in the client, and their clock starts when they are sent.
     """
 
     requests: tuple[TraceRequest, ...]
@@ -67,11 +64,10 @@ class Trace:
         return replace(self, requests=tuple(replace(r, arrival=t) for r, t in zip(self.requests, times, strict=True)))
 
     def at_once(self) -> Trace:
-        """This load without gaps: all requests come at once."""
         return replace(self, requests=tuple(replace(request, arrival=0.0) for request in self.requests))
 
     def token_ids(self, vocab_size: int, seed: int = 0) -> Iterator[list[int]]:
-        """The prompts' token ids, in order: known ones, else random ones, of which only shared parts are equal."""
+        """The prompts' token ids, in order: known ones, or random ones that are equal in shared parts only."""
         draw = np.random.default_rng(seed)
         shared: dict[tuple[str, int], list[int]] = {}
         for request in self.requests:
@@ -87,11 +83,7 @@ class Trace:
 
 
 def from_samples(samples: Sequence[Sample], tokens: Tokens, times: Sequence[float], concurrency: int | None) -> Trace:
-    """A dataset whose samples are sent at these times (seconds).
-
-    Args:
-        tokens: The model's tokenizer, for samples of text.
-    """
+    """A dataset whose samples are sent at these times (seconds). `tokens` encodes samples of text."""
     prompts = [s.prompt if isinstance(s.prompt, list) else tokens.encode(s.prompt) for s in samples]
     requests = [
         TraceRequest(time, len(ids), sample.output_len, ids=tuple(ids))
@@ -101,7 +93,7 @@ def from_samples(samples: Sequence[Sample], tokens: Tokens, times: Sequence[floa
 
 
 def from_requests(requests: Sequence[TraceRequest], most: int, concurrency: int | None) -> Trace:
-    """A trace of the first requests of a file, from 0 on."""
+    """A trace of the first `most` requests of a file, which begins at 0."""
     chosen = list(islice(sorted(requests, key=lambda request: request.arrival), most))
     first = chosen[0].arrival
     return Trace(tuple(replace(r, arrival=r.arrival - first) for r in chosen), concurrency)

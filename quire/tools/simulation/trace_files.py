@@ -8,7 +8,7 @@
 | .jsonl with `prompt` | vLLM's custom dataset: prompts as text or ids, without times |
 | .json, a list | ShareGPT: conversations, without times |
 
-The last two are tokenized, and arrive as --request-rate says.
+Prompts of the last two are tokenized, and arrive as --request-rate says.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class TraceFileOptions:
 def read_trace(
     options: TraceFileOptions, arrivals: ArrivalOptions, most: int, tokens: Callable[[], Tokens], rng: random.Random
 ) -> Trace:
-    """The first `most` requests of the file. One without times, or a finite --request-rate, decides when they come.
+    """The first `most` requests of the file, at their own times, or at those of --request-rate if it is finite.
 
     Args:
-        tokens: The model's tokenizer, for files that hold text.
+        tokens: Returns the model's tokenizer, for files with text.
 
     Raises:
-        ConfigError: The file cannot be read, or holds something else.
+        ConfigError: The file cannot be read, or has something else in it.
     """
     path = options.trace
     assert path is not None
@@ -79,7 +79,7 @@ def _burstgpt(path: str) -> list[TraceRequest]:
 
 
 def _json_requests(options: TraceFileOptions, path: str) -> list[TraceRequest] | None:
-    """Of a file with times; None: it is a dataset."""
+    """The requests of a file with times; None if the file is a dataset."""
     text = Path(path).read_text()
     if path.endswith(".jsonl"):
         lines = [json.loads(line) for line in text.splitlines() if line.strip()]
@@ -91,7 +91,7 @@ def _json_requests(options: TraceFileOptions, path: str) -> list[TraceRequest] |
 
 
 def _timed(options: TraceFileOptions, line: Mapping[str, Any]) -> TraceRequest:
-    """Each hash id is a block of tokens that prompts with the same ids before it share."""
+    """A request with hash ids, each of which is a block of tokens that prompts with the same ids before it share."""
     scale = 1e-3 if options.trace_timestamps == "ms" else 1.0
     prompt, size, ids = int(line["input_length"]), options.trace_block_size, line.get("hash_ids") or []
     parts = tuple((f"block {each}", min(size, prompt - at * size)) for at, each in enumerate(ids) if at * size < prompt)
@@ -99,7 +99,7 @@ def _timed(options: TraceFileOptions, line: Mapping[str, Any]) -> TraceRequest:
 
 
 def _result(found: Mapping[str, Any]) -> list[TraceRequest]:
-    """What was sent when; a result without start times sent all at once."""
+    """The requests of a load generator's result; without start times, all of them come at once."""
     prompts: Sequence[int] = found["input_lens"]
     starts = found.get("start_times") or [0.0] * len(prompts)
     first = min(starts)

@@ -24,14 +24,14 @@ from quire.tools.sizing.steady_state import Traffic
 from quire.tools.sizing.survey import Candidate, MemoryRow, devices, memory_row, survey
 
 MAX_TRACED = 1_000
-"""Requests of a trace that lengths are taken from, and that are simulated."""
+"""Requests of a trace that give the lengths and are simulated."""
 
 
 def run(options: PlanOptions) -> int:
-    """Plan, print and write; the exit code: 0, or 1 if nothing keeps the targets.
+    """Plan, print and write; returns the exit code: 0, or 1 if nothing keeps the targets.
 
     Raises:
-        ModelNotFoundError, CheckpointError, ConfigError: See find_model, read_spec, survey, read_trace.
+        ModelNotFoundError, CheckpointError, ConfigError: The model or a file cannot be used, or an option is wrong.
     """
     if options.check:
         print(check_text(checked(measured_rows())))
@@ -69,14 +69,14 @@ def _trace(options: PlanOptions) -> Trace | None:
 
 
 def _traffic(trace: Trace) -> Traffic:
-    """Mean lengths: throughput goes by these."""
+    """Traffic with the mean lengths of the trace, which throughput depends on."""
     prompts, outputs = ([getattr(each, name) for each in trace.requests] for name in ("prompt", "output"))
     most = max(map(sum, zip(prompts, outputs, strict=True)))
     return Traffic(round(fmean(prompts)), max(1, round(fmean(outputs))), most)
 
 
 def _simulated(best: Candidate, trace: Trace) -> Figures | None:
-    """The trace on the best candidate, whose sequences may be as long as the longest one."""
+    """The figures of the trace on the best candidate, whose sequences may be as long as the longest one."""
     if best.best is None or best.deployment is None:
         return None
     where = best.deployment
@@ -84,7 +84,7 @@ def _simulated(best: Candidate, trace: Trace) -> Figures | None:
 
 
 def _memory(options: PlanOptions, spec: ModelSpec) -> list[MemoryRow]:
-    """Of one of each device, in each format."""
+    """The memory of one of each device, in each format."""
     formats: tuple[FormatName, ...] = get_args(FormatName)
     wanted = [name for name in formats if name in options.formats.split(",")]
     own = wanted if spec.quantization is None else wanted[:1]
