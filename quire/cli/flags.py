@@ -1,6 +1,6 @@
 """Command-line flags from dataclass fields, which give names, types, defaults, help and groups.
 
-Wrong arguments raise a ConfigError of one line.
+Values are written as `quire.foundation.config.values` reads them. Wrong arguments raise a ConfigError of one line.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import io
+import json
 import os
 import re
 import shlex
@@ -16,15 +17,40 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from quire.cli.flag_values import registry
 from quire.cli.help import about, described, help_word, hint
-from quire.cli.settings_fields import engine_config, settings_of, with_engine
-from quire.cli.settings_file import read_flags
+from quire.cli.settings_fields import engine_config, read_flags, settings_of, with_engine
 from quire.errors import ConfigError
 from quire.foundation.config import BUILTIN_MODEL, Config, environment
-from quire.foundation.config.values import read_value, without_none
+from quire.foundation.config.values import is_readable, metavar, read_value, without_none
 from quire.foundation.config.vllm_compat import VLLM_ALIASES, VLLM_SETTINGS, check_vllm_setting
+
+
+def registry() -> ConstructorRegistry:
+    rules = ConstructorRegistry()
+    rules.primitive_rule(_rule)
+    return rules
+
+
+def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    kind = info.type
+    if kind is bool or not is_readable(kind):
+        return None  # bool: a flag without a value
+    if kind == tuple[str, ...]:
+        return PrimitiveConstructorSpec(
+            nargs="*", metavar=metavar(kind), instance_from_str=lambda words: read_value(kind, words),
+            is_instance=lambda value: True, str_from_instance=lambda value: list(value or ()),
+        )  # fmt: skip
+    return PrimitiveConstructorSpec(
+        nargs=1, metavar=metavar(kind), instance_from_str=lambda words: read_value(kind, words[0]),
+        is_instance=lambda value: True, str_from_instance=lambda value: [_written(value)],
+    )  # fmt: skip
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
 
 Options = TypeVar("Options")
 _ALIKE = ("api_key", "served_model_name")
@@ -48,11 +74,8 @@ def parse_config(arguments: Sequence[str], program: str, description: str) -> Co
 
 def _refuse_model_among_values(arguments: Sequence[str], program: str) -> None:
     """Refuse a model among a flag's values, when no model is given: `--api-key KEY MODEL` would serve the built-in
-    model with MODEL as a second key.
-
-    Raises:
-        ConfigError: The last value of a flag that takes several looks like a model.
-    """
+    model with MODEL as a second key. Raises ConfigError if the last value of a flag that takes several looks like a
+    model."""
     several = {setting.name for setting in settings_of(Config) if setting.kind == tuple[str, ...]}
     flag, before = "", 0  # the last flag, and how many arguments stand before it
     values: list[str] = []
@@ -161,11 +184,8 @@ def _without_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def _without_vllm_flags(arguments: Sequence[str]) -> list[str]:
-    """Leave out vLLM's flags that have no effect here, with a warning for each.
-
-    Raises:
-        ConfigError: A flag asks for something that is not supported.
-    """
+    """Leave out vLLM's flags that have no effect here, with a warning for each. Raises ConfigError if a flag asks for
+    something that is not supported."""
     kept: list[str] = []
     rest = iter(arguments)
     for argument in rest:
@@ -188,11 +208,7 @@ def _without_vllm_flags(arguments: Sequence[str]) -> list[str]:
 
 def _with_spelled_booleans(options: type, arguments: Sequence[str]) -> list[str]:
     """Turn `--x` and `--no-x` into `--x=true` and `--x=false` for settings that may also be None, and the reverse for
-    settings that may not.
-
-    Raises:
-        ConfigError: A flag has another value, or `--no-x` has one.
-    """
+    settings that may not. Raises ConfigError if a flag has another value, or `--no-x` has one."""
     kinds = {s.name: s.kind for s in settings_of(options) if without_none(s.kind) is bool}
     spelled = []
     for argument in arguments:
@@ -227,7 +243,6 @@ def _first_paragraph(box: str) -> str:
 
 
 def _unknown(rest: Sequence[str], options: type, program: str, *, vllm_flags: bool) -> ConfigError:
-    """The error about arguments that the command does not have."""
     flag = next((argument for argument in rest if argument.startswith("-")), None)
     if flag is None:
         return ConfigError(f"'{rest[-1]}' was not expected: is it the value of a flag? See {program} --help.")

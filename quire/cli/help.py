@@ -25,7 +25,6 @@ def help_word(arguments: Sequence[str]) -> str | None:
 
 
 def hint(options: type) -> str:
-    """The last sentences of a command's description."""
     return HINT.format(groups=", ".join(dict.fromkeys(setting.group for setting in settings_of(options))))
 
 
@@ -47,11 +46,8 @@ def described(options: type) -> type:
 
 
 def about(options: type, word: str) -> type:
-    """A dataclass with the settings of `options` in the group `word`, or else with those that mention it.
-
-    Raises:
-        ConfigError: There are none.
-    """
+    """A dataclass with the settings of `options` in the group `word`, or else with those that mention it. Raises
+    ConfigError if there are none."""
     settings = settings_of(options)
     found = [setting for setting in settings if setting.group == word]
     found = found or [setting for setting in settings if _speaks_of(setting, word)]

@@ -16,14 +16,14 @@ from quire.version import __version__
 COMMANDS = {
     "serve": ("quire.cli.serve", "serve a model over the OpenAI API"),
     "route": ("quire.cli.route", "one address in front of several servers and models"),
-    "chat": ("quire.cli.chat", "chat with a running server"),
-    "complete": ("quire.cli.complete", "complete text with a running server"),
+    "chat": ("quire.cli.chat:chat", "chat with a running server"),
+    "complete": ("quire.cli.chat:complete", "complete text with a running server"),
     "run-batch": ("quire.cli.run_batch", "answer the requests of a file, without a server"),
     "check-quant": ("quire.cli.tools:check_quant", "measure what quantization costs a model, and name the layers"),
     "plan": ("quire.cli.tools:plan", "plan devices, memory and cost for a model"),
     "simulate": ("quire.cli.tools:simulate", "serve a load in virtual time: latencies, and the rate that keeps limits"),
     "bench": ("quire.cli.tools:bench", "measure throughput, latency, a server under load, or start-up"),
-    "collect-env": ("quire.cli.collect_env", "show versions and machine for a bug report"),
+    "collect-env": ("quire.cli.tools:collect_env", "show versions and machine for a bug report"),
 }
 """By name: the module, and its function unless that is `run`; and what the command does."""
 

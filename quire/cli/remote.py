@@ -14,8 +14,8 @@ import msgspec
 
 from quire.errors import ConfigError, QuireError, UnavailableError, reason
 from quire.foundation.config import environment
-from quire.foundation.http_client.answer_parser import ConnectError, HttpError
 from quire.foundation.http_client.blocking_client import BlockingClient
+from quire.foundation.http_client.http1 import ConnectError, HttpError
 
 CONNECT_S = 10.0
 PROMPT = "> "
@@ -51,11 +51,8 @@ class RemoteServer:
         self._http.__exit__(*error)
 
     def model(self) -> str:
-        """The name of the first model that is served.
-
-        Raises:
-            QuireError: The server does not answer, or not with a list of models.
-        """
+        """The name of the first model that is served. Raises QuireError if the server does not answer, or not with a
+        list of models."""
         content = b"".join(self._sent("GET", "/models", None))
         try:
             return str(msgspec.json.decode(content)["data"][0]["id"])
@@ -64,10 +61,7 @@ class RemoteServer:
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """The choices of a streamed answer, as they come. Ending the iteration early ends the work on the server.
-
-        Raises:
-            QuireError: The server refuses, fails, or is not there.
-        """
+        Raises QuireError if the server refuses, fails, or is not there."""
         unread = b""
         with closing(self._sent("POST", path, {**body, "stream": True})) as parts:
             for part in parts:

@@ -69,11 +69,8 @@ class RunBatchOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Answer all requests; returns the exit code.
-
-    Raises:
-        QuireError: The input is wrong, the engine cannot start, or it died; answers so far are kept.
-    """
+    """Answer all requests; returns the exit code. Raises QuireError if the input is wrong, the engine cannot start, or
+    it died; answers so far are kept."""
     options, config = parse_with_engine(RunBatchOptions, arguments, "quire run-batch", DESCRIPTION)
     for name in ("input_file", "output_file"):
         if not getattr(options, name):

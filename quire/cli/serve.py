@@ -20,11 +20,7 @@ DESCRIPTION = "Serve a model over the OpenAI API: quire serve [MODEL] [flags]. D
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Serve until the server ends; returns its exit code.
-
-    Raises:
-        SetupError: The server cannot start.
-    """
+    """Serve until the server ends; returns its exit code. Raises SetupError if the server cannot start."""
     config = parse_config(arguments, "quire serve", DESCRIPTION)
     if not config.server.api_key and {"--api-key", "--api_key"} & set(arguments):
         raise ConfigError("--api-key has no key: give one, or leave the flag out to serve without one.")

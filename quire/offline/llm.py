@@ -16,7 +16,6 @@ from quire.foundation.messages.workers import TokenLogprobs
 from quire.foundation.processes.garbage import rare_collection
 from quire.offline.adapters import LoRARequest, for_each
 from quire.offline.local_engine import LocalEngine, no_sampling_params
-from quire.offline.metrics import OfflineMetrics
 from quire.offline.prompts import (
     ConversationRenderer,
     Message,
@@ -26,7 +25,7 @@ from quire.offline.prompts import (
     as_prompts,
     parse_prompt,
 )
-from quire.offline.run import OfflineRun
+from quire.offline.run import OfflineMetrics, OfflineRun
 from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.planning.step_limits import StepLimits
 from quire.sampling_params import BeamSearchParams, SamplingParams
@@ -299,7 +298,6 @@ class LLM:
 
 
 def _bar(total: int) -> ProgressBar:
-    """A progress bar for this many sequences."""
     from quire.offline.progress_bar import ProgressBar  # imports rich, which only a terminal needs
 
     return ProgressBar(total)

@@ -85,23 +85,18 @@ class LLMEngine:
             EngineDeadError: An earlier step failed, `close` was called, or this is a fork of the process that made the
                 engine.
         """
-        with self._local.exclusive():
-            return self._step()
-
-    def _step(self) -> list[RequestOutput]:
-        if not self._streams:
-            return []
-        while not any(stream.changed.is_set() for stream in self._streams):
-            self._take(self._local.client.receive(None))
         outputs = []
-        for stream in self._streams:
-            if stream.changed.is_set():
-                stream.changed.clear()
-                output = stream.output(self._local)
-                if stream.finished:
-                    self._streams.leave(stream, engine_lives=True)
-                if output is not None:
-                    outputs.append(output)
+        with self._local.exclusive():
+            while self._streams and not any(stream.changed.is_set() for stream in self._streams):
+                self._take(self._local.client.receive(None))
+            for stream in self._streams:
+                if stream.changed.is_set():
+                    stream.changed.clear()
+                    output = stream.output(self._local)
+                    if stream.finished:
+                        self._streams.leave(stream, engine_lives=True)
+                    if output is not None:
+                        outputs.append(output)
         return outputs
 
     def _take(self, message: FromEngine | None) -> None:

@@ -116,11 +116,8 @@ class LocalEngine:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Let no other thread use the engine within this context. Threads wait for their turn.
-
-        Raises:
-            EngineDeadError: The engine cannot be used, see `failure`.
-        """
+        """Let no other thread use the engine within this context. Threads wait for their turn. Raises EngineDeadError
+        if the engine cannot be used, see `failure`."""
         self._raise_failure()  # at once: in a fork nobody may be left to release the lock
         with self._lock:
             self._raise_failure()
@@ -138,11 +135,8 @@ class LocalEngine:
     def sequences(
         self, prompt: ParsedPrompt, params: SamplingParams, priority: int = 0, adapter: Adapter | None = None
     ) -> list[SequenceAccumulator]:
-        """The sequences of a prompt, not submitted yet. The first one's Add has all of them.
-
-        Raises:
-            RequestError: The prompt or its parameters cannot be served.
-        """
+        """The sequences of a prompt, not submitted yet. The first one's Add has all of them. Raises RequestError if the
+        prompt or its parameters cannot be served."""
         if not isinstance(params, SamplingParams):
             raise no_sampling_params(params)
         tokenizer = self.text.tokenizer
@@ -217,11 +211,8 @@ def no_sampling_params(value: Any) -> RequestError:
 
 
 def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without those that have no effect here.
-
-    Raises:
-        ConfigError: A setting of vLLM that is not supported, or one of a server alone.
-    """
+    """The settings without those that have no effect here. Raises ConfigError for a setting of vLLM that is not
+    supported, or one of a server alone."""
     for name in settings.keys() & VLLM_SETTINGS.keys():
         check_vllm_setting(name, settings[name])
     of_server = {each.name for each in fields(ServerConfig)} - {*OF_ENGINES_IN_PROCESS}

@@ -67,11 +67,8 @@ class OpenStreams:
         return iter(list(self._by_name.values()))
 
     def submit(self, name: str | None, text: str | None, sequences: Sequence[SequenceAccumulator]) -> OpenStream:
-        """Send a prompt to the engine. Without a name it gets one.
-
-        Raises:
-            RequestError: Another open request has the name.
-        """
+        """Send a prompt to the engine. Without a name it gets one. Raises RequestError if another open request has the
+        name."""
         name = str(sequences[0].add.id) if name is None else name
         if name in self._by_name:
             raise RequestError(f"A request with the id '{name}' is open already.", param="request_id")
@@ -99,12 +96,10 @@ class OpenStreams:
             self._send(Abort([s.add.id for s in stream.sequences if s.add.id in self._open]))
 
     async def wait_none(self) -> None:
-        """Wait until no stream is open."""
         while self._by_name:
             await next(iter(self._by_name.values())).left.wait()
 
     def take(self, message: Deltas) -> None:
-        """Take in what a step brought."""
         touched = {*message.ids, *(end.id for end in message.ends), *(number for number, _ in message.prompt_logprobs)}
         streams = [stream for number in touched if (stream := self._stream_of.get(number)) is not None]
         for sequence in dispatch_deltas(message, self._open):

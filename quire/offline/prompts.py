@@ -47,11 +47,8 @@ class ParsedPrompt(NamedTuple):
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list. A list of integers is one prompt.
-
-    Raises:
-        RequestError: The value is neither.
-    """
+    """One prompt or several, as a list. A list of integers is one prompt. Raises RequestError if the value is
+    neither."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | bytearray | memoryview):
@@ -63,11 +60,8 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def parse_prompt(prompt: Prompt, tokenizer: Callable[[], Tokenizer]) -> ParsedPrompt:
-    """A prompt with its token ids. `tokenizer` returns the model's tokenizer; it is only called for text.
-
-    Raises:
-        RequestError: The value is no prompt, or has a field that is not supported.
-    """
+    """A prompt with its token ids. `tokenizer` returns the model's tokenizer; it is only called for text. Raises
+    RequestError if the value is no prompt, or has a field that is not supported."""
     salt = ""
     if isinstance(prompt, Mapping):
         if unknown := prompt.keys() - {"prompt", "prompt_token_ids", "cache_salt"}:
@@ -114,11 +108,7 @@ def _are_ints(items: Sequence[Any]) -> bool:
 
 
 def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    """One conversation or several, as a list.
-
-    Raises:
-        RequestError: The value is neither.
-    """
+    """One conversation or several, as a list. Raises RequestError if the value is neither."""
     if isinstance(messages, list | tuple) and messages and not isinstance(messages[0], Mapping):
         return list(messages)
     return [messages]  # type: ignore[list-item]  # `prompt` says what is wrong
@@ -170,11 +160,7 @@ class ConversationRenderer:
         }
 
     def prompt(self, messages: Sequence[Message]) -> ParsedPrompt:
-        """One conversation, as plain data.
-
-        Raises:
-            RequestError: It has no messages, or the template refuses them.
-        """
+        """One conversation, as plain data. Raises RequestError if it has no messages, or the template refuses them."""
         _check_messages(messages)
         text = self._template.render(messages, **self._options)
         continued = messages[-1].get("content") if messages and self._options["continue_final_message"] else ""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quire.errors import ConfigError
-from quire.tools.bench.arrivals import ArrivalOptions, arrival_times
+from quire.tools.bench.load import ArrivalOptions, arrival_times
 
 
 def times(count: int, **options: Any) -> list[float]:

@@ -20,7 +20,7 @@ def start(name: str, module: str, launch: LaunchConfig) -> FakeChild:
 def test_a_process_that_never_starts_is_tried_for_ever_and_not_too_often(tmp_path: Path) -> None:
     clock = ManualClock()
     host = ProcessHost(start=start, notices=MagicMock(), in_flight=lambda directory, engine: [], state=lambda pid: "S")
-    children = Children(Config(), tmp_path, -1, developer_mode=False, modules=MODULES, clock=clock, host=host)
+    children = Children(LaunchConfig(Config(), str(tmp_path)), MODULES, clock, host)
     children.ready(children.engines[0])
     waits = []
     for _ in range(1_100):  # 2 ** 1,024 is no float

@@ -23,11 +23,8 @@ _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
 def apply(config: Config) -> Config:
-    """Fill settings that flags left open from QUIRE_API_KEY (or VLLM_API_KEY) and HF_TOKEN.
-
-    Raises:
-        ConfigError: The variable for the key is set and empty, so somebody meant to close the server.
-    """
+    """Fill settings that flags left open from QUIRE_API_KEY (or VLLM_API_KEY) and HF_TOKEN. Raises ConfigError if the
+    variable for the key is set and empty, because then somebody meant to close the server."""
     server, model = config.server, config.model
     if not server.api_key and (key := api_key()) is not None:
         server = replace(server, api_key=(key,))
@@ -38,11 +35,8 @@ def apply(config: Config) -> Config:
 
 
 def apply_to_router(config: RouterConfig) -> RouterConfig:
-    """Fill settings that flags left open from QUIRE_API_KEY (or VLLM_API_KEY) and QUIRE_BACKEND_API_KEY.
-
-    Raises:
-        ConfigError: A variable for a key is set and empty.
-    """
+    """Fill settings that flags left open from QUIRE_API_KEY (or VLLM_API_KEY) and QUIRE_BACKEND_API_KEY. Raises
+    ConfigError if a variable for a key is set and empty."""
     if not config.api_key and (key := api_key()) is not None:
         config = replace(config, api_key=(key,))
     key = os.environ.get("QUIRE_BACKEND_API_KEY")
@@ -54,11 +48,8 @@ def apply_to_router(config: RouterConfig) -> RouterConfig:
 
 
 def node_key(file: str | None) -> bytes:
-    """The key that the machines of an engine share: from the file, or else from QUIRE_NODE_KEY.
-
-    Raises:
-        ConfigError: There is no key, or it is too short to keep anyone out.
-    """
+    """The key that the machines of an engine share: from the file, or else from QUIRE_NODE_KEY. Raises ConfigError if
+    there is no key, or it is too short to keep anyone out."""
     source, text = "QUIRE_NODE_KEY", os.environ.get("QUIRE_NODE_KEY", "")
     if file is not None:
         source = f"--node-key-file {file}"
@@ -81,7 +72,6 @@ def node_key(file: str | None) -> bytes:
 
 
 def share_node_key(key: bytes) -> None:
-    """Pass that key on to children of this process."""
     os.environ["QUIRE_NODE_KEY"] = key.decode()
 
 
@@ -194,7 +184,6 @@ def encode_in_one_thread() -> None:
 
 
 def allocator_is_set() -> bool:
-    """Whether the user configured torch's GPU allocator."""
     return bool(os.environ.keys() & {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"})
 
 
@@ -227,11 +216,7 @@ class NativeKernels:
 
 
 def native_kernels() -> NativeKernels:
-    """Read QUIRE_CPU_ISA and CXX.
-
-    Raises:
-        ConfigError: QUIRE_CPU_ISA is none of the known names.
-    """
+    """Read QUIRE_CPU_ISA and CXX. Raises ConfigError if QUIRE_CPU_ISA is none of the known names."""
     instructions = os.environ.get("QUIRE_CPU_ISA") or None
     if instructions not in (None, *_INSTRUCTION_SETS):
         raise ConfigError(f"QUIRE_CPU_ISA is {instructions!r}, and must be one of {', '.join(_INSTRUCTION_SETS)}.")
@@ -253,11 +238,7 @@ class PackedWeightCache:
 
 
 def packed_weight_cache() -> PackedWeightCache:
-    """Read QUIRE_PACKED_WEIGHTS_GB.
-
-    Raises:
-        ConfigError: QUIRE_PACKED_WEIGHTS_GB is not a number of gigabytes.
-    """
+    """Read QUIRE_PACKED_WEIGHTS_GB. Raises ConfigError if QUIRE_PACKED_WEIGHTS_GB is not a number of gigabytes."""
     wanted = os.environ.get("QUIRE_PACKED_WEIGHTS_GB") or "32"
     try:
         limit = int(float(wanted) * 1e9)
@@ -305,11 +286,8 @@ def shown_variables() -> dict[str, str]:
 
 
 def api_key() -> str | None:
-    """The key in QUIRE_API_KEY or VLLM_API_KEY, for a server and for its clients.
-
-    Raises:
-        ConfigError: The variable is set and empty.
-    """
+    """The key in QUIRE_API_KEY or VLLM_API_KEY, for a server and for its clients. Raises ConfigError if the variable is
+    set and empty."""
     key = os.environ.get("QUIRE_API_KEY", os.environ.get("VLLM_API_KEY"))
     if key is not None and not key.strip():
         raise ConfigError("QUIRE_API_KEY or VLLM_API_KEY is set but empty: give it a key, or unset it.")

@@ -45,11 +45,8 @@ class LoraConfig:
 
     @property
     def modules(self) -> dict[str, str]:
-        """Paths of --lora-modules by name.
-
-        Raises:
-            ConfigError: A name or path is missing, or a name is given twice.
-        """
+        """Paths of --lora-modules by name. Raises ConfigError if a name or path is missing, or a name is given
+        twice."""
         found: dict[str, str] = {}
         for module in self.lora_modules:
             name, _, path = module.partition("=")
@@ -63,11 +60,8 @@ class LoraConfig:
         return found
 
     def check(self, model_names: Sequence[str]) -> None:
-        """Refuse settings that contradict each other, or adapters with a name of the base model.
-
-        Raises:
-            ConfigError: The message names the setting.
-        """
+        """Raise a ConfigError that names the setting if settings contradict each other, or an adapter has a name of the
+        base model."""
         for name in ("lora_modules", "lora_dir", "lora_pinned"):
             if getattr(self, name) and not self.enable_lora:
                 raise ConfigError(f"--{name.replace('_', '-')} needs --enable-lora.", param=name)
@@ -85,12 +79,10 @@ class LoraConfig:
 
     @property
     def host_adapters(self) -> int:
-        """How many adapters are kept in host memory."""
         return self.max_loras if self.max_cpu_loras is None else self.max_cpu_loras
 
 
 def _name_and_path(module: str) -> tuple[str, str]:
-    """Read a module that is given as JSON."""
     try:
         fields = msgspec.json.decode(module, type=dict[str, str | None])
     except msgspec.DecodeError as error:

@@ -84,11 +84,8 @@ class SpeculationConfig:
 
     @property
     def speculation(self) -> Speculation | None:
-        """What proposes draft tokens; None if nothing does.
-
-        Raises:
-            ConfigError: A value is wrong or not supported; the message names it.
-        """
+        """What proposes draft tokens; None if nothing does. Raises ConfigError if a value is wrong or not supported;
+        the message names it."""
         asked = dict(self.speculative_config or {})
         for key, value in (
             ("model", self.speculative_model),

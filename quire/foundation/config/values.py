@@ -51,11 +51,8 @@ def read_value(kind: Any, value: Any) -> Any:
 
 
 def check_range(part: object, least: float, most: float | None, *names: str) -> None:
-    """Refuse settings of a part outside a closed interval; None is allowed.
-
-    Raises:
-        ConfigError: It names the setting, its value and the interval.
-    """
+    """Raise a ConfigError for settings of a part outside a closed interval, which the message names. None is
+    allowed."""
     for name in names:
         value = getattr(part, name)
         if value is not None and not least <= value <= (math.inf if most is None else most):
@@ -64,11 +61,7 @@ def check_range(part: object, least: float, most: float | None, *names: str) -> 
 
 
 def check_positive(part: object, *names: str, advice: str = "") -> None:
-    """Refuse settings of a part that are 0 or less; None is allowed.
-
-    Raises:
-        ConfigError: It names the setting and its value, and ends with the advice.
-    """
+    """Raise a ConfigError, which ends with the advice, for settings of a part that are 0 or less. None is allowed."""
     for name in names:
         value = getattr(part, name)
         if value is not None and not value > 0:
@@ -103,11 +96,7 @@ def without_none(kind: Any) -> Any:
 
 
 def human_integer(text: str) -> int:
-    """Read 4k as 4,000, 4K as 4,096, and so on for m/M and g/G.
-
-    Raises:
-        ValueError: The text is no whole number.
-    """
+    """Read 4k as 4,000, 4K as 4,096, and so on for m/M and g/G. Raises ValueError if the text is no whole number."""
     match = _HUMAN_INTEGER.fullmatch(text) if len(text) <= _MAX_DIGITS else None
     value = float(match[1]) * _MULTIPLES[match[2]] if match else 0.5
     if match is None or value != int(value):

@@ -182,11 +182,7 @@ VLLM_ALIASES: dict[str, str] = {
 
 
 def check_vllm_setting(name: str, value: Any) -> str:
-    """The warning about a neutral value of such a setting.
-
-    Raises:
-        ConfigError: The value asks for something.
-    """
+    """The warning about a neutral value of such a setting. Raises ConfigError if the value asks for something."""
     setting = VLLM_SETTINGS[name]
     flag = f"--{name.replace('_', '-')}"
     if value is None or any(neutral is ANY or _same(neutral, value) for neutral in setting.neutral):

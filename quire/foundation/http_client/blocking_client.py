@@ -7,8 +7,8 @@ from collections.abc import Generator, Mapping
 
 import msgspec
 
-from quire.foundation.http_client.address import HttpAddress, encoded_headers
 from quire.foundation.http_client.connection import Connection
+from quire.foundation.http_client.http1 import HttpAddress, encoded_headers
 from quire.foundation.http_client.pool import ConnectionPool, unchecked_tls
 
 
@@ -48,20 +48,14 @@ class BlockingClient:
         self._runner.close()
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, bytes]:
-        """Status and body of an answer. A body for the request is sent as JSON, if it is not None.
-
-        Raises:
-            HttpError: There is no answer.
-        """
+        """Status and body of an answer. A body for the request is sent as JSON, if it is not None. Raises HttpError if
+        there is no answer."""
         status, parts = self.stream(method, path, body)
         return status, b"".join(parts)
 
     def stream(self, method: str, path: str, body: object = None) -> tuple[int, Generator[bytes, None, None]]:
         """Status of an answer, and its body in parts, as they come. Closing the generator tells the server to stop.
-
-        Raises:
-            HttpError: There is no answer.
-        """
+        Raises HttpError if there is no answer."""
         content = b"" if body is None else msgspec.json.encode(body)
         data = self._pool.address.request(method.encode(), path.encode(), self._headers, content)
         status, connection = self._runner.run(self._begin(data))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from quire.foundation.http_client.answer_parser import AnswerHead, AnswerParser, HttpError, HttpTimeout
+from quire.foundation.http_client.http1 import AnswerHead, AnswerParser, HttpError, HttpTimeout
 
 HIGH_WATER = 256 * 2**10
 """Bytes held for a caller that reads slowly; beyond that the server has to wait."""
@@ -78,7 +78,6 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        """Whether another request may be sent."""
         transport, answer = self._transport, self._answer
         if transport is None or transport.is_closing() or self._error is not None or self._closed:
             return False

@@ -6,9 +6,8 @@ import asyncio
 import ssl
 
 from quire.errors import reason
-from quire.foundation.http_client.address import HttpAddress
-from quire.foundation.http_client.answer_parser import ConnectError, HttpError, HttpTimeout
 from quire.foundation.http_client.connection import Connection, OnBody
+from quire.foundation.http_client.http1 import ConnectError, HttpAddress, HttpError, HttpTimeout
 
 CONNECT_S = 5.0
 IDLE_S = 15.0
@@ -17,7 +16,6 @@ MAX_IDLE = 256
 
 
 def unchecked_tls() -> ssl.SSLContext:
-    """TLS to a server whose certificate is not checked."""
     tls = ssl.create_default_context()
     tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     return tls
@@ -70,11 +68,7 @@ class ConnectionPool:
         return await _answered(await self.connect(), data, timeout_s, on_body)
 
     async def connect(self) -> Connection:
-        """A new connection.
-
-        Raises:
-            ConnectError: The server cannot be reached.
-        """
+        """A new connection. Raises ConnectError if the server cannot be reached."""
         loop, address = asyncio.get_running_loop(), self.address
         try:
             async with asyncio.timeout(self._connect_s):

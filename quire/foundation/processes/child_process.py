@@ -10,12 +10,61 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from quire.foundation.processes.launch import LaunchConfig, Report, StatusReport
 from quire.foundation.processes.orders import Order
 from quire.foundation.processes.pipe_lines import LineReader, LineWriter, decoded
+
+
+class Child(Protocol):
+    """A process that was started.
+
+    Attributes:
+        name: Its name in messages: `engine`, `api`.
+        failure: Its last report, if it failed.
+        report_fd: Readable when it has reported something.
+        pid_fd: Readable when it is gone.
+    """
+
+    name: str
+    failure: StatusReport | None
+    report_fd: int
+    pid_fd: int
+
+    @property
+    def pid(self) -> int: ...
+
+    def reports(self) -> list[Report]:
+        """Reports since the last call."""
+        ...
+
+    def tell(self, order: Order) -> None:
+        """Give it an order, if it takes any."""
+        ...
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, if it still runs."""
+        ...
+
+    def kill(self, why: str = "") -> None:
+        """End it at once; `why` becomes the cause of its death."""
+        ...
+
+    def exit_code(self) -> int | None:
+        """The code as in subprocess: None while it runs, negative if a signal ended it."""
+        ...
+
+    def cause_of_death(self) -> str:
+        """Wait for its end; returns why it is gone, in one line without a full stop."""
+        ...
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        ...
+
 
 _decoder: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
 

@@ -75,7 +75,6 @@ class LineWriter:
         self._fd = -1
 
     def _write(self) -> None:
-        """Send as much as fits."""
         try:
             while self._unsent:
                 del self._unsent[: os.write(self._fd, self._unsent)]

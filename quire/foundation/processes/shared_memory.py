@@ -1,12 +1,12 @@
-"""Memory that processes share. It has no name: a descriptor is handed on, and the memory is gone with the last process
-that has mapped it, however that process ends.
-"""
+"""Memory that processes share, and numbers that they tell each other without a message."""
 
 from __future__ import annotations
 
 import mmap
 import os
+import struct
 import tempfile
+from pathlib import Path
 
 
 class SharedMemory:
@@ -31,3 +31,40 @@ def _new(size: int) -> int:
             descriptor = os.dup(file.fileno())
     os.ftruncate(descriptor, size)
     return descriptor
+
+
+_NUMBER = struct.Struct("q")
+
+
+class SharedNumbers:
+    """One number for each of `count` processes, zero at first. The file is made if there is none.
+
+    `own` is the place of this process, whose number becomes zero.
+    """
+
+    def __init__(self, path: Path, own: int, count: int) -> None:
+        size = count * _NUMBER.size
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(file, size)
+        self._memory = mmap.mmap(file, size)
+        os.close(file)
+        self._own = own
+        self._others = [other for other in range(count) if other != own]
+        self.own = 0
+
+    @property
+    def own(self) -> int:
+        return self._at(self._own)
+
+    @own.setter
+    def own(self, number: int) -> None:
+        _NUMBER.pack_into(self._memory, self._own * _NUMBER.size, number)
+
+    @property
+    def least_other(self) -> int:
+        """The lowest number of the other processes."""
+        return min(map(self._at, self._others))
+
+    def _at(self, process: int) -> int:
+        number: int = _NUMBER.unpack_from(self._memory, process * _NUMBER.size)[0]
+        return number

@@ -1,9 +1,14 @@
-"""The router's ASGI application: who may ask, which paths are served, and the answer to the client."""
+"""The router's ASGI application: who may ask, which paths are served, and the answer to the client.
+
+Answers pass as they come, as fast as the client reads. If an answer that has begun cannot be ended, the client's
+connection is closed in the middle, so that the client does not take a part for the whole answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
@@ -11,21 +16,71 @@ from starlette.types import Receive, Scope, Send
 from quire.errors import AuthenticationError, NotFoundError, OverloadedError, QuireError, RequestError, UnavailableError
 from quire.foundation.clock import Clock
 from quire.foundation.config.router import RouterConfig
+from quire.foundation.http_client.http1 import HttpError
 from quire.serving.api.error_responses import ErrorShapeMiddleware, error_response, internal_error_body, json_answer
+from quire.serving.api.http_server import BoundedHttpProtocol
 from quire.serving.api.middleware import BodyLimitMiddleware
 from quire.serving.api.request_head import HEADER, digest_of, find_digest, key_in
 from quire.serving.api.request_record import UNCOUNTED
 from quire.serving.api.request_work import run_until_disconnect
-from quire.serving.router.answer_stream import SLOW_CLIENT_S, AnswerCutOff, abort, send_answer
 from quire.serving.router.backend_list import KeyLimits
-from quire.serving.router.dispatch import Dispatcher
-from quire.serving.router.exchange import Exchange
+from quire.serving.router.dispatch import Answer, Dispatcher
 from quire.serving.router.fleet import Fleet
 from quire.serving.router.pages import PUBLIC, Pages
-from quire.serving.router.prompt_prefix import PromptFields, prefix_blocks, read_fields, session_blocks
 from quire.serving.router.rate_limit import RateLimiter
-from quire.serving.router.routed_request import RoutedRequest, request_headers, without_hops
+from quire.serving.router.routed_request import (
+    Exchange,
+    PromptFields,
+    RoutedRequest,
+    prefix_blocks,
+    read_fields,
+    request_headers,
+    session_blocks,
+    without_hops,
+)
 from quire.serving.router.router_metrics import RouterMetrics
+
+SLOW_CLIENT_S = 30.0
+_ABORT = "quire.abort"
+"""Key in the scope's extensions, for the transport."""
+
+
+class AnswerCutOff(Exception):
+    """An answer that has begun cannot be ended: the client has to see its connection close in the middle."""
+
+
+async def send_answer(answer: Answer, headers: list[tuple[bytes, bytes]], send: Send, slow_client_s: float) -> None:
+    """Send a whole answer to a client, which may leave a part unread for `slow_client_s` seconds. Raises AnswerCutOff
+    if the server failed, or the client does not read."""
+    await send({"type": "http.response.start", "status": answer.head.status, "headers": headers})
+    data = answer.first
+    while data:
+        try:
+            async with asyncio.timeout(slow_client_s):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except TimeoutError:
+            raise AnswerCutOff("The client does not read.") from None
+        try:
+            data = await answer.read()
+        except HttpError as error:
+            raise AnswerCutOff(f"Server {answer.backend.address.url} failed: {error}") from error
+    await send({"type": "http.response.body", "body": b""})
+
+
+class RouterHttpProtocol(BoundedHttpProtocol):
+    """One client's connection, which `abort` can close."""
+
+    def on_headers_complete(self) -> None:
+        extensions: dict[str, Any] = {_ABORT: {"transport": self.transport}}
+        self.scope["extensions"] = extensions
+        super().on_headers_complete()
+
+
+async def abort(scope: Scope) -> None:
+    """Close the client's connection at once."""
+    scope["extensions"][_ABORT]["transport"].abort()
+    await asyncio.sleep(0)  # until the HTTP server has noticed
+
 
 logger = logging.getLogger(__name__)
 
@@ -193,11 +248,7 @@ class RouterApp:
 
 
 async def _read_body(receive: Receive) -> bytes | None:
-    """The whole body; None if the client goes away first.
-
-    Raises:
-        RequestError: It takes too long, or is too large.
-    """
+    """The whole body; None if the client goes away first. Raises RequestError if it takes too long, or is too large."""
     parts: list[bytes] = []
     try:
         async with asyncio.timeout(BODY_S):

@@ -9,12 +9,69 @@ from typing import Any
 
 from quire.foundation.clock import Clock
 from quire.foundation.config.router import RouterConfig
-from quire.foundation.http_client.address import HttpAddress
+from quire.foundation.http_client.http1 import HttpAddress
 from quire.foundation.http_client.pool import ConnectionPool
 from quire.serving.replica_chooser import ReplicaLoad
 from quire.serving.router.backend_list import BackendAddress
-from quire.serving.router.circuit_breaker import CircuitBreaker
-from quire.serving.router.prompt_prefix import BLOCK_TOKENS
+from quire.serving.router.routed_request import BLOCK_TOKENS
+
+
+class CircuitBreaker:
+    """Lets all requests pass while it is closed. Failures in a row open it, and for `open_s` seconds none passes; then
+    one request passes, whose end decides.
+
+    Args:
+        threshold: Failures in a row that open it.
+    """
+
+    def __init__(self, threshold: int, open_s: float, clock: Clock) -> None:
+        self._threshold = threshold
+        self._open_s = open_s
+        self._clock = clock
+        self._failures = 0
+        self._opened_at: float | None = None
+        self._sent = 0
+        self._trial: int | None = None  # the request whose end decides
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it keeps requests away, except the one that tries."""
+        return self._opened_at is not None
+
+    @property
+    def passes(self) -> bool:
+        if self._opened_at is None:
+            return True
+        return self._trial is None and self._clock.now() - self._opened_at >= self._open_s
+
+    def sending(self) -> int:
+        """Count a request that is sent. Returns its number, for the methods that tell its end. While the breaker is
+        open, the ends of requests that were sent before decide nothing."""
+        self._sent += 1
+        if self._opened_at is not None and self._trial is None:
+            self._trial = self._sent
+        return self._sent
+
+    def succeeded(self, number: int) -> None:
+        if self._decides(number):
+            self._failures, self._opened_at, self._trial = 0, None, None
+
+    def failed(self, number: int) -> None:
+        if not self._decides(number):
+            return
+        self._failures += 1
+        if number == self._trial or self._failures >= self._threshold:
+            self._opened_at = self._clock.now()
+        self._trial = None
+
+    def left(self, number: int) -> None:
+        """This request's client went away before the end. If the request was to try, another one has to."""
+        if number == self._trial:
+            self._trial = None
+
+    def _decides(self, number: int) -> bool:
+        return self._opened_at is None or number == self._trial
+
 
 _UNKNOWN_BLOCKS = 8_192
 """Blocks of prompt text that the prefix cache of a server is assumed to hold, if the server does not say."""
@@ -73,7 +130,6 @@ class Backend:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether the server may get a request now."""
         return self.is_ready and not self.address.drain and self.breaker.passes
 
     def relist(self, address: BackendAddress) -> None:
@@ -99,7 +155,6 @@ class Backend:
         return self.breaker.sending()
 
     def ended(self) -> None:
-        """Count a request that has ended."""
         self.in_flight -= 1
         if self._left and not self.in_flight:
             self.pool.close()

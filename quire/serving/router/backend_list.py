@@ -79,11 +79,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_backend_list(config: RouterConfig) -> BackendList:
-    """The servers and keys of flags and file. The file is read again at each call.
-
-    Raises:
-        ConfigError: The file or an address in it cannot be used, or there is no server at all.
-    """
+    """The servers and keys of flags and file. The file is read again at each call. Raises ConfigError if the file or an
+    address in it cannot be used, or there is no server at all."""
     file = _read_file(config.dynamic_config_yaml) if config.dynamic_config_yaml else _File()
     keys = [_flag_key(config, number, key) for number, key in enumerate(config.api_key, start=1)]
     keys += [_file_key(config, entry) for entry in file.keys]
@@ -103,11 +100,7 @@ def read_backend_list(config: RouterConfig) -> BackendList:
 
 
 def parse_url(url: str) -> str:
-    """An address of the list, without a slash at the end.
-
-    Raises:
-        ConfigError: It is no address of a server.
-    """
+    """An address of the list, without a slash at the end. Raises ConfigError if it is no address of a server."""
     text = url.strip().rstrip("/")
     try:
         parts = urlsplit(text)

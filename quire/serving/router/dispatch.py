@@ -10,8 +10,8 @@ from types import TracebackType
 from quire.errors import QuireError, RequestTimeoutError, UnavailableError
 from quire.foundation.clock import Clock
 from quire.foundation.config.router import RouterConfig
-from quire.foundation.http_client.answer_parser import AnswerHead, HttpError, HttpTimeout
 from quire.foundation.http_client.connection import Connection
+from quire.foundation.http_client.http1 import AnswerHead, HttpError, HttpTimeout
 from quire.serving.router.backend import Backend
 from quire.serving.router.fleet import Fleet
 from quire.serving.router.routed_request import RoutedRequest
@@ -46,11 +46,7 @@ class Answer:
         self._on_failure = on_failure
 
     async def read(self) -> bytes:
-        """The next part of the body; empty at its end.
-
-        Raises:
-            HttpError: The rest does not come.
-        """
+        """The next part of the body; empty at its end. Raises HttpError if the rest does not come."""
         try:
             return await self._connection.read()
         except HttpError as error:
@@ -75,11 +71,7 @@ class Dispatcher:
         self._clock = clock
 
     async def answer(self, request: RoutedRequest) -> Answer:
-        """The answer of the first server that has one.
-
-        Raises:
-            QuireError: No server has one.
-        """
+        """The answer of the first server that has one. Raises QuireError if no server has one."""
         tried: list[Backend] = []
         backend = self._fleet.choose(request)
         self._metrics.router_s.observe(self._clock.now() - request.received)
@@ -107,11 +99,8 @@ class Dispatcher:
             backend = self._retry(backend, other)
 
     async def _attempt(self, backend: Backend, request: RoutedRequest, number: int) -> Answer:
-        """A server's answer, once its body has begun. `number` is the request's number at the server's breaker.
-
-        Raises:
-            HttpError: The server does not answer.
-        """
+        """A server's answer, once its body has begun. `number` is the request's number at the server's breaker. Raises
+        HttpError if the server does not answer."""
         connection: Connection | None = None
         try:
             data = request.data_for(backend.pool.address, backend.address.api_key)

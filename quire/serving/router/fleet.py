@@ -13,8 +13,7 @@ from quire.foundation.config.router import RouterConfig
 from quire.serving.replica_chooser import ReplicaChooser, ReplicaLoad
 from quire.serving.router.backend import Backend
 from quire.serving.router.backend_list import BackendAddress
-from quire.serving.router.prompt_prefix import BLOCK_TOKENS
-from quire.serving.router.routed_request import RoutedRequest
+from quire.serving.router.routed_request import BLOCK_TOKENS, RoutedRequest
 
 EXPECTED_OUTPUT = 128
 """Estimated tokens of an answer, for the cost of a request."""

@@ -30,15 +30,10 @@ class Pages:
         self.draining = False
 
     def has(self, path: str) -> bool:
-        """Whether the router answers this path itself."""
         return path in PUBLIC or path in ("/backends", _MODELS) or path.startswith(f"{_MODELS}/")
 
     def answer(self, path: str) -> Response:
-        """The page of a path.
-
-        Raises:
-            UnknownModelError: No server has the model of the path.
-        """
+        """The page of a path. Raises UnknownModelError if no server has the model of the path."""
         if path in ("/health", "/ping"):
             return json_answer(200, {"status": "ok"}, {})
         if path == "/ready":

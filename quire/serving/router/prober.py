@@ -9,7 +9,7 @@ import re
 import msgspec
 
 from quire.foundation.config.router import RouterConfig
-from quire.foundation.http_client.answer_parser import HttpError
+from quire.foundation.http_client.http1 import HttpError
 from quire.serving.router.backend import Backend, ScrapedLoad
 from quire.serving.router.fleet import Fleet
 
@@ -48,7 +48,6 @@ class Prober:
             self._tasks[backend] = asyncio.create_task(self._keep_asking(backend))
 
     def close(self) -> None:
-        """Ask no server any more."""
         for task in self._tasks.values():
             task.cancel()
 
@@ -95,11 +94,8 @@ class Prober:
         return f"It answers {status}: {body[:200].decode(errors='replace')}"
 
     async def _learn_models(self, backend: Backend) -> str:
-        """Why requests cannot name any model; empty if they can. A server without a list keeps its last one.
-
-        Raises:
-            _NotUnderstood: The answer is no list of models.
-        """
+        """Why requests cannot name any model; empty if they can. A server without a list keeps its last one. Raises
+        _NotUnderstood if the answer is no list of models."""
         status, body = await _get(backend, b"/v1/models")
         if status == 200:
             try:

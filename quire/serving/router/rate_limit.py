@@ -35,11 +35,8 @@ class RateLimiter:
         self._uses = {digest: use for digest, use in self._uses.items() if digest in known}
 
     def begin(self, key: KeyLimits) -> int | None:
-        """Count a request, which has to `end`. Returns how many may follow at once; None for any number.
-
-        Raises:
-            OverloadedError: The key may send no request now. `param` names the limit.
-        """
+        """Count a request, which has to `end`. Returns how many may follow at once; None for any number. Raises
+        OverloadedError, whose `param` names the limit, if the key may send no request now."""
         now = self._clock.now()
         per_minute = key.requests_per_minute
         use = self._uses.setdefault(key.digest, _Use(per_minute or 0, now))
@@ -58,7 +55,6 @@ class RateLimiter:
         return left
 
     def end(self, key: KeyLimits) -> None:
-        """Count the end of a request."""
         if (use := self._uses.get(key.digest)) is not None:
             use.open = max(0, use.open - 1)  # the key may have been out of the list meanwhile
 

@@ -40,7 +40,6 @@ class RouterMetrics:
         self.router_s = Histogram(_ROUTER_S)
 
     def first_byte(self, backend: str, seconds: float) -> None:
-        """Count an answer that began."""
         self.first_byte_s.setdefault(backend, Histogram(_FIRST_BYTE_S)).observe(seconds)
 
     def ended(self, backend: str, model: str, key: str, status: int, seconds: float) -> None:

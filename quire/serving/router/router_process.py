@@ -18,8 +18,7 @@ from quire.foundation.config.router import RouterConfig
 from quire.foundation.processes import garbage
 from quire.serving.api.http_server import HttpServer, load_tls, uvicorn_config
 from quire.serving.api.request_head import RequestIdMiddleware
-from quire.serving.router.answer_stream import RouterHttpProtocol
-from quire.serving.router.app import RouterApp
+from quire.serving.router.app import RouterApp, RouterHttpProtocol
 from quire.serving.router.backend_list import BackendList, read_backend_list
 from quire.serving.router.fleet import Fleet
 from quire.serving.router.prober import Prober
@@ -35,11 +34,7 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def route(config: RouterConfig) -> int:
-    """Route until a signal ends it; returns the exit code.
-
-    Raises:
-        SetupError: The router cannot start.
-    """
+    """Route until a signal ends it; returns the exit code. Raises SetupError if the router cannot start."""
     backends = read_backend_list(config)
     server = ServerConfig(
         host=config.host, port=config.port, ssl_keyfile=config.ssl_keyfile, ssl_certfile=config.ssl_certfile,

@@ -42,11 +42,7 @@ class ClaimedBatch:
 
 
 def body_of(connection: sqlite3.Connection, batch: str) -> dict[str, Any]:
-    """The batch as it is kept.
-
-    Raises:
-        UnknownIdError: There is no such batch.
-    """
+    """The batch as it is kept. Raises UnknownIdError if there is no such batch."""
     row = connection.execute("SELECT body FROM batches WHERE id = ?", (batch,)).fetchone()
     if row is None:
         raise UnknownIdError.of("batch", batch, "batch_id")
@@ -55,11 +51,7 @@ def body_of(connection: sqlite3.Connection, batch: str) -> dict[str, Any]:
 
 
 def seen(connection: sqlite3.Connection, batch: str) -> dict[str, Any]:
-    """The batch as clients see it, with its counts.
-
-    Raises:
-        UnknownIdError: There is no such batch.
-    """
+    """The batch as clients see it, with its counts. Raises UnknownIdError if there is no such batch."""
     body = body_of(connection, batch)
     (total,) = connection.execute("SELECT total FROM batches WHERE id = ?", (batch,)).fetchone()
     query = "SELECT coalesce(sum(succeeded), 0), count(*) FROM batch_results WHERE batch = ?"
@@ -72,7 +64,6 @@ def seen(connection: sqlite3.Connection, batch: str) -> dict[str, Any]:
 
 
 def set_fields(connection: sqlite3.Connection, batch: str, **changes: Any) -> None:
-    """Change what is kept of a batch."""
     body = {**body_of(connection, batch), **changes}
     connection.execute("UPDATE batches SET status = ?, body = ? WHERE id = ?", (body["status"], encode(body), batch))
 

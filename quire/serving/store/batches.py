@@ -98,11 +98,8 @@ class BatchStore:
         return await self.database.read(lambda connection: seen(connection, asked))
 
     async def page(self, after: str | None, limit: int) -> tuple[Sequence[dict[str, Any]], bool]:
-        """Batches, the latest first, and whether there are more after these.
-
-        Raises:
-            UnknownIdError: There is no batch `after`.
-        """
+        """Batches, the latest first, and whether there are more after these. Raises UnknownIdError if there is no batch
+        `after`."""
 
         def find(connection: sqlite3.Connection) -> list[dict[str, Any]]:
             if after is not None:
@@ -150,7 +147,7 @@ class BatchStore:
             row = connection.execute(query, (*models, self.process.id, now)).fetchone()
             if row is None:
                 return None
-            self.process.say_alive_in(connection, now)
+            self.process.say_alive(connection, now)
             connection.execute("UPDATE batches SET owner = ? WHERE id = ?", (self.process.id, row[0]))
             kept = body_of(connection, row[0])
             return ClaimedBatch(seen(connection, row[0]), kept.get("ends_as"), kept.get("tenant", ""))
@@ -195,7 +192,7 @@ class BatchStore:
             row = connection.execute("SELECT status, owner FROM batches WHERE id = ?", (batch,)).fetchone()
             if row is None or row[1] != self.process.id:
                 return "cancelling"
-            self.process.say_alive_in(connection, now)
+            self.process.say_alive(connection, now)
             self.limits.make_room(connection, sum(len(result.data) + 128 for result in results))
             rows = [(batch, result.line, result.succeeded, result.data) for result in results]
             connection.executemany("INSERT OR IGNORE INTO batch_results VALUES (?, ?, ?, ?)", rows)
@@ -265,7 +262,7 @@ class BatchStore:
             row = connection.execute("SELECT owner FROM batches WHERE id = ?", (batch,)).fetchone()
             if row is None or row[0] != self.process.id:
                 return None
-            self.process.say_alive_in(connection, now)
+            self.process.say_alive(connection, now)
             return work(connection)
 
         return await self.database.write(run)

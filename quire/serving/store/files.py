@@ -67,11 +67,8 @@ class FileStore:
     async def page(
         self, *, purpose: str | None, after: str | None, limit: int, order: Literal["asc", "desc"]
     ) -> tuple[Sequence[StoredFile], bool]:
-        """Files in the order in which they came, from the one behind `after` on, and whether there are more.
-
-        Raises:
-            UnknownIdError: There is no file `after`.
-        """
+        """Files in the order in which they came, from the one behind `after` on, and whether there are more. Raises
+        UnknownIdError if there is no file `after`."""
         sign, direction = (">", "ASC") if order == "asc" else ("<", "DESC")
 
         def find(connection: sqlite3.Connection) -> list[StoredFile]:

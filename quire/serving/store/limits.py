@@ -24,7 +24,6 @@ class StoreFullError(PayloadTooLarge):
 
     @classmethod
     def of(cls, max_bytes: int) -> StoreFullError:
-        """Make the error of a store that may hold `max_bytes`."""
         return cls(
             f"The store is full: responses, files and batches may take {max_bytes} bytes "
             "(--responses-store-max-bytes). Delete files that are no longer needed."
@@ -38,7 +37,6 @@ class UnknownIdError(NotFoundError):
 
     @classmethod
     def of(cls, kind: str, asked: str, param: str | None = None) -> UnknownIdError:
-        """Make the error of an id that nothing of this kind has."""
         return cls(f"There is no {kind} '{asked[:128]}'. It may have expired or been deleted.", param=param)
 
 
@@ -87,7 +85,6 @@ class StoreLimits:
 
 
 def used_bytes(connection: sqlite3.Connection) -> int:
-    """Bytes that everything in the store takes."""
     names = ("page_count", "freelist_count", "page_size")
     pages, free, size = (int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in names)
     return (pages - free) * size

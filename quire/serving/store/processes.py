@@ -19,12 +19,8 @@ class ProcessRecord:
         self.id = uuid.uuid4().hex
         self._database = database
 
-    async def say_alive(self, now: float) -> None:
-        """Record that this process is alive. Call this more often than every PROCESS_DEAD_S while it works."""
-        await self._database.write(lambda connection: self.say_alive_in(connection, now))
-
-    def say_alive_in(self, connection: sqlite3.Connection, now: float) -> None:
-        """Record that this process is alive, in a transaction that is open."""
+    def say_alive(self, connection: sqlite3.Connection, now: float) -> None:
+        """Record in a transaction that this process is alive. Do so more often than every PROCESS_DEAD_S."""
         connection.execute("INSERT OR REPLACE INTO processes VALUES (?, ?)", (self.id, now))
 
     async def say_gone(self) -> None:

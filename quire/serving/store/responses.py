@@ -68,17 +68,14 @@ class ResponseStore:
     clock: Clock
 
     async def put(self, response: StoredResponse, *, running: bool = False) -> None:
-        """Add a response, which is `running` if this process still works on it.
-
-        Raises:
-            StoreFullError: There is no room.
-        """
+        """Add a response, which is `running` if this process still works on it. Raises StoreFullError if there is no
+        room."""
         now = self.clock.now()
 
         def insert(connection: sqlite3.Connection) -> None:
             self.limits.make_room(connection, len(response.input) + len(response.body) + ROW_BYTES)
             if running:
-                self.process.say_alive_in(connection, now)
+                self.process.say_alive(connection, now)
             owner = self.process.id if running else None
             values = (response.id, now, response.status, response.previous, response.input, response.body, owner)
             connection.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", values)
@@ -130,7 +127,7 @@ class ResponseStore:
             owner = None
             if status in ("queued", "in_progress"):
                 owner = self.process.id
-                self.process.say_alive_in(connection, self.clock.now())
+                self.process.say_alive(connection, self.clock.now())
             connection.execute(
                 "UPDATE responses SET status = ?, body = coalesce(?, body), owner = ? WHERE id = ?",
                 (status, body, owner, asked),

@@ -16,10 +16,7 @@ from quire.serving.store.responses import ResponseStore
 
 def open_store(server: ServerConfig, default: Path) -> Store | None:
     """The store that a server is configured with; None if it has none. `default` is the file if the settings name none.
-
-    Raises:
-        ConfigError: The file cannot be used, and the settings name it or it exists already.
-    """
+    Raises ConfigError if the file cannot be used, and the settings name it or it exists already."""
     if server.disable_responses_store:
         return None
     limits = StoreLimits(
@@ -54,13 +51,8 @@ class Store:
         self._database.open_now()
 
     async def sweep(self) -> None:
-        """Delete what is too old."""
         now = self._clock.now()
         await self._database.write(lambda connection: self.limits.sweep(connection, now))
-
-    async def say_alive(self) -> None:
-        """Record that this process is alive. Call this more often than every PROCESS_DEAD_S while it works."""
-        await self.process.say_alive(self._clock.now())
 
     def close(self) -> None:
         self._database.close()

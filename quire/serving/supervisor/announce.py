@@ -39,7 +39,6 @@ def print_error(line: str) -> None:
 
 
 def announce_settings(config: Config, reasons: Sequence[str]) -> None:
-    """Print each setting on a line."""
     print_log(f"Quire {__version__}")
     for reason in reasons:
         print_log(f"  {reason}")

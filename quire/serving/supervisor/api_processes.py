@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from quire.foundation.processes.child import Child
+from quire.foundation.processes.child_process import Child
 from quire.foundation.processes.launch import LaunchConfig, api_name
 
 
@@ -39,7 +39,6 @@ class ApiProcesses:
 
     @property
     def all_gone(self) -> bool:
-        """Whether no API process runs."""
         return all(child.exit_code() is not None for child in self.children)
 
     def launch(self, place: int, model: LaunchConfig) -> LaunchConfig:

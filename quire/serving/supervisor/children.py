@@ -10,12 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+
+import msgspec
 
 from quire.foundation.clock import Clock
 from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import Dead
-from quire.foundation.processes.child import Child
+from quire.foundation.processes.child_process import Child
 from quire.foundation.processes.launch import LaunchConfig, Pulse
 from quire.foundation.processes.orders import OpenModel, Order
 from quire.serving.supervisor.api_processes import ApiProcesses
@@ -49,31 +50,16 @@ class Children:
     """The engines and API processes of a server. They are started when this is made.
 
     Args:
-        config: Resolved settings.
-        directory: Private, for sockets.
-        listen_fd: The listening socket.
-        developer_mode: Whether debug routes are served.
-        asked: Settings as they were asked for; None if they are `config`.
+        launch: Resolved settings, settings as they were asked for, a private directory for sockets, and the listening
+            socket.
 
     Attributes:
         model: The engines of the model that a new API process serves.
         hold_s: Seconds that requests wait in an API process for that model while it is not ready.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        directory: Path,
-        listen_fd: int,
-        developer_mode: bool,
-        modules: Modules,
-        clock: Clock,
-        host: ProcessHost = THIS_MACHINE,
-        asked: Config | None = None,
-    ) -> None:
-        self._directory = directory
-        self._developer_mode = developer_mode
-        self._listen_fd = listen_fd
+    def __init__(self, launch: LaunchConfig, modules: Modules, clock: Clock, host: ProcessHost = THIS_MACHINE) -> None:
+        self._launch = launch
         self._modules = modules
         self._clock = clock
         self._host = host
@@ -86,8 +72,8 @@ class Children:
         self._models: dict[int, ModelEngines] = {}
         self._generations = 0
         self.hold_s = 0.0
-        self.model = self.add_model(config, config if asked is None else asked)
-        self.apis = ApiProcesses(config.server.api_server_count)
+        self.model = self.add_model(launch.config, launch.asked or launch.config)
+        self.apis = ApiProcesses(launch.config.server.api_server_count)
         self.apis.children += [self._start_api(place) for place in self.apis.places]
         self._started.clear()
 
@@ -115,12 +101,10 @@ class Children:
         self._early_deaths[child.name] = 0
 
     def was_ready(self, name: str) -> bool:
-        """Whether a process of this name ever was ready."""
         return name in self._was_ready
 
     @property
     def all_ready(self) -> bool:
-        """Whether all processes are ready."""
         return set(self) <= self._ready
 
     def failed_starts(self, child: Child) -> int:
@@ -141,7 +125,6 @@ class Children:
         return len(self.present_apis) < len(self.apis.children)
 
     def heard(self, child: Child, pulse: Pulse) -> None:
-        """Take in a pulse, by which a process says that it is alive."""
         if (watchdog := self._watchdogs.get(child)) is not None:
             watchdog.heard(pulse)
 
@@ -184,7 +167,6 @@ class Children:
         return None if model is None else model.died_at[engine[1]]
 
     def all_gone(self, model: ModelEngines) -> bool:
-        """Whether no engine of this model runs."""
         return all(child.exit_code() is not None for child in model.children)
 
     # --- replacing --------------------------------------------------------------------------------------------------
@@ -223,7 +205,6 @@ class Children:
             self._due.pop(self.apis.name(place), None)
 
     def start_due(self) -> None:
-        """Start the processes that are due."""
         for name in [name for name, when in self._due.items() if when <= self._clock.now()]:
             del self._due[name]
             for place, api in enumerate(self.apis.children):
@@ -240,7 +221,6 @@ class Children:
         return started
 
     def close(self) -> None:
-        """End all processes at once."""
         for model in self._models.values():
             model.notices.close()
         for child in self:
@@ -254,13 +234,14 @@ class Children:
     def add_model(self, config: Config, asked: Config) -> ModelEngines:
         """Start the engines of one more model. API processes are not told."""
         generation, self._generations = self._generations, self._generations + 1
-        launch = LaunchConfig(
-            config,
-            str(self._directory / str(generation)),
-            developer_mode=self._developer_mode,
+        launch = msgspec.structs.replace(
+            self._launch,
+            config=config,
+            directory=f"{self._launch.directory}/{generation}",
             generation=generation,
             asked=asked,
             created=int(time.time()),
+            listen_fd=-1,
         )
         model = self._models[generation] = ModelEngines(launch, self._host)
         model.children += [self._start_engine(model, number) for number in range(len(model.ids))]
@@ -315,7 +296,7 @@ class Children:
         return self._start(model.name(number), self._modules.engine, model.launch_of_engine(number))
 
     def _start_api(self, place: int) -> Child:
-        launch = self.apis.launch(place, self.model.launch_of_api(self._listen_fd, self.hold_s))
+        launch = self.apis.launch(place, self.model.launch_of_api(self._launch.listen_fd, self.hold_s))
         return self._start(self.apis.name(place), self._modules.api, launch)
 
     def _start(self, name: str, module: str, launch: LaunchConfig) -> Child:

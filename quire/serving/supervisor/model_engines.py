@@ -1,19 +1,48 @@
-"""The engines of one model. Each model has a directory of its own, so nothing that was meant for the engines of one
-model reaches those of another.
+"""The engines of one model, and what they share if they divide experts.
+
+Each model has a directory of its own, so nothing that was meant for the engines of one model reaches those of another.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import msgspec
 
+from quire.compute.collectives.layout import group_bytes, missing_rank
+from quire.compute.mesh import Mesh, mesh_of
+from quire.foundation.config.parallel import ParallelConfig
 from quire.foundation.messages.from_engine import EngineId
-from quire.foundation.processes.child import Child
-from quire.foundation.processes.launch import LaunchConfig
-from quire.serving.supervisor.group_memory import GroupMemory
+from quire.foundation.processes.child_process import Child
+from quire.foundation.processes.launch import GroupEnds, LaunchConfig
+from quire.foundation.processes.shared_memory import SharedMemory
 from quire.serving.supervisor.process_host import ProcessHost
+
+
+class GroupMemory:
+    """The memory and bells of one life of the engines."""
+
+    def __init__(self, parallel: ParallelConfig) -> None:
+        self._mesh: Mesh = mesh_of(parallel)
+        self._memory = SharedMemory(group_bytes(self._mesh))
+        self._words = memoryview(self._memory.view).cast("I")
+        self._bells = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(self._mesh.ep)]
+
+    def ends_of(self, engine: int) -> GroupEnds:
+        return GroupEnds(engine, self._memory.descriptor, self._bells)
+
+    @property
+    def missing_engine(self) -> int | None:
+        """The engine for which the others have waited in vain; None if there is none."""
+        rank = missing_rank(self._words, self._mesh.ep)
+        return None if rank is None else rank // self._mesh.tp
+
+    def close(self) -> None:
+        """Let go of the memory. No engine of this life starts any more."""
+        for fd in (self._memory.descriptor, *self._bells):
+            os.close(fd)
 
 
 class ModelEngines:

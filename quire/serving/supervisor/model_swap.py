@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from quire.foundation.clock import Clock
-from quire.foundation.processes.child import Child
+from quire.foundation.processes.child_process import Child
 from quire.foundation.processes.launch import STOP_ENGINE
 from quire.foundation.processes.orders import DropModel, HoldRequests, TellSwap
 from quire.foundation.processes.swap_reports import ModelReport, SwapPhase, SwapRequest, SwapStatus

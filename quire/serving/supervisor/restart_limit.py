@@ -24,7 +24,6 @@ class RestartLimit:
 
     @property
     def used(self) -> int:
-        """How many restarts the window has."""
         while self._deaths and self._deaths[0] < self._clock.now() - WINDOW_S:
             self._deaths.popleft()
         return len(self._deaths)

@@ -18,15 +18,22 @@ from pathlib import Path
 from quire.errors import SETUP_ERRORS, ConfigError, SetupError
 from quire.foundation.clock import Clock, SystemClock
 from quire.foundation.config import Config
-from quire.foundation.processes.child import Child
-from quire.foundation.processes.launch import EXIT_CRASHED, STOP_ENGINE, Pulse, Recovery, Report, StatusReport
+from quire.foundation.processes.child_process import Child
+from quire.foundation.processes.launch import (
+    EXIT_CRASHED,
+    STOP_ENGINE,
+    LaunchConfig,
+    Pulse,
+    Recovery,
+    Report,
+    StatusReport,
+)
 from quire.foundation.processes.orders import Reload
 from quire.foundation.processes.swap_reports import ModelReport, SwapRequest
 from quire.serving.supervisor.announce import announce_ready, print_error, print_log
 from quire.serving.supervisor.children import MODULES, Children, Modules, Place
 from quire.serving.supervisor.model_swap import ModelSwap
-from quire.serving.supervisor.process_events import RELOAD, Died, Event, Reported, Signalled
-from quire.serving.supervisor.process_host import THIS_MACHINE, ProcessHost
+from quire.serving.supervisor.process_host import RELOAD, THIS_MACHINE, Died, Event, ProcessHost, Reported, Signalled
 from quire.serving.supervisor.restart_limit import WINDOW_S, RestartLimit
 from quire.serving.supervisor.watchdog import TICK_S
 
@@ -67,7 +74,7 @@ class Supervisor:
         reread: Callable[[], Config] | None = None,
     ) -> None:
         self._config = config
-        self._asked = config if asked is None else asked
+        self._asked = asked
         self._reread = reread
         self._listener = listener
         self._developer_mode = developer_mode
@@ -89,16 +96,14 @@ class Supervisor:
         """Run until the end. Returns the exit code: 0 after a drain, a failed start's, or 70 if processes died."""
         directory = Path(tempfile.mkdtemp(prefix="quire-"))  # readable by its owner only
         self._listener.set_inheritable(True)
-        self._children = Children(
+        launch = LaunchConfig(
             self._config,
-            directory,
-            self._listener.fileno(),
-            self._developer_mode,
-            self._modules,
-            self._clock,
-            self._host,
-            self._asked,
+            str(directory),
+            listen_fd=self._listener.fileno(),
+            developer_mode=self._developer_mode,
+            asked=self._asked,
         )
+        self._children = Children(launch, self._modules, self._clock, self._host)
         self._swap = ModelSwap(self._children, self._events.forget, self._clock)
         try:
             for child in self._children:

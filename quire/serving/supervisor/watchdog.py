@@ -30,7 +30,6 @@ class Watchdog:
         self._silent_s = self._stopped_s = 0.0
 
     def heard(self, pulse: Pulse) -> None:
-        """Take in a pulse, by which the process says that it is alive."""
         self._pulse = pulse
         self._silent_s = 0.0
 

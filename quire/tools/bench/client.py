@@ -15,9 +15,8 @@ from typing import Any, Literal
 import msgspec
 
 from quire.errors import reason
-from quire.foundation.http_client.address import HttpAddress, encoded_headers
-from quire.foundation.http_client.answer_parser import HttpError
 from quire.foundation.http_client.connection import OnBody
+from quire.foundation.http_client.http1 import HttpAddress, HttpError, encoded_headers
 from quire.foundation.http_client.pool import ConnectionPool, unchecked_tls
 from quire.tools.bench.datasets import Sample
 
@@ -54,11 +53,8 @@ class Connections:
         self._pool.close()
 
     async def post(self, path: str, body: bytes, on_body: OnBody) -> int:
-        """Send a JSON body, pass each part of the answer to `on_body`, and return the status at its end.
-
-        Raises:
-            HttpError: There is no answer, or it breaks off.
-        """
+        """Send a JSON body, pass each part of the answer to `on_body`, and return the status at its end. Raises
+        HttpError if there is no answer, or it breaks off."""
         data = self._pool.address.request(b"POST", path.encode(), self._headers, body)
         connection = await self._pool.ask(data, None, on_body)
         status = (await connection.head()).status

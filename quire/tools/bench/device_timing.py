@@ -112,7 +112,6 @@ def _timed_in_graph(calls: Sequence[Call]) -> float:
 
 
 def _captured(calls: Sequence[Call], rounds: int) -> torch.cuda.CUDAGraph:
-    """A graph of all calls, `rounds` times."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.graph(graph, stream=stream):
         for _ in range(rounds):

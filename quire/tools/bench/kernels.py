@@ -64,11 +64,7 @@ class Measured:
 
 
 def run(options: KernelsOptions) -> int:
-    """Measure and report; the exit code.
-
-    Raises:
-        ConfigError: An op that has no cases.
-    """
+    """Measure and report; returns the exit code. Raises ConfigError for an op without cases."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cases = _chosen(options.op, device)
     began = time.perf_counter()
@@ -106,7 +102,6 @@ def ops_without_cases(device_type: str) -> list[str]:
 
 
 def measure(case: KernelCase, limits: Limits, device: torch.device, *, with_reference: bool = False) -> Measured:
-    """Time one case."""
     torch.manual_seed(0)
     sets = [case.make(device)]
     held = sum(tensor.nbytes for tensor in _tensors([*sets[0][0], *sets[0][1].values()]))

@@ -14,9 +14,8 @@ from quire.offline.llm import LLM
 from quire.offline.prompts import Prompt
 from quire.planning.auto_config import resolve
 from quire.sampling_params import SamplingParams
-from quire.tools.bench.datasets import DatasetOptions, make_samples
+from quire.tools.bench.datasets import DatasetOptions, LocalTokens, make_samples
 from quire.tools.bench.report import measured_with, percentile_name, progress, summarize, table, write_json
-from quire.tools.bench.tokens import LocalTokens
 
 PERCENTILES = (10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
 
@@ -97,11 +96,8 @@ class OfflineBenchmark:
 
 
 def run_throughput(options: ThroughputOptions, config: Config) -> int:
-    """Send all prompts at once, and report; returns the exit code.
-
-    Raises:
-        QuireError: Options that cannot be meant, or a model that cannot be served.
-    """
+    """Send all prompts at once, and report; returns the exit code. Raises QuireError for wrong options, or a model that
+    cannot be served."""
     _check_positive(options, "n")
     bench = OfflineBenchmark(options, config)
     with bench.llm:
@@ -136,11 +132,8 @@ def run_throughput(options: ThroughputOptions, config: Config) -> int:
 
 
 def run_latency(options: LatencyOptions, config: Config) -> int:
-    """Send one batch at a time, again and again, and report; returns the exit code.
-
-    Raises:
-        QuireError: Options that cannot be meant, or a model that cannot be served.
-    """
+    """Send one batch at a time, again and again, and report; returns the exit code. Raises QuireError for wrong
+    options, or a model that cannot be served."""
     _check_positive(options, "input_len", "output_len", "batch_size", "n", "num_iters")
     bench = OfflineBenchmark(options, config)
     with bench.llm:

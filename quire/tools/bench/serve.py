@@ -12,18 +12,24 @@ import msgspec
 import uvloop
 
 from quire.errors import ConfigError, QuireError, UnavailableError, reason
-from quire.foundation.http_client.answer_parser import HttpError
 from quire.foundation.http_client.blocking_client import BlockingClient
+from quire.foundation.http_client.http1 import HttpError
 from quire.models.weights import hub
 from quire.text.tokenizer import load_tokenizer
-from quire.tools.bench.arrivals import ArrivalOptions, arrival_times
 from quire.tools.bench.client import ENDPOINTS, Backend, Connections, StreamingClient
-from quire.tools.bench.datasets import DatasetOptions, Sample, make_samples
-from quire.tools.bench.load import Load, run_load
+from quire.tools.bench.datasets import (
+    DatasetOptions,
+    LocalTokens,
+    Sample,
+    ServedTokens,
+    Tokens,
+    has_tokenizer,
+    make_samples,
+)
+from quire.tools.bench.load import ArrivalOptions, Load, arrival_times, run_load
 from quire.tools.bench.report import progress
 from quire.tools.bench.serving_figures import Run, ServingReportOptions, read_counters
 from quire.tools.bench.serving_report import publish
-from quire.tools.bench.tokens import LocalTokens, ServedTokens, Tokens, has_tokenizer
 
 CONNECT_S = 30.0
 RETRY_S = 1.0
@@ -102,11 +108,8 @@ class _ServedModel:
 
 
 def run(options: ServeOptions) -> int:
-    """Measure and report; returns the exit code: 1 if requests failed.
-
-    Raises:
-        QuireError: Options that cannot be meant, or a server that is not there.
-    """
+    """Measure and report; returns the exit code: 1 if requests failed. Raises QuireError for wrong options, or a server
+    that is not there."""
     seed = random.SystemRandom().getrandbits(32) if options.seed is None else options.seed
     rng = random.Random(seed)
     try:

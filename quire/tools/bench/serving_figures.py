@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import ConfigError
-from quire.foundation.http_client.answer_parser import HttpError
 from quire.foundation.http_client.blocking_client import BlockingClient
+from quire.foundation.http_client.http1 import HttpError
 from quire.tools.bench.client import Outcome
 from quire.tools.bench.datasets import Sample
 from quire.tools.bench.load import Load
@@ -121,7 +121,6 @@ def figures(run: Run) -> dict[str, Any]:
 
 
 def _throughput(run: Run) -> dict[str, Any]:
-    """Requests and tokens, in total and per second."""
     load, done = run.load, run.load.completed
     inputs, outputs = sum(o.prompt_tokens for o in done), sum(o.output_tokens for o in done)
     limits = _limits(run.options)

@@ -58,11 +58,8 @@ class StartupOptions:
 
 
 def run(options: StartupOptions, config: Config) -> int:
-    """Measure and report; returns the exit code.
-
-    Raises:
-        QuireError: Options that cannot be meant, or a model that cannot be served.
-    """
+    """Measure and report; returns the exit code. Raises QuireError for wrong options, or a model that cannot be
+    served."""
     counts = (options.num_iters_cold, options.num_iters_warmup, options.num_iters_warm)
     if min(counts) < 0 or not counts[0] + counts[2]:
         raise ConfigError("--num-iters-cold and --num-iters-warm must ask for at least one start.")
@@ -136,11 +133,7 @@ def _server(config: Config, directory: Path) -> Iterator[dict[str, float]]:
 
 
 def _wait(child: ChildProcess) -> StatusReport:
-    """Wait until the engine is ready.
-
-    Raises:
-        QuireError: It failed.
-    """
+    """Wait until the engine is ready. Raises QuireError if it failed."""
     with selectors.DefaultSelector() as selector:
         selector.register(child.report_fd, selectors.EVENT_READ)
         selector.register(child.pid_fd, selectors.EVENT_READ)
@@ -166,7 +159,6 @@ def _wait_for_end(child: ChildProcess) -> None:
 
 
 def _drop_from_cache(directory: Path) -> None:
-    """Ask the operating system to forget the files' contents."""
     for path in directory.iterdir():
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)

@@ -30,8 +30,8 @@ from quire.planning.step_limits import StepLimits
 from quire.runtime.executor.executor import AdapterLoader, Executor
 from quire.runtime.executor.factory import build_executor
 from quire.sampling_params import SamplingParams
-from quire.tools.bench.arrivals import ClosedLoad, closed_loads
-from quire.tools.bench.tokens import LocalTokens
+from quire.tools.bench.datasets import LocalTokens
+from quire.tools.bench.load import ClosedLoad, closed_loads
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 PROMPTS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1_024, 2_048, 4_096, 8_192)
@@ -128,11 +128,8 @@ class _Engine:
         self._numbers, self._draw = count(1), random.Random(0)
 
     def run_wave(self, wave: Wave) -> float:
-        """Send a wave, and wait for its end; returns the seconds to the first token.
-
-        Raises:
-            QuireError: The engine refuses a request.
-        """
+        """Send a wave, and wait for its end; returns the seconds to the first token. Raises QuireError if the engine
+        refuses a request."""
         began, first = self._clock.now(), None
         running = {self._send(wave.prompt, wave.outputs) for _ in range(wave.rows)}
         while running:
@@ -142,11 +139,7 @@ class _Engine:
         return first - began
 
     def run_load(self, load: ClosedLoad) -> None:
-        """Send one request after another, and wait for all.
-
-        Raises:
-            QuireError: The engine refuses a request.
-        """
+        """Send one request after another, and wait for all. Raises QuireError if the engine refuses a request."""
         running: set[int] = set()
         for lengths in load.lengths:
             while len(running) == load.open:

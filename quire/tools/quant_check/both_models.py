@@ -13,8 +13,8 @@ from quire.planning.auto_config import ResolvedConfig, resolve
 from quire.planning.footprint import format_bytes
 from quire.planning.machine import this_machine
 from quire.text.tokenizer import Tokenizer, load_tokenizer
+from quire.tools.quant_check.continuations import read_passages
 from quire.tools.quant_check.options import CheckOptions
-from quire.tools.quant_check.questions import read_passages
 
 _MAY_DIFFER = ("quantization", "held", "dtype", "eos_ids", "bos_id", "max_model_len", "untied")
 """Fields of ModelSpec that do not change the arithmetic between tokens and logits."""

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from quire.tools.bench.plot import Line, Panel, svg
-from quire.tools.bench.report import measured_with, table, write_json, write_text
+from quire.tools.bench.report import Line, Panel, measured_with, svg, table, write_json, write_text
 from quire.tools.quant_check.findings import Findings, LayerFinding, verdict
 from quire.tools.quant_check.options import CheckOptions
 
@@ -18,11 +17,7 @@ _BLOCK = re.compile(r"\.(\d+)(?:\.|$)")
 
 
 def publish(options: CheckOptions, found: Findings, missed: Sequence[str]) -> None:
-    """Print the findings, and write the files that were asked for.
-
-    Raises:
-        ConfigError: A file cannot be written.
-    """
+    """Print the findings, and write the files that were asked for. Raises ConfigError if a file cannot be written."""
     print(as_text(options, found, missed))
     if options.json is not None:
         write_json(options.json, measured_with(options) | as_json(options, found, missed))

@@ -24,8 +24,8 @@ from quire.planning.auto_config import resolve
 from quire.planning.costmodel.measured_step_times import FloatArray, MeasuredStepTimes, ServerTerms, non_negative
 from quire.planning.costmodel.step_work import windows_of
 from quire.planning.machine import this_machine
-from quire.tools.bench.arrivals import ClosedLoad, closed_loads
 from quire.tools.bench.datasets import Sample
+from quire.tools.bench.load import ClosedLoad, closed_loads
 from quire.tools.bench.server_times import asked, served
 from quire.tools.simulation.deployment import Deployment, Processor, deploy
 from quire.tools.simulation.engine import simulate

@@ -93,7 +93,6 @@ class Deployment:
 
     @cached_property
     def step(self) -> StepTime:
-        """How long its steps take."""
         speedup, extra = 1.0, (0.0, 0.0)
         if isinstance(self.device, Card):
             form = self.spec.quantization.rules[0].format if self.spec.quantization else None
@@ -136,11 +135,8 @@ class Deployment:
 
 
 def device_called(name: str, cores: int | None = None) -> Card | Processor:
-    """The device that --gpu names. `cores` limits this machine's processor; None for all cores.
-
-    Raises:
-        ConfigError: The device is not known.
-    """
+    """The device that --gpu names. `cores` limits this machine's processor; None for all cores. Raises ConfigError if
+    the device is not known."""
     if name == "cpu":
         return Processor(cores or len(os.sched_getaffinity(0)), this_machine())
     return card(name)

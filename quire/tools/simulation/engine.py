@@ -120,11 +120,8 @@ class SimulatedRun:
 
 
 def simulate(config: Config, spec: ModelSpec, device: SimulatedDevice, trace: Trace) -> SimulatedRun:
-    """Serve a trace with resolved settings.
-
-    Raises:
-        ConfigError: The engine refuses a request, since it is too long.
-    """
+    """Serve a trace with resolved settings. Raises ConfigError if the engine refuses a request, since it is too
+    long."""
     clock = VirtualClock()
     seqs = config.scheduler.max_num_seqs
     assert seqs, "settings are resolved"

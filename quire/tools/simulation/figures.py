@@ -89,7 +89,6 @@ class Figures:
         }
 
     def as_text(self) -> str:
-        """The figures as a table."""
         rows: list[Row] = [
             ("Requests", f"{self.requests:,}"),
             ("Simulated seconds", f"{self.seconds:,.2f}"),

@@ -13,12 +13,10 @@ from quire.foundation.config import BUILTIN_MODEL
 from quire.models.spec import ModelSpec
 from quire.models.weights import hub
 from quire.text.tokenizer import load_tokenizer
-from quire.tools.bench.arrivals import arrival_times
-from quire.tools.bench.datasets import make_samples
-from quire.tools.bench.tokens import LocalTokens, Tokens
+from quire.tools.bench.datasets import LocalTokens, Tokens, make_samples
+from quire.tools.bench.load import arrival_times
 from quire.tools.simulation.options import SimulateOptions
-from quire.tools.simulation.trace import Trace, from_samples
-from quire.tools.simulation.trace_files import read_trace
+from quire.tools.simulation.trace import Trace, from_samples, read_trace
 
 
 def asked_load(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Trace:

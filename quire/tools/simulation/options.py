@@ -11,9 +11,9 @@ from quire.errors import ConfigError
 from quire.foundation.config.cache import BlockSize, KVCacheDtype
 from quire.foundation.config.model import ModelDtype
 from quire.foundation.config.scheduler import PerformanceMode, PreemptionMode
-from quire.tools.bench.arrivals import ArrivalOptions
 from quire.tools.bench.datasets import DatasetOptions
-from quire.tools.simulation.trace_files import TraceFileOptions
+from quire.tools.bench.load import ArrivalOptions
+from quire.tools.simulation.trace import TraceFileOptions
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from quire.tools.bench.plot import PLOT_BUCKETS, Line, Panel, rates, shares_line, svg
-from quire.tools.bench.report import Row, table
+from quire.tools.bench.report import PLOT_BUCKETS, Line, Panel, Row, rates, shares_line, svg, table
 from quire.tools.simulation.deployment import Deployment, Processor
 from quire.tools.simulation.engine import SimulatedRun
 from quire.tools.simulation.figures import METRICS, Figures
@@ -40,7 +39,6 @@ class Simulation:
 
 
 def as_text(found: Simulation) -> str:
-    """Tables, and reasons."""
     parts = [*_head(found), found.figures.as_text(), *(f"reason: {line}" for line in reasons(found))]
     if found.search is not None:
         parts += ["", *_search_lines(found.search)]

@@ -82,11 +82,7 @@ class Search:
 
 
 def read_limits(text: str) -> dict[str, float]:
-    """Milliseconds by metric, from text like `ttft=500,tpot=40`.
-
-    Raises:
-        ConfigError: The text says something else.
-    """
+    """Milliseconds by metric, from text like `ttft=500,tpot=40`. Raises ConfigError if the text says something else."""
     limits = {}
     for pair in text.split(","):
         name, _, value = pair.strip().partition("=")

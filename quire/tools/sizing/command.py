@@ -8,15 +8,14 @@ from typing import get_args
 
 from quire.errors import ConfigError
 from quire.models.spec import ModelSpec, read_spec
-from quire.tools.bench.arrivals import ArrivalOptions
+from quire.tools.bench.datasets import Tokens
+from quire.tools.bench.load import ArrivalOptions
 from quire.tools.bench.report import write_json, write_text
-from quire.tools.bench.tokens import Tokens
 from quire.tools.simulation.deployment import FormatName
 from quire.tools.simulation.engine import simulate
 from quire.tools.simulation.figures import Figures, figures
 from quire.tools.simulation.load import find_model
-from quire.tools.simulation.trace import Trace
-from quire.tools.simulation.trace_files import TraceFileOptions, read_trace
+from quire.tools.simulation.trace import Trace, TraceFileOptions, read_trace
 from quire.tools.sizing.measured_rows import checked, measured_rows
 from quire.tools.sizing.options import PlanOptions, read_prices
 from quire.tools.sizing.report import SizingPlan, as_json, as_text, check_text, picture
@@ -28,11 +27,8 @@ MAX_TRACED = 1_000
 
 
 def run(options: PlanOptions) -> int:
-    """Plan, print and write; returns the exit code: 0, or 1 if nothing keeps the targets.
-
-    Raises:
-        ModelNotFoundError, CheckpointError, ConfigError: The model or a file cannot be used, or an option is wrong.
-    """
+    """Plan, print and write; returns the exit code: 0, or 1 if nothing keeps the targets. Raises ModelNotFoundError,
+    CheckpointError or ConfigError if the model or a file cannot be used, or an option is wrong."""
     if options.check:
         print(check_text(checked(measured_rows())))
         return 0

@@ -52,7 +52,6 @@ def measured_rows() -> list[MeasuredRow]:
 
 
 def checked(rows: Sequence[MeasuredRow]) -> list[CheckedRow]:
-    """Predict rows."""
     predictions = Predictions()
     return [CheckedRow(row, predictions.of(row)) for row in rows]
 

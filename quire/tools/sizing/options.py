@@ -73,11 +73,8 @@ class PlanOptions:
 
 
 def read_prices(path: str | None) -> dict[str, float]:
-    """Price of an hour, by the device's word for --gpu; empty without a file.
-
-    Raises:
-        ConfigError: The file cannot be read, or has something else in it.
-    """
+    """Price of an hour, by the device's word for --gpu; empty without a file. Raises ConfigError if the file cannot be
+    read, or has something else in it."""
     if path is None:
         return {}
     try:

@@ -9,7 +9,7 @@ from typing import Any
 from quire.models.spec import ModelSpec
 from quire.planning.costmodel.cards import CARDS
 from quire.planning.footprint import GIB
-from quire.tools.bench.plot import Line, Panel, svg
+from quire.tools.bench.report import Line, Panel, svg
 from quire.tools.simulation.figures import Figures
 from quire.tools.sizing.measured_rows import CheckedRow
 from quire.tools.sizing.steady_state import Traffic
@@ -41,7 +41,6 @@ class SizingPlan:
 
 
 def as_text(plan: SizingPlan) -> str:
-    """Tables, and reasons."""
     spec, traffic = plan.spec, plan.traffic
     head = [
         f"{plan.name}: {spec.architecture}, {spec.num_parameters / 1e9:,.2f}B parameters, {spec.layers} layers, "
@@ -90,7 +89,6 @@ def picture(candidate: Candidate) -> str:
 
 
 def check_text(rows: Sequence[CheckedRow]) -> str:
-    """Predictions beside measurements."""
     lines = [["model", "row", "measured", "predicted", "error"]]
     lines += [
         [r.measured.model, r.measured.row, f"{r.measured.value:,.4g} {r.measured.unit}", f"{r.predicted:,.4g}",

@@ -52,11 +52,8 @@ class Candidate:
 
 
 def survey(options: PlanOptions, spec: ModelSpec, traffic: Traffic, prices: dict[str, float]) -> list[Candidate]:
-    """All combinations, first those within the targets: by cost, or else by tokens a second for each device.
-
-    Raises:
-        ConfigError: A device or format is not known.
-    """
+    """All combinations, first those within the targets: by cost, or else by tokens a second for each device. Raises
+    ConfigError if a device or format is not known."""
     found = [
         _candidate(options, spec, device, tp, form, traffic, prices)
         for device in devices(options)
@@ -74,11 +71,7 @@ def _order(candidate: Candidate) -> tuple[bool, bool, float]:
 
 
 def devices(options: PlanOptions) -> list[str]:
-    """The devices that --gpu asks for, by their words there.
-
-    Raises:
-        ConfigError: A device is not known.
-    """
+    """The devices that --gpu asks for, by their words there. Raises ConfigError if a device is not known."""
     names = [*CARDS, "cpu"] if options.gpu == "all" else [name.strip().lower() for name in options.gpu.split(",")]
     for name in names:
         if name != "cpu":
@@ -149,11 +142,7 @@ def _reason(options: PlanOptions, reached: tuple[SteadyState, ...], best: Steady
 
 
 def _sizes(options: PlanOptions, device: str) -> list[int]:
-    """Numbers of devices; a processor is always one.
-
-    Raises:
-        ConfigError: The option is no list of numbers.
-    """
+    """Numbers of devices; a processor is always one. Raises ConfigError if the option is no list of numbers."""
     try:
         sizes = [int(text) for text in options.tensor_parallel_sizes.split(",")]
     except ValueError:
@@ -167,11 +156,7 @@ def _sizes(options: PlanOptions, device: str) -> list[int]:
 
 
 def _formats(options: PlanOptions, spec: ModelSpec) -> list[FormatName]:
-    """Formats of weights.
-
-    Raises:
-        ConfigError: A format is not known.
-    """
+    """Formats of weights. Raises ConfigError if a format is not known."""
     known: tuple[FormatName, ...] = get_args(FormatName)
     asked = options.formats.split(",")
     if unknown := [name for name in asked if name not in known]:
@@ -203,11 +188,8 @@ class MemoryRow:
 
 
 def memory_row(options: PlanOptions, spec: ModelSpec, device: str, tp: int, form: FormatName) -> MemoryRow:
-    """What fits on a device. Each length is planned for by itself, as `quire serve --max-model-len` would.
-
-    Raises:
-        ConfigError: The model cannot be divided so.
-    """
+    """What fits on a device. Each length is planned for by itself, as `quire serve --max-model-len` would. Raises
+    ConfigError if the model cannot be divided so."""
     spec, fits = in_format(spec, form), {}
     lengths = [length for length in LENGTHS if length < spec.max_model_len] + [spec.max_model_len]
     weights = activations = kv_cache = per_token = 0

@@ -46,7 +46,6 @@ def normal(device: torch.device, *shape: int) -> torch.Tensor:
 
 
 def normals(device: torch.device, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
-    """Random bf16 tensors of these shapes."""
     return [normal(device, *shape) for shape in shapes]
 
 

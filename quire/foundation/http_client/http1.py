@@ -1,11 +1,61 @@
-"""Parses a server's answer with httptools: a head of limited size, and a body as long as announced. Does no I/O."""
+"""Where a server is, the bytes of a request to it, and a parser for its answer, built on httptools. Does no I/O."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import httptools
+
+Headers = list[tuple[bytes, bytes]]
+"""Names and values, in their order."""
+_BREAKS_LINE = re.compile(rb"[\r\n\0]")
+
+
+@dataclass(frozen=True)
+class HttpAddress:
+    """A server's root.
+
+    Attributes:
+        host: A name or an address; IPv6 without brackets.
+        authority: For the Host header.
+        path: Prefix of all the server's paths; usually empty.
+    """
+
+    host: str
+    port: int
+    tls: bool
+    authority: bytes
+    path: bytes
+
+    @classmethod
+    def of(cls, url: str) -> HttpAddress:
+        """The address in a URL such as `https://host:8000/prefix`. Raises ValueError if the URL is no HTTP address."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or not url.isascii() or " " in url:
+            raise ValueError(f"'{url}' is no HTTP address")
+        tls = parts.scheme == "https"
+        authority = parts.netloc.rpartition("@")[2].encode()
+        return cls(parts.hostname, parts.port or (443 if tls else 80), tls, authority, parts.path.rstrip("/").encode())
+
+    def request(self, method: bytes, path: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes = b"") -> bytes:
+        lines = [b"%s %s%s HTTP/1.1" % (method, self.path, path), b"host: " + self.authority]
+        lines += [name + b": " + value for name, value in headers]
+        if body or method != b"GET":
+            lines.append(b"content-length: %d" % len(body))
+        return b"\r\n".join([*lines, b"", body])
+
+
+def encoded_headers(headers: Mapping[str, str]) -> Headers:
+    """Headers as they are sent. Raises ValueError if a header has a character that would end its line."""
+    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+    for name, value in encoded:
+        if _BREAKS_LINE.search(name + value):
+            raise ValueError(f"the header {name.decode()!r} has a line break")
+    return encoded
+
 
 MAX_HEAD_BYTES = 64 * 2**10
 MAX_FRAMING = 16
@@ -57,11 +107,7 @@ class AnswerParser:
         self._until_close = True  # unless the head says how long the body is
 
     def feed(self, data: bytes) -> None:
-        """Parse the next bytes.
-
-        Raises:
-            HttpError: The bytes cannot be part of an answer.
-        """
+        """Parse the next bytes. Raises HttpError if the bytes cannot be part of an answer."""
         if self.complete:
             raise HttpError("It sent more than its answer.")
         body = self._body_bytes
@@ -71,11 +117,7 @@ class AnswerParser:
             raise HttpError("Its headers are too large.")
 
     def end(self) -> None:
-        """Take in that the server has closed the connection.
-
-        Raises:
-            HttpError: The answer is not complete.
-        """
+        """Take in that the server has closed the connection. Raises HttpError if the answer is not complete."""
         if self.complete:
             return
         if self.head is None or not self._until_close:
