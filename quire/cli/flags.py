@@ -44,12 +44,9 @@ def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         )  # fmt: skip
     return PrimitiveConstructorSpec(
         nargs=1, metavar=metavar(kind), instance_from_str=lambda words: read_value(kind, words[0]),
-        is_instance=lambda value: True, str_from_instance=lambda value: [_written(value)],
+        is_instance=lambda value: True,
+        str_from_instance=lambda value: [json.dumps(value) if isinstance(value, dict) else str(value)],
     )  # fmt: skip
-
-
-def _written(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 Options = TypeVar("Options")

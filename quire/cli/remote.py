@@ -23,15 +23,8 @@ _CONTROLS = dict.fromkeys(code for code in [*range(32), *range(127, 160)] if chr
 
 
 class RemoteServer:
-    """One server's OpenAI API, as a context.
-
-    Args:
-        url: Up to and including /v1, which is added if there is no path.
-        api_key: Default: the variable QUIRE_API_KEY.
-
-    Raises:
-        ConfigError: The URL or the key cannot be used.
-    """
+    """One server's OpenAI API, as a context. A URL without a path gets /v1, and the default key is that of the variable
+    QUIRE_API_KEY. Raises ConfigError if the URL or the key cannot be used."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         self._url = url.rstrip("/")

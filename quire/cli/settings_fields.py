@@ -88,15 +88,8 @@ def _default(each: Field[Any]) -> Any:
 
 
 def read_flags(path: str, known: Collection[str]) -> list[str]:
-    """The file's settings as flags: `max-num-seqs: 8` (or with underscores) becomes `--max-num-seqs=8`.
-
-    Args:
-        path: A YAML file with a mapping.
-        known: The command's names, with underscores.
-
-    Raises:
-        ConfigError: The file cannot be read, or a key is not known; the closest known one is suggested.
-    """
+    """The settings of a YAML file as flags: `max-num-seqs: 8` (or with underscores) becomes `--max-num-seqs=8`. Raises
+    ConfigError if the file cannot be read, or a key is none of `known`; the closest known one is suggested."""
     try:
         content = msgspec.yaml.decode(Path(path).read_bytes())
     except (OSError, UnicodeError) as error:

@@ -42,12 +42,6 @@ class LocalAdapters:
         self._loaded: dict[LoRARequest, Adapter] = {}
         self._ids = itertools.count(1)  # not reused, because a call that was interrupted leaves answers behind
 
-    def load(
-        self, asked: LoRARequest | None, take: Callable[[FromEngine | None], None] = lambda message: None
-    ) -> Adapter | None:
-        """Load an adapter if it is new, and return it; None stands for the base model. See `load_all`."""
-        return self.load_all([asked], take)[0]
-
     def load_all(
         self,
         asked: Sequence[LoRARequest | None],

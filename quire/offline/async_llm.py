@@ -273,11 +273,8 @@ class AsyncLLM:
             self._streams.leave(stream, engine_lives=self._engine.failure is None)
 
     async def _adapter(self, asked: LoRARequest) -> Adapter:
-        """The adapter, loaded once however many requests ask for it at the same time.
-
-        Raises:
-            RequestError: The adapter cannot be served; the next request for it tries again.
-        """
+        """The adapter, loaded once however many requests ask for it at the same time. Raises RequestError if it cannot
+        be served; the next request for it tries again."""
         loading = self._adapters.get(asked)
         if loading is None or (loading.done() and not _is_loaded(loading)):
             loading = self._adapters[asked] = asyncio.create_task(self._load_adapter(asked))

@@ -19,15 +19,9 @@ CLOSED = "The engine was shut down. Create a new AsyncLLM."
 
 
 class EngineThread:
-    """A running engine; see LLM for the model, its settings and errors.
-
-    Args:
-        take: Gets each message, in the event loop.
-        fail: Called there with the cause when the engine is gone.
-
-    Attributes:
-        local: The engine. Only its client's `send` may be called while it runs.
-    """
+    """A running engine, `local`; see LLM for the model, its settings and errors. In the event loop, `take` gets each
+    message, and `fail` gets the cause when the engine is gone. Only `send` of the engine's client may be called while
+    it runs."""
 
     def __init__(
         self,
@@ -53,12 +47,8 @@ class EngineThread:
         return self._failure or self.local.failure
 
     def attach(self, *, idle: bool) -> None:
-        """Use the running event loop from now on. `idle` tells whether nothing waits in the loop before.
-
-        Raises:
-            ConfigError: Something waits there.
-            EngineDeadError: There is no engine any more.
-        """
+        """Use the running event loop from now on. Raises ConfigError if something waits in the loop before (it is not
+        `idle`), and EngineDeadError if there is no engine any more."""
         if (failure := self.failure) is not None:
             raise failure
         loop = asyncio.get_running_loop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -62,7 +63,7 @@ class LLM:
         self._config, self._text, self._engine = self._local.config, self._local.text, self._local.client
         self._submission = self._local.submission
         self.startup: dict[str, float] = self._local.startup
-        self._next_request = 0
+        self._numbers = itertools.count()  # of requests
         self._metrics = None if disable_log_stats else OfflineMetrics(self._local)
 
     def generate(
@@ -246,7 +247,7 @@ class LLM:
                 run.submit(sequences)
                 requests.append((prompt.text, sequences))
             run.finish()
-            return [self._output(text, sequences) for text, sequences in requests]
+            return [self._local.output(str(next(self._numbers)), text, sequences) for text, sequences in requests]
 
     def _next_tokens(
         self, sequences: Sequence[Sequence[int]], params: SamplingParams, adapters: Sequence[Adapter | None]
@@ -275,10 +276,6 @@ class LLM:
                 f"got {params.beam_width}.",
                 param="beam_width",
             )
-
-    def _output(self, text: str | None, sequences: Sequence[SequenceAccumulator]) -> RequestOutput:
-        number, self._next_request = self._next_request, self._next_request + 1
-        return self._local.output(str(number), text, sequences)
 
     def _params_for(
         self, count: int, given: SamplingParams | Sequence[SamplingParams] | None

@@ -65,7 +65,7 @@ class LLMEngine:
         """
         with self._local.exclusive():
             parsed = parse_prompt(prompt, self._local.tokenizer)
-            adapter = self._local.adapters.load(lora_request, self._take)
+            adapter = self._local.adapters.load_all([lora_request], self._take)[0]
             sequences = self._local.sequences(parsed, params, priority, adapter)
             return self._streams.submit(request_id, parsed.text, sequences).name
 

@@ -120,12 +120,8 @@ class OfflineRun:
             self._take(self._engine.receive(0.0))
 
     def finish(self) -> None:
-        """Wait until all sequences have ended.
-
-        Raises:
-            GenerationError: A sequence failed.
-            RequestError: A request asks for something that cannot be done.
-        """
+        """Wait until all sequences have ended. Raises GenerationError if a sequence failed, and RequestError if a
+        request asks for something that cannot be done."""
         while self._open:
             self._take(self._engine.receive(None))
         if self._errors:

@@ -226,12 +226,8 @@ def native_kernels() -> NativeKernels:
 
 @dataclass(frozen=True)
 class PackedWeightCache:
-    """Where a processor's packed weights are kept.
-
-    Attributes:
-        directory: Has a file for each checkpoint.
-        limit: QUIRE_PACKED_WEIGHTS_GB in bytes: maximum size of all files; 0 to keep none.
-    """
+    """Where a processor's packed weights are kept: `directory` has a file for each checkpoint, and `limit` is
+    QUIRE_PACKED_WEIGHTS_GB in bytes, the maximum size of all files; 0 to keep none."""
 
     directory: Path
     limit: int

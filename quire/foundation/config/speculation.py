@@ -100,16 +100,8 @@ class SpeculationConfig:
         return replace(speculation, synthetic_rates=_synthetic_rates(given, speculation.tokens))
 
     def check_device(self, device: str, ranks: int, stages: int = 1) -> None:
-        """Refuse what is not supported yet on this device.
-
-        Args:
-            device: `cpu` or `cuda`.
-            ranks: How many ranks divide each layer.
-            stages: How many stages divide the layers.
-
-        Raises:
-            ConfigError: The device is not supported, or a value is wrong as in `speculation`.
-        """
+        """Raise ConfigError for what is not supported yet on this device (`cpu` or `cuda`), with this many ranks that
+        divide each layer, and this many stages that divide the layers."""
         speculation = self.speculation
         if speculation is None:
             return

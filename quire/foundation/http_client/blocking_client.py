@@ -13,18 +13,8 @@ from quire.foundation.http_client.pool import ConnectionPool, unchecked_tls
 
 
 class BlockingClient:
-    """One server, asked one thing at a time. A context.
-
-    Args:
-        url: The server's root.
-        headers: Sent with every request.
-        connect_s: Maximum seconds until a connection is open.
-        insecure: Whether the server's certificate is not checked.
-        timeout_s: Maximum seconds until an answer's head is complete, and then without a byte. None for no maximum.
-
-    Raises:
-        ValueError: The URL or a header cannot be used.
-    """
+    """One server, asked one thing at a time. A context. An answer's head has to be complete after `timeout_s` seconds,
+    and no silence may be longer; None for no limit. Raises ValueError if the URL or a header cannot be used."""
 
     def __init__(
         self,

@@ -22,13 +22,8 @@ def unchecked_tls() -> ssl.SSLContext:
 
 
 class ConnectionPool:
-    """Connections to one server.
-
-    Args:
-        tls: For https; None for the default context.
-        connect_s: Maximum seconds until a connection is open.
-        max_idle: Maximum connections that are kept for later requests.
-    """
+    """Connections to one server. A connection has to open within `connect_s` seconds, and at most `max_idle` of them
+    are kept for later requests."""
 
     def __init__(
         self,
@@ -50,13 +45,9 @@ class ConnectionPool:
         return len(self._open)
 
     async def ask(self, data: bytes, timeout_s: float | None, on_body: OnBody | None = None) -> Connection:
-        """Send a request, on an idle connection if there is one; see `Connection.request` for the arguments.
-
-        Returns the connection once the answer's head has come. It has to be put back or aborted.
-
-        Raises:
-            HttpError: There is no answer.
-        """
+        """Send a request, on an idle connection if there is one; see `Connection.request` for the arguments. Returns
+        the connection once the answer's head has come; it has to be put back or aborted. Raises HttpError if there is
+        no answer."""
         connection = self._take_idle()
         if connection is not None:
             try:

@@ -46,12 +46,8 @@ class RingEnd(msgspec.Struct, frozen=True, tag=True):
 
 
 class SocketEnd(msgspec.Struct, frozen=True, tag=True):
-    """One end of a link to ranks of another machine.
-
-    Attributes:
-        socket_fds: Inherited blocking connections: to each reader, or to the writer.
-        max_bytes: Maximum bytes of a message.
-    """
+    """One end of a link to ranks of another machine: inherited blocking connections to each reader, or to the writer,
+    for messages of at most `max_bytes`."""
 
     socket_fds: list[int]
     max_bytes: int
@@ -211,25 +207,16 @@ class StatusReport(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pulse(msgspec.Struct, frozen=True, tag=True):
-    """A sign that a child is alive.
-
-    Attributes:
-        stalled_s: For an engine: seconds since it last finished a step or had none to do.
-        limit_s: Maximum for these seconds.
-    """
+    """A sign that a child is alive. For an engine, `stalled_s` are the seconds since it last finished a step or had
+    none to do, and `limit_s` is their maximum."""
 
     stalled_s: float = 0.0
     limit_s: float = 0.0
 
 
 class Recovery(msgspec.Struct, frozen=True, tag=True):
-    """A report that requests of an API process go on in another engine.
-
-    Attributes:
-        engine: The engine that took over.
-        sequences: How many go on with it.
-        generation: The generation of the engine's model.
-    """
+    """A report that requests of an API process, with this many sequences, go on in another engine, whose model has this
+    generation."""
 
     engine: EngineId
     sequences: int
@@ -237,12 +224,8 @@ class Recovery(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodesPlaced(msgspec.Struct, frozen=True, tag=True):
-    """A report that Ray has a place for each node of an engine.
-
-    Attributes:
-        nodes: How many nodes there are; with 1 all ranks are on this machine.
-        address: The address of this node for the others.
-    """
+    """A report that Ray has a place for each node of an engine; with 1 node, all ranks are on this machine. `address`
+    is the address of this node for the others."""
 
     nodes: int
     address: str

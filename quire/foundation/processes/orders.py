@@ -17,24 +17,16 @@ class Reload(msgspec.Struct, frozen=True, tag=True):
 
 
 class HoldRequests(msgspec.Struct, frozen=True, tag=True):
-    """Let new requests wait, and disconnect from the served model once its open requests have ended.
-
-    Attributes:
-        drain_timeout: Seconds for open requests.
-        hold_timeout: Seconds that new requests wait.
-    """
+    """Let new requests wait for `hold_timeout` seconds, and disconnect from the served model once its open requests
+    have ended, which get `drain_timeout` seconds."""
 
     drain_timeout: float
     hold_timeout: float
 
 
 class OpenModel(msgspec.Struct, frozen=True, tag=True):
-    """Serve this model as soon as its engines are ready, and then disconnect from the one before.
-
-    Attributes:
-        launch: The model's settings, engines and directory.
-        drain_timeout: Seconds for open requests of the model before.
-    """
+    """Serve this model as soon as its engines are ready, and then disconnect from the one before, whose open requests
+    get `drain_timeout` seconds."""
 
     launch: LaunchConfig
     drain_timeout: float

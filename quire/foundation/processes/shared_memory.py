@@ -10,12 +10,8 @@ from pathlib import Path
 
 
 class SharedMemory:
-    """Zeros at first, seen by all processes that map the same descriptor.
-
-    Args:
-        size: Bytes.
-        descriptor: Memory that another process has made; None to make it.
-    """
+    """Memory of `size` bytes, zeros at first, that all processes see which map the same descriptor. `descriptor` is
+    memory that another process has made; None to make it."""
 
     def __init__(self, size: int, descriptor: int | None = None) -> None:
         self.descriptor = _new(size) if descriptor is None else descriptor

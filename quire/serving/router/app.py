@@ -30,7 +30,6 @@ from quire.serving.router.pages import PUBLIC, Pages
 from quire.serving.router.rate_limit import RateLimiter
 from quire.serving.router.routed_request import (
     Exchange,
-    PromptFields,
     RoutedRequest,
     prefix_blocks,
     read_fields,
@@ -100,13 +99,8 @@ _EXCHANGE = "exchange"
 
 
 class RouterApp:
-    """The application. Records what passes in `metrics`.
-
-    Attributes:
-        keys: Keys of clients; empty if none is needed.
-        limiter: What each key may send.
-        num_open: Requests that servers are working on.
-    """
+    """The application, which records what passes in `metrics`. If there are `keys`, clients need one. `limiter` counts
+    what each key sends, and `num_open` is the number of requests that servers are working on."""
 
     def __init__(self, fleet: Fleet, config: RouterConfig, metrics: RouterMetrics, clock: Clock) -> None:
         self._config = config
@@ -149,12 +143,8 @@ class RouterApp:
             self._note_end(scope, exchange)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request.
-
-        Raises:
-            QuireError: It is refused, or no server answers it.
-            AnswerCutOff: Its answer cannot be ended.
-        """
+        """Answer a request. Raises QuireError if it is refused or no server answers it, and AnswerCutOff if its answer
+        cannot be ended."""
         exchange: Exchange = scope["state"][_EXCHANGE]
         path, method = scope["path"], scope["method"]
         if self.keys and path not in PUBLIC:
@@ -208,7 +198,11 @@ class RouterApp:
         received = self._clock.now()
         fields = read_fields(body)
         session = Headers(scope=scope).get(self._config.session_key, "") if self._config.session_key else ""
-        blocks = session_blocks(session, fields) if session else self._blocks(fields)
+        blocks: list[bytes] = []
+        if session:
+            blocks = session_blocks(session, fields)
+        elif self._config.routing_logic == "prefixaware":
+            blocks = prefix_blocks(fields)
         replaced = {HEADER.lower().encode(): scope["state"]["request_id"].encode()}
         if self._config.tenant_header:
             replaced[self._config.tenant_header.lower().encode()] = exchange.key_name.encode()
@@ -217,9 +211,6 @@ class RouterApp:
         query = scope["query_string"]
         path = scope["path"].encode() + (b"?" + query if query else b"")
         return RoutedRequest(path, sent, body, fields.model, blocks, fields.num_tokens, received)
-
-    def _blocks(self, fields: PromptFields) -> list[bytes]:
-        return prefix_blocks(fields) if self._config.routing_logic == "prefixaware" else []
 
     def _key(self, scope: Scope) -> KeyLimits:
         key = key_in(Headers(scope=scope))

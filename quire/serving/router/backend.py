@@ -17,12 +17,8 @@ from quire.serving.router.routed_request import BLOCK_TOKENS
 
 
 class CircuitBreaker:
-    """Lets all requests pass while it is closed. Failures in a row open it, and for `open_s` seconds none passes; then
-    one request passes, whose end decides.
-
-    Args:
-        threshold: Failures in a row that open it.
-    """
+    """Lets all requests pass while it is closed. `threshold` failures in a row open it, and for `open_s` seconds none
+    passes; then one request passes, whose end decides."""
 
     def __init__(self, threshold: int, open_s: float, clock: Clock) -> None:
         self._threshold = threshold
@@ -79,13 +75,8 @@ _UNKNOWN_BLOCKS = 8_192
 
 @dataclass(frozen=True)
 class ScrapedLoad:
-    """What a server's /metrics says.
-
-    Attributes:
-        running, waiting: Sequences.
-        cache_tokens: Tokens that its KV cache holds; 0 if it does not say.
-        cache_usage: Share of the KV cache that is in use.
-    """
+    """What a server's /metrics says: sequences that run and that wait, tokens that its KV cache holds (0 if it does not
+    say), and the share of the cache that is in use."""
 
     running: int = 0
     waiting: int = 0

@@ -18,8 +18,7 @@ _HEX_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-@dataclass(frozen=True)
-class BackendAddress:
+class BackendAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A server of the list.
 
     Attributes:
@@ -37,12 +36,8 @@ class BackendAddress:
 
 @dataclass(frozen=True)
 class KeyLimits:
-    """A key of the router's clients, and its limits, of which None is no limit.
-
-    Attributes:
-        name: Shown in logs and metrics, and told to servers under --tenant-header.
-        digest: SHA-256 of the key.
-    """
+    """A key of the router's clients, by its SHA-256 `digest`, and its limits, of which None is no limit. The name is
+    shown in logs and metrics, and told to servers under --tenant-header."""
 
     name: str
     digest: bytes
@@ -58,13 +53,6 @@ class BackendList:
     keys: tuple[KeyLimits, ...]
 
 
-class _BackendEntry(msgspec.Struct, forbid_unknown_fields=True):
-    url: str
-    drain: bool = False
-    api_key: str | None = None
-    models: tuple[str, ...] = ()
-
-
 class _KeyEntry(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     key: str | None = None
@@ -74,7 +62,7 @@ class _KeyEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    backends: tuple[_BackendEntry, ...] = ()
+    backends: tuple[BackendAddress, ...] = ()
     keys: tuple[_KeyEntry, ...] = ()
 
 
@@ -82,13 +70,14 @@ def read_backend_list(config: RouterConfig) -> BackendList:
     """The servers and keys of flags and file. The file is read again at each call. Raises ConfigError if the file or an
     address in it cannot be used, or there is no server at all."""
     file = _read_file(config.dynamic_config_yaml) if config.dynamic_config_yaml else _File()
-    keys = [_flag_key(config, number, key) for number, key in enumerate(config.api_key, start=1)]
+    limits = (config.requests_per_minute, config.max_concurrent_requests)
+    keys = [KeyLimits(f"key-{number}", digest_of(key), *limits) for number, key in enumerate(config.api_key, start=1)]
     keys += [_file_key(config, entry) for entry in file.keys]
     _check_names(keys)
-    entries = [_BackendEntry(url) for value in config.static_backends for url in value.split(",") if url.strip()]
+    entries = [BackendAddress(url) for value in config.static_backends for url in value.split(",") if url.strip()]
     usual_key = config.backend_api_key or ("" if keys else None)  # keys of the router are no server's business
     backends = [
-        BackendAddress(parse_url(each.url), each.drain, each.api_key or usual_key, each.models)
+        msgspec.structs.replace(each, url=parse_url(each.url), api_key=each.api_key or usual_key)
         for each in (*entries, *file.backends)
     ]
     urls = [backend.url for backend in backends]
@@ -122,10 +111,6 @@ def _read_file(path: str) -> _File:
         raise ConfigError(f"{path}: {error}.") from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}.") from error
-
-
-def _flag_key(config: RouterConfig, number: int, key: str) -> KeyLimits:
-    return KeyLimits(f"key-{number}", digest_of(key), config.requests_per_minute, config.max_concurrent_requests)
 
 
 def _file_key(config: RouterConfig, entry: _KeyEntry) -> KeyLimits:

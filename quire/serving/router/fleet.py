@@ -20,11 +20,7 @@ EXPECTED_OUTPUT = 128
 
 
 class Fleet:
-    """The servers of the list.
-
-    Raises:
-        ConfigError: The file of certificates cannot be read.
-    """
+    """The servers of the list. Raises ConfigError if the file of certificates cannot be read."""
 
     def __init__(self, config: RouterConfig, clock: Clock) -> None:
         self._config = config
@@ -63,16 +59,14 @@ class Fleet:
         self._chooser.forget(backend.number)
 
     def choose(self, request: RoutedRequest, tried: Collection[Backend] = ()) -> Backend:
-        """Choose a server for a request that was sent to the servers of `tried` before.
-
-        Raises:
-            RequestError: No server has its model, or it has to name one.
-            UnavailableError: No server that has the model takes requests now.
-        """
+        """Choose a server for a request that was sent to the servers of `tried` before. Raises RequestError if no
+        server has its model or it has to name one, and UnavailableError if no server with the model takes requests
+        now."""
         serving = self._serving(request.model)
         able = [backend for backend in serving if backend.takes_requests and backend not in tried]
         if not able:
-            raise UnavailableError(self._complaint(request.model))
+            what = "this request" if request.model is None else f"the model '{request.model[:200]}'"
+            raise UnavailableError(f"No server takes requests for {what} now. Try again in a few seconds.")
         if self._config.routing_logic == "roundrobin":
             return able[next(self._turns) % len(able)] if len(able) > 1 else able[0]
         if len(serving) == 1:  # where others are only away, what this one gets now is remembered
@@ -105,11 +99,6 @@ class Fleet:
         if known and not frozenset.intersection(*known):
             raise RequestError("The servers have different models: name one as 'model'.", param="model")
         return backends
-
-    @staticmethod
-    def _complaint(model: str | None) -> str:
-        what = "this request" if model is None else f"the model '{model[:200]}'"
-        return f"No server takes requests for {what} now. Try again in a few seconds."
 
 
 def _tls(ca_certs: str | None) -> ssl.SSLContext:

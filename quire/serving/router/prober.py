@@ -144,12 +144,8 @@ def _number(text: bytes) -> float:
 
 
 async def _get(backend: Backend, path: bytes) -> tuple[int, bytes]:
-    """Status and body of a GET on a new connection: an old one does not show whether the server still listens.
-
-    Raises:
-        HttpError: There is no answer.
-        _NotUnderstood: The answer is too large.
-    """
+    """Status and body of a GET on a new connection: an old one does not show whether the server still listens. Raises
+    HttpError if there is no answer, and _NotUnderstood if it is too large."""
     headers = [(b"connection", b"close")]
     if api_key := backend.address.api_key:
         headers.append((b"authorization", b"Bearer " + api_key.encode()))

@@ -133,14 +133,9 @@ def without_hops(headers: Iterable[tuple[bytes, bytes]], *, without: frozenset[b
 def request_headers(
     headers: Sequence[tuple[bytes, bytes]], *, client: str, scheme: str, replaced: Mapping[bytes, bytes]
 ) -> Headers:
-    """The headers of a client that a server gets: all but those of the connection. Trace context goes on unchanged.
-
-    Args:
-        headers: The client's, names in small letters.
-        client: Its address, which is added to X-Forwarded-For.
-        scheme: How it reached the router.
-        replaced: Headers that are set in place of the client's, or dropped if the value is empty.
-    """
+    """The headers of a client that a server gets: all but those of the connection, with names in small letters. The
+    client's address is added to X-Forwarded-For. `replaced` has headers that are set in place of the client's, or
+    dropped if the value is empty."""
     given = dict(replaced)
     before = [value for name, value in headers if name == b"x-forwarded-for"]
     given[b"x-forwarded-for"] = b", ".join([*before, client.encode()])

@@ -13,13 +13,8 @@ from quire.serving.store.limits import UnknownIdError
 
 @dataclass(frozen=True)
 class BatchResult:
-    """The result of one request of a batch.
-
-    Attributes:
-        line: Line of the input file, from 0.
-        succeeded: Whether the result goes to the output file; if not, it goes to the file of errors.
-        data: A line of that file, without its end.
-    """
+    """The result of the request on a line of the input file, counted from 0: `data` is a line, without its end, of the
+    output file if the request succeeded, or else of the file of errors."""
 
     line: int
     succeeded: bool
@@ -28,13 +23,8 @@ class BatchResult:
 
 @dataclass(frozen=True)
 class ClaimedBatch:
-    """A batch that this process works on now.
-
-    Attributes:
-        body: The batch as clients see it.
-        ends_as: The state in which it ends, if another process had begun to end it.
-        tenant: Whose batch it is; see Add.
-    """
+    """A batch that this process works on now, as clients see it in `body`. `ends_as` is the state in which it ends, if
+    another process had begun to end it. `tenant` is whose batch it is; see Add."""
 
     body: dict[str, Any]
     ends_as: str | None

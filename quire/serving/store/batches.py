@@ -114,12 +114,8 @@ class BatchStore:
         return found[:limit], len(found) > limit
 
     async def cancel(self, asked: str) -> dict[str, Any]:
-        """Ask for a batch to be cancelled. The process that works on it, or takes it over, cancels it.
-
-        Raises:
-            UnknownIdError: There is no such batch.
-            RequestError: The batch has ended.
-        """
+        """Ask for a batch to be cancelled. The process that works on it, or takes it over, cancels it. Raises
+        UnknownIdError if there is no such batch, and RequestError if it has ended."""
 
         def change(connection: sqlite3.Connection) -> dict[str, Any]:
             body = seen(connection, asked)
@@ -169,11 +165,8 @@ class BatchStore:
         await self._owned(batch, change)
 
     async def fail(self, batch: str, errors: Sequence[dict[str, Any]]) -> None:
-        """End a batch that could not be run, or not to its end. Its files have the results so far.
-
-        Args:
-            errors: Each with code, message, param and line.
-        """
+        """End a batch that could not be run, or not to its end; its files have the results so far. Each error has code,
+        message, param and line."""
         found = {"object": "list", "data": list(errors)}
         await self._owned(batch, lambda connection: set_fields(connection, batch, errors=found))
         await self.finish(batch, "failed")
@@ -201,13 +194,9 @@ class BatchStore:
         return await self.database.write(insert)
 
     async def finish(self, batch: str, status: str) -> None:
-        """Make the output files from the results, in the order of the input, and end the batch.
-
-        Results move into the files step by step, so a process that takes over in the middle can go on.
-
-        Args:
-            status: completed, cancelled, expired or failed.
-        """
+        """Make the output files from the results, in the order of the input, and end the batch with the status
+        completed, cancelled, expired or failed. Results move step by step, so a process that takes over in the middle
+        can go on."""
 
         def begin(connection: sqlite3.Connection) -> None:
             body, now = body_of(connection, batch), int(self.clock.now())

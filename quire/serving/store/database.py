@@ -108,12 +108,8 @@ class Database:
         self._inode = 0
 
     async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a transaction that changes something, in the thread.
-
-        Raises:
-            StoreFullError: There is no room.
-            UnavailableError: The file is locked for too long, or cannot be read or written.
-        """
+        """Run a transaction that changes something, in the thread. Raises StoreFullError if there is no room, and
+        UnavailableError if the file is locked for too long or cannot be read or written."""
         return await self._run(work, "BEGIN IMMEDIATE")
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:

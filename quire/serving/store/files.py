@@ -41,15 +41,9 @@ class FileStore:
     async def create(
         self, filename: str, purpose: str, parts: AsyncIterator[bytes], lifetime: float | None = None
     ) -> StoredFile:
-        """Write a file from parts. Others see it when it is complete.
-
-        Args:
-            lifetime: Seconds until the file is deleted; by default, and at most, the store's.
-
-        Raises:
-            PayloadTooLarge: It is larger than a file may be.
-            StoreFullError: There is no room.
-        """
+        """Write a file from parts; others see it when it is complete. It is deleted after `lifetime` seconds: by
+        default, and at most, the store's. Raises PayloadTooLarge if it is larger than a file may be, and StoreFullError
+        if there is no room."""
         file = await self.database.write(lambda c: begin_file(c, self.limits, self.clock, filename, purpose, lifetime))
         try:
             async for part in parts:
@@ -111,12 +105,7 @@ class FileStore:
             yield found
 
     async def delete(self, asked: str) -> None:
-        """Delete a file.
-
-        Raises:
-            UnknownIdError: There is none.
-            RequestError: A batch still reads it.
-        """
+        """Delete a file. Raises UnknownIdError if there is none, and RequestError if a batch still reads it."""
 
         def remove(connection: sqlite3.Connection) -> None:
             file_of(connection, asked)
@@ -178,12 +167,8 @@ def begin_file(
 
 
 def append(connection: sqlite3.Connection, limits: StoreLimits, file: str, data: bytes) -> None:
-    """Add to the end of a file.
-
-    Raises:
-        PayloadTooLarge: The file is larger than a file may be.
-        StoreFullError: There is no room.
-    """
+    """Add to the end of a file. Raises PayloadTooLarge if it becomes larger than a file may be, and StoreFullError if
+    there is no room."""
     limits.make_room(connection, len(data) + len(data) // 64 + 512)
     connection.execute(
         "INSERT INTO file_parts SELECT ?, coalesce(max(number) + 1, 0), ? FROM file_parts WHERE file = ?",

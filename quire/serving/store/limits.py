@@ -42,26 +42,17 @@ class UnknownIdError(NotFoundError):
 
 @dataclass(frozen=True)
 class StoreLimits:
-    """Bounds of one store.
-
-    Attributes:
-        max_bytes: Bytes of everything together.
-        max_age: Seconds after which a file, a finished batch or a response that nobody uses is deleted.
-        max_file_bytes: Bytes of one file.
-    """
+    """Bounds of one store: bytes of everything together, seconds after which a file, a finished batch or a response
+    that nobody uses is deleted, and bytes of one file."""
 
     max_bytes: int
     max_age: float
     max_file_bytes: int
 
     def make_room(self, connection: sqlite3.Connection, needed: int) -> None:
-        """Evict the responses that have not been used for the longest time until `needed` bytes fit.
-
-        Files and batches stay, because somebody waits for them.
-
-        Raises:
-            StoreFullError: There is still no room without any finished response.
-        """
+        """Evict the responses that have not been used for the longest time until `needed` bytes fit. Files and batches
+        stay, because somebody waits for them. Raises StoreFullError if there is no room even without finished
+        responses."""
         while used_bytes(connection) + needed > self.max_bytes:
             oldest = f"SELECT id FROM responses WHERE status IN ({_FINISHED}) ORDER BY used LIMIT {EVICTED_AT_ONCE}"
             if connection.execute(f"DELETE FROM responses WHERE id IN ({oldest})").rowcount == 0:

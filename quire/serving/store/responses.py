@@ -39,12 +39,8 @@ class StoredResponse:
 
 @dataclass(frozen=True)
 class StoredEvents:
-    """Events of a response, in order.
-
-    Attributes:
-        last: Whether no more events will follow.
-        abandoned: Whether that is because the process that worked on the response is gone.
-    """
+    """Events of a response, in order. `last` tells that no more will follow, and `abandoned` that this is because the
+    process that worked on the response is gone."""
 
     events: Sequence[tuple[int, bytes]]
     last: bool
@@ -87,12 +83,8 @@ class ResponseStore:
         return await self.database.read(lambda connection: self._one(connection, asked))
 
     async def turns(self, last: str) -> list[StoredResponse]:
-        """A response and those that it continues, the first one first. They count as used now.
-
-        Raises:
-            UnknownIdError: One of them no longer exists.
-            RequestError: There are more than MAX_TURNS.
-        """
+        """A response and those that it continues, the first one first. They count as used now. Raises UnknownIdError if
+        one of them no longer exists, and RequestError if there are more than MAX_TURNS."""
         now = self.clock.now()
 
         def find(connection: sqlite3.Connection) -> list[StoredResponse]:

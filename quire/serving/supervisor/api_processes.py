@@ -13,12 +13,8 @@ from quire.foundation.processes.launch import LaunchConfig, api_name
 
 
 class ApiProcesses:
-    """The API processes by their places.
-
-    Attributes:
-        numbers: The number of each present process.
-        children: The present processes. One that is about to be replaced may be dead.
-    """
+    """The API processes by their places: the number of each present process, and the process itself, which may be dead
+    if it is about to be replaced."""
 
     def __init__(self, count: int) -> None:
         self.numbers = list(range(count))

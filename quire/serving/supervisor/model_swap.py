@@ -51,14 +51,8 @@ class _Swap:
 
 
 class ModelSwap:
-    """Swaps models, one at a time.
-
-    Args:
-        forget: Called with an engine before it is ended, so that nobody waits for it any more.
-
-    Attributes:
-        status: The status of the present swap, or of the last one.
-    """
+    """Swaps models, one at a time. `forget` is called with an engine before it is ended, so that nobody waits for it
+    any more. `status` is that of the present swap, or of the last one."""
 
     def __init__(self, children: Children, forget: Callable[[Child], None], clock: Clock) -> None:
         self._children = children

@@ -334,7 +334,8 @@ class Supervisor:
                 self._end(128 + again, f"stopped at once by {signal.Signals(again).name}")
                 return
             if engine.exit_code() != 0:
-                print_log(f"{engine.name} process did not end cleanly: {self._how_it_ended(engine)}")
+                how = "it had to be killed" if engine.exit_code() is None else engine.cause_of_death()
+                print_log(f"{engine.name} process did not end cleanly: {how}")
         print_log("stopped")
         self._end(0, "")
 
@@ -343,9 +344,6 @@ class Supervisor:
         deadline = self._clock.now() + STOP_TIMEOUT_S
         for api in self._children.apis.children:
             self._wait_for(api, deadline)
-
-    def _how_it_ended(self, child: Child) -> str:
-        return "it had to be killed" if child.exit_code() is None else child.cause_of_death()
 
     def _wait_for(self, child: Child, deadline: float) -> int | None:
         """Wait until the child is gone, time is up, or a signal comes, which is returned."""

@@ -30,15 +30,8 @@ ENDPOINTS: dict[Backend, str] = {
 
 
 class Connections:
-    """Open connections to one server, as a context. A connection takes the next request after its whole answer.
-
-    Args:
-        url: The server's root.
-        connect_s: Maximum seconds until a connection is open.
-
-    Raises:
-        ValueError: The URL or a header cannot be used.
-    """
+    """Open connections to one server, as a context. A connection has to open within `connect_s` seconds, and takes the
+    next request after its whole answer. Raises ValueError if the URL or a header cannot be used."""
 
     def __init__(self, url: str, connect_s: float, headers: Mapping[str, str] = {}, *, insecure: bool = False) -> None:
         self._headers = encoded_headers({"Accept": "*/*", "Content-Type": "application/json", **headers})

@@ -28,12 +28,8 @@ _MAX_SETS = 32
 
 @dataclass(frozen=True)
 class Limits:
-    """The bandwidth and arithmetic that a device was seen to reach.
-
-    Attributes:
-        bytes_per_s: Read and written together, by a large copy.
-        flops_per_s: By a large product of two matrices in bfloat16.
-    """
+    """What a device was seen to reach: the bandwidth of a large copy, bytes read and written together, and the
+    arithmetic of a large product of two matrices in bfloat16."""
 
     bytes_per_s: float
     flops_per_s: float
@@ -76,12 +72,9 @@ def sets_of_arguments(moved: int, held: int, device: torch.device) -> int:
 
 
 def median_seconds(calls: Sequence[Call], device: torch.device, *, graph: bool = True) -> float:
-    """Seconds of one call: the median over several runs through all of them.
-
-    Args:
-        calls: The same call on different arguments; all run once before anything is timed.
-        graph: Capture them on a GPU. A call that waits for the device, as some references do, cannot be captured.
-    """
+    """Seconds of one call: the median over several runs through `calls`, the same call on different arguments, which
+    all run once before. On a GPU, `graph` captures them; a call that waits for the device, as some references do,
+    cannot be captured."""
     with torch.inference_mode():
         for call in calls:
             call()

@@ -44,13 +44,9 @@ class KernelsOptions:
 
 @dataclass(frozen=True)
 class Measured:
-    """The result of a case.
-
-    Attributes:
-        seconds: Median time of one call.
-        share: The least time for the case's bytes and operations, by `seconds`.
-        reference_seconds: Time of the torch reference; None if not asked for, or if it does not take these arguments.
-    """
+    """The result of a case: the median time of one call, and its `share` of the limit, the least time for the case's
+    bytes and operations by `seconds`. The reference's time is None if not asked for, or if it does not take these
+    arguments."""
 
     op: str
     name: str

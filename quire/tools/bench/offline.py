@@ -62,15 +62,9 @@ class LatencyOptions:
 
 
 class OfflineBenchmark:
-    """An engine that is measured, and the parameters of its requests.
-
-    Attributes:
-        llm: The engine, a context.
-        tokens: Random ids of the whole vocabulary; and texts, unless the tokenizer was left out.
-
-    Raises:
-        SetupError: The model cannot be served.
-    """
+    """An engine that is measured, as a context `llm`, and the parameters of its requests. `tokens` draws random ids of
+    the whole vocabulary, and has texts unless the tokenizer was left out. Raises SetupError if the model cannot be
+    served."""
 
     def __init__(self, options: ThroughputOptions | LatencyOptions, config: Config) -> None:
         self._options = options

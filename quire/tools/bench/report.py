@@ -79,12 +79,8 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Summary:
-    """A summary of values in any unit; all zero if there are no values.
-
-    Attributes:
-        ci95: Half the width of the mean's 95% confidence interval (normal approximation).
-        percentiles: Values by percentile.
-    """
+    """A summary of values in any unit; all zero if there are no values. `ci95` is half the width of the mean's 95%
+    confidence interval (normal approximation)."""
 
     mean: float
     median: float
@@ -108,12 +104,8 @@ def summarize(values: Sequence[float], percentiles: Sequence[float]) -> Summary:
 
 
 def percentile(ordered: Sequence[float], wanted: float) -> float:
-    """A percentile by linear interpolation between the closest ranks, as numpy's default.
-
-    Args:
-        ordered: Ascending, not empty.
-        wanted: In 0..100.
-    """
+    """A percentile, from 0 to 100, of ascending values by linear interpolation between the closest ranks, as numpy's
+    default."""
     position = (len(ordered) - 1) * wanted / 100
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
@@ -174,12 +166,8 @@ def shares_line(name: str, values: Iterable[float]) -> Line:
 
 
 def rates(amounts: Iterable[tuple[float, float]], seconds: float, buckets: int) -> tuple[list[float], list[float]]:
-    """Amounts a second in equal parts of a time: the parts' edges (seconds), and the rate after each edge.
-
-    Args:
-        amounts: Seconds after the beginning, and the amount.
-        seconds: Length of the whole time.
-    """
+    """Amounts a second in equal parts of a time: the parts' edges (seconds), and the rate after each edge. Each amount
+    comes with its seconds after the beginning."""
     width, sums = (seconds or 1.0) / buckets, [0.0] * buckets
     for at, amount in amounts:
         sums[min(int(at / width), buckets - 1)] += amount

@@ -94,13 +94,8 @@ class ServeOptions:
 
 @dataclass(frozen=True)
 class _ServedModel:
-    """What the server says about its model.
-
-    Attributes:
-        name: Its name in requests.
-        vocab_size: None if the server does not say.
-        has_tokenizer: If not, the server takes and returns token ids only.
-    """
+    """What the server says about its model. The vocabulary's size is None if it does not say. A server without a
+    tokenizer takes and returns token ids only."""
 
     name: str
     vocab_size: int | None

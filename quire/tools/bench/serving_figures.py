@@ -66,12 +66,8 @@ class ServingReportOptions:
 
 @dataclass(frozen=True)
 class Run:
-    """A measured load, and where it came from.
-
-    Attributes:
-        settings: The command's options, for the result.
-        counted: What the server counted meanwhile, see `read_counters`.
-    """
+    """A measured load, and where it came from: the command's options in `settings`, and what the server counted
+    meanwhile, see `read_counters`."""
 
     settings: Any
     options: ServingReportOptions

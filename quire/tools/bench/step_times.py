@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from statistics import median
 from typing import NamedTuple
@@ -51,6 +51,10 @@ class Wave:
     prompt: int
     outputs: int
 
+    def load(self, max_outputs: int = OUTPUTS) -> ClosedLoad:
+        """The requests of the wave, with at most this many tokens of output."""
+        return ClosedLoad(self.rows, ((self.prompt, min(self.outputs, max_outputs)),) * self.rows)
+
 
 class EngineTerms(NamedTuple):
     """What an engine in its client's process takes: for each step, and besides for each request."""
@@ -60,12 +64,8 @@ class EngineTerms(NamedTuple):
 
 
 def measure_engine(resolved: ResolvedConfig) -> EngineTerms:
-    """Time an engine of this model on this machine, which takes some 20 seconds for a small model.
-
-    Raises:
-        SetupError: The model cannot be served.
-        QuireError: Steps failed.
-    """
+    """Time an engine of this model on this machine, which takes some 20 seconds for a small model. Raises SetupError if
+    the model cannot be served, and QuireError if steps failed."""
     clock = SystemClock()
     return engine_terms(resolved.config, resolved.spec, build_executor(resolved.config, clock), clock)
 
@@ -84,13 +84,9 @@ def waves(config: Config) -> list[Wave]:
 def engine_terms(
     config: Config, spec: ModelSpec, executor: Executor, clock: Clock, wanted_s: float | None = None
 ) -> EngineTerms:
-    """What steps of an engine take, and a request beside them, in milliseconds.
-
-    Args:
-        config: Resolved settings.
-        executor: Not started; it is closed at the end.
-        wanted_s: Seconds after which no further pass over waves and loads begins; None: WANTED_S.
-    """
+    """What steps of an engine take, and a request beside them, in milliseconds. The settings are resolved; the executor
+    is not started yet, and closed at the end. No further pass over waves and loads begins after `wanted_s` seconds;
+    None for WANTED_S."""
     slots, longest = config.scheduler.max_num_seqs, config.model.max_model_len
     assert slots and isinstance(longest, int), "settings are resolved"
     recorder = StepRecorder(executor, slots, clock)
@@ -100,16 +96,16 @@ def engine_terms(
         engine, firsts = _Engine(client, spec.vocab_size, clock), []
         each = waves(config)
         for wave in each:  # makes and records what is made once
-            engine.run_wave(replace(wave, outputs=min(wave.outputs, 4)))
+            engine.run(wave.load(max_outputs=4))
         recorder.steps.clear()
         began = clock.now()
         for number in range(MAX_PASSES):
-            firsts += [engine.run_wave(wave) for wave in each if wave.rows == 1 and wave.prompt == each[0].prompt]
+            firsts += [engine.run(wave.load()) for wave in each if wave.rows == 1 and wave.prompt == each[0].prompt]
             for wave in each:
-                engine.run_wave(wave)
+                engine.run(wave.load())
             before = len(recorder.steps)
             for load in closed_loads(slots, longest, number):
-                engine.run_load(load)
+                engine.run(load)
             of_loads += recorder.steps[before:]
             if number + 1 >= LEAST_PASSES and clock.now() - began > (WANTED_S if wanted_s is None else wanted_s):
                 break
@@ -127,26 +123,18 @@ class _Engine:
         self._client, self._vocab_size, self._clock = client, vocab_size, clock
         self._numbers, self._draw = count(1), random.Random(0)
 
-    def run_wave(self, wave: Wave) -> float:
-        """Send a wave, and wait for its end; returns the seconds to the first token. Raises QuireError if the engine
-        refuses a request."""
+    def run(self, load: ClosedLoad) -> float:
+        """Send the requests of a load, and wait for all; returns the seconds to the first token. Raises QuireError if
+        the engine refuses a request."""
         began, first = self._clock.now(), None
-        running = {self._send(wave.prompt, wave.outputs) for _ in range(wave.rows)}
-        while running:
+        to_send, running = deque(load.lengths), set[int]()
+        while to_send or running:
+            while to_send and len(running) < load.open:
+                running.add(self._send(*to_send.popleft()))
             running -= self._ended()
             first = self._clock.now() if first is None else first
         assert first is not None
         return first - began
-
-    def run_load(self, load: ClosedLoad) -> None:
-        """Send one request after another, and wait for all. Raises QuireError if the engine refuses a request."""
-        running: set[int] = set()
-        for lengths in load.lengths:
-            while len(running) == load.open:
-                running -= self._ended()
-            running.add(self._send(*lengths))
-        while running:
-            running -= self._ended()
 
     def _ended(self) -> set[int]:
         """The requests that end with the next tokens."""

@@ -38,11 +38,12 @@ _P2P_READ = 0
 
 def system_info() -> dict[str, Any]:
     """Facts about this machine, as plain data for JSON."""
+    flags = (_cpuinfo("flags") or _cpuinfo("Features")).split()
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": _cpuinfo("model name") or platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
-        "processor_flags": [flag for flag in PROCESSOR_FLAGS if flag in _flags()],
+        "processor_flags": [flag for flag in PROCESSOR_FLAGS if flag in flags],
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "memory_limit_bytes": _memory_limit(),
         "gpus": gpus(),
@@ -127,10 +128,6 @@ def _gpu(handle: Any, driver: str) -> dict[str, str]:
         "driver_version": driver,
         "compute_cap": f"{major}.{minor}",
     }
-
-
-def _flags() -> list[str]:
-    return (_cpuinfo("flags") or _cpuinfo("Features")).split()
 
 
 def _cpuinfo(key: str) -> str:

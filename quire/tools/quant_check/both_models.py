@@ -25,12 +25,8 @@ SHARE_FOR_WEIGHTS = 0.8
 
 @dataclass(frozen=True)
 class BothModels:
-    """The resolved settings of two models of one shape, dtype and device.
-
-    Attributes:
-        fit_at_once: Whether the device has room for the weights of both.
-        tokenizer: The base model's; None if only token ids are compared.
-    """
+    """The resolved settings of two models of one shape, dtype and device. `fit_at_once` tells whether the device has
+    room for the weights of both. The tokenizer is the base model's; None if only token ids are compared."""
 
     base: ResolvedConfig
     quantized: ResolvedConfig
@@ -44,13 +40,9 @@ class BothModels:
 
 
 def resolve_both(options: CheckOptions, *, needs_text: bool) -> BothModels:
-    """Find both models, check that they can be compared, and describe them on standard error.
-
-    Raises:
-        ConfigError: They cannot.
-        ModelNotFoundError, CheckpointError: One of them is not there, or is of no supported kind.
-        MemoryBudgetError: The device has no room for one of them.
-    """
+    """Find both models, check that they can be compared, and describe them on standard error. Raises ConfigError if
+    they cannot, ModelNotFoundError or CheckpointError if one is not there or not supported, and MemoryBudgetError if
+    the device has no room for one."""
     if options.base == options.quantized and options.quantization is None:
         raise ConfigError(
             "BASE and QUANT are the same model: give the quantized one, or --quantization fp8.", param="quantized"

@@ -57,12 +57,8 @@ _BLOCK = re.compile(r"^(.*?\.\d+)\.")
 
 @dataclass(frozen=True)
 class Suspect:
-    """Layers that are swapped together.
-
-    Attributes:
-        name: The name of the layer's modules, or of a block.
-        errors: By module, as from LayerPair.errors; empty for a block, whose parts only make sense together.
-    """
+    """Layers that are swapped together: those of one layer's modules, or a block. The errors are by module, as from
+    LayerPair.errors; a block has none, because its parts only make sense together."""
 
     name: str
     errors: dict[str, float]
@@ -85,39 +81,27 @@ class Suspect:
                 pair.mode = "base"
 
 
-@dataclass(frozen=True)
-class Suspects:
-    """All layers that differ.
+def find_suspects(pairs: Sequence[LayerPair]) -> tuple[list[Suspect], list[Suspect], str | None]:
+    """Find the layers that differ, after all were compared on the base model's activations.
 
-    Attributes:
-        single: Layers that can be swapped alone, the worst first.
-        together: Blocks that can only be swapped as a whole, in the model's order.
-        note: Why not all layers are single; None if they are.
+    Returns:
+        Blocks that can only be swapped as a whole, in the model's order; layers that can be swapped alone, the worst
+        first; and why not all layers can be, if that is so.
     """
-
-    single: tuple[Suspect, ...]
-    together: tuple[Suspect, ...]
-    note: str | None = None
-
-
-def find_suspects(pairs: Sequence[LayerPair]) -> Suspects:
-    """Find the layers that differ, after all were compared on the base model's activations."""
     errors = {pair: pair.errors() for pair in pairs}
     worst = {pair: max(map(_size, found.values()), default=0.0) for pair, found in errors.items()}
     if any(pair.kind == "embedding" and worst[pair] > SAME_EMBEDDING for pair in pairs):
-        return Suspects(
-            (), (), "the embeddings differ, as after a rotation of the stream: no layer can be swapped alone"
-        )
+        return [], [], "the embeddings differ, as after a rotation of the stream: no layer can be swapped alone"
     scaled = {_block(pair) for pair in pairs if pair.kind == "norm" and worst[pair] > SAME_NORM}
     different = [pair for pair in pairs if pair.kind != "norm" and worst[pair] > 0]
     single = [Suspect(p.name, errors[p], (p,)) for p in different if _block(p) not in scaled]
     single.sort(key=lambda suspect: -_size(suspect.error or 0.0))
     blocks = [block for block in dict.fromkeys(map(_block, pairs)) if block in scaled]
-    together = tuple(Suspect(block, {}, tuple(p for p in pairs if _block(p) == block)) for block in blocks)
+    together = [Suspect(block, {}, tuple(p for p in pairs if _block(p) == block)) for block in blocks]
     note = None
     if together:
         note = f"norms of {len(together)} blocks differ, as after AWQ or SmoothQuant: these blocks are swapped whole"
-    return Suspects(tuple(single), together, note)
+    return together, single, note
 
 
 def _block(pair: LayerPair) -> str:
@@ -177,20 +161,18 @@ def measure(models: BothModels, sequences: Sequence[ScoredSequence], worst_layer
             with torch.inference_mode():
                 comparison = _Comparison(paired, forward, sequences)
                 whole = comparison.of_whole_model()
-                suspects = find_suspects(paired.pairs)
-                swapped = [*suspects.together, *suspects.single[:worst_layers]]
+                together, single, note = find_suspects(paired.pairs)
+                swapped = [*together, *single[:worst_layers]]
                 alone = [LayerFinding(each.name, each.errors, comparison.of_one(each).mean_kl) for each in swapped]
         finally:
             forward.close()
     alone.sort(key=lambda layer: math.inf if layer.kl is None or math.isnan(layer.kl) else layer.kl, reverse=True)
-    others = [LayerFinding(each.name, each.errors) for each in suspects.single[worst_layers:]]
-    notes = [suspects.note] if suspects.note else []
-    found = Findings(len(sequences), whole, (*alone, *others), notes=tuple(notes))
-    if found.knows_texts:
-        return found
-    return replace(
-        found, notes=(*notes, "the base model does not know these texts: give --prompts that it was made for")
-    )
+    others = [LayerFinding(each.name, each.errors) for each in single[worst_layers:]]
+    found = Findings(len(sequences), whole, (*alone, *others), notes=(note,) if note else ())
+    if not found.knows_texts:
+        unknown = "the base model does not know these texts: give --prompts that it was made for"
+        found = replace(found, notes=(*found.notes, unknown))
+    return found
 
 
 class _Comparison:

@@ -98,12 +98,9 @@ Verdict = Literal["good", "bad", "inconclusive"]
 
 @dataclass(frozen=True)
 class LayerFinding:
-    """One layer, or a block that can only be swapped as a whole.
-
-    Attributes:
-        errors: By module, the relative error of its product on the base model's activations.
-        kl: The divergence that it causes alone, in nats a token; None if it was not swapped.
-    """
+    """One layer, or a block that can only be swapped as a whole: by module, the relative error of its product on the
+    base model's activations; and the divergence that it causes alone, in nats a token, or None if it was not
+    swapped."""
 
     name: str
     errors: dict[str, float]

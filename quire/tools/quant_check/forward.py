@@ -25,14 +25,8 @@ MAX_ROWS = 64
 
 
 class SequenceForward:
-    """Runs sequences through a model of these resolved settings, a batch at once.
-
-    Args:
-        lengths: Tokens of every sequence.
-
-    Attributes:
-        batches: Which sequences are computed together, in order.
-    """
+    """Runs sequences of these lengths in tokens through a model of these resolved settings. `batches` tells which
+    sequences are computed together, in order."""
 
     def __init__(self, resolved: ResolvedConfig, lengths: Sequence[int], clock: Clock) -> None:
         self.batches = _batches(lengths)

@@ -117,13 +117,8 @@ class LayerPair:
 
 @dataclass(frozen=True)
 class PairedModels:
-    """Both models, with weights.
-
-    Attributes:
-        base: Runs over the pairs.
-        quantized: Runs as it is served.
-        pairs: In the order in which the layers were built.
-    """
+    """Both models, with weights. The base model runs over the pairs, which are in the order in which the layers were
+    built; the quantized model runs as it is served."""
 
     base: Model
     quantized: Model
@@ -134,16 +129,9 @@ class PairedModels:
 def paired_models(
     base: ResolvedConfig, quantized: ResolvedConfig, clock: Clock, *, at_once: bool
 ) -> Iterator[PairedModels]:
-    """Build both models, which can compute within this context.
-
-    Args:
-        base, quantized: Settings of one shape, dtype and device.
-        at_once: Whether all weights are read now.
-
-    Raises:
-        CheckpointError: The files of a model cannot be used.
-        MemoryBudgetError: The weights do not fit into memory.
-    """
+    """Build both models, of one shape, dtype and device, which can compute within this context. `at_once` tells whether
+    all weights are read now. Raises CheckpointError if a model's files cannot be used, and MemoryBudgetError if the
+    weights do not fit."""
     device = torch.device("cuda:0" if base.config.device.device == "cuda" else "cpu")
     options = TensorOptions(device, DENSE[base.config.model.dtype])
     ours, theirs = OnDemandWeights(), OnDemandWeights()

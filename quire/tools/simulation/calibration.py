@@ -49,15 +49,8 @@ class Waits:
 
 
 def calibrate(config: Config) -> MeasuredStepTimes:
-    """Time an engine and a server of the model, which takes a minute for a small one.
-
-    Args:
-        config: Settings as asked, for a processor.
-
-    Raises:
-        SetupError: The model cannot be served.
-        QuireError: Steps or a server failed.
-    """
+    """Time an engine and a server of the model, with settings as asked for a processor; this takes a minute for a small
+    model. Raises SetupError if the model cannot be served, and QuireError if steps or a server failed."""
     resolved = resolve(config)
     own, spec = resolved.config, resolved.spec
     engine = importlib.import_module("quire.tools.bench.step_times").measure_engine(resolved)  # loads torch
@@ -77,13 +70,8 @@ def calibrate(config: Config) -> MeasuredStepTimes:
 
 
 def server_terms(where: Deployment, loads: Sequence[ClosedLoad], waited: Sequence[Waits]) -> ServerTerms:
-    """The terms with which simulated requests wait as long as real ones.
-
-    Args:
-        where: The model, with the engine's own measured times.
-        loads: From few requests at a time to many.
-        waited: How long real requests of each load waited.
-    """
+    """The terms with which simulated requests wait as long as real ones waited, for loads from few requests at a time
+    to many. `where` has the engine's own measured times."""
     names, wanted, terms = ServerTerms.__struct_fields__, _flat(waited), FIRST_GUESS
 
     def predict(terms: ServerTerms) -> FloatArray:

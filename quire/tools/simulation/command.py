@@ -25,12 +25,9 @@ from quire.tools.simulation.trace import Trace
 
 
 def run(options: SimulateOptions) -> int:
-    """Simulate, print and write; returns the exit code: 0, or 1 if the limits of --slo are not kept.
-
-    Raises:
-        ModelNotFoundError, CheckpointError, ConfigError, MemoryBudgetError: The model cannot be deployed as asked.
-        QuireError: Steps cannot be timed.
-    """
+    """Simulate, print and write; returns the exit code: 0, or 1 if the limits of --slo are not kept. Raises
+    ModelNotFoundError, CheckpointError, ConfigError or MemoryBudgetError if the model cannot be deployed as asked, and
+    QuireError if steps cannot be timed."""
     limits = {} if options.slo is None else read_limits(options.slo)
     percentiles = percentiles_of(ServingReportOptions(metric_percentiles=options.metric_percentiles))
     found = _simulated(options, limits, percentiles)

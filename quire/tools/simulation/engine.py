@@ -86,14 +86,8 @@ class SimulatedDevice:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How full the engine was after a step.
-
-    Attributes:
-        time: Seconds after the beginning of the load.
-        running: Requests in the step.
-        waiting: Requests in the queue.
-        kv_share: Share of the KV cache's blocks that requests held.
-    """
+    """How full the engine was after a step: seconds since the beginning of the load, requests in the step and in the
+    queue, and the share of the KV cache's blocks that requests held."""
 
     time: float
     running: int
@@ -139,12 +133,9 @@ def simulate(config: Config, spec: ModelSpec, device: SimulatedDevice, trace: Tr
 
 
 class _TracePort:
-    """The engine's port: gives it requests when their time has come, and notes when their tokens do.
-
-    Args:
-        way_s: Duration of a request's way to its engine and back, all of which passes on the way there.
-        came: Called for each request that reaches its engine.
-    """
+    """The engine's port: gives it requests when their time has come, and notes when their tokens do. A request's way to
+    its engine and back takes `way_s` seconds, all on the way there. `came` is called for each request that reaches its
+    engine."""
 
     def __init__(
         self, trace: Trace, vocab_size: int, way_s: float, clock: VirtualClock, came: Callable[[], None]

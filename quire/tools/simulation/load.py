@@ -20,12 +20,9 @@ from quire.tools.simulation.trace import Trace, from_samples, read_trace
 
 
 def asked_load(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Trace:
-    """The requests, in order. The tokenizer comes from the model's directory if none is named.
-
-    Raises:
-        ConfigError: A file cannot be read, or the options contradict each other.
-        ModelNotFoundError: A dataset of text has no tokenizer.
-    """
+    """The requests, in order. The tokenizer comes from the model's directory if none is named. Raises ConfigError if a
+    file cannot be read or the options contradict each other, and ModelNotFoundError if a dataset of text has no
+    tokenizer."""
     rng = random.Random(options.seed)
 
     def tokens() -> Tokens:
@@ -50,12 +47,8 @@ def timed_load(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Tr
 
 
 def find_model(name: str) -> Path:
-    """The directory with the model's config.json.
-
-    Raises:
-        ModelNotFoundError: The model is not on this machine; the message says what to do.
-        CheckpointError: A GGUF file is broken or not served.
-    """
+    """The directory with the model's config.json. Raises ModelNotFoundError, which says what to do, if the model is not
+    on this machine, and CheckpointError if a GGUF file is broken or not served."""
     path = Path(name).expanduser()
     if path.name == "config.json" and path.is_file():
         return path.parent

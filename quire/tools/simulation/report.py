@@ -22,13 +22,8 @@ NOTABLE = 0.02
 
 @dataclass(frozen=True)
 class Simulation:
-    """A simulation and its result.
-
-    Attributes:
-        name: The model's name, as asked.
-        where: How it is served.
-        search: For the highest rate; None if nothing was searched.
-    """
+    """A simulation of a model, with its name as asked, and its result. `search` is for the highest rate; None if
+    nothing was searched."""
 
     name: str
     where: Deployment

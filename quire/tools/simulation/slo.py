@@ -101,14 +101,9 @@ def read_limits(text: str) -> dict[str, float]:
 def search(
     simulated: Callable[[float], SimulatedRun], first_rate: float, limits: dict[str, float], wanted: float
 ) -> Search:
-    """Bisect for the highest rate.
-
-    Args:
-        simulated: Simulates the load at this many requests a second.
-        first_rate: The first rate to try; the nearer it is to the result, the fewer are tried.
-        limits: Milliseconds by metric.
-        wanted: Share of the requests that have to keep them.
-    """
+    """Bisect for the highest rate at which the share `wanted` of the requests keeps the limits, in milliseconds by
+    metric. `simulated` simulates the load at a rate in requests a second. The nearer `first_rate` is to the result, the
+    fewer rates are tried."""
     tried: list[TriedRate] = []
 
     def keeps(rate: float) -> bool:

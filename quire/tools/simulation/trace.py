@@ -132,13 +132,8 @@ def read_trace(
     options: TraceFileOptions, arrivals: ArrivalOptions, most: int, tokens: Callable[[], Tokens], rng: random.Random
 ) -> Trace:
     """The first `most` requests of the file, at their own times, or at those of --request-rate if it is finite.
-
-    Args:
-        tokens: Returns the model's tokenizer, for files with text.
-
-    Raises:
-        ConfigError: The file cannot be read, or has something else in it.
-    """
+    `tokens` returns the model's tokenizer, for files with text. Raises ConfigError if the file cannot be read or has
+    something else in it."""
     path = options.trace
     assert path is not None
     try:

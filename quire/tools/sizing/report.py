@@ -21,15 +21,8 @@ SHOWN = 24
 
 @dataclass(frozen=True)
 class SizingPlan:
-    """A plan.
-
-    Attributes:
-        name: The model's name, as asked.
-        traffic: The lengths that it was planned for.
-        rate: Requests a second; None if not known.
-        candidates: The best first.
-        simulated: The trace on the best candidate; None without a trace.
-    """
+    """A plan for a model, with its name as asked, and for this traffic; the best candidate is the first. `rate` is in
+    requests a second, or None if not known. `simulated` is the trace on the best candidate, or None without a trace."""
 
     name: str
     spec: ModelSpec
