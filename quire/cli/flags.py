@@ -19,12 +19,27 @@ from typing import Any, TypeVar
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from quire.cli.help import about, described, help_word, hint
-from quire.cli.settings_fields import engine_config, read_flags, settings_of, with_engine
+from quire.cli.settings_fields import (
+    about,
+    described,
+    engine_config,
+    help_word,
+    hint,
+    read_flags,
+    settings_of,
+    with_engine,
+)
 from quire.errors import ConfigError
 from quire.foundation.config import BUILTIN_MODEL, Config, environment
 from quire.foundation.config.values import is_readable, metavar, read_value, without_none
 from quire.foundation.config.vllm_compat import VLLM_ALIASES, VLLM_SETTINGS, check_vllm_setting
+
+Options = TypeVar("Options")
+_ALIKE = ("api_key", "served_model_name")
+"""Flags whose first value may look like a model."""
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:\w+)?")
+_DATACLASS = re.compile(r"^[A-Za-z_]+: (?=--|[A-Z])")
+"""What tyro puts in front of a ConfigError of a dataclass. Users only know flags."""
 
 
 def registry() -> ConstructorRegistry:
@@ -47,14 +62,6 @@ def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         is_instance=lambda value: True,
         str_from_instance=lambda value: [json.dumps(value) if isinstance(value, dict) else str(value)],
     )  # fmt: skip
-
-
-Options = TypeVar("Options")
-_ALIKE = ("api_key", "served_model_name")
-"""Flags whose first value may look like a model."""
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:\w+)?")
-_DATACLASS = re.compile(r"^[A-Za-z_]+: (?=--|[A-Z])")
-"""What tyro puts in front of a ConfigError of a dataclass. Users only know flags."""
 
 
 def parse_config(arguments: Sequence[str], program: str, description: str) -> Config:

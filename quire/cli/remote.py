@@ -14,8 +14,8 @@ import msgspec
 
 from quire.errors import ConfigError, QuireError, UnavailableError, reason
 from quire.foundation.config import environment
-from quire.foundation.http_client.blocking_client import BlockingClient
 from quire.foundation.http_client.http1 import ConnectError, HttpError
+from quire.foundation.http_client.pool import BlockingClient
 
 CONNECT_S = 10.0
 PROMPT = "> "

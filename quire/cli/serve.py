@@ -32,12 +32,17 @@ def run(arguments: Sequence[str]) -> int:
     def reread() -> Config:
         return environment.apply(parse_config(arguments, "quire serve", DESCRIPTION))
 
-    if config.observability.log_format == "text":
-        return _serve(config, reread)
-    log_as_json()
+    as_json = config.observability.log_format == "json"
+    if as_json:
+        log_as_json()
     try:
         return _serve(config, reread)
+    except EngineDeadError as error:  # of a follower, or of nodes that Ray has started
+        print_error(error.message)
+        return EXIT_CRASHED
     except SetupError as error:
+        if not as_json:
+            raise
         print_error(error.message)
         return error.exit_code
 
@@ -56,27 +61,19 @@ def _serve(config: Config, reread: Callable[[], Config]) -> int:
 
 def _serve_with_ray(config: Config, reread: Callable[[], Config]) -> int:
     """Serve as `_serve` does, with nodes that Ray starts. They choose their settings while the head chooses its own."""
-    try:
-        with listen(config.server) as listener, RayNodes(config, SystemClock(), print_log) as nodes:
-            nodes.place()
-            placed = nodes.placed(config)
-            resolved = resolve(placed, replicas=True)
-            announce_settings(resolved.config, resolved.reasons)
-            nodes.wait_ready()
-            return Supervisor(
-                resolved.config, listener, environment.developer_mode(), asked=placed,
-                reread=lambda: nodes.placed(reread()),
-            ).run()  # fmt: skip
-    except EngineDeadError as error:
-        print_error(error.message)
-        return EXIT_CRASHED
+    with listen(config.server) as listener, RayNodes(config, SystemClock(), print_log) as nodes:
+        nodes.place()
+        placed = nodes.placed(config)
+        resolved = resolve(placed, replicas=True)
+        announce_settings(resolved.config, resolved.reasons)
+        nodes.wait_ready()
+        return Supervisor(
+            resolved.config, listener, environment.developer_mode(), asked=placed,
+            reread=lambda: nodes.placed(reread()),
+        ).run()  # fmt: skip
 
 
 def _follow(config: Config) -> int:
     resolved = resolve(config)
     announce_settings(resolved.config, resolved.reasons)
-    try:
-        return Follower(resolved.config, SystemClock(), print_log).run()
-    except EngineDeadError as error:
-        print_error(error.message)
-        return EXIT_CRASHED
+    return Follower(resolved.config, SystemClock(), print_log).run()

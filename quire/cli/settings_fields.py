@@ -1,5 +1,6 @@
-"""The fields behind a command's flags: names, types, groups and descriptions, of a dataclass and those in it; and the
-values that `--config file.yaml` has for them.
+"""The fields behind a command's flags: names, types, groups and descriptions, of a dataclass and those in it.
+
+`--config file.yaml` has values for them, and `--help=WORD` shows those of one group, or those that mention a word.
 """
 
 from __future__ import annotations
@@ -8,31 +9,27 @@ import ast
 import inspect
 import json
 import textwrap
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
+import tyro
 
 from quire.errors import ConfigError, did_you_mean, reason
 from quire.foundation.config import Config
 
 OWN_GROUP = "options"
 """Group of the fields that belong to no part."""
+HINT = "--config FILE.yaml reads flags from a file. --help=WORD shows a group ({groups}) or the flags about a word."
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One field.
-
-    Attributes:
-        group: The name of the part that it belongs to.
-        kind: Its type, with annotations for the command line.
-        default: As in `dataclasses.field`.
-        description: The string below the field.
-    """
+    """One field: the part that it belongs to, its type with annotations for the command line, its default as in
+    `dataclasses.field`, and the string below it."""
 
     name: str
     group: str
@@ -114,3 +111,65 @@ def _flag(path: str, key: str, value: Any, known: Collection[str]) -> list[str]:
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
     return [f"--{flag}={value if isinstance(value, str) else json.dumps(value)}"]
+
+
+def help_word(arguments: Sequence[str]) -> str | None:
+    """The help that is asked for: `all`, a group or another word; None if no help is."""
+    for argument in arguments:
+        if argument in ("-h", "--help"):
+            return "all"
+        if argument.startswith("--help="):
+            return argument.removeprefix("--help=").lower()
+    return None
+
+
+def hint(options: type) -> str:
+    return HINT.format(groups=", ".join(dict.fromkeys(setting.group for setting in settings_of(options))))
+
+
+def described(options: type) -> type:
+    """A dataclass like `options`, without defaults that would say nothing in the help."""
+    hints = get_type_hints(options, include_extras=True)
+    settings = {setting.name: setting for setting in settings_of(options) if setting.group == OWN_GROUP}
+    columns = []
+    for each in fields(options):
+        kind: Any = hints[each.name]
+        if is_dataclass(kind):
+            part = described(kind)  # type: ignore[arg-type]  # a type, not an instance of one
+            columns.append((each.name, part, field(default_factory=part)))
+        else:
+            columns.append(_column(settings[each.name]))
+    made = make_dataclass(options.__name__, columns)
+    made.__doc__ = options.__doc__
+    return made
+
+
+def about(options: type, word: str) -> type:
+    """A dataclass with the settings of `options` in the group `word`, or else with those that mention it. Raises
+    ConfigError if there are none."""
+    settings = settings_of(options)
+    found = [setting for setting in settings if setting.group == word]
+    found = found or [setting for setting in settings if _speaks_of(setting, word)]
+    if not found:
+        groups = ", ".join(dict.fromkeys(setting.group for setting in settings))
+        raise ConfigError(f"No flag is about '{word}'. Groups: {groups}.")
+    parts = []
+    for group in dict.fromkeys(setting.group for setting in found):
+        part: Any = make_dataclass(group, [_column(setting) for setting in found if setting.group == group])
+        part.__doc__ = f"Settings of the group {group}."
+        parts.append((group, part, field(default_factory=part)))
+    return make_dataclass("Found", parts)
+
+
+def _speaks_of(setting: Setting, word: str) -> bool:
+    return word.replace("_", "-").strip("-") in f"{setting.name.replace('_', '-')} {setting.description}".lower()
+
+
+def _column(setting: Setting) -> tuple[str, Any, Any]:
+    """A field for tyro. If the default is None or empty, the description says what it means, and help hides it."""
+    default = setting.default
+    if isinstance(default, Field) and default.default_factory is not MISSING:
+        default = default.default_factory()
+    hint = "" if default is None or default in ((), {}) else None
+    shown = tyro.conf.arg(help=setting.description, help_behavior_hint=hint)
+    return setting.name, Annotated[setting.kind, shown], setting.default

@@ -17,16 +17,8 @@ from quire.text.sequence_accumulator import SequenceAccumulator, dispatch_deltas
 
 @dataclass
 class OpenStream:
-    """One prompt's sequences while they are generated.
-
-    Attributes:
-        name: The request's id.
-        text: The prompt's text, if known.
-        kind: What each output has.
-        changed: Set when there is something new.
-        left: Set when nobody reads it any more.
-        error: The error that ended it.
-    """
+    """One prompt's sequences while they are generated. `changed` is set when there is something new, and `left` when
+    nobody reads it any more. `kind` tells what each output has, and `error` is what ended it."""
 
     name: str
     text: str | None

@@ -29,10 +29,9 @@ from quire.errors import ConfigError
 from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import EngineId
-from quire.foundation.processes.launch import LaunchConfig, Report
+from quire.foundation.processes.launch import LaunchConfig, ModelReport, Report, SwapRequest, SwapStatus
 from quire.foundation.processes.orders import DropModel, HoldRequests, OpenModel, Order, Reload, TellSwap
 from quire.foundation.processes.pipe_lines import LineWriter
-from quire.foundation.processes.swap_reports import ModelReport, SwapRequest, SwapStatus
 from quire.planning.auto_config import resolve
 from quire.serving.api.model_swaps import ModelSwaps
 from quire.serving.api.schemas.model_change import FIXED, ModelChange, check_reloadable

@@ -25,7 +25,7 @@ def test_a_process_that_never_starts_is_tried_for_ever_and_not_too_often(tmp_pat
     waits = []
     for _ in range(1_100):  # 2 ** 1,024 is no float
         before, died = children.engines[0], clock.time
-        children.replace_engine((0, 0), "it died", [])
+        children.replace_engine(children.model, 0, "it died", [])
         while children.engines[0] is before:
             clock.time += 0.5
             children.start_due()

@@ -17,13 +17,8 @@ ANY = object()
 
 @dataclass(frozen=True)
 class VllmSetting:
-    """A setting of vLLM.
-
-    Attributes:
-        neutral: Values that are accepted without effect; None always is.
-        advice: Why the setting has no effect, or what to do instead.
-        is_flag: Whether it takes no value on the command line.
-    """
+    """A setting of vLLM: its neutral values, which are accepted without effect (None always is); why it has no effect,
+    or what to do instead; and whether it takes no value on the command line."""
 
     neutral: tuple[Any, ...]
     advice: str

@@ -35,14 +35,9 @@ class Connection(asyncio.Protocol):
         self.idle_since = 0.0
 
     def request(self, data: bytes, timeout_s: float | None, on_body: OnBody | None = None) -> None:
-        """Send a request; `head` and `read` return its answer.
-
-        Args:
-            data: Head and body.
-            timeout_s: Maximum seconds until the answer's head is complete, and then without a byte; None for no limit.
-            on_body: Gets the body in place of `read`, and `head` waits for the whole answer. What it raises ends the
-                request.
-        """
+        """Send a request; `head` and `read` return its answer. The answer's head has to be complete after `timeout_s`
+        seconds, and no silence may be longer; None for no limit. With `on_body`, which gets the body in place of
+        `read`, `head` waits for the whole answer; what `on_body` raises ends the request."""
         assert self._transport is not None
         assert self._answer is None
         self._answer = AnswerParser()

@@ -12,17 +12,17 @@ import httptools
 Headers = list[tuple[bytes, bytes]]
 """Names and values, in their order."""
 _BREAKS_LINE = re.compile(rb"[\r\n\0]")
+MAX_HEAD_BYTES = 64 * 2**10
+MAX_FRAMING = 16
+"""Bytes of chunk framing and trailers that are allowed for each byte of the body, beyond MAX_HEAD_BYTES."""
+_BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_BAD_NAME = re.compile(rb"[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\\"]")
 
 
 @dataclass(frozen=True)
 class HttpAddress:
-    """A server's root.
-
-    Attributes:
-        host: A name or an address; IPv6 without brackets.
-        authority: For the Host header.
-        path: Prefix of all the server's paths; usually empty.
-    """
+    """A server's root. `host` is a name or an address, IPv6 without brackets; `authority` is for the Host header;
+    `path` is the prefix of all its paths, and usually empty."""
 
     host: str
     port: int
@@ -57,13 +57,6 @@ def encoded_headers(headers: Mapping[str, str]) -> Headers:
     return encoded
 
 
-MAX_HEAD_BYTES = 64 * 2**10
-MAX_FRAMING = 16
-"""Bytes of chunk framing and trailers that are allowed for each byte of the body, beyond MAX_HEAD_BYTES."""
-_BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-_BAD_NAME = re.compile(rb"[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\\"]")
-
-
 class HttpError(Exception):
     """A server did not answer as it should."""
 
@@ -85,14 +78,9 @@ class AnswerHead:
 
 
 class AnswerParser:
-    """Parses one answer. Bytes that are no answer raise HttpError.
-
-    Attributes:
-        head: None until it is complete.
-        held: Bytes of the body that nobody has taken yet.
-        complete: Whether the whole answer has come.
-        keep_alive: Whether another request may follow on this connection.
-    """
+    """Parses one answer; bytes that are no answer raise HttpError. `head` is None until it is complete, `held` counts
+    bytes of the body that nobody has taken yet, `complete` tells that the whole answer has come, and `keep_alive` that
+    another request may follow."""
 
     def __init__(self) -> None:
         self.head: AnswerHead | None = None

@@ -18,16 +18,12 @@ from quire.foundation.processes.launch import LaunchConfig, Report, StatusReport
 from quire.foundation.processes.orders import Order
 from quire.foundation.processes.pipe_lines import LineReader, LineWriter, decoded
 
+_decoder: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
+
 
 class Child(Protocol):
-    """A process that was started.
-
-    Attributes:
-        name: Its name in messages: `engine`, `api`.
-        failure: Its last report, if it failed.
-        report_fd: Readable when it has reported something.
-        pid_fd: Readable when it is gone.
-    """
+    """A process that was started. `report_fd` is readable when it has reported something, and `pid_fd` when it is gone.
+    `failure` is its last report, if it failed."""
 
     name: str
     failure: StatusReport | None
@@ -64,9 +60,6 @@ class Child(Protocol):
     def close(self) -> None:
         """Close the descriptors."""
         ...
-
-
-_decoder: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
 
 
 class ChildProcess:

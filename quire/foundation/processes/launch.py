@@ -1,4 +1,6 @@
-"""What parent and child exchange as JSON: the launch configuration in, reports out, and the exit code at the end."""
+"""What parent and child exchange as JSON: the launch configuration in, reports out (also about another model that takes
+the place of the served one), and the exit code at the end.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,61 @@ import msgspec
 
 from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import EngineId
-from quire.foundation.processes.swap_reports import ModelReport, SwapRequest
+
+SwapMode = Literal["beside", "after"]
+"""Whether the new model is loaded while the old one serves, or after it is gone."""
+SwapPhase = Literal["loading", "draining", "stopping", "restoring", "done", "failed"]
+"""What a swap waits for: the new model's start, open requests of the old one, the end of its processes, or the old
+model's return. `beside` loads first, `after` last."""
+
+
+class SwapRequest(msgspec.Struct, frozen=True, tag=True):
+    """Serve another model.
+
+    Attributes:
+        asked: Settings as they were asked for, from which the next change starts.
+        config: The same settings, resolved.
+        drain_timeout: Seconds for open requests of the old model.
+        hold_timeout: Seconds that new requests wait while no model serves.
+        reasons: A line for each choice, for the log.
+    """
+
+    asked: Config
+    config: Config
+    mode: SwapMode
+    drain_timeout: float
+    hold_timeout: float
+    reasons: tuple[str, ...] = ()
+
+
+class ModelReport(msgspec.Struct, frozen=True, tag=True):
+    """What has become of a model in the API process.
+
+    Attributes:
+        state: `served`: new requests go to it. `released`: no request is open, and nobody talks to its engines.
+            `refused`: it cannot be served, and `message` says why.
+    """
+
+    generation: int
+    state: Literal["served", "released", "refused"]
+    message: str = ""
+
+
+class SwapStatus(msgspec.Struct, frozen=True):
+    """How a swap proceeds: its number from 1, the first name of the model that is asked for, why it failed, and its
+    duration in seconds once it has ended."""
+
+    number: int
+    model: str
+    mode: SwapMode
+    phase: SwapPhase
+    reason: str = ""
+    seconds: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in ("done", "failed")
+
 
 EXIT_CRASHED = 70
 """Exit code of a process that failed with an unexpected error (EX_SOFTWARE of sysexits.h)."""
@@ -62,12 +118,8 @@ LinkEnd = RingEnd | SocketEnd
 
 
 class StageEnds(msgspec.Struct, frozen=True):
-    """A rank's ends of links to other pipeline stages; None for a link that it does not have.
-
-    Attributes:
-        before, after: Streams from the stage before, and to the stage after.
-        tokens_in, tokens_out: Sampled tokens: to the ranks of the first stage, from one of the last.
-    """
+    """A rank's ends of links to other pipeline stages, None for a link that it does not have: streams from the stage
+    before and to the stage after, and sampled tokens to the ranks of the first stage, from one of the last."""
 
     before: LinkEnd | None = None
     after: LinkEnd | None = None
@@ -81,13 +133,8 @@ class StageEnds(msgspec.Struct, frozen=True):
 
 
 class GroupEnds(msgspec.Struct, frozen=True):
-    """An engine's ends of what it shares with others that divide experts with it.
-
-    Attributes:
-        engine: Which of these engines it is.
-        memory_fd: Inherited descriptor of the shared memory of all ranks of all engines.
-        bells: Inherited eventfds by which ranks wake one another, engine by engine.
-    """
+    """An engine's ends of what it shares with others that divide experts with it: inherited descriptors of the memory
+    of all ranks of all engines, and of eventfds by which ranks wake one another, engine by engine."""
 
     engine: int
     memory_fd: int

@@ -42,14 +42,9 @@ class JsonFormatter(logging.Formatter):
 def set_up_logs(
     format: LogFormat, process: str, level: int = logging.WARNING, prefix: str = "", own_level: int = logging.INFO
 ) -> None:
-    """Log to standard error from now on. A process may call this again.
-
-    Args:
-        process: The name of this process in JSON.
-        level: The lowest level at which messages of libraries are shown.
-        prefix: Stands before each message that is text, to tell several processes apart.
-        own_level: The lowest level at which Quire's own messages are shown.
-    """
+    """Log to standard error from now on; a process may call this again. Messages of libraries are shown from `level`
+    on, Quire's own from `own_level` on. `prefix` stands before each message that is text, to tell several processes
+    apart."""
     handler = logging.StreamHandler()
     if format == "json":
         handler.setFormatter(JsonFormatter(process))

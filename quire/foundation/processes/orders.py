@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from quire.foundation.config import Config
-from quire.foundation.processes.launch import LaunchConfig
+from quire.foundation.processes.launch import LaunchConfig, SwapStatus
 from quire.foundation.processes.pipe_lines import LineReader, decoded
-from quire.foundation.processes.swap_reports import SwapStatus
 
 
 class Reload(msgspec.Struct, frozen=True, tag=True):

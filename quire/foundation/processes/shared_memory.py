@@ -8,6 +8,8 @@ import struct
 import tempfile
 from pathlib import Path
 
+_NUMBER = struct.Struct("q")
+
 
 class SharedMemory:
     """Memory of `size` bytes, zeros at first, that all processes see which map the same descriptor. `descriptor` is
@@ -27,9 +29,6 @@ def _new(size: int) -> int:
             descriptor = os.dup(file.fileno())
     os.ftruncate(descriptor, size)
     return descriptor
-
-
-_NUMBER = struct.Struct("q")
 
 
 class SharedNumbers:

@@ -23,11 +23,10 @@ from quire.serving.api.middleware import BodyLimitMiddleware
 from quire.serving.api.request_head import HEADER, digest_of, find_digest, key_in
 from quire.serving.api.request_record import UNCOUNTED
 from quire.serving.api.request_work import run_until_disconnect
-from quire.serving.router.backend_list import KeyLimits
+from quire.serving.router.backend_list import KeyLimits, RateLimiter
 from quire.serving.router.dispatch import Answer, Dispatcher
 from quire.serving.router.fleet import Fleet
 from quire.serving.router.pages import PUBLIC, Pages
-from quire.serving.router.rate_limit import RateLimiter
 from quire.serving.router.routed_request import (
     Exchange,
     RoutedRequest,
@@ -39,9 +38,24 @@ from quire.serving.router.routed_request import (
 )
 from quire.serving.router.router_metrics import RouterMetrics
 
+logger = logging.getLogger(__name__)
+
 SLOW_CLIENT_S = 30.0
 _ABORT = "quire.abort"
 """Key in the scope's extensions, for the transport."""
+BODY_S = 120.0
+"""How long a client may take to send its request's body."""
+SERVED = frozenset({
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/rerank",
+    "/v1/score", "/v1/chat/completions/batch", "/v1/chat/completions/render", "/v1/completions/render",
+    "/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v2/rerank", "/rerank", "/score", "/classify",
+    "/pooling", "/tokenize", "/detokenize", "/inference/v1/generate", "/invocations", "/generate", "/api/chat",
+    "/api/generate", "/api/embed",
+})  # fmt: skip
+"""POSTs that go on to a server: those that compute something for a model. What operates a server, or is kept on the
+disk of one, is not reached through the router."""
+_EXCHANGE = "exchange"
+"""Key in the scope's state: the Exchange."""
 
 
 class AnswerCutOff(Exception):
@@ -79,23 +93,6 @@ async def abort(scope: Scope) -> None:
     """Close the client's connection at once."""
     scope["extensions"][_ABORT]["transport"].abort()
     await asyncio.sleep(0)  # until the HTTP server has noticed
-
-
-logger = logging.getLogger(__name__)
-
-BODY_S = 120.0
-"""How long a client may take to send its request's body."""
-SERVED = frozenset({
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/rerank",
-    "/v1/score", "/v1/chat/completions/batch", "/v1/chat/completions/render", "/v1/completions/render",
-    "/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v2/rerank", "/rerank", "/score", "/classify",
-    "/pooling", "/tokenize", "/detokenize", "/inference/v1/generate", "/invocations", "/generate", "/api/chat",
-    "/api/generate", "/api/embed",
-})  # fmt: skip
-"""POSTs that go on to a server: those that compute something for a model. What operates a server, or is kept on the
-disk of one, is not reached through the router."""
-_EXCHANGE = "exchange"
-"""Key in the scope's state: the Exchange."""
 
 
 class RouterApp:

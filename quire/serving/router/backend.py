@@ -15,6 +15,9 @@ from quire.serving.replica_chooser import ReplicaLoad
 from quire.serving.router.backend_list import BackendAddress
 from quire.serving.router.routed_request import BLOCK_TOKENS
 
+_UNKNOWN_BLOCKS = 8_192
+"""Blocks of prompt text that the prefix cache of a server is assumed to hold, if the server does not say."""
+
 
 class CircuitBreaker:
     """Lets all requests pass while it is closed. `threshold` failures in a row open it, and for `open_s` seconds none
@@ -67,10 +70,6 @@ class CircuitBreaker:
 
     def _decides(self, number: int) -> bool:
         return self._opened_at is None or number == self._trial
-
-
-_UNKNOWN_BLOCKS = 8_192
-"""Blocks of prompt text that the prefix cache of a server is assumed to hold, if the server does not say."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,13 @@ BYTES_PER_TOKEN = 4
 """Approximate bytes of a token in English text. It only serves to estimate loads."""
 BLOCK_TOKENS = BLOCK_BYTES // BYTES_PER_TOKEN
 _DIGEST_BYTES = 16
+HOP_BY_HOP = frozenset({
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
+    b"transfer-encoding", b"upgrade",
+})  # fmt: skip
+"""Headers of one connection (RFC 9110, section 7.6.1). Headers that Connection names belong to it too."""
+_MADE_ANEW = frozenset({b"host", b"content-length", b"expect"})
+_MILLISECONDS = 3
 
 
 class PromptFields(msgspec.Struct):
@@ -84,26 +91,11 @@ def session_blocks(session: str, fields: PromptFields) -> list[bytes]:
     return [blake2b(f"{fields.model or ''}\0session\0{session}".encode(), digest_size=_DIGEST_BYTES).digest()]
 
 
-HOP_BY_HOP = frozenset({
-    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
-    b"transfer-encoding", b"upgrade",
-})  # fmt: skip
-"""Headers of one connection (RFC 9110, section 7.6.1). Headers that Connection names belong to it too."""
-_MADE_ANEW = frozenset({b"host", b"content-length", b"expect"})
-
-
 @dataclass(frozen=True)
 class RoutedRequest:
-    """A POST with its whole body.
-
-    Attributes:
-        path: Of an endpoint, with the query.
-        headers: As they are sent, except those that depend on the server.
-        model: None if the request names none.
-        blocks: The beginning of its prompt, see `prefix_blocks`.
-        prompt_tokens: Estimated.
-        received: Monotonic seconds.
-    """
+    """A POST with its whole body. The path has the query; the headers are as they are sent, except those that depend on
+    the server. `model` is None if the request names none. `blocks` are the beginning of its prompt, see
+    `prefix_blocks`; the number of its tokens is estimated. `received` is in monotonic seconds."""
 
     path: bytes
     headers: Headers
@@ -142,9 +134,6 @@ def request_headers(
     given.setdefault(b"x-forwarded-proto", scheme.encode())
     kept = without_hops(headers, without=_MADE_ANEW | given.keys())
     return kept + [(name, value) for name, value in given.items() if value]
-
-
-_MILLISECONDS = 3
 
 
 @dataclass

@@ -23,7 +23,7 @@ from quire.serving.router.backend_list import BackendList, read_backend_list
 from quire.serving.router.fleet import Fleet
 from quire.serving.router.prober import Prober
 from quire.serving.router.router_metrics import RouterMetrics
-from quire.serving.supervisor.announce import print_log
+from quire.serving.supervisor.announce import print_log, url
 from quire.serving.supervisor.listener import listen
 
 logger = logging.getLogger(__name__)
@@ -135,13 +135,11 @@ class Router:
         return config
 
     def _announce(self, server: ServerConfig, listener: socket.socket) -> None:
-        host, port = listener.getsockname()[:2]
-        host = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         for backend in self._list.backends:
             print_log(f"  server      {backend.url}{' (draining)' if backend.drain else ''}")
         access = f"{len(self._list.keys)} API key(s)" if self._list.keys else "open to whoever reaches the port"
         print_log(f"  access      {access}")
-        print_log(f"Routing: OpenAI clients    {'https' if server.ssl_certfile else 'http'}://{host}:{port}/v1")
+        print_log(f"Routing: OpenAI clients    {url(server, listener)}/v1")
 
 
 async def _first(serving: asyncio.Task[None], signalled: asyncio.Event) -> None:

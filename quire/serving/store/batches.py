@@ -14,10 +14,9 @@ from typing import Any
 from quire.errors import RequestError
 from quire.foundation.clock import Clock
 from quire.serving.store.batch_rows import BatchResult, ClaimedBatch, body_of, encode, seen, set_fields
-from quire.serving.store.database import Database
+from quire.serving.store.database import ALIVE, Database, ProcessRecord
 from quire.serving.store.files import append, begin_file, complete, file_of
 from quire.serving.store.limits import StoreLimits
-from quire.serving.store.processes import ALIVE, ProcessRecord
 
 RESULTS_MOVED_AT_ONCE = 200
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")

@@ -1,7 +1,8 @@
-"""One SQLite file behind one thread: its tables, opening, transactions, and what to do with a broken file.
+"""One SQLite file behind one thread: its tables, opening, transactions, what to do with a broken file, and which
+processes that share it are alive.
 
-Several processes may have the file open. `VERSION` is written into it (SQLite's `user_version`). A change of the tables
-adds a script to MIGRATIONS and never edits one.
+`VERSION` is written into the file (SQLite's `user_version`). A change of the tables adds a script to MIGRATIONS and
+never edits one.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import logging
 import os
 import sqlite3
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from quire.errors import ConfigError, UnavailableError, reason
-from quire.serving.store.limits import StoreFullError
+from quire.serving.store.limits import PROCESS_DEAD_S, StoreFullError
 
 MIGRATIONS = (
     """
@@ -94,6 +96,8 @@ BUSY_S = 10.0
 """Seconds that a transaction waits for another process's."""
 MARGIN_PAGES = 256
 """Pages that SQLite may take beyond the limit, so that rows can be deleted in a full store."""
+ALIVE = f"SELECT id FROM processes WHERE seen > ? - {PROCESS_DEAD_S}"
+"""Query for the ids of processes that are alive. Its argument is the present time."""
 
 
 class Database:
@@ -243,3 +247,19 @@ def _upgrade(connection: sqlite3.Connection, path: Path) -> None:
 def _is_broken(error: sqlite3.DatabaseError) -> bool:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the kind; what is above tells where
     return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+class ProcessRecord:
+    """The store's record of this process, whose id is unique over restarts."""
+
+    def __init__(self, database: Database) -> None:
+        self.id = uuid.uuid4().hex
+        self._database = database
+
+    def say_alive(self, connection: sqlite3.Connection, now: float) -> None:
+        """Record in a transaction that this process is alive. Do so more often than every PROCESS_DEAD_S."""
+        connection.execute("INSERT OR REPLACE INTO processes VALUES (?, ?)", (self.id, now))
+
+    async def say_gone(self) -> None:
+        """Let other processes take over at once what this one has not finished."""
+        await self._database.write(lambda c: c.execute("DELETE FROM processes WHERE id = ?", (self.id,)))

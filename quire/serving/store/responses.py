@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from quire.errors import RequestError
 from quire.foundation.clock import Clock
-from quire.serving.store.database import Database
+from quire.serving.store.database import ALIVE, Database, ProcessRecord
 from quire.serving.store.limits import StoreLimits, UnknownIdError
-from quire.serving.store.processes import ALIVE, ProcessRecord
 
 MAX_TURNS = 1_000
 """Maximum number of responses that continue each other."""
@@ -20,14 +19,8 @@ ROW_BYTES = 512
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """One response.
-
-    Attributes:
-        input: JSON of its input items, without those of the responses before it.
-        body: JSON of the response.
-        previous: The response that it continues.
-        abandoned: Whether it has not ended and the process that worked on it is gone.
-    """
+    """One response: JSON of its input items, without those of the responses before it, and JSON of the response itself.
+    `abandoned` tells that it has not ended and the process that worked on it is gone."""
 
     id: str
     status: str
@@ -49,14 +42,8 @@ class StoredEvents:
 
 @dataclass
 class ResponseStore:
-    """The responses in a store.
-
-    Attributes:
-        database: The file that has them.
-        limits: How much the store may hold, and for how long.
-        process: This process, as the owner of what runs in the background.
-        clock: Seconds since 1970.
-    """
+    """The responses in a database. `process` is this process, as the owner of what runs in the background, and `clock`
+    has seconds since 1970."""
 
     database: Database
     limits: StoreLimits

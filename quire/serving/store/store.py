@@ -7,10 +7,9 @@ from pathlib import Path
 from quire.foundation.clock import Clock, WallClock
 from quire.foundation.config import ServerConfig
 from quire.serving.store.batches import BatchStore
-from quire.serving.store.database import Database
+from quire.serving.store.database import Database, ProcessRecord
 from quire.serving.store.files import FileStore
 from quire.serving.store.limits import StoreLimits
-from quire.serving.store.processes import ProcessRecord
 from quire.serving.store.responses import ResponseStore
 
 

@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from quire.foundation.config import Config
+from quire.foundation.config import Config, ServerConfig
 from quire.foundation.processes.logs import set_up_logs
 from quire.version import __version__
 
@@ -58,7 +58,7 @@ def announce_ready(
     print_log(f"Ready in {seconds:.1f} s{f' (engine: {stages})' if stages else ''}")
     if config.device.device == "cuda":
         print_log(f"  KV cache            {kv_tokens:,} tokens, measured")
-    address = url(config, listener)
+    address = url(config.server, listener)
     key = " -H 'Authorization: Bearer YOUR_KEY'" if config.server.api_key else ""
     path, body = "/v1/chat/completions", '{"messages": [{"role": "user", "content": "What can you do?"}]}'
     if config.model.skip_tokenizer_init:  # nothing that has text works
@@ -70,10 +70,10 @@ def announce_ready(
     print_log(f"  try it              {curl}")
 
 
-def url(config: Config, listener: socket.socket) -> str:
+def url(server: ServerConfig, listener: socket.socket) -> str:
     """The address at which a client on this machine reaches the server."""
     host, port = listener.getsockname()[:2]
-    scheme = "https" if config.server.ssl_certfile else "http"
+    scheme = "https" if server.ssl_certfile else "http"
     if host in ("0.0.0.0", "::"):
         host = "localhost"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{config.server.root_path}"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{server.root_path}"

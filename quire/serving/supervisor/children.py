@@ -42,10 +42,6 @@ MODULES = Modules()
 """The modules of a real server."""
 
 
-Place = tuple[int, int]
-"""An engine: the generation of its model, and its number."""
-
-
 class Children:
     """The engines and API processes of a server. They are started when this is made.
 
@@ -87,11 +83,11 @@ class Children:
         """The present engines of all models."""
         return [child for model in self._models.values() for child in model.children]
 
-    def place_of(self, child: Child) -> Place | None:
-        """The engine that a process is; None if it is no engine, or is replaced already."""
-        for generation, model in self._models.items():
+    def place_of(self, child: Child) -> tuple[ModelEngines, int] | None:
+        """The model and number of an engine; None if the process is no engine, or is replaced already."""
+        for model in self._models.values():
             if (number := model.number_of(child)) is not None and child.name not in self._due:
-                return generation, number
+                return model, number
         return None
 
     def ready(self, child: Child) -> None:
@@ -135,45 +131,25 @@ class Children:
             del self._watchdogs[child]
         return found
 
-    def in_flight(self, engine: Place) -> list[int]:
-        """The sequences that this dead engine was working on."""
-        return self._models[engine[0]].in_flight(engine[1])
-
-    def died_with_some_of(self, engine: Place, sequences: list[int]) -> bool:
-        """Whether some of these sequences were in flight when this engine died the time before."""
-        return not self._models[engine[0]].last_in_flight[engine[1]].isdisjoint(sequences)
-
-    def at_fault(self, engine: Place) -> Place:
-        """The engine that is to blame for the death of this one. Among engines that live and die together, this is the
-        engine for which the others waited in vain."""
-        group = self._models[engine[0]].group
-        missing = None if group is None else group.missing_engine
-        return engine if missing is None else (engine[0], missing)
-
-    def partners(self, engine: Place) -> list[Place]:
+    def partners(self, model: ModelEngines, engine: int) -> list[int]:
         """The engines that live and die with this one, except those that wait to be started again."""
-        model = self._models[engine[0]]
         if model.group is None:
             return []
-        others = [number for number in range(len(model.ids)) if number != engine[1]]
-        return [(engine[0], number) for number in others if model.children[number].name not in self._due]
+        present = [number for number, child in enumerate(model.children) if child.name not in self._due]
+        return [number for number in present if number != engine]
 
-    def engine_at(self, engine: Place) -> Child:
-        return self._models[engine[0]].children[engine[1]]
-
-    def died_at(self, engine: Place) -> float | None:
-        """When this engine died last; None if its model is gone."""
-        model = self._models.get(engine[0])
-        return None if model is None else model.died_at[engine[1]]
+    def died_at(self, generation: int, engine: int) -> float | None:
+        """When this engine of a model died last; None if the model is gone."""
+        model = self._models.get(generation)
+        return None if model is None else model.died_at[engine]
 
     def all_gone(self, model: ModelEngines) -> bool:
         return all(child.exit_code() is not None for child in model.children)
 
     # --- replacing --------------------------------------------------------------------------------------------------
 
-    def replace_engine(self, engine: Place, cause: str, in_flight: list[int]) -> None:
+    def replace_engine(self, model: ModelEngines, number: int, cause: str, in_flight: list[int]) -> None:
         """Put another engine in the place of a dead one, and tell the clients."""
-        model, number = self._models[engine[0]], engine[1]
         model.died_at[number] = self._clock.now()
         if in_flight:
             model.last_in_flight[number] = frozenset(in_flight)
@@ -182,14 +158,9 @@ class Children:
         self._tell_clients(model, Dead(cause, successor, in_flight, source=dead))
         self._replace(model.children[number])
 
-    def renew_group(self, engine: Place) -> None:
-        """Renew what this engine shares with its partners. All of them are dead, and are replaced next."""
-        self._models[engine[0]].renew_group()
-
-    def give_up_engine(self, engine: Place, cause: str) -> None:
+    def give_up_engine(self, model: ModelEngines, number: int, cause: str) -> None:
         """Tell the clients that an engine is dead and is not replaced."""
-        model = self._models[engine[0]]
-        self._tell_clients(model, Dead(cause, source=model.ids[engine[1]]))
+        self._tell_clients(model, Dead(cause, source=model.ids[number]))
 
     def replace_api(self, place: int) -> None:
         """Put another API process in the place of a dead one, and tell the engines."""

@@ -95,6 +95,12 @@ class ModelEngines:
         """The number of a present engine; None if the process is not one of them."""
         return next((number for number, engine in enumerate(self.children) if engine is child), None)
 
+    def at_fault(self, number: int) -> int:
+        """The engine that is to blame for the death of this one. Among engines that live and die together, this is the
+        engine for which the others waited in vain."""
+        missing = None if self.group is None else self.group.missing_engine
+        return number if missing is None else missing
+
     def in_flight(self, number: int) -> list[int]:
         """The sequences that this dead engine was working on."""
         return self._host.in_flight(Path(self.launch.directory), self.ids[number])

@@ -14,11 +14,10 @@ import msgspec
 
 from quire.foundation.clock import Clock
 from quire.foundation.processes.child_process import Child
-from quire.foundation.processes.launch import STOP_ENGINE
+from quire.foundation.processes.launch import STOP_ENGINE, ModelReport, SwapPhase, SwapRequest, SwapStatus
 from quire.foundation.processes.orders import DropModel, HoldRequests, TellSwap
-from quire.foundation.processes.swap_reports import ModelReport, SwapPhase, SwapRequest, SwapStatus
 from quire.serving.supervisor.announce import print_log
-from quire.serving.supervisor.children import Children, Place
+from quire.serving.supervisor.children import Children
 from quire.serving.supervisor.model_engines import ModelEngines
 
 STOP_ENGINES_S = 5.0
@@ -101,17 +100,17 @@ class ModelSwap:
             case "refused" if is_new:
                 self._not_served(swap, report.message)
 
-    def engine_died(self, engine: Child, place: Place) -> bool:
+    def engine_died(self, engine: Child, model: ModelEngines) -> bool:
         """Take in the death of an engine. Returns whether the swap deals with it, so nobody replaces the engine."""
-        swap, generation = self._swap, place[0]
+        swap = self._swap
         if swap is None:
             return False
-        if self.phase == "stopping" and generation == swap.old.generation:
+        if self.phase == "stopping" and model is swap.old:
             self.tick()
             return True
-        if self._stopped and generation != self._children.model.generation:
+        if self._stopped and model is not self._children.model:
             return not self._children.was_ready(engine.name)
-        if swap.new is None or generation != swap.new.generation or self.phase != "loading":
+        if model is not swap.new or self.phase != "loading":
             return False
         self._not_served(swap, engine.cause_of_death())
         return True

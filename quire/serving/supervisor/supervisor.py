@@ -23,19 +23,20 @@ from quire.foundation.processes.launch import (
     EXIT_CRASHED,
     STOP_ENGINE,
     LaunchConfig,
+    ModelReport,
     Pulse,
     Recovery,
     Report,
     StatusReport,
+    SwapRequest,
 )
 from quire.foundation.processes.orders import Reload
-from quire.foundation.processes.swap_reports import ModelReport, SwapRequest
 from quire.serving.supervisor.announce import announce_ready, print_error, print_log
-from quire.serving.supervisor.children import MODULES, Children, Modules, Place
+from quire.serving.supervisor.children import MODULES, Children, Modules
+from quire.serving.supervisor.model_engines import ModelEngines
 from quire.serving.supervisor.model_swap import ModelSwap
 from quire.serving.supervisor.process_host import RELOAD, THIS_MACHINE, Died, Event, ProcessHost, Reported, Signalled
-from quire.serving.supervisor.restart_limit import WINDOW_S, RestartLimit
-from quire.serving.supervisor.watchdog import TICK_S
+from quire.serving.supervisor.watchdog import TICK_S, WINDOW_S, RestartLimit
 
 STOP_TIMEOUT_S = 5.0
 """Seconds, beyond the drain, that a process may take to end after it was told to."""
@@ -52,15 +53,9 @@ class State(Enum):
 
 
 class Supervisor:
-    """Runs engines and API processes until told to stop, or until one of them cannot be replaced.
-
-    Args:
-        config: Resolved settings.
-        listener: Bound and listening; API processes inherit it.
-        developer_mode: Whether debug routes are served.
-        asked: Settings as they were asked for; None if they are `config`.
-        reread: Reads the settings again.
-    """
+    """Runs engines and API processes until told to stop, or until one of them cannot be replaced. The listener is
+    listening, and API processes inherit it. `asked` are the settings as they were asked for, None if they are `config`,
+    and `reread` reads them again. In developer mode, debug routes are served."""
 
     def __init__(
         self,
@@ -135,8 +130,9 @@ class Supervisor:
             case Died(child) if (api := self._children.apis.place_of(child)) is not None:
                 self._api_died(child, api)
             case Died(child) if (place := self._children.place_of(child)) is not None:
-                if not self._swap.engine_died(child, place):
-                    self._engine_died(child, place)
+                model, number = place
+                if not self._swap.engine_died(child, model):
+                    self._engine_died(child, model, number)
 
     def _tick(self) -> None:
         """Do what is due, whether or not something happened."""
@@ -182,8 +178,8 @@ class Supervisor:
                 self._swap.reported(report)
 
     def _engine_recovered(self, report: Recovery) -> None:
-        place = report.generation, report.engine.engine
-        if report.sequences and (died_at := self._children.died_at(place)) is not None:
+        died_at = self._children.died_at(report.generation, report.engine.engine)
+        if report.sequences and died_at is not None:
             took = self._clock.now() - died_at
             print_log(f"recovered in {took:.1f} s: {report.sequences} open sequences go on")
 
@@ -200,37 +196,37 @@ class Supervisor:
 
     # --- deaths -----------------------------------------------------------------------------------------------------
 
-    def _engine_died(self, engine: Child, place: Place) -> None:
+    def _engine_died(self, engine: Child, model: ModelEngines, number: int) -> None:
         cause = engine.cause_of_death()
         if not self._children.was_ready(engine.name):
             if engine.exit_code() == -signal.SIGTERM:
                 self._told_to_stop()
             self._start_failed(engine)
             return
-        place = self._children.at_fault(place)
-        in_flight = self._children.in_flight(place)
-        again = self._children.died_with_some_of(place, in_flight)
+        number = model.at_fault(number)
+        in_flight = model.in_flight(number)
+        again = not model.last_in_flight[number].isdisjoint(in_flight)
         if self._limit.allow(again=again, failed_starts=self._children.failed_starts(engine)):
-            partners = self._children.partners(place)
+            partners = self._children.partners(model, number)
             self._say_replaced(engine.name, cause, again=again, shared=bool(partners))
-            self._end_group([place, *partners])
-            self._children.replace_engine(place, cause, in_flight)
+            self._end_group(model, [number, *partners])
+            self._children.replace_engine(model, number, cause, in_flight)
             for partner in partners:  # their requests have done nothing wrong
-                self._children.replace_engine(partner, f"{engine.name} process died: {cause}", [])
+                self._children.replace_engine(model, partner, f"{engine.name} process died: {cause}", [])
             return
-        self._children.give_up_engine(place, cause)
+        self._children.give_up_engine(model, number, cause)
         self._wait_for_apis()
         self._end(
             EXIT_CRASHED, f"{engine.name} process died: {cause}. Requests in flight got an error; {self._gave_up()}"
         )
 
-    def _end_group(self, places: Sequence[Place]) -> None:
-        """End these engines: one is dead, and the others cannot go on without it."""
-        for engine in map(self._children.engine_at, places):
+    def _end_group(self, model: ModelEngines, numbers: Sequence[int]) -> None:
+        """End these engines of a model: one is dead, and the others cannot go on without it."""
+        for engine in (model.children[number] for number in numbers):
             self._events.forget(engine)
             engine.kill()
             engine.cause_of_death()
-        self._children.renew_group(places[0])
+        model.renew_group()
 
     def _api_died(self, api: Child, place: int) -> None:
         if self._state is State.DRAINING:

@@ -18,13 +18,17 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from quire.errors import ConfigError, reason
-from quire.foundation.http_client.blocking_client import BlockingClient
 from quire.foundation.http_client.http1 import HttpError
+from quire.foundation.http_client.pool import BlockingClient
 from quire.text.tokenizer import Tokenizer
 
 _LOWEST_ID = 3
 """Ids below this are special tokens in most vocabularies."""
 _SAMPLE = string.printable + " ".join(a + b for a in string.ascii_lowercase for b in string.ascii_lowercase)
+DatasetName = Literal["random", "sharegpt", "custom", "prefix_repetition"]
+SHAREGPT_LONGEST_PROMPT, SHAREGPT_LONGEST = 1024, 2048
+SHAREGPT_SHORTEST = 4
+"""Tokens: vLLM keeps conversations within the same limits, so figures can be compared."""
 
 
 def has_tokenizer(http: BlockingClient, model: str) -> bool:
@@ -101,13 +105,6 @@ class ServedTokens:
                 f"The server does not {path.strip('/')} for this benchmark ({reason(error)}): "
                 "give --tokenizer, or --vocab-size for random token ids."
             ) from error
-
-
-DatasetName = Literal["random", "sharegpt", "custom", "prefix_repetition"]
-
-SHAREGPT_LONGEST_PROMPT, SHAREGPT_LONGEST = 1024, 2048
-SHAREGPT_SHORTEST = 4
-"""Tokens: vLLM keeps conversations within the same limits, so figures can be compared."""
 
 
 @dataclass(frozen=True)

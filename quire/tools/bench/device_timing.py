@@ -53,15 +53,10 @@ def measure_limits(device: torch.device) -> Limits:
 
 
 def sets_of_arguments(moved: int, held: int, device: torch.device) -> int:
-    """How many sets of arguments a call of `moved` bytes cycles through, so that none is in the cache.
-
-    Small arguments stay in the cache, as in a step, where the op before has just written them.
-
-    Args:
-        moved: Bytes that a call reads and writes.
-        held: Bytes of one set's tensors; a paged cache is larger than the part that a call reads.
-        device: At most a quarter of its free memory is taken.
-    """
+    """How many sets of arguments a call cycles through that reads and writes `moved` bytes, so that none is in the
+    cache. Small ones stay there, as in a step, where the op before has just written them. A set has `held` bytes, since
+    a paged cache is larger than what a call reads of it; all sets take at most a quarter of the device's free
+    memory."""
     if device.type == "cuda":
         cache = torch.cuda.get_device_properties(device).L2_cache_size
         room = torch.cuda.mem_get_info(device)[0] // 4

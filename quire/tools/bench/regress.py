@@ -41,13 +41,8 @@ class RegressOptions:
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured quantity.
-
-    Attributes:
-        values: The values of its runs.
-        higher_is_better: True for tokens a second, false for times.
-        stated: The figure in each file, which need not be the median of the runs.
-    """
+    """One measured quantity: the values of its runs, and the figure that each file states, which need not be the median
+    of the runs. Tokens a second are better when higher, and times are not."""
 
     values: tuple[float, ...]
     higher_is_better: bool

@@ -26,6 +26,15 @@ TABLE_WIDTH = 64
 _SECRETS = ("api_key", "hf_token", "header")
 
 Row = tuple[str, str]
+WIDTH, HEIGHT = 820, 260
+LEFT, RIGHT, TOP, BOTTOM = 84, 20, 36, 46
+COLORS = ("#1f5fbf", "#d1495b", "#2e8b57", "#8a5cc2", "#c77d1e")
+TICKS = 6
+PLOT_BUCKETS = 60
+"""Number of equal parts of a run in which rates are drawn."""
+CHARACTER = 7.5
+"""Approximate width of a letter of the legend."""
+FONT = "font-family='system-ui, sans-serif'"
 
 
 def measured_with(*settings: Any) -> dict[str, Any]:
@@ -125,17 +134,6 @@ def progress(title: str, total: int) -> Iterator[Callable[[], None]]:
     with bar:
         task = bar.add_task(title, total=total)
         yield lambda: bar.advance(task)
-
-
-WIDTH, HEIGHT = 820, 260
-LEFT, RIGHT, TOP, BOTTOM = 84, 20, 36, 46
-COLORS = ("#1f5fbf", "#d1495b", "#2e8b57", "#8a5cc2", "#c77d1e")
-TICKS = 6
-PLOT_BUCKETS = 60
-"""Number of equal parts of a run in which rates are drawn."""
-CHARACTER = 7.5
-"""Approximate width of a letter of the legend."""
-FONT = "font-family='system-ui, sans-serif'"
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import msgspec
 import uvloop
 
 from quire.errors import ConfigError, QuireError, UnavailableError, reason
-from quire.foundation.http_client.blocking_client import BlockingClient
 from quire.foundation.http_client.http1 import HttpError
+from quire.foundation.http_client.pool import BlockingClient
 from quire.models.weights import hub
 from quire.text.tokenizer import load_tokenizer
 from quire.tools.bench.client import ENDPOINTS, Backend, Connections, StreamingClient

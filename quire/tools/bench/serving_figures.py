@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import ConfigError
-from quire.foundation.http_client.blocking_client import BlockingClient
 from quire.foundation.http_client.http1 import HttpError
+from quire.foundation.http_client.pool import BlockingClient
 from quire.tools.bench.client import Outcome
 from quire.tools.bench.datasets import Sample
 from quire.tools.bench.load import Load

@@ -53,6 +53,10 @@ SAME_NORM = 0.02
 SAME_EMBEDDING = 0.5
 """Relative error up to which an embedding counts as unchanged: it may be quantized."""
 _BLOCK = re.compile(r"^(.*?\.\d+)\.")
+LONGEST_PASSAGE = 1024
+POSITIONS_AT_ONCE = 128
+"""Tokens whose logits are compared at once: 128 of 128,256 logits take 66 MB in fp32, a few times over."""
+Logits = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -115,9 +119,6 @@ def _size(error: float) -> float:
     return math.inf if math.isnan(error) else error
 
 
-LONGEST_PASSAGE = 1024
-
-
 def run(options: CheckOptions) -> int:
     """Measure and report; returns the exit code: 0 if the quantized model is good, 1 if it is bad or that is unclear.
     Raises SetupError if it cannot be measured."""
@@ -144,11 +145,6 @@ def _sequences(
     if not sequences:
         raise ConfigError("The base model answers nothing to these prompts: give others.", param="prompts")
     return sequences, scores
-
-
-POSITIONS_AT_ONCE = 128
-"""Tokens whose logits are compared at once: 128 of 128,256 logits take 66 MB in fp32, a few times over."""
-Logits = Callable[[Tensor], Tensor]
 
 
 def measure(models: BothModels, sequences: Sequence[ScoredSequence], worst_layers: int) -> Findings:

@@ -30,13 +30,8 @@ _WORD = re.compile(r"[^\W_]+(?:[.,:]\d+)*")
 
 @dataclass(frozen=True)
 class Question:
-    """A line of a prompts file: either a prompt or messages.
-
-    Attributes:
-        prompt: Text or token ids.
-        messages: A conversation, in OpenAI's format.
-        answers: Right answers, of which one is enough; empty if the line is not scored.
-    """
+    """A line of a prompts file: either a prompt, as text or token ids, or messages in OpenAI's format. Each of
+    `answers` is right; a line without any is not scored."""
 
     prompt: str | list[int] | None
     messages: list[dict[str, Any]] | None

@@ -142,20 +142,10 @@ def device_called(name: str, cores: int | None = None) -> Card | Processor:
     return card(name)
 
 
-def deploy(
-    config: Config, spec: ModelSpec, device: Card | Processor, tp: int = 1, shares: Shares | None = None
-) -> Deployment:
-    """Resolve settings for a device, and divide its memory.
-
-    Args:
-        config: Settings as asked; dtype `auto` is never float32 on a GPU.
-        spec: The model, in its wanted format.
-        shares: The shares of the device's limits that steps reach; None: what is known of such devices.
-
-    Raises:
-        ConfigError: The model cannot be divided so, or a setting is wrong.
-        MemoryBudgetError: The model does not fit; the message says by how much.
-    """
+def deploy(config: Config, spec: ModelSpec, device: Card | Processor, tp: int = 1) -> Deployment:
+    """Resolve settings as asked for a model in its wanted format on a device, and divide its memory. On a GPU, the
+    dtype `auto` is never float32. Raises ConfigError if the model cannot be divided so or a setting is wrong, and
+    MemoryBudgetError, which says by how much, if the model does not fit."""
     check_tensor_parallel_size(spec, tp)
     if isinstance(device, Card):
         gpu = Gpu(device.name, device.capability, device.memory_bytes, device.memory_bytes, tp)
@@ -172,7 +162,7 @@ def deploy(
     )
     plan = plan_for_all(config, spec, machine, Mesh(0, tp, 1))
     config = config.with_values(max_model_len=plan.max_model_len)
-    return Deployment(config, spec, device, tp, plan, shares or (CPU_SHARES if gpu is None else GPU_SHARES))
+    return Deployment(config, spec, device, tp, plan, CPU_SHARES if gpu is None else GPU_SHARES)
 
 
 def in_format(spec: ModelSpec, name: FormatName) -> ModelSpec:

@@ -28,14 +28,8 @@ STEADY, FEW = 1.5, 3
 
 @dataclass(frozen=True)
 class TriedRate:
-    """A rate that was simulated.
-
-    Attributes:
-        rate: Requests a second.
-        attainment: Share of requests that kept all limits.
-        broken: By limit, the share of requests that broke it; a request may break several.
-        sustained: Whether open requests did not grow.
-    """
+    """A rate in requests a second that was simulated: the share of requests that kept all limits, the shares that broke
+    each limit (a request may break several), and whether the rate is sustained, because open requests did not grow."""
 
     rate: float
     attainment: float

@@ -169,13 +169,8 @@ LENGTHS = (2_048, 8_192, 32_768, 131_072)
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """A device's memory with a model in one format.
-
-    Attributes:
-        weights, activations, kv_cache: Bytes of one device; 0 if the weights do not fit.
-        kv_bytes_per_token: Of one device.
-        fits: Sequences at a time, by their length, for lengths up to the model's limit; 0 if none fits.
-    """
+    """A device's memory with a model in one format, in bytes of one device; 0 if the weights do not fit. `fits` has the
+    sequences at a time by their length, for lengths up to the model's limit; 0 if none fits."""
 
     device: str
     tp: int
