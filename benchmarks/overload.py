@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from quire.foundation.http_client.answer_parser import HttpError
+from quire.foundation.http_client.http1 import HttpError
 from quire.tools.bench.client import Connections
 
 LIGHT_SHARE = 0.1

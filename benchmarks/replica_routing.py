@@ -34,8 +34,7 @@ from quire.serving.api.session.queues import EngineQueue, Placement
 from quire.serving.router.backend import ScrapedLoad
 from quire.serving.router.backend_list import BackendAddress
 from quire.serving.router.fleet import Fleet
-from quire.serving.router.prompt_prefix import PromptFields, prefix_blocks
-from quire.serving.router.routed_request import RoutedRequest
+from quire.serving.router.routed_request import PromptFields, RoutedRequest, prefix_blocks
 
 BLOCK_SIZE = 16
 SLOTS = 64

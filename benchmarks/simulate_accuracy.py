@@ -28,17 +28,16 @@ from quire.foundation.config import Config
 from quire.models.spec import read_spec
 from quire.planning.costmodel.measured_step_times import MeasuredStepTimes, read_step_times
 from quire.planning.machine import this_machine
-from quire.tools.bench.arrivals import ArrivalOptions, arrival_times
 from quire.tools.bench.client import Outcome
 from quire.tools.bench.datasets import Sample
+from quire.tools.bench.load import ArrivalOptions, arrival_times
 from quire.tools.bench.report import percentile
 from quire.tools.bench.server_times import asked, served
 from quire.tools.simulation.calibration import calibrate
 from quire.tools.simulation.deployment import Deployment, Processor, deploy
 from quire.tools.simulation.engine import Served, simulate
 from quire.tools.simulation.load import find_model
-from quire.tools.simulation.trace import Trace, TraceRequest
-from quire.tools.simulation.trace_files import TraceFileOptions, read_trace
+from quire.tools.simulation.trace import Trace, TraceFileOptions, TraceRequest, read_trace
 
 PROMPT, OUTPUT, AROUND = 128, 48, 0.5
 BOUNDS = {50: 0.15, 99: 0.30}

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quire.entrypoints import import_paths
-from quire.version import __version__
+from quire.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from quire.offline.adapters import LoRARequest as LoRARequest
     from quire.offline.async_llm import AsyncEngineArgs as AsyncEngineArgs
     from quire.offline.async_llm import AsyncLLM as AsyncLLM
-    from quire.offline.async_llm import AsyncLLM as AsyncLLMEngine  # vLLM's older name
+    from quire.offline.async_llm import AsyncLLMEngine as AsyncLLMEngine
     from quire.offline.async_llm import EngineArgs as EngineArgs
     from quire.offline.llm import LLM as LLM
     from quire.offline.llm_engine import LLMEngine as LLMEngine
@@ -28,26 +28,6 @@ if TYPE_CHECKING:
     from quire.sampling_params import SamplingParams as SamplingParams
     from quire.structured_outputs_params import GuidedDecodingParams as GuidedDecodingParams
     from quire.structured_outputs_params import StructuredOutputsParams as StructuredOutputsParams
-
-__all__ = [
-    "LLM",
-    "AsyncEngineArgs",
-    "AsyncLLM",
-    "AsyncLLMEngine",
-    "BeamSearchParams",
-    "CompletionOutput",
-    "EngineArgs",
-    "GuidedDecodingParams",
-    "LLMEngine",
-    "LoRARequest",
-    "RequestOutput",
-    "RequestOutputKind",
-    "SamplingParams",
-    "StructuredOutputsParams",
-    "TextPrompt",
-    "TokensPrompt",
-    "__version__",
-]
 
 _EXPORTS = {
     "AsyncEngineArgs": "quire.offline.async_llm",
@@ -67,6 +47,7 @@ _EXPORTS = {
     "TextPrompt": "quire.offline.prompts",
     "TokensPrompt": "quire.offline.prompts",
 }
+__all__ = [*_EXPORTS, "__version__"]
 import_paths.install()
 _LOAD_TORCH = {"LLM", "LLMEngine", "AsyncLLM", "AsyncLLMEngine"}
 

@@ -21,7 +21,7 @@
         ├── MemoryBudgetError   5    the model or its KV cache does not fit
         └── AddressInUseError   6    the port is taken
 
-Owns the tree, and how what others raise is said; it knows nothing about HTTP frameworks.
+The tree is here, and how errors of other libraries are worded. Nothing here knows an HTTP framework.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class QuireError(Exception):
         self.param = param
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies, also those in other processes, are as the error is, whatever its class is made from."""
+        """Restore an error as it is when it is copied, also in another process, whatever its class is made from."""
         return _restored, (type(self), self.args, self.__dict__)
 
 
@@ -64,7 +64,7 @@ class RequestError(QuireError, ValueError):
     type = "invalid_request_error"
 
     def rename(self, name: str) -> None:
-        """Call the field by the client's name: in `param`, and where the message begins with it."""
+        """Call the field by the client's name: in `param`, and at the beginning of the message."""
         if self.param is None or name == self.param:
             return
         self.message = re.sub(rf"^('?){re.escape(self.param)}(?!\w)", lambda match: match[1] + name, self.message)
@@ -84,8 +84,8 @@ class ContextLengthError(RequestError):
     """Prompt plus output exceed the model's context length or what the KV cache can ever hold.
 
     Args:
-        prompt_tokens: Of the prompt.
-        longest: Most tokens, prompt and output, of a sequence.
+        prompt_tokens: Tokens of the prompt.
+        longest: Maximum tokens of a sequence, prompt and output together.
         asked: Tokens of output that were asked for; None if the prompt alone is too long.
         param: The field that asked for them.
         at_least: Whether the prompt was not counted to its end.
@@ -113,7 +113,7 @@ class ContextLengthError(RequestError):
         self.args = (self.message,)
 
     def _said_of(self, field: str) -> str:
-        """Clients look for "maximum context length is … tokens"."""
+        """The message. Clients search it for "maximum context length is … tokens"."""
         many = f"{'at least ' if self._at_least else ''}{self.prompt_tokens} tokens"
         if self.asked is not None:
             room = self.longest - self.prompt_tokens
@@ -156,7 +156,7 @@ class PayloadTooLarge(RequestError):
 
 
 class SwapInProgressError(RequestError):
-    """One swap of models at a time."""
+    """Another swap of models proceeds; there is one at a time."""
 
     status = 409
     code = "swap_in_progress"
@@ -201,7 +201,7 @@ class GenerationError(QuireError):
 
 
 class EngineDeadError(QuireError):
-    """The engine is gone. Over HTTP the cause is in the server's log only; `LLM` names it."""
+    """The engine is gone. Over HTTP only the server's log has the cause; `LLM` names it."""
 
     code = "engine_dead"
 
@@ -246,11 +246,11 @@ SETUP_ERRORS: dict[str, type[SetupError]] = {
     cls.__name__: cls
     for cls in (SetupError, ConfigError, ModelNotFoundError, CheckpointError, MemoryBudgetError, AddressInUseError)
 }
-"""By class name: how a child process's failure is raised again in its parent."""
+"""By class name: the errors that a parent raises when a child process reports them."""
 
 
 def reason(error: BaseException) -> str:
-    """What an error of the system or a library says, as part of a sentence: its first line, without error numbers."""
+    """The message of a system's or library's error, as part of a sentence: its first line without error numbers."""
     own = error.strerror if isinstance(error, OSError) else None
     lines = _ERROR_NUMBER.sub("", own or str(error)).strip().splitlines()
     text = lines[0].rstrip(".") if lines else re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()
@@ -258,6 +258,6 @@ def reason(error: BaseException) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The sentence about the known name that is spelled nearly so, behind a space; empty where none is."""
+    """A sentence, after a space, about the known name that is spelled alike; empty if there is none."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" Did you mean '{close[0]}'?" if close else ""

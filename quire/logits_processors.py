@@ -1,8 +1,8 @@
 """Logits processors: classes of the operator's that may change the logits of requests that ask for it.
 
-`--logits-processors package.module:Class` names them; clients can only pass them arguments (`extra_args`, over HTTP
-`vllm_xargs`). A request that a processor takes is planned only when every token of it is known to the host, and so
-loses the overlap of planning and computing; all other requests pay nothing. Knows nothing about tensors.
+`--logits-processors package.module:Class` names them; clients can only pass arguments to them (`extra_args`, over HTTP
+`vllm_xargs`). A request that a processor takes is planned only when the host knows every token of it, and so loses the
+overlap of planning and computing. All other requests pay nothing.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from quire.errors import ConfigError
 from quire.sampling_params import SamplingParams
 
 RequestProcessor = Callable[[Sequence[int], Sequence[int], Any], Any]
-"""(prompt, output so far, logits) → logits. Both are torch tensors, [vocab] fp32; the given one may be changed in
-place. Any, because the scheduler reads this file and loads no torch."""
+"""(prompt, output so far, logits) → logits. Both are torch tensors, [vocab] fp32, and the given one may be changed in
+place. They are typed Any because the scheduler imports this file, and loads no torch."""
 
 
 class LogitsProcessor(Protocol):
-    """What such a class has; it is built without arguments, once for the scheduler and once for the worker."""
+    """A processor's class. It is built without arguments, once for the scheduler and once for the worker."""
 
     def for_request(self, sampling: SamplingParams) -> RequestProcessor | None:
-        """What changes this request's logits, or None to leave the request alone; the same answer every time. Asked
-        again when a request comes back from preemption: what it keeps is lost, so let it derive that from the output.
+        """What changes this request's logits, or None to leave the request alone; always the same answer. It is asked
+        again when a request comes back from preemption, so whatever it keeps has to be derived from the output.
 
         Raises:
             RequestError: `sampling.extra_args` are wrong.
@@ -36,13 +36,13 @@ def load_processors(names: Sequence[str]) -> list[LogitsProcessor]:
     """The processors of these import paths.
 
     Raises:
-        ConfigError: One is not `module:Class`, cannot be imported, or has no `for_request`.
+        ConfigError: A path is not `module:Class`, or the class cannot be imported or has no `for_request`.
     """
     return [_load(name) for name in names]
 
 
 def takes(processors: Sequence[LogitsProcessor], sampling: SamplingParams) -> bool:
-    """Whether any of them wants a request; one that refuses it takes it too, and fails it where it runs."""
+    """Whether any processor wants a request. One that raises wants it too, and fails the request where that runs."""
     try:
         return any(processor.for_request(sampling) is not None for processor in processors)
     except Exception:
@@ -53,7 +53,7 @@ def import_path(processor: str | type) -> str:
     """The import path of a class.
 
     Raises:
-        ConfigError: It has none, being made inside a function.
+        ConfigError: It has none, because it was made inside a function.
     """
     if isinstance(processor, str):
         return processor

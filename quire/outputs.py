@@ -10,7 +10,7 @@ FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token's log probability (natural logarithm), its rank (1 = likeliest; None when only reported among the
+    """A token's log probability (natural logarithm), its rank (1 = likeliest; None if it is only reported among the
     likeliest) and its text."""
 
     logprob: float
@@ -23,12 +23,12 @@ class CompletionOutput:
     """One sequence drawn for a prompt.
 
     Attributes:
-        index: Which of the request's n.
+        index: Which of the request's n sequences this is.
         text: Empty when the tokens were not turned into text.
-        token_ids: Of the output.
+        token_ids: Token ids of the output.
         cumulative_logprob: Sum over the drawn tokens; None when logprobs were not asked for.
-        logprobs: For each token: the drawn and the likeliest tokens by id.
-        finish_reason: Why it ended.
+        logprobs: For each token, the drawn and the likeliest tokens by id.
+        finish_reason: Why the sequence ended.
         stop_reason: The stop string or the token of `stop_token_ids` that ended it.
     """
 
@@ -47,12 +47,12 @@ class RequestOutput:
 
     Attributes:
         request_id: Counts up.
-        prompt: Its text, if that is known.
-        prompt_token_ids: What was computed; with `truncate_prompt_tokens` the end of the prompt.
+        prompt: The prompt's text, if known.
+        prompt_token_ids: The tokens that were computed; with `truncate_prompt_tokens` the end of the prompt.
         outputs: The n sequences.
-        finished: Whether all sequences have ended; always so in what `LLM` returns.
-        prompt_logprobs: For each token of the prompt (None for the first): it and the likeliest tokens by id.
-        num_cached_tokens: Tokens of the prompt that were found computed.
+        finished: Whether all sequences have ended; always true in what `LLM` returns.
+        prompt_logprobs: For each token of the prompt (None for the first), that token and the likeliest ones by id.
+        num_cached_tokens: Tokens of the prompt that the prefix cache had.
     """
 
     request_id: str
@@ -69,11 +69,11 @@ class BeamSearchSequence:
     """One sequence that beam search found.
 
     Attributes:
-        tokens: Of the prompt and of the output.
+        tokens: Tokens of the prompt and of the output.
         cum_logprob: Sum of the output tokens' log probabilities.
-        text: Of `tokens`; None without a tokenizer.
+        text: The text of `tokens`; None without a tokenizer.
         finish_reason: `stop` by an end-of-sequence token, or `length`.
-        stop_reason: That token.
+        stop_reason: The end-of-sequence token.
     """
 
     tokens: list[int]

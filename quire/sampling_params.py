@@ -1,7 +1,4 @@
-"""What a request asks of sampling: plain data, checked when built.
-
-Knows nothing about HTTP, tokenizers or tensors. Field names, defaults and rules are vLLM's.
-"""
+"""How a request wants tokens to be sampled: plain data, checked when built. Names, defaults and rules are vLLM's."""
 
 from __future__ import annotations
 
@@ -18,42 +15,42 @@ from quire.validation import boolean, integer, number, number_between, texts, to
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 4_096
-"""Characters of one stop string."""
+"""Maximum characters of a stop string."""
 MAX_STOP_TOKEN_IDS = 1_024
 MAX_N = 128
 MAX_BAD_WORDS = 1_024
 MAX_BAD_WORD_LENGTH = 256
-"""Characters of one."""
+"""Maximum characters of a bad word."""
 MAX_LOGIT_BIAS = 16_384
 MAX_ALLOWED_TOKEN_IDS = 2**18 + 2**14
 """The largest vocabularies have 262,208 tokens."""
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_PATTERN = 1_024
 MAX_EXTRA_BYTES = 2**20
-"""Of `extra_args`, as a message."""
+"""Maximum bytes of `extra_args` as a message."""
 GREEDY_BELOW = 1e-5
-"""A temperature under this means greedy decoding."""
+"""Temperatures below this mean greedy decoding."""
 MIN_TEMPERATURE = 1e-2
-"""Temperatures between GREEDY_BELOW and this are raised to it: logits / t would overflow."""
+"""Temperatures from GREEDY_BELOW to this are raised to it, because logits / t would overflow."""
 LARGEST_EFFECT = 1e15
-"""Temperatures, repetition penalties, what they divide by, and biases count as no more than this: the result is the
-same, and no logit of a sound model leaves fp32, even where all of them meet."""
+"""Larger temperatures, repetition penalties and their divisors, and biases count as this: the result is the same, and
+no logit of a sound model leaves fp32, even if all of them meet."""
 WHOLE_VOCABULARY = -1
-"""As a number of log probabilities."""
+"""A number of log probabilities that asks for all of them."""
 MAX_BEAM_WIDTH = 128
 MAX_LENGTH_PENALTY = 16.0
-"""Lengths to this power are still numbers."""
+"""Lengths to this power are still finite numbers."""
 
 
 def check_num_biases(number: int) -> None:
-    """Raises RequestError if `logit_bias` has too many entries."""
+    """Raise RequestError if `logit_bias` has too many entries."""
     if number > MAX_LOGIT_BIAS:
         raise RequestError(f"logit_bias takes at most {MAX_LOGIT_BIAS} tokens, got {number}.", param="logit_bias")
 
 
 class RequestOutputKind(Enum):
-    """What each output of an `AsyncLLM` holds: everything so far, what is new, or nothing before the end. `LLM` returns
-    finished outputs, whichever it is."""
+    """What each output of an `AsyncLLM` has: everything so far, what is new, or nothing before the end. `LLM` always
+    returns finished outputs."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -61,11 +58,11 @@ class RequestOutputKind(Enum):
 
 
 class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When an output that goes in circles is ended.
+    """When an output that repeats itself is ended.
 
     Attributes:
         max_pattern_size, min_pattern_size: Tokens of a pattern that counts.
-        min_count: How often the pattern must stand at the output's end, one after the other.
+        min_count: How often in a row the pattern must stand at the output's end.
     """
 
     max_pattern_size: int
@@ -79,7 +76,7 @@ class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, forbi
 
 
 class _KnownNames(type(msgspec.Struct)):  # type: ignore[misc]  # msgspec's own metaclass
-    """Says which parameter was probably meant."""
+    """Suggests the parameter that was probably meant."""
 
     def __call__(cls, *values: Any, **named: Any) -> Any:
         try:
@@ -98,40 +95,40 @@ class SamplingParams(
     """How tokens are drawn and when a sequence ends.
 
     Attributes:
-        n: Number of sequences for the prompt, each drawn on its own; 1 when greedy.
-        presence_penalty: Taken from the logit of every token that the output has, in [-2, 2].
-        frequency_penalty: The same, times how often the output has it, in [-2, 2].
+        n: Number of sequences for the prompt, each drawn on its own; 1 if greedy.
+        presence_penalty: Subtracted from the logit of every token that the output has, in [-2, 2].
+        frequency_penalty: Subtracted from a token's logit for each time that the output has it, in [-2, 2].
         repetition_penalty: Divides positive and multiplies negative logits of tokens that prompt or output have.
         temperature: Divides the logits; 0 means greedy.
-        top_p: Smallest set of tokens whose probabilities reach this sum, in (0, 1].
-        top_k: The k most likely tokens; 0 or -1 for all.
-        min_p: Tokens at least this fraction as likely as the likeliest one, in [0, 1].
-        seed: Same request and seed draw the same random numbers, whatever else is in the batch.
+        top_p: Draw from the smallest set of tokens whose probabilities reach this sum, in (0, 1].
+        top_k: Draw from the k likeliest tokens; 0 or -1 for all.
+        min_p: Draw from tokens that are at least this fraction as likely as the likeliest one, in [0, 1].
+        seed: With one seed, a request always draws the same random numbers, whatever else is in the batch.
         stop: Strings that end the sequence; not part of the text unless `include_stop_str_in_output`.
         stop_token_ids: Token ids that end the sequence.
         ignore_eos: Go on past the model's end-of-sequence tokens.
-        max_tokens: Longest output in tokens; None for all that the context leaves.
+        max_tokens: Maximum tokens of the output; None for all that the context leaves.
         min_tokens: No end of sequence and no stop token before this many tokens.
         logprobs: Return the log probabilities of this many most likely tokens and of the drawn one; -1 for all.
-        prompt_logprobs: The same for each token of the prompt; its blocks are not taken from the prefix cache.
+        prompt_logprobs: The same for each token of the prompt, whose blocks are then not taken from the prefix cache.
         logprob_token_ids: Return the log probabilities of these tokens in place of the likeliest ones.
         flat_logprobs: Another container for log probabilities; only False is supported.
         logit_bias: Added to the logits of these tokens.
         allowed_token_ids: No other token is drawn.
-        bad_words: Texts that the output never gets, alone or behind a space.
-        truncate_prompt_tokens: Only the last so many tokens of the prompt count; -1 for as many as fit.
+        bad_words: Texts that the output never has, alone or after a space.
+        truncate_prompt_tokens: Use only this many last tokens of the prompt; -1 for as many as fit.
         detokenize: Turn tokens into text; off for token-only use.
         skip_special_tokens: Leave special tokens out of the text.
         spaces_between_special_tokens: Separate adjacent special tokens by a space (slow tokenizers' habit);
             only True is supported.
         include_stop_str_in_output: Keep the stop string that ended the text.
-        output_kind: See RequestOutputKind.
+        output_kind: What each output has, see RequestOutputKind.
         repetition_detection: End an output that repeats itself.
         structured_outputs: The form that the output must have.
         guided_decoding: Older name of `structured_outputs`.
-        thinking_token_budget: Most tokens of reasoning; then it is ended, and the answer begins. -1 for no limit.
+        thinking_token_budget: Maximum tokens of reasoning, after which the answer begins; -1 for no limit.
         skip_reading_prefix_cache: Compute the whole prompt, whatever is cached.
-        extra_args: For logits processors.
+        extra_args: Arguments for logits processors.
 
     Raises:
         RequestError: A value is out of its range; `param` names the field.
@@ -197,16 +194,16 @@ class SamplingParams(
 
     @property
     def penalizes(self) -> bool:
-        """Whether what a sequence already has changes what comes next."""
+        """Whether tokens that a sequence already has change what comes next."""
         return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1
 
     @property
     def num_reported(self) -> int | None:
-        """Of how many tokens beside the drawn one log probabilities are reported; None for none at all."""
+        """For how many tokens beside the drawn one log probabilities are reported; None for no log probabilities."""
         return self.logprobs if self.logprob_token_ids is None else len(self.logprob_token_ids)
 
     def named_token_ids(self) -> Iterator[tuple[str, Collection[int]]]:
-        """All token ids that are named here, by the field that names them; only fields that name any."""
+        """All token ids that are named in a field, by the field's name; without fields that name none."""
         for name in ("stop_token_ids", "logit_bias", "allowed_token_ids", "logprob_token_ids"):
             if ids := getattr(self, name):
                 yield name, ids
@@ -222,7 +219,7 @@ class SamplingParams(
         msgspec.structs.force_setattr(self, "guided_decoding", None)
 
     def _check_types(self) -> None:
-        """Of what no other check reads."""
+        """Check the types of fields that no other check reads."""
         for name in _BOOLEANS:
             boolean(name, getattr(self, name))
         if self.skip_reading_prefix_cache is not None:
@@ -327,7 +324,7 @@ class SamplingParams(
             )
 
     def _check_extra_args(self, arguments: dict[str, Any]) -> None:
-        """What messages between processes can hold. Offline there are none, and any object may be passed."""
+        """Refuse what messages between processes cannot hold. Offline there are none, so any object may be passed."""
         try:
             size = len(msgspec.msgpack.encode(arguments))
         except TypeError:
@@ -341,13 +338,9 @@ class SamplingParams(
 
 
 _BOOLEANS = (
-    "ignore_eos",
-    "flat_logprobs",
-    "detokenize",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
+    "ignore_eos", "flat_logprobs", "detokenize", "skip_special_tokens", "spaces_between_special_tokens",
     "include_stop_str_in_output",
-)
+)  # fmt: skip
 _OBJECTS: dict[str, type] = {
     "logit_bias": dict,
     "extra_args": dict,
@@ -358,11 +351,11 @@ _OBJECTS: dict[str, type] = {
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is asked of beam search.
+    """What a request asks of beam search.
 
     Attributes:
-        beam_width: Beams, and sequences that are returned.
-        max_tokens: Longest output.
+        beam_width: Number of beams, and of sequences that are returned.
+        max_tokens: Maximum tokens of the output.
         ignore_eos: Go on past the model's end-of-sequence tokens.
         temperature: Has no effect on which sequences are found, as in vLLM.
         length_penalty: Above 0 favours long sequences, below 0 short ones.
@@ -388,10 +381,6 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         SamplingParams(temperature=self.temperature)
 
     def step(self, num_reported: int = 0) -> SamplingParams:
-        """What each beam asks of the engine in each step.
-
-        Args:
-            num_reported: Of how many likeliest tokens log probabilities are wanted.
-        """
+        """What each beam asks of the engine in each step, with log probabilities of at least `num_reported` tokens."""
         asked = max(2 * self.beam_width, num_reported)
         return SamplingParams(temperature=0.0, max_tokens=1, logprobs=asked, detokenize=False)

@@ -1,7 +1,4 @@
-"""What a request asks of the form of its output: plain data, checked when built.
-
-Knows nothing about HTTP, grammars or tokens. Names and rules are vLLM's.
-"""
+"""The form that a request wants its output to have: plain data, checked when built. Names and rules are vLLM's."""
 
 from __future__ import annotations
 
@@ -15,14 +12,14 @@ from quire.errors import RequestError
 MAX_CONSTRAINT_BYTES = 256 * 1024
 MAX_CHOICES = 4_096
 MAX_WHITESPACE_PATTERN = 256
-"""Characters."""
+"""Maximum characters of the pattern."""
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 class StructuredOutputsParams(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """The form that an output must have: exactly one of the first six.
+    """The form that an output must have: exactly one of the first six attributes.
 
     Attributes:
         json: A JSON schema, as an object or as text.
@@ -30,15 +27,15 @@ class StructuredOutputsParams(
         choice: The output is one of these texts.
         grammar: A context-free grammar, in EBNF (`root ::= …`) or in Lark's syntax.
         json_object: True for any JSON object.
-        structural_tag: Free text in which certain tags are followed by a certain form; as an object or as JSON text.
+        structural_tag: Free text in which certain tags are followed by a certain form, as an object or as JSON text.
         disable_any_whitespace: No whitespace between the parts of JSON.
         disable_additional_properties: Objects have no other properties than those that their schema lists.
         whitespace_pattern: A regular expression for the whitespace between the parts of JSON.
-        strict: A JSON schema that cannot be enforced in full is refused; else what cannot be enforced is left out.
-        name: What the client called it, for error messages.
+        strict: Refuse a JSON schema that cannot be enforced in full; if false, what cannot be enforced is left out.
+        name: The client's name for the field, for error messages.
 
     Raises:
-        RequestError: None or several are given, or one is no such thing; `param` names the field.
+        RequestError: Not exactly one form is given, or it is invalid; `param` names the field.
     """
 
     json: str | bool | dict[str, Any] | None = None
@@ -72,7 +69,7 @@ class StructuredOutputsParams(
 
     @property
     def text(self) -> str:
-        """What is given, as text: JSON where it is no text itself."""
+        """The given form as text: JSON if it is no text itself."""
         value = getattr(self, self.kind)
         return value if isinstance(value, str) else json_library.dumps(value, ensure_ascii=False)
 

@@ -1,7 +1,4 @@
-"""Is a value of a request what its field can hold? One RequestError that names the field says no.
-
-Knows nothing about which fields there are.
-"""
+"""Checks whether a value of a request is one that its field can hold; if not, raises a RequestError that names it."""
 
 from __future__ import annotations
 
@@ -12,11 +9,11 @@ from typing import Any
 from quire.errors import RequestError
 
 LARGEST = 2**63 - 1
-"""Of any integer: what messages between processes hold."""
+"""Largest value of any integer: what messages between processes hold."""
 
 
 def integer(name: str, value: Any, low: int, high: int = LARGEST) -> int:
-    """An integer, no boolean, between `low` and `high`."""
+    """Check for an integer, not a boolean, between `low` and `high`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise RequestError(f"{name} must be an integer, got {_shown(value)}.", param=name)
     if not low <= value <= high:
@@ -26,33 +23,33 @@ def integer(name: str, value: Any, low: int, high: int = LARGEST) -> int:
 
 
 def boolean(name: str, value: Any) -> None:
-    """True or false."""
+    """Check for true or false."""
     if not isinstance(value, bool):
         raise RequestError(f"{name} must be true or false, got {_shown(value)}.", param=name)
 
 
 def texts(name: str, value: Any) -> None:
-    """A list of texts."""
+    """Check for a list of texts."""
     if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
         raise RequestError(f"{name} must be a list of strings, got {_shown(value)}.", param=name)
 
 
 def number(name: str, value: Any) -> float:
-    """A finite number."""
+    """Check for a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not _finite(value):
         raise RequestError(f"{name} must be a finite number, got {_shown(value)}.", param=name)
     return float(value)
 
 
 def number_between(name: str, value: Any, low: float, high: float) -> float:
-    """A number of a closed interval."""
+    """Check for a number in a closed interval."""
     if not low <= number(name, value) <= high:
         raise RequestError(f"{name} must be in [{low:g}, {high:g}], got {_shown(value)}.", param=name)
     return float(value)
 
 
 def token_ids(name: str, ids: Sequence[Any], most: int) -> None:
-    """At most `most` token ids; whether a model has them is asked later."""
+    """Check for at most `most` token ids. Whether a model has them is checked later."""
     if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
         raise RequestError(f"{name} must be a list of token ids, got {_shown(ids)}.", param=name)
     if len(ids) > most:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from workloads import BATCH_OF
 
-from quire.tools.bench.plot import Line, Panel, svg
+from quire.tools.bench.report import Line, Panel, svg
 
 OURS = "quire"
 Medians = Mapping[str, Mapping[str, float]]

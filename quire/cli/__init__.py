@@ -1,1 +1,1 @@
-"""The `quire` command: one subcommand a file; flags are generated from dataclass fields."""
+"""The `quire` command. Flags are generated from dataclass fields."""

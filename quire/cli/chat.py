@@ -1,4 +1,4 @@
-"""`quire chat`: a conversation with a running server, in the terminal."""
+"""`quire chat` and `quire complete`: a running server answers, or continues, what is typed in the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from quire.cli.flags import parse
 from quire.cli.remote import RemoteServer, is_typed, printable, typed_lines
 from quire.errors import QuireError
 
-DESCRIPTION = "Chat with a running server. Ctrl-C stops an answer; Ctrl-D leaves."
+CHAT_DESCRIPTION = "Chat with a running server. Ctrl-C stops an answer; Ctrl-D leaves."
+COMPLETE_DESCRIPTION = "Let a running server go on with a text. Ctrl-C stops it; Ctrl-D leaves."
 Messages = list[dict[str, str]]
 
 
@@ -34,13 +35,9 @@ class ChatOptions:
     """Send this one message, print the answer and leave."""
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Chat until the user leaves; the exit code.
-
-    Raises:
-        QuireError: The server is not there or refuses.
-    """
-    options = parse(ChatOptions, arguments, "quire chat", DESCRIPTION)
+def chat(arguments: Sequence[str]) -> int:
+    """Chat until the user leaves; returns the exit code. Raises QuireError if the server is not there, or refuses."""
+    options = parse(ChatOptions, arguments, "quire chat", CHAT_DESCRIPTION)
     with RemoteServer(options.url, options.api_key) as server:
         model = options.model_name or server.model()
         messages: Messages = []
@@ -58,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _turn(server: RemoteServer, model: str, messages: Messages, line: str) -> None:
-    """One question and its answer; a question that failed is not kept in the conversation."""
+    """Ask one question and print the answer. A question that failed does not stay in the conversation."""
     messages.append({"role": "user", "content": line})
     try:
         messages.append({"role": "assistant", "content": _answer(server, model, messages)})
@@ -68,7 +65,7 @@ def _turn(server: RemoteServer, model: str, messages: Messages, line: str) -> No
 
 
 def _answer(server: RemoteServer, model: str, messages: Messages) -> str:
-    """Print an answer while it comes; returns its text, up to its end or Ctrl-C."""
+    """Print an answer while it comes. Returns its text, up to its end or Ctrl-C."""
     texts: list[str] = []
     with closing(server.stream("/chat/completions", {"model": model, "messages": messages})) as choices:
         with suppress(KeyboardInterrupt):
@@ -78,3 +75,43 @@ def _answer(server: RemoteServer, model: str, messages: Messages) -> str:
                 print(printable(text), end="", flush=True)
         print()
     return "".join(texts)
+
+
+@dataclass(frozen=True)
+class CompleteOptions:
+    """Which server and model to ask, and for how much."""
+
+    url: str = "http://localhost:8000/v1"
+    """Address of the server's OpenAI API."""
+    model_name: str | None = None
+    """Name of the model. Default: the first one that the server serves."""
+    api_key: str | None = None
+    """API key, if the server asks for one. Default: the variable QUIRE_API_KEY."""
+    max_tokens: int = 128
+    """Longest completion, in tokens."""
+    quick: Annotated[str | None, tyro.conf.arg(aliases=["-q"], metavar="TEXT")] = None
+    """Complete this one text and leave."""
+
+
+def complete(arguments: Sequence[str]) -> int:
+    """Complete texts until the user leaves; returns the exit code. Raises QuireError if the server is not there, or
+    refuses."""
+    options = parse(CompleteOptions, arguments, "quire complete", COMPLETE_DESCRIPTION)
+    with RemoteServer(options.url, options.api_key) as server:
+        model = options.model_name or server.model()
+        if options.quick is not None:
+            _complete(server, model, options.quick, options.max_tokens)
+            return 0
+        for text in filter(None, typed_lines()):
+            _complete(server, model, text, options.max_tokens)
+    return 0
+
+
+def _complete(server: RemoteServer, model: str, text: str, max_tokens: int) -> None:
+    """Print the continuation of a text while it comes."""
+    body = {"model": model, "prompt": text, "max_tokens": max_tokens}
+    with closing(server.stream("/completions", body)) as choices:
+        with suppress(KeyboardInterrupt):
+            for choice in choices:
+                print(printable(choice["text"]), end="", flush=True)
+        print()

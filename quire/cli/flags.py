@@ -1,6 +1,6 @@
-"""Command-line flags from dataclass fields: names, types, defaults, help and groups all come from there.
+"""Command-line flags from dataclass fields, which give names, types, defaults, help and groups.
 
-What is wrong is a ConfigError of one line. Knows nothing about what a command does.
+Values are written as `quire.foundation.config.values` reads them. Wrong arguments raise a ConfigError of one line.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import io
+import json
 import os
 import re
 import shlex
@@ -16,26 +17,55 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from quire.cli.flag_values import registry
-from quire.cli.help import about, described, help_word, hint
-from quire.cli.settings_fields import engine_config, settings_of, with_engine
-from quire.cli.settings_file import read_flags
+from quire.cli.settings_fields import (
+    about,
+    described,
+    engine_config,
+    help_word,
+    hint,
+    read_flags,
+    settings_of,
+    with_engine,
+)
 from quire.errors import ConfigError
 from quire.foundation.config import BUILTIN_MODEL, Config, environment
-from quire.foundation.config.values import read_value, without_none
+from quire.foundation.config.values import is_readable, metavar, read_value, without_none
 from quire.foundation.config.vllm_compat import VLLM_ALIASES, VLLM_SETTINGS, check_vllm_setting
 
 Options = TypeVar("Options")
 _ALIKE = ("api_key", "served_model_name")
-"""Flags whose one value may well look like a model."""
+"""Flags whose first value may look like a model."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:\w+)?")
 _DATACLASS = re.compile(r"^[A-Za-z_]+: (?=--|[A-Z])")
-"""In front of what it says itself: users know flags alone."""
+"""What tyro puts in front of a ConfigError of a dataclass. Users only know flags."""
+
+
+def registry() -> ConstructorRegistry:
+    rules = ConstructorRegistry()
+    rules.primitive_rule(_rule)
+    return rules
+
+
+def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    kind = info.type
+    if kind is bool or not is_readable(kind):
+        return None  # bool: a flag without a value
+    if kind == tuple[str, ...]:
+        return PrimitiveConstructorSpec(
+            nargs="*", metavar=metavar(kind), instance_from_str=lambda words: read_value(kind, words),
+            is_instance=lambda value: True, str_from_instance=lambda value: list(value or ()),
+        )  # fmt: skip
+    return PrimitiveConstructorSpec(
+        nargs=1, metavar=metavar(kind), instance_from_str=lambda words: read_value(kind, words[0]),
+        is_instance=lambda value: True,
+        str_from_instance=lambda value: [json.dumps(value) if isinstance(value, dict) else str(value)],
+    )  # fmt: skip
 
 
 def parse_config(arguments: Sequence[str], program: str, description: str) -> Config:
-    """Settings from flags; an argument without dashes is the model. See `parse` for what it raises."""
+    """Settings from flags. An argument without dashes is the model. Raises the errors of `parse`."""
     config, rest = _parsed(Config, arguments, program, description, vllm_flags=True)
     if not rest:
         if config.model.model == BUILTIN_MODEL and not _given(arguments, "--model"):
@@ -47,13 +77,11 @@ def parse_config(arguments: Sequence[str], program: str, description: str) -> Co
 
 
 def _refuse_model_among_values(arguments: Sequence[str], program: str) -> None:
-    """Where no model is given: `--api-key KEY MODEL` would serve the built-in one, and MODEL would be a second key.
-
-    Raises:
-        ConfigError: The last value of a flag that takes several looks like a model.
-    """
+    """Refuse a model among a flag's values, when no model is given: `--api-key KEY MODEL` would serve the built-in
+    model with MODEL as a second key. Raises ConfigError if the last value of a flag that takes several looks like a
+    model."""
     several = {setting.name for setting in settings_of(Config) if setting.kind == tuple[str, ...]}
-    flag, before = "", 0  # arguments stand before it
+    flag, before = "", 0  # the last flag, and how many arguments stand before it
     values: list[str] = []
     for place, argument in enumerate(arguments):
         if argument.startswith("-"):
@@ -73,14 +101,14 @@ def _refuse_model_among_values(arguments: Sequence[str], program: str) -> None:
 
 
 def _looks_like_model(text: str) -> bool:
-    """Whether it is a model here, or has the form of a hub id."""
+    """Whether the text is a model on this machine, or has the form of a hub id."""
     return text == BUILTIN_MODEL or _HUB_ID.fullmatch(text) is not None or os.path.exists(text)
 
 
 def parse_with_engine(
     options: type[Options], arguments: Sequence[str], program: str, description: str
 ) -> tuple[Options, Config]:
-    """A command's own options, and the engine's settings (not the server's). See `parse` for what it raises."""
+    """A command's own options, and the engine's settings without the server's. Raises the errors of `parse`."""
     both: Any = with_engine(options)
     parsed, rest = _parsed(both, arguments, program, description, vllm_flags=True)
     if rest:
@@ -104,7 +132,7 @@ def parse(options: type[Options], arguments: Sequence[str], program: str, descri
 def _parsed(
     options: type[Options], arguments: Sequence[str], program: str, description: str, *, vllm_flags: bool
 ) -> tuple[Options, list[str]]:
-    """The options, from a settings file and then the arguments, and the arguments that are none."""
+    """The options, from a settings file and then from the arguments, and the arguments that are no options."""
     if (word := help_word(arguments)) is not None:
         shown = described(options) if word == "all" else about(options, word)
         _tyro(shown, ["--help"], program, f"{description}\n\n{hint(options)}")
@@ -135,7 +163,7 @@ def _from_flags(
 def _tyro(
     options: Any, arguments: Sequence[str], program: str, description: str, default: Any = None
 ) -> tuple[Any, list[str]]:
-    if environment.no_color():  # tyro does not look
+    if environment.no_color():  # tyro does not check this itself
         tyro._experimental_options["ansi_codes"] = False
     return tyro.cli(
         options, args=list(arguments), prog=program, description=description,
@@ -160,11 +188,8 @@ def _without_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def _without_vllm_flags(arguments: Sequence[str]) -> list[str]:
-    """Leave out flags of vLLM's that have no effect here, with a warning for each.
-
-    Raises:
-        ConfigError: One asks for something that is not supported.
-    """
+    """Leave out vLLM's flags that have no effect here, with a warning for each. Raises ConfigError if a flag asks for
+    something that is not supported."""
     kept: list[str] = []
     rest = iter(arguments)
     for argument in rest:
@@ -186,12 +211,8 @@ def _without_vllm_flags(arguments: Sequence[str]) -> list[str]:
 
 
 def _with_spelled_booleans(options: type, arguments: Sequence[str]) -> list[str]:
-    """`--x` and `--no-x` of a setting that may also be left open become `--x=true` and `--x=false`; for one that may
-    not be left open it is the other way round.
-
-    Raises:
-        ConfigError: Another value, or one for `--no-x`.
-    """
+    """Turn `--x` and `--no-x` into `--x=true` and `--x=false` for settings that may also be None, and the reverse for
+    settings that may not. Raises ConfigError if a flag has another value, or `--no-x` has one."""
     kinds = {s.name: s.kind for s in settings_of(options) if without_none(s.kind) is bool}
     spelled = []
     for argument in arguments:
@@ -217,7 +238,7 @@ def _with_spelled_booleans(options: type, arguments: Sequence[str]) -> list[str]
 
 
 def _first_paragraph(box: str) -> str:
-    """What a tyro error box says before its first rule, on one line."""
+    """The text of a tyro error box up to its first rule, on one line."""
     lines = [line.strip("│ ") for line in box.splitlines() if line.startswith("│")]
     rule = next((number for number, line in enumerate(lines) if line.startswith("─")), len(lines))
     text = " ".join(lines[:rule] or box.split()).removeprefix("Error parsing ")
@@ -226,7 +247,6 @@ def _first_paragraph(box: str) -> str:
 
 
 def _unknown(rest: Sequence[str], options: type, program: str, *, vllm_flags: bool) -> ConfigError:
-    """The error about arguments that the command does not have."""
     flag = next((argument for argument in rest if argument.startswith("-")), None)
     if flag is None:
         return ConfigError(f"'{rest[-1]}' was not expected: is it the value of a flag? See {program} --help.")
@@ -238,7 +258,7 @@ def _unknown(rest: Sequence[str], options: type, program: str, *, vllm_flags: bo
 
 
 def _closest(flag: str, names: Sequence[str]) -> str | None:
-    """The flag that was probably meant: one spelled nearly so, or else one that begins so."""
+    """The flag that was probably meant: one that is spelled alike, or else one that begins alike."""
     flag = flag.replace("_", "-")
     known = [f"--{name.replace('_', '-')}" for name in names]
     close = difflib.get_close_matches(flag, known, n=1)

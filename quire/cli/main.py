@@ -16,20 +16,20 @@ from quire.version import __version__
 COMMANDS = {
     "serve": ("quire.cli.serve", "serve a model over the OpenAI API"),
     "route": ("quire.cli.route", "one address in front of several servers and models"),
-    "chat": ("quire.cli.chat", "chat with a running server"),
-    "complete": ("quire.cli.complete", "complete text with a running server"),
+    "chat": ("quire.cli.chat:chat", "chat with a running server"),
+    "complete": ("quire.cli.chat:complete", "complete text with a running server"),
     "run-batch": ("quire.cli.run_batch", "answer the requests of a file, without a server"),
     "check-quant": ("quire.cli.tools:check_quant", "measure what quantization costs a model, and name the layers"),
     "plan": ("quire.cli.tools:plan", "plan devices, memory and cost for a model"),
     "simulate": ("quire.cli.tools:simulate", "serve a load in virtual time: latencies, and the rate that keeps limits"),
     "bench": ("quire.cli.tools:bench", "measure throughput, latency, a server under load, or start-up"),
-    "collect-env": ("quire.cli.collect_env", "show versions and machine for a bug report"),
+    "collect-env": ("quire.cli.tools:collect_env", "show versions and machine for a bug report"),
 }
-"""By name: the module, and its function unless that is `run`; what the command does."""
+"""By name: the module, and its function unless that is `run`; and what the command does."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a subcommand and exit with its code; an expected error is one line on standard error."""
+    """Run a subcommand, and exit with its code. An expected error is one line on standard error."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     name, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if name in ("-h", "--help", "help"):
@@ -56,8 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def _ended_by_interrupt() -> Iterator[None]:
-    """Within it Ctrl-C ends the process at once. For imports: Python drops a KeyboardInterrupt that arrives in one of
-    the callbacks by which it keeps account of modules, and libraries drop some as well."""
+    """Let Ctrl-C end the process at once within this context. This is for imports: Python drops a KeyboardInterrupt
+    that arrives in one of its callbacks for modules, and libraries drop some as well."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or somebody else's
         yield
         return
@@ -73,7 +73,7 @@ def _ended_by_interrupt() -> Iterator[None]:
 
 
 def _run_and_flush(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """A command's exit code, after its output is flushed; 141 if its reader has gone: `quire collect-env | head -1`."""
+    """Run a command and flush its output. Returns its exit code, or 141 if the reader has gone (`… | head -1`)."""
     try:
         code = command(arguments)
         sys.stdout.flush()
@@ -86,7 +86,7 @@ def _run_and_flush(command: Callable[[Sequence[str]], int], arguments: Sequence[
 
 
 def _reader_left() -> bool:
-    """Whether the broken pipe is standard output."""
+    """Whether standard output is the broken pipe."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)  # errors are always reported
     return bool(poll.poll(0))

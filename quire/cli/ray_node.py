@@ -1,5 +1,5 @@
-"""What Ray starts on another node of an engine: `python -m quire.cli.ray_node`, a follower as that of `quire serve
---headless`. What it prints comes into the head's log, so it does not repeat the settings."""
+"""Runs on another node of an engine, started by Ray as `python -m quire.cli.ray_node`: a follower like that of `quire
+serve --headless`. Its output goes into the head's log, so it does not repeat the settings."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ from quire.serving.supervisor.announce import log_as_json, print_log
 
 
 def main(launch: LaunchConfig, report: SendReport) -> None:
-    """Choose settings, report ready, and follow the head until it ends.
-
-    Raises:
-        SetupError: The settings do not suit this machine, or the head refuses it.
-        EngineDeadError: The head is gone.
-    """
+    """Choose settings, report ready, and follow the head until it ends. Raises SetupError if the settings do not suit
+    this machine or the head refuses this node, and EngineDeadError if the head is gone."""
     if launch.config.observability.log_format == "json":
         log_as_json(f"node {launch.config.parallel.node_rank}")
     resolved = resolve(launch.config)

@@ -1,6 +1,6 @@
 """A running server, as `quire chat` and `quire complete` see it, and the lines that are typed for it.
 
-Owns the connection and what is said when something is wrong with it. Control characters do not reach a terminal.
+Control characters do not reach the terminal.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import msgspec
 
 from quire.errors import ConfigError, QuireError, UnavailableError, reason
 from quire.foundation.config import environment
-from quire.foundation.http_client.answer_parser import ConnectError, HttpError
-from quire.foundation.http_client.blocking_client import BlockingClient
+from quire.foundation.http_client.http1 import ConnectError, HttpError
+from quire.foundation.http_client.pool import BlockingClient
 
 CONNECT_S = 10.0
 PROMPT = "> "
@@ -23,15 +23,8 @@ _CONTROLS = dict.fromkeys(code for code in [*range(32), *range(127, 160)] if chr
 
 
 class RemoteServer:
-    """One server's OpenAI API. Use as a context manager.
-
-    Args:
-        url: Up to and including /v1, which is added if there is no path.
-        api_key: If the server asks for one. Default: the variable QUIRE_API_KEY.
-
-    Raises:
-        ConfigError: The URL or the key cannot be used.
-    """
+    """One server's OpenAI API, as a context. A URL without a path gets /v1, and the default key is that of the variable
+    QUIRE_API_KEY. Raises ConfigError if the URL or the key cannot be used."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         self._url = url.rstrip("/")
@@ -51,11 +44,8 @@ class RemoteServer:
         self._http.__exit__(*error)
 
     def model(self) -> str:
-        """The name of the first model that is served.
-
-        Raises:
-            QuireError: The server does not answer, or not with a list of models.
-        """
+        """The name of the first model that is served. Raises QuireError if the server does not answer, or not with a
+        list of models."""
         content = b"".join(self._sent("GET", "/models", None))
         try:
             return str(msgspec.json.decode(content)["data"][0]["id"])
@@ -63,11 +53,8 @@ class RemoteServer:
             raise QuireError(f"{self._url} does not answer as an OpenAI server: check --url.") from error
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
-        """The choices of a streamed answer, as they come. Leaving the iteration ends the work on the server.
-
-        Raises:
-            QuireError: The server refuses, fails, or is not there.
-        """
+        """The choices of a streamed answer, as they come. Ending the iteration early ends the work on the server.
+        Raises QuireError if the server refuses, fails, or is not there."""
         unread = b""
         with closing(self._sent("POST", path, {**body, "stream": True})) as parts:
             for part in parts:
@@ -81,7 +68,7 @@ class RemoteServer:
                     yield from event["choices"]
 
     def _sent(self, method: str, path: str, body: dict[str, Any] | None) -> Generator[bytes, None, None]:
-        """The body of an answer without an error, in parts, as they come; closing it ends the request."""
+        """The body of an answer without an error, in parts, as they come. Closing it ends the request."""
         try:
             status, parts = self._http.stream(method, path, body)
             if status == 200:
@@ -97,7 +84,7 @@ class RemoteServer:
 
 
 def is_typed() -> bool:
-    """Whether somebody sits at a terminal, and so wants to be prompted."""
+    """Whether somebody types at a terminal, and so wants to be prompted."""
     return sys.stdin.isatty()
 
 
@@ -115,7 +102,7 @@ def typed_lines() -> Iterator[str]:
 
 
 def printable(text: str) -> str:
-    """Text without control characters, which could do more to a terminal than print."""
+    """Text without control characters, by which it could control the terminal."""
     return text.translate(_CONTROLS)
 
 

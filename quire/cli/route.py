@@ -16,11 +16,7 @@ DESCRIPTION = "One address in front of several servers: quire route --static-bac
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Until the router ends; its exit code.
-
-    Raises:
-        SetupError: It cannot start.
-    """
+    """Route until the router ends; returns its exit code. Raises SetupError if the router cannot start."""
     config = environment.apply_to_router(parse(RouterConfig, arguments, "quire route", DESCRIPTION))
     set_up_logs(config.log_format, "router", logging.INFO)
     if config.log_format == "json":

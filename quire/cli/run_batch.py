@@ -1,6 +1,6 @@
 """`quire run-batch`: answers the requests of a file with an engine of its own, and no server.
 
-Owns the flags, and files that are addresses. Requests go through the server's own endpoints, in this process.
+Requests go through the server's own endpoints, in this process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from quire.text.model_text import load_model_text
 
 DESCRIPTION = "Answer the requests of a file: quire run-batch -i in.jsonl -o out.jsonl --model MODEL [flags]."
 WAITING_SHARE = 2.0
-"""How many requests are open, by those that run at once: some always wait, so that no step has too few."""
+"""Open requests for each one that runs at once: some always wait, so that no step has too few."""
 TRANSFER_TIMEOUT_S = 600.0
 _OF_SERVER = ("chat_template", "default_chat_template_kwargs", "tool_call_parser", "reasoning_parser")
 """Options that are settings of a server."""
@@ -43,7 +43,7 @@ _OF_SERVER = ("chat_template", "default_chat_template_kwargs", "tool_call_parser
 
 @dataclass(frozen=True)
 class RunBatchOptions:
-    """What is answered, and where the answers go."""
+    """Which requests are answered, and where the answers go."""
 
     input_file: Annotated[str, tyro.conf.arg(aliases=["-i"], metavar="FILE")] = ""
     """File or http address with a request a line, in the format of OpenAI's batches."""
@@ -69,11 +69,8 @@ class RunBatchOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Answer all requests; the exit code.
-
-    Raises:
-        QuireError: The input is wrong, the engine cannot start, or it died; what was answered is kept.
-    """
+    """Answer all requests; returns the exit code. Raises QuireError if the input is wrong, the engine cannot start, or
+    it died; answers so far are kept."""
     options, config = parse_with_engine(RunBatchOptions, arguments, "quire run-batch", DESCRIPTION)
     for name in ("input_file", "output_file"):
         if not getattr(options, name):
@@ -164,7 +161,7 @@ def _is_address(name: str) -> bool:
 
 @contextlib.contextmanager
 def _local_input(name: str) -> Iterator[Path]:
-    """The input as a file."""
+    """The input as a file; an address is downloaded."""
     if not _is_address(name):
         if not Path(name).is_file():
             raise ConfigError(f"--input-file: there is no file {name}.", param="input_file")
@@ -184,7 +181,7 @@ def _local_input(name: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _local_output(options: RunBatchOptions) -> Iterator[tuple[Path, Path]]:
-    """The output as a file, sent to its address at the end, and the partial file."""
+    """The output as a file, which is sent to its address at the end, and the partial file."""
     name = options.output_file
     if not _is_address(name):
         target = Path(name)

@@ -20,28 +20,29 @@ DESCRIPTION = "Serve a model over the OpenAI API: quire serve [MODEL] [flags]. D
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Until the server ends; its exit code.
-
-    Raises:
-        SetupError: It cannot start.
-    """
+    """Serve until the server ends; returns its exit code. Raises SetupError if the server cannot start."""
     config = parse_config(arguments, "quire serve", DESCRIPTION)
     if not config.server.api_key and {"--api-key", "--api_key"} & set(arguments):
         raise ConfigError("--api-key has no key: give one, or leave the flag out to serve without one.")
     config = environment.apply(config)
     with_ray = config.parallel.distributed_executor_backend == "ray"
     if config.parallel.nodes > 1 and not with_ray:
-        environment.node_key(config.parallel.node_key_file)  # or an error at once
+        environment.node_key(config.parallel.node_key_file)  # raises an error at once if there is none
 
     def reread() -> Config:
         return environment.apply(parse_config(arguments, "quire serve", DESCRIPTION))
 
-    if config.observability.log_format == "text":
-        return _serve(config, reread)
-    log_as_json()
+    as_json = config.observability.log_format == "json"
+    if as_json:
+        log_as_json()
     try:
         return _serve(config, reread)
+    except EngineDeadError as error:  # of a follower, or of nodes that Ray has started
+        print_error(error.message)
+        return EXIT_CRASHED
     except SetupError as error:
+        if not as_json:
+            raise
         print_error(error.message)
         return error.exit_code
 
@@ -59,28 +60,20 @@ def _serve(config: Config, reread: Callable[[], Config]) -> int:
 
 
 def _serve_with_ray(config: Config, reread: Callable[[], Config]) -> int:
-    """As `_serve`, with nodes that Ray starts. These choose their own settings while the head does."""
-    try:
-        with listen(config.server) as listener, RayNodes(config, SystemClock(), print_log) as nodes:
-            nodes.place()
-            placed = nodes.placed(config)
-            resolved = resolve(placed, replicas=True)
-            announce_settings(resolved.config, resolved.reasons)
-            nodes.wait_ready()
-            return Supervisor(
-                resolved.config, listener, environment.developer_mode(), asked=placed,
-                reread=lambda: nodes.placed(reread()),
-            ).run()  # fmt: skip
-    except EngineDeadError as error:
-        print_error(error.message)
-        return EXIT_CRASHED
+    """Serve as `_serve` does, with nodes that Ray starts. They choose their settings while the head chooses its own."""
+    with listen(config.server) as listener, RayNodes(config, SystemClock(), print_log) as nodes:
+        nodes.place()
+        placed = nodes.placed(config)
+        resolved = resolve(placed, replicas=True)
+        announce_settings(resolved.config, resolved.reasons)
+        nodes.wait_ready()
+        return Supervisor(
+            resolved.config, listener, environment.developer_mode(), asked=placed,
+            reread=lambda: nodes.placed(reread()),
+        ).run()  # fmt: skip
 
 
 def _follow(config: Config) -> int:
     resolved = resolve(config)
     announce_settings(resolved.config, resolved.reasons)
-    try:
-        return Follower(resolved.config, SystemClock(), print_log).run()
-    except EngineDeadError as error:
-        print_error(error.message)
-        return EXIT_CRASHED
+    return Follower(resolved.config, SystemClock(), print_log).run()

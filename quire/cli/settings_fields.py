@@ -1,33 +1,35 @@
-"""The fields behind a command's flags: names, types, groups and descriptions of a dataclass and of those in it.
+"""The fields behind a command's flags: names, types, groups and descriptions, of a dataclass and those in it.
 
-Knows nothing about command lines.
+`--config file.yaml` has values for them, and `--help=WORD` shows those of one group, or those that mention a word.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+import json
 import textwrap
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass, replace
 from itertools import pairwise
-from typing import Any, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
 
+import msgspec
+import tyro
+
+from quire.errors import ConfigError, did_you_mean, reason
 from quire.foundation.config import Config
 
 OWN_GROUP = "options"
 """Group of the fields that belong to no part."""
+HINT = "--config FILE.yaml reads flags from a file. --help=WORD shows a group ({groups}) or the flags about a word."
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One field.
-
-    Attributes:
-        group: Name of the part it belongs to.
-        kind: Its type, with annotations for the command line.
-        default: As `dataclasses.field` has it.
-        description: The string below the field.
-    """
+    """One field: the part that it belongs to, its type with annotations for the command line, its default as in
+    `dataclasses.field`, and the string below it."""
 
     name: str
     group: str
@@ -37,7 +39,7 @@ class Setting:
 
 
 def settings_of(options: type) -> list[Setting]:
-    """All fields of `options`, those of dataclasses in it in place of themselves."""
+    """All fields of `options`; a dataclass in it is replaced by its fields."""
     found: list[Setting] = []
     hints = get_type_hints(options, include_extras=True)
     own = descriptions(options)
@@ -45,7 +47,7 @@ def settings_of(options: type) -> list[Setting]:
         kind = hints[each.name]
         if is_dataclass(kind):
             inner = settings_of(kind) if isinstance(kind, type) else []
-            found += [_moved(setting, each.name) for setting in inner]
+            found += [replace(setting, group=each.name) for setting in inner]
         else:
             found.append(Setting(each.name, OWN_GROUP, kind, _default(each), own.get(each.name, "")))
     return found
@@ -55,7 +57,7 @@ def descriptions(part: type) -> dict[str, str]:
     """The string below each field of a dataclass, on one line."""
     try:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
-    except (OSError, TypeError, ValueError):  # made at run time: its parts have the descriptions
+    except (OSError, TypeError, ValueError):  # a class made at run time, whose parts have the descriptions
         return {}
     body = definition.body if isinstance(definition, ast.ClassDef) else []
     return {
@@ -67,20 +69,107 @@ def descriptions(part: type) -> dict[str, str]:
 
 
 def with_engine(options: type) -> type:
-    """A dataclass of `options` (as `own`) and of every part of Config but the server's."""
+    """A dataclass with `options` (as `own`) and every part of Config except the server's."""
     parts = [(part.name, type(getattr(Config(), part.name))) for part in fields(Config) if part.name != "server"]
     columns = [("own", options), *parts]
     return make_dataclass("Settings", [(n, kind, field(default_factory=kind)) for n, kind in columns], frozen=True)
 
 
 def engine_config(settings: Any) -> Config:
-    """The Config in an instance of what `with_engine` made."""
+    """The Config in an instance of a class from `with_engine`."""
     return Config(**{part.name: getattr(settings, part.name) for part in fields(Config) if part.name != "server"})
-
-
-def _moved(setting: Setting, group: str) -> Setting:
-    return Setting(setting.name, group, setting.kind, setting.default, setting.description)
 
 
 def _default(each: Field[Any]) -> Any:
     return field(default_factory=each.default_factory) if each.default_factory is not MISSING else each.default
+
+
+def read_flags(path: str, known: Collection[str]) -> list[str]:
+    """The settings of a YAML file as flags: `max-num-seqs: 8` (or with underscores) becomes `--max-num-seqs=8`. Raises
+    ConfigError if the file cannot be read, or a key is none of `known`; the closest known one is suggested."""
+    try:
+        content = msgspec.yaml.decode(Path(path).read_bytes())
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"--config {path} cannot be read: {reason(error)}.", param="config") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"--config {path} is not YAML: {' '.join(str(error).split())}.", param="config") from error
+    if content is None:
+        return []
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config {path} must hold 'name: value' lines.", param="config")
+    return [flag for key, value in content.items() for flag in _flag(path, str(key), value, known)]
+
+
+def _flag(path: str, key: str, value: Any, known: Collection[str]) -> list[str]:
+    name = key.replace("-", "_")
+    if name not in known:
+        hint = did_you_mean(name, known).replace("_", "-")
+        raise ConfigError(f"{path}: '{key}' is not a setting of this command.{hint}", param=name)
+    flag = name.replace("_", "-")
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    return [f"--{flag}={value if isinstance(value, str) else json.dumps(value)}"]
+
+
+def help_word(arguments: Sequence[str]) -> str | None:
+    """The help that is asked for: `all`, a group or another word; None if no help is."""
+    for argument in arguments:
+        if argument in ("-h", "--help"):
+            return "all"
+        if argument.startswith("--help="):
+            return argument.removeprefix("--help=").lower()
+    return None
+
+
+def hint(options: type) -> str:
+    return HINT.format(groups=", ".join(dict.fromkeys(setting.group for setting in settings_of(options))))
+
+
+def described(options: type) -> type:
+    """A dataclass like `options`, without defaults that would say nothing in the help."""
+    hints = get_type_hints(options, include_extras=True)
+    settings = {setting.name: setting for setting in settings_of(options) if setting.group == OWN_GROUP}
+    columns = []
+    for each in fields(options):
+        kind: Any = hints[each.name]
+        if is_dataclass(kind):
+            part = described(kind)  # type: ignore[arg-type]  # a type, not an instance of one
+            columns.append((each.name, part, field(default_factory=part)))
+        else:
+            columns.append(_column(settings[each.name]))
+    made = make_dataclass(options.__name__, columns)
+    made.__doc__ = options.__doc__
+    return made
+
+
+def about(options: type, word: str) -> type:
+    """A dataclass with the settings of `options` in the group `word`, or else with those that mention it. Raises
+    ConfigError if there are none."""
+    settings = settings_of(options)
+    found = [setting for setting in settings if setting.group == word]
+    found = found or [setting for setting in settings if _speaks_of(setting, word)]
+    if not found:
+        groups = ", ".join(dict.fromkeys(setting.group for setting in settings))
+        raise ConfigError(f"No flag is about '{word}'. Groups: {groups}.")
+    parts = []
+    for group in dict.fromkeys(setting.group for setting in found):
+        part: Any = make_dataclass(group, [_column(setting) for setting in found if setting.group == group])
+        part.__doc__ = f"Settings of the group {group}."
+        parts.append((group, part, field(default_factory=part)))
+    return make_dataclass("Found", parts)
+
+
+def _speaks_of(setting: Setting, word: str) -> bool:
+    return word.replace("_", "-").strip("-") in f"{setting.name.replace('_', '-')} {setting.description}".lower()
+
+
+def _column(setting: Setting) -> tuple[str, Any, Any]:
+    """A field for tyro. If the default is None or empty, the description says what it means, and help hides it."""
+    default = setting.default
+    if isinstance(default, Field) and default.default_factory is not MISSING:
+        default = default.default_factory()
+    hint = "" if default is None or default in ((), {}) else None
+    shown = tyro.conf.arg(help=setting.description, help_behavior_hint=hint)
+    return setting.name, Annotated[setting.kind, shown], setting.default

@@ -1,14 +1,20 @@
-"""The commands of `quire.tools`: their flags. What computes is imported by name, because it loads torch."""
+"""The commands of `quire.tools` with their flags, and `quire collect-env`.
+
+Code that computes is imported by name, because it loads torch.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from json import dumps
 from typing import Any
 
 from quire.cli.flags import parse, parse_with_engine
 from quire.errors import ConfigError, did_you_mean
 from quire.foundation.config import environment
+from quire.tools.bench.system_info import system_info, versions
 from quire.tools.quant_check.options import CheckOptions
 from quire.tools.simulation.options import SimulateOptions
 from quire.tools.sizing.options import PlanOptions
@@ -23,29 +29,36 @@ BENCHMARKS = {
 }
 """By name: module and function in quire.tools.bench, the options' class there, and what is measured."""
 WITHOUT_ENGINE = ("serve", "kernels", "regress")
+GIB = 2**30
+COLLECT_DESCRIPTION = "Show versions, machine and settings for a bug report. Keys and tokens are not shown."
+
+
+@dataclass(frozen=True)
+class CollectOptions:
+    """How the facts are written."""
+
+    json: bool = False
+    """As JSON."""
 
 
 def check_quant(arguments: Sequence[str]) -> int:
-    """Compare two models; the exit code: 0 if the quantized one is good, 1 if it is not or nothing can be said."""
+    """Compare two models. Returns the exit code: 0 if the quantized one is good, 1 if it is bad or that is unclear."""
     return _run("check-quant", CheckOptions, "quire.tools.quant_check.check", arguments)
 
 
 def plan(arguments: Sequence[str]) -> int:
-    """Plan; the exit code: 0, or 1 if nothing keeps the targets."""
+    """Plan. Returns the exit code: 0, or 1 if nothing keeps the targets."""
     return _run("plan", PlanOptions, "quire.tools.sizing.command", arguments)
 
 
 def simulate(arguments: Sequence[str]) -> int:
-    """Simulate; the exit code: 0, or 1 if the limits of --slo are not kept."""
+    """Simulate. Returns the exit code: 0, or 1 if the limits of --slo are not kept."""
     return _run("simulate", SimulateOptions, "quire.tools.simulation.command", arguments)
 
 
 def bench(arguments: Sequence[str]) -> int:
-    """Run the benchmark that the first argument names; its exit code.
-
-    Raises:
-        QuireError: A wrong flag, or the benchmark could not run.
-    """
+    """Run the benchmark that the first argument names; returns its exit code. Raises QuireError if a flag is wrong, or
+    the benchmark could not run."""
     name, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if name in ("-h", "--help", "help"):
         print(_usage())
@@ -64,6 +77,28 @@ def bench(arguments: Sequence[str]) -> int:
         options, config = parse_with_engine(options_type, rest, program, options_type.DESCRIPTION)
         code = measure(options, environment.apply(config))
     return code
+
+
+def collect_env(arguments: Sequence[str]) -> int:
+    """Print the facts; returns the exit code."""
+    options = parse(CollectOptions, arguments, "quire collect-env", COLLECT_DESCRIPTION)
+    facts = {"versions": versions(), "machine": system_info(), "environment": environment.shown_variables()}
+    if options.json:
+        print(dumps(facts, indent=2))
+        return 0
+    here = facts["machine"]
+    limit = here["memory_limit_bytes"]
+    lines = [
+        f"system      {here['system']}",
+        f"processor   {here['processor']}, {here['cores']} cores: {' '.join(here['processor_flags']) or 'plain'}",
+        f"memory      {here['memory_bytes'] / GIB:.1f} GiB" + (f", limited to {limit / GIB:.1f} GiB" if limit else ""),
+        *(f"gpu         {', '.join(gpu.values())}" for gpu in here["gpus"] or [{"": "none"}]),
+        *(f"link        {cards}: {link}" for cards, link in here["gpu_links"].items()),
+        *(f"{name:<20} {version}" for name, version in facts["versions"].items()),
+        *(f"{name}={value}" for name, value in facts["environment"].items()),
+    ]
+    print("\n".join(lines))
+    return 0
 
 
 def _run(name: str, options_type: type[Any], module_name: str, arguments: Sequence[str]) -> int:

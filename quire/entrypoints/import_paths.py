@@ -1,6 +1,6 @@
-"""The modules of vLLM that scripts import by name (`quire.lora.request`, say), and those that guides run with `-m`.
+"""The modules of vLLM that scripts import by name (such as `quire.lora.request`), and those that guides run with `-m`.
 
-Two tables stand for files of one line each. `quire` itself exports every name; a module passes some on.
+Two tables stand for files of one line each. `quire` itself exports every name, and a module passes some on.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ NAMES: dict[str, tuple[str, ...]] = {
     "quire.v1.engine.async_llm": ("AsyncLLM",),
     "quire.v1.engine.llm_engine": ("LLMEngine",),
 }
-"""What each module has, by its path."""
+"""The names of each module, by its path."""
 COMMANDS: dict[str, tuple[str, ...]] = {
     "quire.benchmark_latency": ("bench", "latency"),
     "quire.benchmark_throughput": ("bench", "throughput"),
     "quire.entrypoints.openai.api_server": ("serve",),
     "quire.entrypoints.openai.run_batch": ("run-batch",),
 }
-"""The command of `quire` that `python -m` and each path stand for."""
+"""The command of `quire` that `python -m` runs for each path."""
 _RUN = """import sys
 from quire.cli.main import main
 if __name__ == "__main__":
@@ -60,6 +60,6 @@ class _Finder(MetaPathFinder):
 
 
 def install() -> None:
-    """Let Python find the modules of the tables, behind all files that exist."""
+    """Let Python find the modules of the tables, unless a file exists for them."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())

@@ -1,4 +1,4 @@
-"""Adapters of requests to an engine in this process: which is meant, and that it is loaded."""
+"""Adapters of requests to an engine in this process: which adapter is meant, and how it is loaded."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class LoRARequest:
     """A LoRA adapter that a prompt is answered with, in vLLM's form.
 
     Attributes:
-        lora_name: By which it is called in messages and metrics.
-        lora_int_id: Not needed here: its contents tell adapters apart. At least 1.
-        lora_path: Directory with adapter_config.json and adapter_model.safetensors, or s3://bucket/key or a hub id of
-            such.
+        lora_name: Its name in messages and metrics.
+        lora_int_id: At least 1. Quire does not need it: it tells adapters apart by their contents.
+        lora_path: A directory with adapter_config.json and adapter_model.safetensors, or s3://bucket/key or a hub id of
+            one.
     """
 
     lora_name: str
@@ -35,19 +35,12 @@ class LoRARequest:
 
 
 class LocalAdapters:
-    """Loads adapters when they are first asked for; files that change later are not looked at again."""
+    """Loads adapters when they are first asked for. Files that change later are not read again."""
 
     def __init__(self, client: InProcessClient) -> None:
         self._client = client
         self._loaded: dict[LoRARequest, Adapter] = {}
-        self._ids = itertools.count(1)  # a call that was interrupted leaves answers behind
-
-    def load(
-        self, asked: LoRARequest | None, take: Callable[[FromEngine | None], None] = lambda message: None
-    ) -> Adapter | None:
-        """Load an adapter if it is new, and return it; None stands for the base model. See `load_all` for `take` and
-        errors."""
-        return self.load_all([asked], take)[0]
+        self._ids = itertools.count(1)  # not reused, because a call that was interrupted leaves answers behind
 
     def load_all(
         self,
@@ -58,10 +51,10 @@ class LocalAdapters:
 
         Args:
             asked: None stands for the base model.
-            take: Gets what the engine says of other requests meanwhile; by default only aborted ones may be open.
+            take: Gets what the engine says about other requests meanwhile; by default only aborted ones may be open.
 
         Raises:
-            RequestError: The first one that cannot be served; the message names the tensor.
+            RequestError: An adapter cannot be served; the message names the tensor.
         """
         new = [each for each in dict.fromkeys(asked) if each is not None and each not in self._loaded]
         loading = {next(self._ids): each for each in new}
@@ -80,27 +73,21 @@ class LocalAdapters:
 
 
 def load_command(asked: LoRARequest) -> tuple[str, dict[str, str]]:
-    """The action and value of the Control that tells the engine to load an adapter."""
+    """The action and value of the Control that makes the engine load an adapter."""
     return "load_adapter", {"name": asked.lora_name, "path": asked.lora_path}
 
 
 def adapter_of(done: Done) -> Adapter:
-    """The adapter that the engine has loaded.
-
-    Raises:
-        RequestError: It could not be loaded; the message names the tensor.
-    """
+    """The adapter that the engine has loaded. Raises RequestError if it could not be loaded; the message names the
+    tensor."""
     if done.error:
         raise RequestError(done.error, param="lora_request")
     return Adapter(**done.value)
 
 
 def for_each(asked: LoRARequest | Sequence[LoRARequest | None] | None, count: int) -> list[LoRARequest | None]:
-    """Spread `lora_request` over `count` prompts: one entry for each.
-
-    Raises:
-        RequestError: There are more or fewer, or they are something else.
-    """
+    """One entry of `lora_request` for each of `count` prompts. Raises RequestError if there are more or fewer entries,
+    or they are something else."""
     if asked is None or isinstance(asked, LoRARequest):
         return [asked] * count
     if not isinstance(asked, list | tuple) or not all(each is None or isinstance(each, LoRARequest) for each in asked):

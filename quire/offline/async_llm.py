@@ -40,8 +40,8 @@ EngineArgs = AsyncEngineArgs
 
 
 class AsyncLLM:
-    """A model, ready to generate for many coroutines of one event loop; of another one when no request is open. A
-    process that was forked from the one that made it needs its own.
+    """A model, ready to generate for many coroutines of one event loop at a time. It may change to another loop when no
+    request is open. After a fork, the child process needs an AsyncLLM of its own.
 
     Args:
         model: See LLM.
@@ -58,7 +58,7 @@ class AsyncLLM:
     def __init__(self, model: str = BUILTIN_MODEL, **settings: Any) -> None:
         self._controls: dict[int, asyncio.Future[Done]] = {}
         self._control_ids = itertools.count(1)
-        self._attaching = threading.Lock()  # threads, each with an event loop, may try at the same time
+        self._attaching = threading.Lock()  # threads with an event loop each may try at the same time
         self._adapters: dict[LoRARequest, asyncio.Task[Adapter]] = {}  # loaded, or being loaded
         self._preparing = ThreadPoolExecutor(1, "prompts")  # long prompts and new grammars take their time
         self._engine = EngineThread(model, settings, self._take, self._fail)
@@ -81,20 +81,21 @@ class AsyncLLM:
         lora_request: LoRARequest | None = None,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Outputs of one prompt as they grow; the last is `finished`. Each holds everything so far; with `output_kind`
-        DELTA what is new, of the sequences that have anything new; with FINAL_ONLY there is only the last. A generator
-        that is closed early aborts its sequences.
+        """Outputs of one prompt as they grow; the last one is `finished`.
+
+        Each output has everything so far. With `output_kind` DELTA it has what is new, for the sequences with anything
+        new; with FINAL_ONLY there is only the last output. Closing the generator early aborts its sequences.
 
         Args:
             prompt: See `LLM.generate`.
             sampling_params: Default: the model's own defaults.
             request_id: For `abort`, and in the outputs; no two open requests have the same. Made up where left out.
-            lora_request: An adapter, with enable_lora=True; it is loaded when it is first asked for, while others run.
+            lora_request: An adapter, with enable_lora=True. It is loaded when it is first asked for, while others run.
             priority: Lower goes first; with scheduling_policy="priority" only.
 
         Raises:
             RequestError: The prompt, its parameters or its adapter cannot be served.
-            GenerationError: It failed.
+            GenerationError: The request failed.
             EngineDeadError: A step failed, `shutdown` was called, or this is a fork of the process that made it.
         """
         return self._generate(
@@ -111,13 +112,12 @@ class AsyncLLM:
         priority: int = 0,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Outputs of a conversation as they grow, like those of `generate`. The model's chat template renders the
-        conversation.
+        """Outputs of a conversation as they grow, as from `generate`. The model's chat template renders it.
 
         Args:
             messages: See `LLM.chat`.
             sampling_params, request_id, lora_request, priority: See `generate`.
-            **options: Those of `LLM.chat` from `add_generation_prompt` on.
+            **options: The arguments of `LLM.chat` from `add_generation_prompt` on.
 
         Raises:
             ConfigError, CheckpointError: See `LLM.chat`.
@@ -130,7 +130,7 @@ class AsyncLLM:
         return self._generate(render, sampling_params, request_id, lora_request, priority)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End requests now; their streams end with finish_reason `abort`. Unknown ids are ignored."""
+        """End requests now. Their streams end with finish_reason `abort`. Unknown ids are ignored."""
         for name in [request_id] if isinstance(request_id, str) else request_id:
             self._streams.abort(name)
 
@@ -140,13 +140,13 @@ class AsyncLLM:
         """Generate nothing until `resume_generation`; new requests are taken, and wait. Returns when nothing runs.
 
         Args:
-            mode: What becomes of requests that run: `abort` ends them, `wait` waits for them, `keep` keeps them as they
-                are, to go on later.
+            mode: What happens to requests that run: `abort` ends them, `wait` waits for them, `keep` lets them go on
+                later.
             wait_for_inflight_requests: Older name of mode="wait".
             clear_cache: Forget cached prefixes; never with mode="keep".
 
         Raises:
-            GenerationError: It was resumed before nothing ran any more.
+            GenerationError: It was resumed while something still ran.
         """
         mode = "wait" if wait_for_inflight_requests else mode
         await self._control(f"pause:{mode}")
@@ -168,7 +168,7 @@ class AsyncLLM:
             drain_timeout: Seconds.
 
         Raises:
-            TimeoutError: Some still are.
+            TimeoutError: Some requests are still open.
         """
         async with asyncio.timeout(drain_timeout):
             await self._streams.wait_none()
@@ -186,13 +186,13 @@ class AsyncLLM:
         """Load an adapter before a request asks for it.
 
         Raises:
-            RequestError: It cannot be served; the message names the tensor.
+            RequestError: The adapter cannot be served; the message names the tensor.
         """
         await self._adapter(lora_request)
         return True
 
     async def remove_lora(self, lora_id: int) -> bool:
-        """Forget the adapters of this `lora_int_id`; running requests keep theirs. Whether there were any."""
+        """Forget the adapters of this `lora_int_id`; running requests keep theirs. Returns whether there were any."""
         own = [each for each in self._adapters.items() if each[0].lora_int_id == lora_id and _is_loaded(each[1])]
         for asked, _ in own:
             del self._adapters[asked]
@@ -204,16 +204,12 @@ class AsyncLLM:
         return {asked.lora_int_id for asked, loading in self._adapters.items() if _is_loaded(loading)}
 
     async def check_health(self) -> None:
-        """Raises EngineDeadError when the engine is no longer there."""
+        """Raise EngineDeadError if the engine is no longer there."""
         if (failure := self._engine.failure) is not None:
             raise failure
 
     async def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer.
-
-        Raises:
-            ConfigError: It was left out by skip_tokenizer_init.
-        """
+        """The model's tokenizer; raises ConfigError if skip_tokenizer_init left it out."""
         return self._local.tokenizer()
 
     @property
@@ -232,8 +228,8 @@ class AsyncLLM:
         return self._engine.failure or EngineDeadError(CLOSED)
 
     def shutdown(self) -> None:
-        """Free the engine; open requests end with EngineDeadError. The process's exit does it too. In a fork of the
-        process that made it, nothing happens."""
+        """Free the engine; open requests end with EngineDeadError. So does the process's exit. A call in a fork of the
+        process does nothing."""
         atexit.unregister(self.shutdown)
         self._engine.close()
         self._preparing.shutdown(wait=False)
@@ -277,11 +273,8 @@ class AsyncLLM:
             self._streams.leave(stream, engine_lives=self._engine.failure is None)
 
     async def _adapter(self, asked: LoRARequest) -> Adapter:
-        """The adapter, read once however many ask for it at the same time.
-
-        Raises:
-            RequestError: It cannot be served; the next request for it tries again.
-        """
+        """The adapter, loaded once however many requests ask for it at the same time. Raises RequestError if it cannot
+        be served; the next request for it tries again."""
         loading = self._adapters.get(asked)
         if loading is None or (loading.done() and not _is_loaded(loading)):
             loading = self._adapters[asked] = asyncio.create_task(self._load_adapter(asked))
@@ -293,7 +286,6 @@ class AsyncLLM:
     # --- what the engine says, in the event loop ----------------------------------------------------------------------
 
     def _take(self, message: FromEngine) -> None:
-        """Take a message of the engine."""
         if isinstance(message, Done):
             waiting = self._controls.pop(message.id, None)
             if waiting is not None and not waiting.done():
@@ -302,7 +294,7 @@ class AsyncLLM:
             self._streams.take(message)
 
     def _fail(self, failure: Exception) -> None:
-        """End all that waits for the engine, because it is gone."""
+        """End everything that waits for the engine, because the engine is gone."""
         self._streams.fail(failure)
         for waiting in self._controls.values():
             if not waiting.done():
@@ -316,7 +308,7 @@ class AsyncLLM:
         return done
 
     async def _command(self, action: str, value: dict[str, Any]) -> Done:
-        """Send the engine a command and wait for its answer, which may be an error."""
+        """Send the engine a command, and wait for its answer, which may be an error."""
         number = next(self._control_ids)
         waiting: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         with self._attaching:

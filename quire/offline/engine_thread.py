@@ -1,7 +1,4 @@
-"""An engine and the thread that loads it and runs its loop; what it says hops to an event loop.
-
-Owns the thread and how it ends. Knows nothing about requests.
-"""
+"""An engine, and the thread that loads it and runs its loop. Its messages hop to an event loop."""
 
 from __future__ import annotations
 
@@ -22,20 +19,9 @@ CLOSED = "The engine was shut down. Create a new AsyncLLM."
 
 
 class EngineThread:
-    """A running engine.
-
-    Args:
-        model, settings: See LLM.
-        take: Gets each message, in the event loop.
-        fail: Is told there that the engine is gone, and why.
-
-    Attributes:
-        local: The engine. Only its client's `send` may be called while it runs.
-
-    Raises:
-        ConfigError: An unknown or unsupported setting; the message names it.
-        SetupError: The model cannot be served.
-    """
+    """A running engine, `local`; see LLM for the model, its settings and errors. In the event loop, `take` gets each
+    message, and `fail` gets the cause when the engine is gone. Only `send` of the engine's client may be called while
+    it runs."""
 
     def __init__(
         self,
@@ -57,19 +43,12 @@ class EngineThread:
 
     @property
     def failure(self) -> Exception | None:
-        """Why there is no engine, or none in this process; None while there is."""
+        """Why there is no engine, or none in this process; None while there is one."""
         return self._failure or self.local.failure
 
     def attach(self, *, idle: bool) -> None:
-        """Use the running event loop from now on.
-
-        Args:
-            idle: Whether nothing waits in the one before.
-
-        Raises:
-            ConfigError: Something does.
-            EngineDeadError: There is no engine any more.
-        """
+        """Use the running event loop from now on. Raises ConfigError if something waits in the loop before (it is not
+        `idle`), and EngineDeadError if there is no engine any more."""
         if (failure := self.failure) is not None:
             raise failure
         loop = asyncio.get_running_loop()
@@ -79,7 +58,7 @@ class EngineThread:
             self._loop = loop
 
     def close(self) -> None:
-        """Free the engine. More calls do nothing, nor do those of a process that was forked from the engine's."""
+        """Free the engine. Further calls do nothing, nor do calls in a fork of the engine's process."""
         if self._closing or os.getpid() != self._process:
             return
         self._closing = True
@@ -105,7 +84,7 @@ class EngineThread:
             local.close()
 
     def _stop(self, failure: Exception) -> None:
-        """There is no engine any more; from any thread."""
+        """Tell that there is no engine any more. Any thread may call this."""
         self._failure = self._failure or failure
         self._call(self._fail, self._failure)
 

@@ -1,10 +1,8 @@
-"""`LLM`: offline inference. Prompts in, finished outputs back, on an engine in this process.
-
-Assembles outputs; `OfflineRun` runs the engine, and everything else is shared with the server.
-"""
+"""`LLM`: offline inference. Prompts in, finished outputs back, on an engine in this process."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,7 +17,6 @@ from quire.foundation.messages.workers import TokenLogprobs
 from quire.foundation.processes.garbage import rare_collection
 from quire.offline.adapters import LoRARequest, for_each
 from quire.offline.local_engine import LocalEngine, no_sampling_params
-from quire.offline.metrics import OfflineMetrics
 from quire.offline.prompts import (
     ConversationRenderer,
     Message,
@@ -29,7 +26,7 @@ from quire.offline.prompts import (
     as_prompts,
     parse_prompt,
 )
-from quire.offline.run import OfflineRun
+from quire.offline.run import OfflineMetrics, OfflineRun
 from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.planning.step_limits import StepLimits
 from quire.sampling_params import BeamSearchParams, SamplingParams
@@ -45,8 +42,8 @@ if TYPE_CHECKING:
 class LLM:
     """A model, ready to generate.
 
-    Threads may share one: their calls run one after the other, each with all its prompts. `AsyncLLM` runs requests of
-    many callers together. A process that was forked from the one that made it needs its own.
+    Threads may share an LLM: their calls run one after the other, each with all its prompts. `AsyncLLM` runs requests
+    of many callers together. After a fork, the child process needs an LLM of its own.
 
     Args:
         model: A directory with a Hugging Face checkpoint, a hub id, or the built-in model (the default).
@@ -66,7 +63,7 @@ class LLM:
         self._config, self._text, self._engine = self._local.config, self._local.text, self._local.client
         self._submission = self._local.submission
         self.startup: dict[str, float] = self._local.startup
-        self._next_request = 0
+        self._numbers = itertools.count()  # of requests
         self._metrics = None if disable_log_stats else OfflineMetrics(self._local)
 
     def generate(
@@ -90,7 +87,7 @@ class LLM:
         Raises:
             RequestError: A prompt or its parameters cannot be served; the others are aborted.
             EngineDeadError: `close` was called, maybe during this call; an earlier call failed or was interrupted in
-                the middle of a step; or this is a fork of the process that made the LLM. Create a new one.
+                the middle of a step; or this is a fork of the process that made the LLM. Create a new LLM.
         """
         several = as_prompts(prompts)
         params = self._params_for(len(several), sampling_params)
@@ -120,8 +117,8 @@ class LLM:
             add_generation_prompt: End the prompt with the opening of an answer.
             continue_final_message: Go on with the last message instead.
             chat_template: Another template than the model's, as jinja source.
-            tools: What the model may call, as in OpenAI's API. Calls stand in the output's text, in the model's format;
-                `quire.text.output_parsers` reads them.
+            tools: What the model may call, as in OpenAI's API. Calls are part of the output's text, in the model's
+                format; `quire.text.output_parsers` reads them.
             chat_template_kwargs: Variables of the template.
 
         Raises:
@@ -149,13 +146,13 @@ class LLM:
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """The likeliest sequences of each prompt, as far as a beam sees; tokens and text begin with the prompt's.
+        """The likeliest sequences of each prompt within the beam. Tokens and text begin with the prompt's.
 
         Args:
             prompts: See `generate`.
-            params: Of all of them.
+            params: The same for all prompts.
             lora_request: See `generate`.
-            concurrency_limit: Prompts searched at once; all of them by default.
+            concurrency_limit: Maximum prompts that are searched at once; by default all.
 
         Raises:
             RequestError: A prompt, the parameters or an adapter cannot be served; nothing was computed.
@@ -181,23 +178,19 @@ class LLM:
             return found
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer.
-
-        Raises:
-            ConfigError: It was left out by skip_tokenizer_init.
-        """
+        """The model's tokenizer; raises ConfigError if skip_tokenizer_init left it out."""
         return self._local.tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate` uses where no parameters are given: the model's generation_config.json."""
+        """The parameters that `generate` uses by default, from the model's generation_config.json."""
         return SamplingParams(**self._text.defaults.fill({}))
 
     def get_metrics(self) -> list[Metric]:
-        """What /metrics of a server shows as `vllm:…`, since the start: Counter, Gauge and Histogram objects (see
-        `quire.engine.metrics.reader`).
+        """The metrics that a server's /metrics shows as `vllm:…`, since the start: Counter, Gauge and Histogram objects
+        (see `quire.engine.metrics.reader`).
 
         Raises:
-            ConfigError: Nothing was counted.
+            ConfigError: The LLM was made without disable_log_stats=False.
             EngineDeadError: See `generate`.
         """
         if self._metrics is None:
@@ -219,7 +212,7 @@ class LLM:
 
     def close(self) -> None:
         """Free the engine; the object cannot generate afterwards. Calls that run in other threads end with
-        EngineDeadError. In a fork of the process that made it, nothing happens."""
+        EngineDeadError. In a fork of the process that made the LLM, nothing happens."""
         self._local.close()
 
     def __enter__(self) -> LLM:
@@ -254,7 +247,7 @@ class LLM:
                 run.submit(sequences)
                 requests.append((prompt.text, sequences))
             run.finish()
-            return [self._output(text, sequences) for text, sequences in requests]
+            return [self._local.output(str(next(self._numbers)), text, sequences) for text, sequences in requests]
 
     def _next_tokens(
         self, sequences: Sequence[Sequence[int]], params: SamplingParams, adapters: Sequence[Adapter | None]
@@ -284,10 +277,6 @@ class LLM:
                 param="beam_width",
             )
 
-    def _output(self, text: str | None, sequences: Sequence[SequenceAccumulator]) -> RequestOutput:
-        number, self._next_request = self._next_request, self._next_request + 1
-        return self._local.output(str(number), text, sequences)
-
     def _params_for(
         self, count: int, given: SamplingParams | Sequence[SamplingParams] | None
     ) -> Sequence[SamplingParams]:
@@ -306,7 +295,6 @@ class LLM:
 
 
 def _bar(total: int) -> ProgressBar:
-    """For so many sequences."""
     from quire.offline.progress_bar import ProgressBar  # imports rich, which only a terminal needs
 
     return ProgressBar(total)

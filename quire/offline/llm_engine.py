@@ -1,6 +1,6 @@
 """`LLMEngine`: an engine in this process that its caller steps; requests come and go between steps. Names are vLLM's.
 
-Knows nothing about threads and event loops; `LLM` and `AsyncLLM` are the more comfortable ways.
+`LLM` and `AsyncLLM` are more comfortable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.text.tokenizer import Tokenizer
 
 
 class LLMEngine:
-    """A model, ready to generate step by step. Threads may share one; a call waits for those of others.
+    """A model, ready to generate step by step. Threads may share it: their calls wait for one another.
 
     Args:
         model: See LLM.
@@ -38,7 +38,7 @@ class LLMEngine:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLMEngine:
-        """Of these arguments."""
+        """Make an LLMEngine of these arguments."""
         return cls(engine_args.model, **engine_args.settings)
 
     def add_request(
@@ -53,24 +53,24 @@ class LLMEngine:
         """Take a request; the next steps work on it. Returns its id.
 
         Args:
-            request_id: In the outputs, and for `abort_request`; no two open requests have the same.
+            request_id: For `abort_request`, and in the outputs; no two open requests have the same.
             prompt: See `LLM.generate`.
-            params: Its parameters; `output_kind` says what each output holds.
-            lora_request: An adapter, with enable_lora=True; it is read when it is first asked for, while others run.
+            params: Its parameters; `output_kind` says what each output has.
+            lora_request: An adapter, with enable_lora=True. It is loaded when it is first asked for, while others run.
             priority: Lower goes first; with scheduling_policy="priority" only.
 
         Raises:
-            RequestError: It cannot be served.
+            RequestError: The request cannot be served.
             EngineDeadError: See `step`.
         """
         with self._local.exclusive():
             parsed = parse_prompt(prompt, self._local.tokenizer)
-            adapter = self._local.adapters.load(lora_request, self._take)
+            adapter = self._local.adapters.load_all([lora_request], self._take)[0]
             sequences = self._local.sequences(parsed, params, priority, adapter)
             return self._streams.submit(request_id, parsed.text, sequences).name
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
-        """End requests; they have no further output. Unknown ids are ignored."""
+        """End requests, which then have no further output. Unknown ids are ignored."""
         names = {request_id} if isinstance(request_id, str) else set(request_id)
         with self._local.exclusive():
             for stream in self._streams:
@@ -78,34 +78,28 @@ class LLMEngine:
                     self._streams.leave(stream, engine_lives=True)
 
     def step(self) -> list[RequestOutput]:
-        """Go on until a step of the model has brought something. Returns the requests that have grown or ended; one
-        that failed ends with finish_reason `error`.
+        """Run until a step of the model has brought something. Returns the outputs of requests that have grown or
+        ended. A request that failed ends with finish_reason `error`.
 
         Raises:
             EngineDeadError: An earlier step failed, `close` was called, or this is a fork of the process that made the
                 engine.
         """
-        with self._local.exclusive():
-            return self._step()
-
-    def _step(self) -> list[RequestOutput]:
-        if not self._streams:
-            return []
-        while not any(stream.changed.is_set() for stream in self._streams):
-            self._take(self._local.client.receive(None))
         outputs = []
-        for stream in self._streams:
-            if stream.changed.is_set():
-                stream.changed.clear()
-                output = stream.output(self._local)
-                if stream.finished:
-                    self._streams.leave(stream, engine_lives=True)
-                if output is not None:
-                    outputs.append(output)
+        with self._local.exclusive():
+            while self._streams and not any(stream.changed.is_set() for stream in self._streams):
+                self._take(self._local.client.receive(None))
+            for stream in self._streams:
+                if stream.changed.is_set():
+                    stream.changed.clear()
+                    output = stream.output(self._local)
+                    if stream.finished:
+                        self._streams.leave(stream, engine_lives=True)
+                    if output is not None:
+                        outputs.append(output)
         return outputs
 
     def _take(self, message: FromEngine | None) -> None:
-        """What the engine says."""
         if isinstance(message, Deltas):
             self._streams.take(message)
 
@@ -114,15 +108,11 @@ class LLMEngine:
         return bool(self._streams)
 
     def get_num_unfinished_requests(self) -> int:
-        """Requests that have not ended."""
+        """How many requests have not ended."""
         return len(self._streams)
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer.
-
-        Raises:
-            ConfigError: It was left out by skip_tokenizer_init.
-        """
+        """The model's tokenizer; raises ConfigError if skip_tokenizer_init left it out."""
         return self._local.tokenizer()
 
     def close(self) -> None:

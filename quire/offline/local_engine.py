@@ -1,6 +1,5 @@
-"""An engine in this process, and the way from a prompt to its sequences and from these to an output.
-
-What `LLM` and `AsyncLLM` have in common. Knows nothing about who runs the engine's loop, or when.
+"""An engine in this process, the way from a prompt to its sequences, and the way from these to an output: what `LLM`,
+`AsyncLLM` and `LLMEngine` share.
 """
 
 from __future__ import annotations
@@ -49,25 +48,19 @@ _log = logging.getLogger(__name__)
 
 
 class LocalEngine:
-    """A model that is loaded, in the thread that will run its loop.
+    """A loaded model, in the thread that will run its loop; see LLM for the model, its settings and errors.
 
     Args:
-        kind: The class whose object it is part of, for messages.
-        model: See LLM.
-        settings: See LLM.
-        performance_mode: What it is where the settings do not say; None: the server's default.
+        kind: The class of the object that it is part of, for messages.
+        performance_mode: The mode if the settings name none; None for the server's default.
 
     Attributes:
         config: Resolved settings.
         text: The model's tokenizer, chat template and defaults.
-        client: Of the engine.
+        client: The engine's client.
         submission: Makes Adds.
-        adapters: Loads those that requests name.
+        adapters: Loads the adapters that requests name.
         startup: Seconds of the engine's start, by stage.
-
-    Raises:
-        ConfigError: An unknown or unsupported setting; the message names it.
-        SetupError: The model cannot be served.
     """
 
     def __init__(self, kind: str, model: str, settings: Mapping[str, Any], performance_mode: str | None = None) -> None:
@@ -107,7 +100,7 @@ class LocalEngine:
 
     @property
     def failure(self) -> EngineDeadError | None:
-        """Why the engine cannot be used: it was shut down, or this process is a fork of the one that has it."""
+        """Why the engine cannot be used: it was shut down, or belongs to the process that this one was forked from."""
         if os.getpid() != self._process:
             return EngineDeadError(
                 f"This {self._kind} was made in process {self._process}, and works only there: create a new one in "
@@ -116,22 +109,15 @@ class LocalEngine:
         return EngineDeadError(self.client.ended) if self.client.ended else None
 
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer.
-
-        Raises:
-            ConfigError: It was left out by skip_tokenizer_init.
-        """
+        """The model's tokenizer; raises ConfigError if skip_tokenizer_init left it out."""
         if self.text.tokenizer is None:
             raise ConfigError("There is no tokenizer: skip_tokenizer_init was set.")
         return self.text.tokenizer
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Within it no other thread uses the engine; threads wait for their turn.
-
-        Raises:
-            EngineDeadError: See `failure`.
-        """
+        """Let no other thread use the engine within this context. Threads wait for their turn. Raises EngineDeadError
+        if the engine cannot be used, see `failure`."""
         self._raise_failure()  # at once: in a fork nobody may be left to release the lock
         with self._lock:
             self._raise_failure()
@@ -149,11 +135,8 @@ class LocalEngine:
     def sequences(
         self, prompt: ParsedPrompt, params: SamplingParams, priority: int = 0, adapter: Adapter | None = None
     ) -> list[SequenceAccumulator]:
-        """The sequences of a prompt, not submitted yet; the first one's Add has all of them.
-
-        Raises:
-            RequestError: They cannot be served.
-        """
+        """The sequences of a prompt, not submitted yet. The first one's Add has all of them. Raises RequestError if the
+        prompt or its parameters cannot be served."""
         if not isinstance(params, SamplingParams):
             raise no_sampling_params(params)
         tokenizer = self.text.tokenizer
@@ -172,18 +155,13 @@ class LocalEngine:
         return [self.sequence(add, index) for index, add in enumerate(adds)]
 
     def sequence(self, add: Add, index: int) -> SequenceAccumulator:
-        """One sequence of a prompt."""
         return SequenceAccumulator(add, index, ChoiceState(add, self.text.tokenizer))
 
     def output(
         self, request_id: str, text: str | None, sequences: Sequence[SequenceAccumulator], *, only_new: bool = False
     ) -> RequestOutput:
-        """What the sequences of a prompt have brought.
-
-        Args:
-            request_id, text: Of the prompt.
-            sequences: All of it.
-            only_new: Since the last call; of sequences that brought nothing there is no output then.
+        """What the sequences of a prompt have brought; with `only_new`, what is new since the last call, without
+        sequences that brought nothing.
         """
         first, tokenizer = sequences[0], self.text.tokenizer
         scored = None if only_new and not first.whole.prompt_logprobs else first.prompt_logprobs(tokenizer)
@@ -214,7 +192,7 @@ class LocalEngine:
         return self._grammars.grammar(asked, behind)
 
     def _reasoning(self, params: SamplingParams) -> str | None:
-        """The reasoning parser, where a request has to know it: finding it out loads the chat template."""
+        """The reasoning parser, if a request needs it: finding it loads the chat template."""
         return None if params.thinking_token_budget is None else self._reasoning_parser
 
     @cached_property
@@ -226,18 +204,15 @@ class LocalEngine:
 
 
 def no_sampling_params(value: Any) -> RequestError:
-    """The error about something that was passed in place of them."""
+    """The error about a value that is passed in place of SamplingParams."""
     advice = ": write SamplingParams(**values)" if isinstance(value, Mapping) else ""
     return RequestError(f"sampling_params must be SamplingParams, got {type(value).__name__}{advice}.",
                         param="sampling_params")  # fmt: skip
 
 
 def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without those that have no effect here.
-
-    Raises:
-        ConfigError: A setting of vLLM that is not supported, or one of a server alone.
-    """
+    """The settings without those that have no effect here. Raises ConfigError for a setting of vLLM that is not
+    supported, or one of a server alone."""
     for name in settings.keys() & VLLM_SETTINGS.keys():
         check_vllm_setting(name, settings[name])
     of_server = {each.name for each in fields(ServerConfig)} - {*OF_ENGINES_IN_PROCESS}

@@ -17,16 +17,8 @@ from quire.text.sequence_accumulator import SequenceAccumulator, dispatch_deltas
 
 @dataclass
 class OpenStream:
-    """One prompt's sequences while they are generated.
-
-    Attributes:
-        name: The request's id.
-        text: The prompt's, where that is known.
-        kind: What each output holds.
-        changed: Set when there is something new.
-        left: Set when it has no reader any more.
-        error: What ended it.
-    """
+    """One prompt's sequences while they are generated. `changed` is set when there is something new, and `left` when
+    nobody reads it any more. `kind` tells what each output has, and `error` is what ended it."""
 
     name: str
     text: str | None
@@ -41,7 +33,7 @@ class OpenStream:
         return all(sequence.choice.finished for sequence in self.sequences)
 
     def output(self, local: LocalEngine) -> RequestOutput | None:
-        """What the reader gets now, which stays as it is when more comes; None for nothing."""
+        """The next output for the reader, which later ones do not change; None if there is none."""
         if self.kind is RequestOutputKind.DELTA:
             gained = local.output(self.name, self.text, self.sequences, only_new=True)
             return gained if gained.outputs or gained.finished else None
@@ -52,11 +44,7 @@ class OpenStream:
 
 
 class OpenStreams:
-    """All that are open.
-
-    Args:
-        send: Takes messages to the engine.
-    """
+    """All streams that are open. `send` takes messages to the engine."""
 
     def __init__(self, send: Callable[[ToEngine], None]) -> None:
         self._send = send
@@ -71,11 +59,8 @@ class OpenStreams:
         return iter(list(self._by_name.values()))
 
     def submit(self, name: str | None, text: str | None, sequences: Sequence[SequenceAccumulator]) -> OpenStream:
-        """Send a prompt to the engine. Without a name it gets one.
-
-        Raises:
-            RequestError: The name is taken.
-        """
+        """Send a prompt to the engine. Without a name it gets one. Raises RequestError if another open request has the
+        name."""
         name = str(sequences[0].add.id) if name is None else name
         if name in self._by_name:
             raise RequestError(f"A request with the id '{name}' is open already.", param="request_id")
@@ -88,7 +73,7 @@ class OpenStreams:
         return stream
 
     def leave(self, stream: OpenStream, *, engine_lives: bool) -> None:
-        """The stream has no reader any more."""
+        """Forget a stream that nobody reads any more, and abort what still runs of it."""
         del self._by_name[stream.name]
         stream.left.set()
         open_ones = [s.add.id for s in stream.sequences if self._open.pop(s.add.id, None) is not None]
@@ -98,22 +83,20 @@ class OpenStreams:
             self._send(Abort(open_ones))
 
     def abort(self, name: str) -> None:
-        """End a request; its stream gets the end from the engine."""
+        """End a request. Its stream gets the end from the engine."""
         if (stream := self._by_name.get(name)) is not None:
             self._send(Abort([s.add.id for s in stream.sequences if s.add.id in self._open]))
 
     async def wait_none(self) -> None:
-        """Until none is open."""
         while self._by_name:
             await next(iter(self._by_name.values())).left.wait()
 
     def take(self, message: Deltas) -> None:
-        """What a step brought."""
         touched = {*message.ids, *(end.id for end in message.ends), *(number for number, _ in message.prompt_logprobs)}
         streams = [stream for number in touched if (stream := self._stream_of.get(number)) is not None]
         for sequence in dispatch_deltas(message, self._open):
             number = sequence.add.id
-            if sequence.end is None:  # a stop string
+            if sequence.end is None:  # it ended by a stop string
                 self._send(Abort([number]))
             elif (error := failure_of(sequence.end)) is not None:
                 self._stream_of[number].error = error
@@ -122,7 +105,7 @@ class OpenStreams:
             stream.changed.set()
 
     def fail(self, failure: Exception) -> None:
-        """The engine is gone."""
+        """End all streams, because the engine is gone."""
         for stream in self._by_name.values():
             stream.error = failure
             stream.changed.set()

@@ -1,4 +1,4 @@
-"""The progress bar of an offline call. Knows nothing about requests."""
+"""The progress bar of an offline call."""
 
 from __future__ import annotations
 
@@ -7,14 +7,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 
 class ProgressBar:
-    """Progress over sequences, with output tokens a second."""
+    """Progress over `total` sequences, `done` of which had ended before, with output tokens a second."""
 
     def __init__(self, total: int, done: int = 0) -> None:
-        """
-        Args:
-            total: Sequences in all.
-            done: Those that had ended before.
-        """
         self._progress = Progress(
             TextColumn("Generating"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
             TimeElapsedColumn(), console=Console(stderr=True), transient=True,
@@ -32,7 +27,7 @@ class ProgressBar:
         self._progress.stop()
 
     def advance(self, tokens: int) -> None:
-        """One more sequence has ended, with so many tokens."""
+        """Count one more sequence that has ended, with this many tokens."""
         self._tokens += tokens
         elapsed = self._progress.tasks[self._task].elapsed or 0.0
         rate = f"{self._tokens / elapsed:,.0f} tokens/s" if elapsed else ""

@@ -1,4 +1,4 @@
-"""A user's prompts and conversations, in any of the forms that `LLM` takes, as token ids."""
+"""A user's prompts and conversations, in any form that `LLM` takes, as token ids."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from quire.text.output_parsers.formats import Turn
 from quire.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`; the last two with an optional `cache_salt`."""
+"""Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`; the last two may have a `cache_salt`."""
 
 Message = Mapping[str, Any]
-"""One of a conversation."""
+"""A message of a conversation."""
 _LONGEST_SHOWN = 80
 
 
@@ -30,7 +30,7 @@ class TextPrompt(TypedDict):
 
 
 class TokensPrompt(TypedDict):
-    """A prompt as token ids; `prompt` is its text, where that is known."""
+    """A prompt as token ids. `prompt` is its text, if known."""
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
@@ -38,7 +38,7 @@ class TokensPrompt(TypedDict):
 
 
 class ParsedPrompt(NamedTuple):
-    """One prompt; `text` is None where only token ids were given, `turn` where it is no conversation."""
+    """One prompt. `text` is None if only token ids were given, and `turn` if it is no conversation."""
 
     text: str | None
     tokens: list[int]
@@ -47,11 +47,8 @@ class ParsedPrompt(NamedTuple):
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list. A list of integers is one prompt.
-
-    Raises:
-        RequestError: It is neither.
-    """
+    """One prompt or several, as a list. A list of integers is one prompt. Raises RequestError if the value is
+    neither."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | bytearray | memoryview):
@@ -63,15 +60,8 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def parse_prompt(prompt: Prompt, tokenizer: Callable[[], Tokenizer]) -> ParsedPrompt:
-    """A prompt with its token ids.
-
-    Args:
-        prompt: See Prompt.
-        tokenizer: Returns the model's; called for text only.
-
-    Raises:
-        RequestError: It is no prompt, or has a field that is not supported.
-    """
+    """A prompt with its token ids. `tokenizer` returns the model's tokenizer; it is only called for text. Raises
+    RequestError if the value is no prompt, or has a field that is not supported."""
     salt = ""
     if isinstance(prompt, Mapping):
         if unknown := prompt.keys() - {"prompt", "prompt_token_ids", "cache_salt"}:
@@ -88,7 +78,7 @@ def parse_prompt(prompt: Prompt, tokenizer: Callable[[], Tokenizer]) -> ParsedPr
 
 
 def _token_ids(prompt: Any) -> list[int]:
-    """Of a prompt that is no text."""
+    """The token ids of a prompt that is no text."""
     if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | memoryview | str | Mapping):
         raise _no_prompt(prompt)
     with suppress(msgspec.ValidationError):
@@ -96,7 +86,7 @@ def _token_ids(prompt: Any) -> list[int]:
     tokens = list(prompt)
     with suppress(TypeError):
         if not any(isinstance(token, bool) for token in tokens):
-            return [operator.index(token) for token in tokens]  # numbers of numpy and torch, too
+            return [operator.index(token) for token in tokens]  # takes numbers of numpy and torch too
     raise _no_prompt(prompt)
 
 
@@ -106,23 +96,19 @@ def _no_prompt(value: Any) -> RequestError:
 
 
 def shown(value: Any) -> str:
-    """A value and its type, as an error says what it got; a long value is cut."""
+    """A value and its type, for an error message; a long value is cut."""
     text = repr(value)
     text = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
     return f"{text} ({type(value).__name__})"
 
 
 def _are_ints(items: Sequence[Any]) -> bool:
-    """Whether all are of type int, and not of a subclass or numpy's; fast for long prompts."""
+    """Whether all items are of type int, and not of a subclass or numpy's; fast for long prompts."""
     return set(map(type, items)) == {int}
 
 
 def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    """One conversation or several, as a list.
-
-    Raises:
-        RequestError: It is neither.
-    """
+    """One conversation or several, as a list. Raises RequestError if the value is neither."""
     if isinstance(messages, list | tuple) and messages and not isinstance(messages[0], Mapping):
         return list(messages)
     return [messages]  # type: ignore[list-item]  # `prompt` says what is wrong
@@ -142,12 +128,9 @@ def _no_conversation(value: Any) -> RequestError:
 
 
 class ConversationRenderer:
-    """Renders conversations that are alike but for their messages.
+    """Renders conversations that differ only in their messages; see `LLM.chat` for the arguments and errors.
 
-    Args:
-        text: Of the model.
-        chat_template_kwargs: Variables of the template; hints about reasoning are dropped where it reads none.
-        add_generation_prompt, continue_final_message, chat_template, tools: See `LLM.chat`, for errors as well.
+    Hints about reasoning in `chat_template_kwargs` are dropped if the template reads none.
     """
 
     def __init__(
@@ -177,11 +160,7 @@ class ConversationRenderer:
         }
 
     def prompt(self, messages: Sequence[Message]) -> ParsedPrompt:
-        """One conversation, as plain data.
-
-        Raises:
-            RequestError: They are no messages, or the template refuses them.
-        """
+        """One conversation, as plain data. Raises RequestError if it has no messages, or the template refuses them."""
         _check_messages(messages)
         text = self._template.render(messages, **self._options)
         continued = messages[-1].get("content") if messages and self._options["continue_final_message"] else ""

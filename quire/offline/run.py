@@ -1,7 +1,4 @@
-"""One offline call's sequences on the engine of this process: submits them and collects their tokens.
-
-Owns the loop over messages. Knows nothing about the user's prompts, or about outputs.
-"""
+"""The sequences of one offline call on the engine of this process: submits, collects and counts them."""
 
 from __future__ import annotations
 
@@ -9,28 +6,77 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quire.engine.inprocess import InProcessClient
+from quire.engine.metrics.stats import SequenceStats, Stats
 from quire.errors import QuireError
-from quire.foundation.messages.from_engine import Deltas, FromEngine
-from quire.foundation.messages.to_engine import Abort
+from quire.foundation.clock import SystemClock
+from quire.foundation.messages.from_engine import Deltas, Done, EndReason, FromEngine
+from quire.foundation.messages.to_engine import Abort, Add, Control
+from quire.offline.local_engine import LocalEngine
+from quire.planning.step_limits import StepLimits
+from quire.text.deltas import deltas_by_sequence
 from quire.text.sequence_accumulator import SequenceAccumulator, dispatch_deltas, failure_of
 
 if TYPE_CHECKING:
-    from quire.offline.metrics import OfflineMetrics
+    from quire.engine.metrics.reader import Metric
+if TYPE_CHECKING:
     from quire.offline.progress_bar import ProgressBar
+    from quire.offline.run import OfflineMetrics
+
+
+class OfflineMetrics:
+    """Statistics of one engine since its start. Counts open sequences while their messages pass."""
+
+    def __init__(self, local: LocalEngine) -> None:
+        self._local = local
+        self._clock = SystemClock()
+        self._stats = Stats()
+        self._stats.set_max_model_len(StepLimits.of(local.config).length)
+        self._open: dict[int, SequenceStats] = {}
+
+    def start(self, add: Add) -> None:
+        """Count a sequence that goes to the engine."""
+        self._open[add.id] = self._stats.start_sequence(add)
+
+    def take(self, deltas: Deltas) -> None:
+        """Count what a step brought."""
+        now = self._clock.now()
+        for number, delta in deltas_by_sequence(deltas).items():
+            sequence = self._open.get(number)
+            if sequence is not None:
+                self._stats.record_tokens(sequence, len(delta.tokens), now, delta.cached_tokens)
+                self._stats.record_delivered(sequence, len(delta.tokens))
+                sequence.end = delta.end
+
+    def finish(self, number: int, reason: EndReason) -> None:
+        self._stats.finish_sequence(self._open.pop(number), reason, self._clock.now())
+
+    def read(self) -> list[Metric]:
+        from quire.engine.metrics.prometheus import Exposition
+        from quire.engine.metrics.reader import read_metrics
+        from quire.engine.metrics.server_stats import ServerStats
+
+        client = self._local.client
+        client.send(Control(0, "counts"))
+        while not isinstance(client.receive(None), Done):
+            pass  # what an earlier call has aborted
+        self._stats.record_heartbeat(client.heartbeat())
+        names = self._local.config.model.served_model_name
+        model = names[0] if names else self._local.config.model.model
+        return read_metrics(Exposition(ServerStats([self._stats]), model, self._local.config.cache).families())
 
 
 class OfflineRun:
     """Submits sequences and collects what comes back. The engine starts while later ones are still being submitted.
 
-    A context manager: leaving it early, by an error or an interrupt, aborts the sequences that still run. Ctrl-C takes
-    effect between two turns of the engine's loop, or at once when it is pressed twice; then the engine is lost.
+    A context: leaving it early, by an error or an interrupt, aborts the sequences that still run. Ctrl-C takes effect
+    between two turns of the engine's loop, or at once when it is pressed twice; then the engine is lost.
 
     Args:
         engine: Runs whenever messages are received from it.
-        head_start: Run the engine each time so many prompt tokens (a step's worth) were submitted. None: only when all
-            prompts are.
+        head_start: Run the engine whenever this many prompt tokens (a step's worth) were submitted. None to run it only
+            when all prompts are.
         bar: Shows how many sequences have ended; None for no bar.
-        metrics: Counts them; None: nothing is counted.
+        metrics: Counts sequences; None to count nothing.
     """
 
     def __init__(
@@ -61,8 +107,8 @@ class OfflineRun:
                     self._metrics.finish(number, "abort")
 
     def submit(self, request: Sequence[SequenceAccumulator]) -> None:
-        """Submit the sequences of one prompt. Once a step's worth of prompts has gathered, the engine plans what it
-        can, without waiting for the device."""
+        """Submit the sequences of one prompt. After each step's worth of prompts, the engine plans what it can, without
+        waiting for the device."""
         for sequence in request:
             self._open[sequence.add.id] = sequence
             if self._metrics is not None:
@@ -74,12 +120,8 @@ class OfflineRun:
             self._take(self._engine.receive(0.0))
 
     def finish(self) -> None:
-        """Wait until all sequences have ended.
-
-        Raises:
-            GenerationError: A sequence failed.
-            RequestError: What one asks for cannot be done.
-        """
+        """Wait until all sequences have ended. Raises GenerationError if a sequence failed, and RequestError if a
+        request asks for something that cannot be done."""
         while self._open:
             self._take(self._engine.receive(None))
         if self._errors:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from quire.errors import MemoryBudgetError
 from quire.foundation.config import Config
-from quire.foundation.processes.swap_reports import SwapMode
+from quire.foundation.processes.launch import SwapMode
 from quire.planning.auto_config import ResolvedConfig, resolve
 from quire.planning.machine import Machine, this_machine
 from quire.planning.memory_budget import memory_share

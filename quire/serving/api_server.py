@@ -16,7 +16,7 @@ from quire.foundation.processes import garbage
 from quire.foundation.processes.child_main import do_not_interrupt_others, run_child
 from quire.foundation.processes.launch import LaunchConfig, SendReport
 from quire.foundation.processes.logs import set_up_logs
-from quire.foundation.processes.shared_numbers import SharedNumbers
+from quire.foundation.processes.shared_memory import SharedNumbers
 from quire.serving.api.event_loop import MeasuredLoop, SharingLoop
 from quire.serving.api.http_server import HttpServer, load_tls, uvicorn_config
 from quire.serving.api.model_swaps import ModelSwaps

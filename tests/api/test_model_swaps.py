@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from quire import builtin
@@ -28,9 +29,9 @@ from quire.errors import ConfigError
 from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import EngineId
-from quire.foundation.processes.launch import LaunchConfig, Report
-from quire.foundation.processes.orders import DropModel, HoldRequests, OpenModel, Order, OrderWriter, Reload, TellSwap
-from quire.foundation.processes.swap_reports import ModelReport, SwapRequest, SwapStatus
+from quire.foundation.processes.launch import LaunchConfig, ModelReport, Report, SwapRequest, SwapStatus
+from quire.foundation.processes.orders import DropModel, HoldRequests, OpenModel, Order, Reload, TellSwap
+from quire.foundation.processes.pipe_lines import LineWriter
 from quire.planning.auto_config import resolve
 from quire.serving.api.model_swaps import ModelSwaps
 from quire.serving.api.schemas.model_change import FIXED, ModelChange, check_reloadable
@@ -98,7 +99,7 @@ class Process:
         self._reports: list[Report] = []
         self._engines: dict[int, EngineThread] = {}
         orders_read, orders_write = os.pipe()
-        self._orders = OrderWriter(orders_write)
+        self._orders = LineWriter(orders_write)
         launch = replace_launch(self._launch(0), orders_fd=orders_read, hold_s=hold_s)
         self.swaps = ModelSwaps(launch, self._reports.append, create_app)
 
@@ -124,7 +125,7 @@ class Process:
         self._engines[generation] = EngineThread(self._launch(generation), self._pace)
 
     def order(self, order: Order) -> None:
-        self._orders.send(order)
+        self._orders.send(msgspec.json.encode(order))
 
     def open(self, generation: int, config: Config | None = None, drain_timeout: float = WAIT_S) -> None:
         launch = self._launch(generation)

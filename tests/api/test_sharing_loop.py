@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from quire.engine.metrics.histogram import WorkTimes
-from quire.foundation.processes.shared_numbers import SharedNumbers
+from quire.foundation.processes.shared_memory import SharedNumbers
 from quire.serving.api import event_loop
 from quire.serving.api.event_loop import AHEAD, SharingLoop
 from tests.api.test_tls import openssl

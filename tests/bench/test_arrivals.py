@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quire.errors import ConfigError
-from quire.tools.bench.arrivals import ArrivalOptions, arrival_times, check_arrivals
+from quire.tools.bench.load import ArrivalOptions, arrival_times
 
 
 def times(count: int, **options: Any) -> list[float]:
@@ -59,4 +59,4 @@ def test_a_ramp_goes_from_rate_to_rate(strategy: Any) -> None:
 )
 def test_what_cannot_be_meant_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="--"):
-        check_arrivals(ArrivalOptions(**options))
+        ArrivalOptions(**options)

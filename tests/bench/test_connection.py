@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from quire.foundation.http_client.address import HttpAddress
-from quire.foundation.http_client.answer_parser import HttpError
+from quire.foundation.http_client.http1 import HttpAddress, HttpError
 from quire.tools.bench.client import Connections
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"

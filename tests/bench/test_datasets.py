@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from quire.errors import ConfigError
-from quire.tools.bench.datasets import DatasetOptions, Sample, make_samples
-from quire.tools.bench.tokens import LocalTokens
+from quire.tools.bench.datasets import DatasetOptions, LocalTokens, Sample, make_samples
 
 
 class Letters:

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from quire.tools.bench.plot import HEIGHT, WIDTH, Line, Panel, svg, ticks
+from quire.tools.bench.report import HEIGHT, WIDTH, Line, Panel, svg, ticks
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from types import ModuleType
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from quire.cli import chat, complete
+from quire.cli import chat
 from quire.cli.remote import printable
 from quire.errors import QuireError, UnavailableError
 from tests.api.server import KEY, Pace, Server, running
@@ -38,7 +37,7 @@ def flags(server: Server, *more: str) -> list[str]:
 
 
 def test_a_quick_completion(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    assert complete.run(flags(server, "-q", "a", "--max-tokens=5")) == 0
+    assert chat.complete(flags(server, "-q", "a", "--max-tokens=5")) == 0
     assert capsys.readouterr().out == "bcdef\n"
 
 
@@ -64,7 +63,7 @@ def test_a_conversation_remembers(
     monkeypatch.setattr(chat.RemoteServer, "stream", watched)
     monkeypatch.setattr("builtins.input", typed)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    assert chat.run(flags(server, "--system-prompt", "be brief", "--model-name=alias")) == 0
+    assert chat.chat(flags(server, "--system-prompt", "be brief", "--model-name=alias")) == 0
     assert "Chatting with alias" in capsys.readouterr().out
     assert [message["role"] for message in sent[1]] == ["system", "user", "assistant", "user"]
     assert len(sent[1][2]["content"]) == 3
@@ -91,25 +90,25 @@ def test_no_server_is_said_plainly() -> None:
     with pytest.raises(
         UnavailableError, match=r"No server listens at http://127.0.0.1:9/v1. Start one with: quire serve"
     ):
-        chat.run(["--url=http://127.0.0.1:9/v1", "-q", "hi"])
+        chat.chat(["--url=http://127.0.0.1:9/v1", "-q", "hi"])
 
 
 def test_what_the_server_refuses_is_passed_on(server: Server) -> None:
     with pytest.raises(QuireError, match="The server wants another API key"):
-        complete.run([f"--url={server.url}/v1", "-q", "hi"])
+        chat.complete([f"--url={server.url}/v1", "-q", "hi"])
     with pytest.raises(QuireError, match="not served here"):
-        chat.run(flags(server, "--model-name=other", "-q", "hi"))
+        chat.chat(flags(server, "--model-name=other", "-q", "hi"))
     with pytest.raises(QuireError, match="max_tokens must be at least 1"):
-        complete.run(flags(server, "--max-tokens=0", "-q", "a"))
+        chat.complete(flags(server, "--max-tokens=0", "-q", "a"))
 
 
 def test_something_else_listens_there(server: Server) -> None:
     with pytest.raises(QuireError):
-        chat.run([f"--url={server.url}/elsewhere", f"--api-key={KEY}", "-q", "hi"])
+        chat.chat([f"--url={server.url}/elsewhere", f"--api-key={KEY}", "-q", "hi"])
 
 
 def test_an_address_without_a_path_gets_the_usual_one(server: Server) -> None:
-    assert chat.run([f"--url={server.url}", f"--api-key={KEY}", "-q", "hi"]) == 0
+    assert chat.chat([f"--url={server.url}", f"--api-key={KEY}", "-q", "hi"]) == 0
 
 
 def test_ctrl_c_stops_the_answer_on_the_server_too(server: Server, pace: Pace) -> None:
@@ -137,13 +136,16 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
     assert printable("a\x1b[2Jb\x9b\n\tc\r\x07") == "a[2Jb\n\tc"
 
 
-@pytest.mark.parametrize("command", [chat, complete])
+@pytest.mark.parametrize("command", [chat.chat, chat.complete])
 def test_the_key_may_stand_in_the_environment(
-    command: ModuleType, server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: Callable[[Sequence[str]], int],
+    server: Server,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arguments = [f"--url={server.url}/v1", "-q", "a"]
     with pytest.raises(QuireError, match=r"give it by --api-key or in QUIRE_API_KEY"):
-        command.run(arguments)
+        command(arguments)
     monkeypatch.setenv("QUIRE_API_KEY", KEY)
-    assert command.run(arguments) == 0
+    assert command(arguments) == 0
     assert capsys.readouterr().out

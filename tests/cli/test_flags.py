@@ -15,9 +15,8 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 
 from quire.cli.flags import parse, parse_config, parse_with_engine
-from quire.cli.help import about
 from quire.cli.main import main
-from quire.cli.settings_fields import settings_of
+from quire.cli.settings_fields import about, settings_of
 from quire.errors import ConfigError
 from quire.foundation.config import Config
 from quire.foundation.config.values import without_none

@@ -11,7 +11,7 @@ from quire.models.spec import read_spec
 from quire.planning.costmodel.measured_step_times import MeasuredStepTimes, ServerTerms, StepTerms
 from quire.planning.costmodel.step_work import windows_of
 from quire.planning.machine import this_machine
-from quire.tools.bench.arrivals import closed_loads
+from quire.tools.bench.load import closed_loads
 from quire.tools.simulation.calibration import server_terms, waits_of
 from quire.tools.simulation.deployment import Deployment, Processor, deploy
 

@@ -16,9 +16,8 @@ from quire.cli.settings_fields import settings_of
 from quire.foundation.config import Config
 from quire.models.spec import read_spec
 from quire.planning.costmodel.measured_step_times import MeasuredStepTimes, ServerTerms, StepTerms
-from quire.tools.bench.arrivals import ArrivalOptions, arrival_times
-from quire.tools.bench.datasets import DatasetOptions, make_samples
-from quire.tools.bench.tokens import LocalTokens
+from quire.tools.bench.datasets import DatasetOptions, LocalTokens, make_samples
+from quire.tools.bench.load import ArrivalOptions, arrival_times
 from quire.tools.simulation.load import asked_load, timed_load
 from quire.tools.simulation.options import ServingOptions, SimulateOptions
 from quire.tools.sizing.measured_rows import DIRECTORY

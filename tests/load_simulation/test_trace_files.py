@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from quire.errors import ConfigError
-from quire.tools.bench.arrivals import ArrivalOptions
-from quire.tools.bench.tokens import Tokens
-from quire.tools.simulation.trace import Trace
-from quire.tools.simulation.trace_files import TraceFileOptions, read_trace
+from quire.tools.bench.datasets import Tokens
+from quire.tools.bench.load import ArrivalOptions
+from quire.tools.simulation.trace import Trace, TraceFileOptions, read_trace
 
 
 class Letters:

@@ -59,7 +59,7 @@ def test_all_that_are_new_are_asked_for_before_any_is_waited_for() -> None:
     assert client.asked == [["a", "b"], []]
     assert others == [DELTAS]
     client._answers.extendleft([DELTAS, STALE])
-    assert adapters.load(c) == Adapter("c", "./c", "of c")
+    assert adapters.load_all([c]) == [Adapter("c", "./c", "of c")]
     assert adapters.load_all([c, b]) == [Adapter("c", "./c", "of c"), expected[1]]
     assert client.asked == [["a", "b"], ["c"], []]
 

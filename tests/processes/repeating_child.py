@@ -6,10 +6,9 @@ import os
 import sys
 
 from quire.foundation.processes.child_main import run_child
-from quire.foundation.processes.launch import LaunchConfig, Report, SendReport
+from quire.foundation.processes.launch import LaunchConfig, Report, SendReport, SwapRequest
 from quire.foundation.processes.orders import OpenModel, OrderReader
 from quire.foundation.processes.pipe_lines import wait_readable
-from quire.foundation.processes.swap_reports import SwapRequest
 
 
 def main(launch: LaunchConfig, report: SendReport) -> None:

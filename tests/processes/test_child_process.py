@@ -9,10 +9,9 @@ import pytest
 
 from quire.foundation.config import Config
 from quire.foundation.processes.child_process import ChildProcess
-from quire.foundation.processes.launch import LaunchConfig, Report
+from quire.foundation.processes.launch import LaunchConfig, Report, SwapRequest
 from quire.foundation.processes.orders import OpenModel
 from quire.foundation.processes.pipe_lines import wait_readable
-from quire.foundation.processes.swap_reports import SwapRequest
 
 
 @contextmanager

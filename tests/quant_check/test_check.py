@@ -18,7 +18,7 @@ from torch import Tensor
 from quire.planning.machine import Machine
 from quire.text.tokenizer import load_tokenizer
 from quire.tools.quant_check import both_models, forward
-from quire.tools.quant_check.questions import read_passages
+from quire.tools.quant_check.continuations import read_passages
 from tests.checkpoints import edit_config, make_llama, make_tiny
 from tests.quant_check.command import check, checked
 from tests.quantization import made

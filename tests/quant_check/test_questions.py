@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire.errors import ConfigError
-from quire.tools.quant_check.questions import Question, percent_right, read_passages, read_questions
+from quire.tools.quant_check.continuations import Question, percent_right, read_passages, read_questions
 
 
 def file_of(tmp_path: Path, *lines: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.serving.router.circuit_breaker import CircuitBreaker
+from quire.serving.router.backend import CircuitBreaker
 from tests.engine.test_client_liveness import ManualClock
 
 

@@ -10,8 +10,7 @@ import pytest
 import uvloop
 
 from quire.errors import OverloadedError
-from quire.serving.router.backend_list import KeyLimits
-from quire.serving.router.rate_limit import RateLimiter
+from quire.serving.router.backend_list import KeyLimits, RateLimiter
 from tests.engine.test_client_liveness import ManualClock
 from tests.router.stubs import StubBackend, raw, running_router, until
 

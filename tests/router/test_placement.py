@@ -15,8 +15,7 @@ from quire.serving.replica_chooser import BOUND, SLACK
 from quire.serving.router.backend import Backend, ScrapedLoad
 from quire.serving.router.backend_list import BackendAddress
 from quire.serving.router.fleet import Fleet
-from quire.serving.router.prompt_prefix import prefix_blocks, read_fields, session_blocks
-from quire.serving.router.routed_request import RoutedRequest
+from quire.serving.router.routed_request import RoutedRequest, prefix_blocks, read_fields, session_blocks
 from tests.engine.test_client_liveness import ManualClock
 from tests.router.stubs import StubBackend, running_router
 

@@ -19,8 +19,7 @@ from quire.foundation.messages.from_engine import Dead, EngineId
 from quire.foundation.messages.to_engine import ClientGone
 from quire.foundation.processes.launch import LaunchConfig, Report, StatusReport
 from quire.foundation.processes.orders import Order
-from quire.serving.supervisor.process_events import Died, Event, Reported, Signalled
-from quire.serving.supervisor.process_host import ProcessHost
+from quire.serving.supervisor.process_host import Died, Event, ProcessHost, Reported, Signalled
 from tests.simulation.blocking import BlockingThread
 from tests.simulation.network import Connection, Network
 from tests.simulation.world import World

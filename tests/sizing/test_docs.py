@@ -21,7 +21,7 @@ from quire.planning.costmodel.measured_step_times import (
     windows_of,
 )
 from quire.planning.machine import this_machine
-from quire.tools.bench import arrivals, step_times
+from quire.tools.bench import load, step_times
 from quire.tools.simulation import calibration
 from quire.tools.sizing.measured_rows import DIRECTORY
 
@@ -106,7 +106,7 @@ def test_steps_are_timed_and_written(
     monkeypatch.setattr(calibration, "RUNS", 1)
     monkeypatch.setattr(step_times, "LEAST_PASSES", 1)
     monkeypatch.setattr(step_times, "WANTED_S", 0.0)
-    monkeypatch.setattr(arrivals, "REQUESTS", {1: 3, 8: 16})
+    monkeypatch.setattr(load, "REQUESTS", {1: 3, 8: 16})
     with pytest.raises(SystemExit) as end:
         main(shlex.split(CALIBRATE)[1:])
     assert end.value.code == 0, capsys.readouterr().err

@@ -244,7 +244,7 @@ def test_a_response_whose_process_is_gone_is_abandoned(path: Path) -> None:
     run(store.responses.put(response("r", status="in_progress"), running=True))
     time.value += PROCESS_DEAD_S - 1
     assert not run(store.responses.get("r")).abandoned
-    run(store.say_alive())
+    run(store.responses.update("r", "in_progress", None))
     time.value += PROCESS_DEAD_S - 1
     assert not run(store.responses.get("r")).abandoned
     time.value += 2

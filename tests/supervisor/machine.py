@@ -12,8 +12,7 @@ from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import Dead, EngineId
 from quire.foundation.processes.launch import LaunchConfig, Report, StatusReport
 from quire.foundation.processes.orders import Order
-from quire.serving.supervisor.process_events import Died, Event, Reported, Signalled
-from quire.serving.supervisor.process_host import ProcessHost
+from quire.serving.supervisor.process_host import Died, Event, ProcessHost, Reported, Signalled
 from quire.serving.supervisor.supervisor import Supervisor
 from tests.engine.test_client_liveness import ManualClock
 

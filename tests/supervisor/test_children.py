@@ -20,12 +20,12 @@ def start(name: str, module: str, launch: LaunchConfig) -> FakeChild:
 def test_a_process_that_never_starts_is_tried_for_ever_and_not_too_often(tmp_path: Path) -> None:
     clock = ManualClock()
     host = ProcessHost(start=start, notices=MagicMock(), in_flight=lambda directory, engine: [], state=lambda pid: "S")
-    children = Children(Config(), tmp_path, -1, developer_mode=False, modules=MODULES, clock=clock, host=host)
+    children = Children(LaunchConfig(Config(), str(tmp_path)), MODULES, clock, host)
     children.ready(children.engines[0])
     waits = []
     for _ in range(1_100):  # 2 ** 1,024 is no float
         before, died = children.engines[0], clock.time
-        children.replace_engine((0, 0), "it died", [])
+        children.replace_engine(children.model, 0, "it died", [])
         while children.engines[0] is before:
             clock.time += 0.5
             children.start_due()

@@ -12,9 +12,8 @@ import pytest
 from quire.errors import ConfigError
 from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import EngineId
-from quire.foundation.processes.launch import STOP_ENGINE, StatusReport
+from quire.foundation.processes.launch import STOP_ENGINE, ModelReport, StatusReport, SwapMode, SwapRequest, SwapStatus
 from quire.foundation.processes.orders import DropModel, HoldRequests, OpenModel, Order, Reload, TellSwap
-from quire.foundation.processes.swap_reports import ModelReport, SwapMode, SwapRequest, SwapStatus
 from tests.supervisor.machine import FakeChild, Machine
 
 NEW = "engine (model 1)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.serving.supervisor.restart_limit import MAX_SEARCH, WINDOW_S, RestartLimit
+from quire.serving.supervisor.watchdog import MAX_SEARCH, WINDOW_S, RestartLimit
 from tests.engine.test_client_liveness import ManualClock
 
 

@@ -1,7 +1,7 @@
-"""All settings, as frozen plain data: one part a file, put together as Config.
+"""All settings, as frozen plain data: one part in each file, put together as Config.
 
-Flags, their help and `LLM`'s arguments come from these fields, so a field's name is unique over all parts. No torch, no
-I/O; `quire.planning.auto_config` makes the automatic choices (`None`, `auto`) and returns a new Config with reasons.
+Flags, their help and `LLM`'s arguments come from these fields, so a field's name is unique over all parts.
+`quire.planning.auto_config` makes the automatic choices (`None`, `auto`), and returns a new Config with reasons.
 """
 
 from __future__ import annotations
@@ -53,16 +53,15 @@ class Config:
 
     @property
     def kv_dtype(self) -> str:
-        """The name of the type of the KV cache's elements; --dtype is resolved."""
+        """The name of the type of the KV cache's elements; --dtype must be resolved."""
         return element_dtype(self.cache.kv_cache_dtype, self.model.dtype)
 
     def with_values(self, **values: Any) -> Config:
-        """A copy with fields of any part replaced by their flat names, as `LLM(...)` and flags use them. Values may be
-        texts as the command line has them, and are checked alike.
+        """A copy with fields of any part replaced by their flat names, as in `LLM(...)` and flags. Values are checked,
+        and may be texts as on the command line.
 
         Raises:
-            ConfigError: A name that no part has, where the closest known one is suggested, or a value that its field
-                cannot have.
+            ConfigError: No part has such a name (the closest one is suggested), or its field cannot have the value.
         """
         owner = {f.name: part.name for part in fields(self) for f in fields(getattr(self, part.name))}
         changes: dict[str, dict[str, Any]] = {}
@@ -78,7 +77,7 @@ class Config:
         return replace(self, **{part: replace(getattr(self, part), **c) for part, c in changes.items()})
 
     def changes(self) -> dict[str, Any]:
-        """Values that are not the defaults, by their flat names: what `with_values` makes this of."""
+        """The values that are not defaults, by their flat names: `with_values` makes this Config of them."""
         parts = [(getattr(self, part.name), getattr(Config(), part.name)) for part in fields(self)]
         return {
             f.name: getattr(own, f.name)
@@ -90,5 +89,4 @@ class Config:
 
 @lru_cache
 def _kinds(part: type) -> dict[str, Any]:
-    """The types of its fields."""
     return get_type_hints(part)

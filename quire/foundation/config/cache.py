@@ -1,7 +1,7 @@
-"""The KV cache: its shape, its size, and what its elements may be.
+"""The KV cache: its shape, its size, and the types of its elements.
 
-Quantized keys and values are stored divided by a scale: one for the keys and one for the values of each KV head of each
-layer.
+Quantized keys and values are divided by a scale: for each KV head of each layer, one for the keys and one for the
+values.
 """
 
 from __future__ import annotations
@@ -14,34 +14,25 @@ KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
 QUANTIZED = ("fp8_e4m3", "fp8_e5m2", "int8")
 """Element types of 8 bits, with scales."""
 UTILIZATION = 0.9
-"""Share of memory that the engine may take where none was asked for."""
+"""Default share of memory that the engine may take."""
 
 BlockSize = Literal[8, 16, 32]
 
 
 def is_quantized(kv_cache_dtype: KVCacheDtype) -> bool:
-    """Whether elements have 8 bits, whatever the model's are."""
+    """Whether elements have 8 bits, whatever the model's type."""
     return element_dtype(kv_cache_dtype, "") in QUANTIZED
 
 
 def element_dtype(kv_cache_dtype: KVCacheDtype, dtype: str) -> str:
-    """The name of an element's type.
-
-    Args:
-        dtype: The model's, which is also the cache's where nothing else is asked for.
-    """
+    """The name of an element's type. By default it is the model's `dtype`."""
     if kv_cache_dtype == "auto":
         return dtype
     return "fp8_e4m3" if kv_cache_dtype == "fp8" else kv_cache_dtype
 
 
 def element_bytes(name: str, dense: dict[str, int]) -> int:
-    """Bytes of an element.
-
-    Args:
-        name: See element_dtype.
-        dense: Bytes of the types that a model may have.
-    """
+    """Bytes of an element of this type. `dense` has the bytes of the types that a model may have."""
     return 1 if name in QUANTIZED else dense[name]
 
 
@@ -70,5 +61,5 @@ class CacheConfig:
 
     @property
     def memory_share(self) -> float:
-        """Share of memory that the engine may take, asked for or not."""
+        """Share of memory that the engine may take, or the default share."""
         return UTILIZATION if self.gpu_memory_utilization is None else self.gpu_memory_utilization

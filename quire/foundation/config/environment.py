@@ -1,4 +1,4 @@
-"""The only reader of `os.environ`, called by the command line, by `LLM`, and before a library is loaded."""
+"""The only reader of `os.environ`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,9 @@ from quire.foundation.config import Config
 from quire.foundation.config.router import RouterConfig
 
 _SHOWN_PREFIXES = (
-    "QUIRE_",
-    "VLLM_",
-    "CUDA_",
-    "NVIDIA_VISIBLE",
-    "NCCL_",
-    "TORCH_",
-    "PYTORCH_",
-    "TRITON_",
-    "OMP_",
-    "MKL_",
-    "HF_",
+    "QUIRE_", "VLLM_", "CUDA_", "NVIDIA_VISIBLE", "NCCL_", "TORCH_", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "HF_",
     "LD_LIBRARY_PATH",
-)
+)  # fmt: skip
 _KERNEL_CACHE = "TRITON_CACHE_DIR"
 _INSTRUCTION_SETS = ("avx512_bf16", "avx512_vnni", "avx512", "avx2", "none")
 _SHORTEST_NODE_KEY = 16
@@ -33,11 +23,8 @@ _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
 def apply(config: Config) -> Config:
-    """Fill what flags left open from QUIRE_API_KEY (or VLLM_API_KEY) and HF_TOKEN. Flags win.
-
-    Raises:
-        ConfigError: The variable for the key is set and empty, so somebody meant to close the server.
-    """
+    """Fill settings that flags left open from QUIRE_API_KEY (or VLLM_API_KEY) and HF_TOKEN. Raises ConfigError if the
+    variable for the key is set and empty, because then somebody meant to close the server."""
     server, model = config.server, config.model
     if not server.api_key and (key := api_key()) is not None:
         server = replace(server, api_key=(key,))
@@ -48,12 +35,8 @@ def apply(config: Config) -> Config:
 
 
 def apply_to_router(config: RouterConfig) -> RouterConfig:
-    """Fill what flags left open from QUIRE_API_KEY (or VLLM_API_KEY) and, for the servers' key, from
-    QUIRE_BACKEND_API_KEY. Flags win.
-
-    Raises:
-        ConfigError: A variable for a key is set and empty.
-    """
+    """Fill settings that flags left open from QUIRE_API_KEY (or VLLM_API_KEY) and QUIRE_BACKEND_API_KEY. Raises
+    ConfigError if a variable for a key is set and empty."""
     if not config.api_key and (key := api_key()) is not None:
         config = replace(config, api_key=(key,))
     key = os.environ.get("QUIRE_BACKEND_API_KEY")
@@ -65,11 +48,8 @@ def apply_to_router(config: RouterConfig) -> RouterConfig:
 
 
 def node_key(file: str | None) -> bytes:
-    """The key that the machines of an engine share: what the file has, or QUIRE_NODE_KEY.
-
-    Raises:
-        ConfigError: There is none, or it is too short to keep anyone out.
-    """
+    """The key that the machines of an engine share: from the file, or else from QUIRE_NODE_KEY. Raises ConfigError if
+    there is no key, or it is too short to keep anyone out."""
     source, text = "QUIRE_NODE_KEY", os.environ.get("QUIRE_NODE_KEY", "")
     if file is not None:
         source = f"--node-key-file {file}"
@@ -92,28 +72,26 @@ def node_key(file: str | None) -> bytes:
 
 
 def share_node_key(key: bytes) -> None:
-    """Let children of this process have that key."""
     os.environ["QUIRE_NODE_KEY"] = key.decode()
 
 
 def has_node_key() -> bool:
-    """Whether QUIRE_NODE_KEY has one."""
     return bool(os.environ.get("QUIRE_NODE_KEY", "").strip())
 
 
 def ray_address() -> str:
-    """Of the Ray cluster that the user chose: RAY_ADDRESS; empty: the one that this machine is part of."""
+    """The address of the Ray cluster in RAY_ADDRESS; empty for the cluster that this machine is part of."""
     address = os.environ.get("RAY_ADDRESS", "").strip()
     return "" if address == "auto" else address
 
 
 def prepare_ray() -> None:
-    """Let Ray report nothing to anyone. Call it before Ray is imported."""
+    """Make Ray report nothing to anyone. Call this before Ray is imported."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 
 def leave_threads_open() -> None:
-    """Take back what Ray sets in its processes: one thread for each CPU that an actor asks for. Call it before torch is
+    """Undo what Ray sets in its processes: one thread for each CPU that an actor asks for. Call this before torch is
     imported."""
     os.environ.pop("OMP_NUM_THREADS", None)
 
@@ -124,12 +102,12 @@ def developer_mode() -> bool:
 
 
 def no_color() -> bool:
-    """Whether nothing may be coloured: NO_COLOR with any value, as no-color.org has it."""
+    """Whether NO_COLOR forbids colours, with any value; see no-color.org."""
     return bool(os.environ.get("NO_COLOR"))
 
 
 def trace_service_name() -> str:
-    """What OpenTelemetry's traces call this service: OTEL_SERVICE_NAME, or quire."""
+    """The name of this service in OpenTelemetry's traces: OTEL_SERVICE_NAME, or quire."""
     return os.environ.get("OTEL_SERVICE_NAME") or "quire"
 
 
@@ -140,14 +118,14 @@ def may_load_adapters() -> bool:
 
 
 def visible_gpus() -> list[str]:
-    """The numbers or UUIDs that CUDA_VISIBLE_DEVICES names, in its order; the first one where it is not set."""
+    """The numbers or UUIDs in CUDA_VISIBLE_DEVICES, in its order; by default the first GPU."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip(", ")
     return [gpu.strip() for gpu in visible.split(",")] if visible else []
 
 
 def gpu_of_engine(engine: int) -> str | None:
-    """The number or UUID of the GPU that engine `engine` of several takes: the engine's own place among those that
-    CUDA_VISIBLE_DEVICES leaves. None: there is none."""
+    """The number or UUID of the GPU of one of several engines, by its place among those that CUDA_VISIBLE_DEVICES
+    leaves. None if there is no such GPU."""
     if "CUDA_VISIBLE_DEVICES" not in os.environ:
         return str(engine)
     visible = visible_gpus()
@@ -160,16 +138,16 @@ def num_visible_gpus(installed: int) -> int:
 
 
 def show_gpus_of_engine(engine: int, ranks: int = 1) -> None:
-    """Let this process and its children see the GPUs of that engine alone, one for each of its ranks. Call it before
-    torch or the driver is loaded."""
+    """Let this process and its children see only the GPUs of this engine, one for each rank. Call this before torch or
+    the driver is loaded."""
     gpus = [gpu_of_engine(engine * ranks + rank) for rank in range(ranks)]
     assert None not in gpus, "the supervisor has counted them"
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
 
 
 def show_gpu_of_rank_first(rank: int, ranks: int) -> None:
-    """Let this process see the GPUs of all ranks of its engine, its own as the first. So `cuda:0` is a rank's own GPU
-    everywhere, and the memory of the others can still be mapped. Call it before torch or the driver is loaded."""
+    """Let this process see the GPUs of all ranks of its engine, its own first. So `cuda:0` is always a rank's own GPU,
+    and the memory of the others can still be mapped. Call this before torch or the driver is loaded."""
     show_gpus_of_engine(0, ranks)
     gpus = visible_gpus()
     own = gpus.pop(rank)
@@ -177,47 +155,46 @@ def show_gpu_of_rank_first(rank: int, ranks: int) -> None:
 
 
 def prepare_nccl() -> None:
-    """Let NCCL leave tensors alone that CUDA graphs read, unless the user chose: torch's allocator may have mapped them
-    piece by piece, which NCCL cannot register. Call it before torch is loaded."""
+    """Keep NCCL from registering tensors that CUDA graphs read, unless the user chose. It cannot register what torch's
+    allocator has mapped piece by piece. Call this before torch is loaded."""
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
 
 
 def number_gpus_by_pci_bus() -> None:
-    """Number GPUs by PCI bus, as NVML does, unless the user chose an order. CUDA's default is the fastest first.
+    """Number GPUs by PCI bus as NVML does, unless the user chose an order. CUDA's default is the fastest first.
 
-    Call it before torch or the driver is loaded, so that settings chosen for a GPU are applied to the same one.
+    Call this before torch or the driver is loaded, so that the settings chosen for a GPU apply to that GPU.
     """
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
 def limit_openmp_spinning() -> None:
-    """Limit how long OpenMP threads spin at a barrier, unless the user chose. Call it before torch is imported.
+    """Limit how long OpenMP threads spin at a barrier, unless the user chose. Call this before torch is imported.
 
     While another program keeps one of two cores busy, a step takes 35 times as long with libgomp's default, and 2 to 4
-    times with this limit. On an idle machine the limit costs some 5%.
+    times as long with this limit. On an idle machine the limit costs some 5%.
     """
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         os.environ["GOMP_SPINCOUNT"] = "5000"
 
 
 def encode_in_one_thread() -> None:
-    """Texts are encoded one at a time: the tokenizer's threads would reserve memory and do nothing."""
+    """Encode texts one at a time: the tokenizer's threads would reserve memory and do nothing."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def allocator_is_set() -> bool:
-    """Whether the user configured torch's GPU allocator."""
     return bool(os.environ.keys() & {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"})
 
 
 def kernel_cache() -> Path:
-    """Where Triton keeps compiled kernels."""
+    """The directory in which Triton keeps compiled kernels."""
     home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")  # unchanged where the home is not known
     return Path(os.environ.get(_KERNEL_CACHE) or Path(home) / ".triton" / "cache")
 
 
 def responses_store() -> Path:
-    """The file of responses, files and batches, unless another is configured."""
+    """The default file of responses, files and batches."""
     home = os.environ.get("XDG_STATE_HOME") or Path(os.path.expanduser("~")) / ".local" / "state"
     return Path(home) / "quire" / "store.sqlite"
 
@@ -227,10 +204,10 @@ class NativeKernels:
     """How the CPU's kernels are compiled.
 
     Attributes:
-        instructions: QUIRE_CPU_ISA, the best that is used: avx512_bf16, avx512_vnni, avx512, avx2, or none, for torch
-            alone. None: what the processor has.
-        compilers: Commands to try in this order.
-        cache: Where compiled libraries are kept.
+        instructions: QUIRE_CPU_ISA, the best to use: avx512_bf16, avx512_vnni, avx512, avx2, or none for torch alone.
+            None: those of the processor.
+        compilers: Commands, tried in this order.
+        cache: The directory of compiled libraries.
     """
 
     instructions: str | None
@@ -239,11 +216,7 @@ class NativeKernels:
 
 
 def native_kernels() -> NativeKernels:
-    """From QUIRE_CPU_ISA, CXX and the place that the user has for caches.
-
-    Raises:
-        ConfigError: QUIRE_CPU_ISA is none of the known names.
-    """
+    """Read QUIRE_CPU_ISA and CXX. Raises ConfigError if QUIRE_CPU_ISA is none of the known names."""
     instructions = os.environ.get("QUIRE_CPU_ISA") or None
     if instructions not in (None, *_INSTRUCTION_SETS):
         raise ConfigError(f"QUIRE_CPU_ISA is {instructions!r}, and must be one of {', '.join(_INSTRUCTION_SETS)}.")
@@ -253,23 +226,15 @@ def native_kernels() -> NativeKernels:
 
 @dataclass(frozen=True)
 class PackedWeightCache:
-    """Where a processor's packed weights are kept.
-
-    Attributes:
-        directory: Has a file for each checkpoint.
-        limit: QUIRE_PACKED_WEIGHTS_GB in bytes: what all files may take; 0: none is kept.
-    """
+    """Where a processor's packed weights are kept: `directory` has a file for each checkpoint, and `limit` is
+    QUIRE_PACKED_WEIGHTS_GB in bytes, the maximum size of all files; 0 to keep none."""
 
     directory: Path
     limit: int
 
 
 def packed_weight_cache() -> PackedWeightCache:
-    """From QUIRE_PACKED_WEIGHTS_GB and the place that the user has for caches.
-
-    Raises:
-        ConfigError: QUIRE_PACKED_WEIGHTS_GB is not a number of gigabytes.
-    """
+    """Read QUIRE_PACKED_WEIGHTS_GB. Raises ConfigError if QUIRE_PACKED_WEIGHTS_GB is not a number of gigabytes."""
     wanted = os.environ.get("QUIRE_PACKED_WEIGHTS_GB") or "32"
     try:
         limit = int(float(wanted) * 1e9)
@@ -281,12 +246,11 @@ def packed_weight_cache() -> PackedWeightCache:
 
 
 def gguf_cache() -> Path:
-    """Where the settings and tokenizers of GGUF files are kept."""
+    """The directory for settings and tokenizers of GGUF files."""
     return _user_cache() / "quire" / "gguf"
 
 
 def _user_cache() -> Path:
-    """The directory of the user's caches."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~")) / ".cache")
 
 
@@ -297,7 +261,7 @@ def kernel_settings() -> dict[str, str]:
 
 @contextmanager
 def kernels_cached_in(directory: Path) -> Iterator[None]:
-    """Processes started inside read and write compiled kernels in this directory."""
+    """Let processes that are started in this context read and write compiled kernels in this directory."""
     before = os.environ.get(_KERNEL_CACHE)
     os.environ[_KERNEL_CACHE] = str(directory)
     try:
@@ -309,7 +273,7 @@ def kernels_cached_in(directory: Path) -> Iterator[None]:
 
 
 def shown_variables() -> dict[str, str]:
-    """Variables that change what Quire, CUDA or torch do, for a bug report; secrets are masked."""
+    """Variables that change what Quire, CUDA or torch do, for a bug report. Secrets are masked."""
     return {
         name: "(set, not shown)" if any(word in name for word in _SECRET_WORDS) else value
         for name, value in sorted(os.environ.items())
@@ -318,11 +282,8 @@ def shown_variables() -> dict[str, str]:
 
 
 def api_key() -> str | None:
-    """The key in QUIRE_API_KEY or VLLM_API_KEY, for a server and for who asks one.
-
-    Raises:
-        ConfigError: The variable is set and empty.
-    """
+    """The key in QUIRE_API_KEY or VLLM_API_KEY, for a server and for its clients. Raises ConfigError if the variable is
+    set and empty."""
     key = os.environ.get("QUIRE_API_KEY", os.environ.get("VLLM_API_KEY"))
     if key is not None and not key.strip():
         raise ConfigError("QUIRE_API_KEY or VLLM_API_KEY is set but empty: give it a key, or unset it.")

@@ -1,4 +1,4 @@
-"""LoRA adapters: what is served beside the base model."""
+"""LoRA adapters that are served beside the base model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.foundation.config.values import check_range
 
 _HIGHEST_RANK = 256
 LONGEST_NAME = 256
-"""Characters of an adapter's name."""
+"""Maximum characters of an adapter's name."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,8 @@ class LoraConfig:
 
     @property
     def modules(self) -> dict[str, str]:
-        """Paths of --lora-modules by name.
-
-        Raises:
-            ConfigError: A name or path is missing, or a name stands there twice.
-        """
+        """Paths of --lora-modules by name. Raises ConfigError if a name or path is missing, or a name is given
+        twice."""
         found: dict[str, str] = {}
         for module in self.lora_modules:
             name, _, path = module.partition("=")
@@ -63,14 +60,8 @@ class LoraConfig:
         return found
 
     def check(self, model_names: Sequence[str]) -> None:
-        """Refuse what means nothing together.
-
-        Args:
-            model_names: Of the base model, which no adapter can have.
-
-        Raises:
-            ConfigError: See there.
-        """
+        """Raise a ConfigError that names the setting if settings contradict each other, or an adapter has a name of the
+        base model."""
         for name in ("lora_modules", "lora_dir", "lora_pinned"):
             if getattr(self, name) and not self.enable_lora:
                 raise ConfigError(f"--{name.replace('_', '-')} needs --enable-lora.", param=name)
@@ -88,12 +79,10 @@ class LoraConfig:
 
     @property
     def host_adapters(self) -> int:
-        """Adapters that are kept in host memory."""
         return self.max_loras if self.max_cpu_loras is None else self.max_cpu_loras
 
 
 def _name_and_path(module: str) -> tuple[str, str]:
-    """Of JSON."""
     try:
         fields = msgspec.json.decode(module, type=dict[str, str | None])
     except msgspec.DecodeError as error:

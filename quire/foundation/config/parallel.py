@@ -1,4 +1,4 @@
-"""What computes: the device, over how many of them a model is divided, and how many engines serve it."""
+"""The devices: which they are, how a model is divided over them, and how many engines serve it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ParallelConfig:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """How many ranks an engine has."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
@@ -64,12 +64,12 @@ class ParallelConfig:
 
     @property
     def nodes(self) -> int:
-        """How many machines they are on."""
+        """How many machines the ranks are on."""
         return 1 if self.nnodes is None else self.nnodes
 
     @property
     def ranks_of_a_node(self) -> int:
-        """How many of them share a machine."""
+        """How many ranks share a machine."""
         return self.ranks // self.nodes
 
 

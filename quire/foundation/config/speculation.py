@@ -1,4 +1,4 @@
-"""Speculative decoding: who proposes draft tokens, and how many."""
+"""Speculative decoding: which method proposes draft tokens, and how many."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.errors import ConfigError, did_you_mean
 
 Method = Literal["ngram", "suffix", "draft_model", "eagle3"]
 MAX_DRAFTS = 16
-"""Draft tokens of a step and sequence, at most: a row of that many is seldom accepted to its end."""
+"""Maximum draft tokens of a step and sequence: longer rows are seldom accepted to their end."""
 _NGRAM_KEYS = ("prompt_lookup_max", "prompt_lookup_min")
 _SUFFIX_KEYS = ("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests",
                 "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob")  # fmt: skip
@@ -22,18 +22,18 @@ _KEYS = ("method", "model", "num_speculative_tokens", *_NGRAM_KEYS, *_SUFFIX_KEY
 _KEYS_OF: dict[Method, tuple[str, ...]] = {"ngram": _NGRAM_KEYS, "suffix": _SUFFIX_KEYS}
 _LATER = ("eagle", "medusa", "mlp_speculator", "mtp", "deepseek_mtp", "ngram_gpu", "dflash")
 _NGRAM_MODELS = ("ngram", "[ngram]")
-"""What stands for a model in vLLM's older settings of prompt lookup."""
+"""Names in vLLM's older settings of prompt lookup, in place of a model."""
 _FLAG = "--speculative-config"
 
 
 @dataclass(frozen=True)
 class SuffixOptions:
-    """How far `suffix` looks, and how much it dares.
+    """Limits of the method `suffix`.
 
     Attributes:
-        depth: Tokens of a match and its continuation together, at most.
-        cached_requests: Outputs that are remembered; 0: none, a text is looked for in itself alone.
-        factor: Tokens that are proposed for each one of the match, at most.
+        depth: Maximum tokens of a match and its continuation together.
+        cached_requests: How many outputs are remembered; with 0 a text is searched in itself alone.
+        factor: Maximum tokens that are proposed for each token of the match.
         least_probability: A continuation ends before its probability, by how often it followed, falls below this.
     """
 
@@ -48,15 +48,15 @@ class Speculation:
     """What proposes draft tokens.
 
     Attributes:
-        method: `ngram`: what followed the same tokens earlier in the sequence. `suffix`: the same by how often, and in
-            earlier outputs as well. `draft_model`: a smaller model. `eagle3`: a head of the model itself.
-        tokens: Draft tokens of a step and sequence, at most.
-        model: Of `draft_model` and `eagle3`: a directory, a hub id, or `quill_draft` or `quill_eagle3`, which ship with
-            the package. Empty for others.
-        lookup_max, lookup_min: Of `ngram`: the longest and the shortest run of last tokens that is looked for.
-        suffix: Of `suffix`.
-        synthetic_rates: For benchmarks alone: by position, how likely the draft there and all before it are accepted,
-            whatever the model says, so that outputs are wrong. Empty: the model decides.
+        method: `ngram`: what followed the same tokens earlier in the sequence. `suffix`: what followed them most often
+            there and in earlier outputs. `draft_model`: a smaller model. `eagle3`: a head of the model itself.
+        tokens: Maximum draft tokens of a step and sequence.
+        model: For `draft_model` and `eagle3`: a directory, a hub id, or `quill_draft` or `quill_eagle3`, which are
+            part of the package. Otherwise empty.
+        lookup_max, lookup_min: For `ngram`: the longest and the shortest run of last tokens that is searched.
+        suffix: For `suffix`.
+        synthetic_rates: For benchmarks only: by position, how likely the draft there and all before it are accepted,
+            whatever the model says, so outputs are wrong. Empty: the model decides.
     """
 
     method: Method
@@ -84,11 +84,8 @@ class SpeculationConfig:
 
     @property
     def speculation(self) -> Speculation | None:
-        """What proposes draft tokens; None: nothing does.
-
-        Raises:
-            ConfigError: A value cannot be meant, or is not supported; the message names it.
-        """
+        """What proposes draft tokens; None if nothing does. Raises ConfigError if a value is wrong or not supported;
+        the message names it."""
         asked = dict(self.speculative_config or {})
         for key, value in (
             ("model", self.speculative_model),
@@ -103,16 +100,8 @@ class SpeculationConfig:
         return replace(speculation, synthetic_rates=_synthetic_rates(given, speculation.tokens))
 
     def check_device(self, device: str, ranks: int, stages: int = 1) -> None:
-        """Refuse what is not served yet.
-
-        Args:
-            device: `cpu` or `cuda`.
-            ranks: That each layer is divided over.
-            stages: That the layers are divided over.
-
-        Raises:
-            ConfigError: As `speculation`, or for such a device.
-        """
+        """Raise ConfigError for what is not supported yet on this device (`cpu` or `cuda`), with this many ranks that
+        divide each layer, and this many stages that divide the layers."""
         speculation = self.speculation
         if speculation is None:
             return
@@ -170,7 +159,7 @@ def _suffix(asked: Mapping[str, Any]) -> Speculation:
 
 
 def _synthetic_rates(asked: Mapping[str, Any], tokens: int) -> tuple[float, ...]:
-    """As vLLM reads these keys; a length is reached by drafts that are always accepted, and one that is sometimes."""
+    """Rates as vLLM reads these keys. For a length, drafts are always accepted up to one that sometimes is."""
     how, (rates_key, length_key) = asked.get("rejection_sample_method", "standard"), _SYNTHETIC_KEYS
     rates: Any = asked.get(rates_key)
     length: Any = asked.get(length_key)
@@ -199,7 +188,7 @@ def _is_real(value: object) -> bool:
 
 
 def _method(asked: Mapping[str, Any]) -> Method:
-    """As it is named, or as the model says."""
+    """The method that is named, or the one that the model implies."""
     named, model = asked.get("method"), asked.get("model")
     if named is None:
         named = "ngram" if model in _NGRAM_MODELS else "draft_model" if model else None

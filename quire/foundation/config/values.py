@@ -1,7 +1,5 @@
 """How the value of a setting is read, by the type of its field: from text, as on the command line, or from a Python
 value, as in `LLM(...)`.
-
-Knows nothing about which settings there are.
 """
 
 from __future__ import annotations
@@ -28,15 +26,14 @@ _LONGEST_SHOWN = 80
 
 
 def read_value(kind: Any, value: Any) -> Any:
-    """The value that a field of this type has then.
+    """The value of a field of this type.
 
     Args:
-        kind: Of a field: bool, int, float, str, Literal, `int | Literal["auto"]`, tuple[str, ...], dict, or one of them
-            and None.
-        value: Text (whatever the type is), or a value that is of the type or close to it.
+        kind: bool, int, float, str, Literal, `int | Literal["auto"]`, tuple[str, ...], dict, or one of them and None.
+        value: Text (whatever the type is), or a value of the type or close to it.
 
     Raises:
-        ValueError: It cannot be meant.
+        ValueError: The value does not suit the type.
     """
     inner = without_none(kind)
     if inner is not kind and (value is None or (isinstance(value, str) and value in ("None", "null"))):
@@ -54,11 +51,8 @@ def read_value(kind: Any, value: Any) -> Any:
 
 
 def check_range(part: object, least: float, most: float | None, *names: str) -> None:
-    """Refuse settings of a part that are outside a closed interval; None is left alone.
-
-    Raises:
-        ConfigError: It names the setting, its value and the interval.
-    """
+    """Raise a ConfigError for settings of a part outside a closed interval, which the message names. None is
+    allowed."""
     for name in names:
         value = getattr(part, name)
         if value is not None and not least <= value <= (math.inf if most is None else most):
@@ -67,11 +61,7 @@ def check_range(part: object, least: float, most: float | None, *names: str) -> 
 
 
 def check_positive(part: object, *names: str, advice: str = "") -> None:
-    """Refuse settings of a part that are 0 or less; None is left alone.
-
-    Raises:
-        ConfigError: It names the setting and its value, and ends with the advice.
-    """
+    """Raise a ConfigError, which ends with the advice, for settings of a part that are 0 or less. None is allowed."""
     for name in names:
         value = getattr(part, name)
         if value is not None and not value > 0:
@@ -86,7 +76,7 @@ def is_readable(kind: Any) -> bool:
 
 
 def metavar(kind: Any) -> str:
-    """What stands for a value of the type in help."""
+    """The placeholder for a value of the type in help."""
     inner = without_none(kind)
     if get_origin(inner) is Literal:
         return f"{{{','.join(map(str, get_args(inner)))}}}"
@@ -98,7 +88,7 @@ def metavar(kind: Any) -> str:
 
 
 def without_none(kind: Any) -> Any:
-    """The type without None in its union; any other as it is."""
+    """The type without None in its union; any other type as it is."""
     if get_origin(kind) in (types.UnionType, Union):
         inner = [part for part in get_args(kind) if part is not type(None)]
         return functools.reduce(operator.or_, inner)
@@ -106,11 +96,7 @@ def without_none(kind: Any) -> Any:
 
 
 def human_integer(text: str) -> int:
-    """4k = 4,000, 4K = 4,096, and so on for m/M and g/G.
-
-    Raises:
-        ValueError: It is no whole number.
-    """
+    """Read 4k as 4,000, 4K as 4,096, and so on for m/M and g/G. Raises ValueError if the text is no whole number."""
     match = _HUMAN_INTEGER.fullmatch(text) if len(text) <= _MAX_DIGITS else None
     value = float(match[1]) * _MULTIPLES[match[2]] if match else 0.5
     if match is None or value != int(value):
@@ -149,7 +135,7 @@ def _boolean(value: Any) -> bool:
 
 
 def _is(kind: type, value: object) -> bool:
-    """Whether a value is a number of that kind; true and false are none."""
+    """Whether a value is a number of that kind; true and false are not."""
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
@@ -176,7 +162,7 @@ def _choice(choices: tuple[Any, ...], value: Any) -> Any:
 
 
 def _strings(value: Any) -> tuple[str, ...]:
-    """Of texts, or of one; which may be a JSON list of them."""
+    """Read a list of strings: from such a list, from one string, or from a JSON list in one string."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{_shown(value)} is not a list of strings")

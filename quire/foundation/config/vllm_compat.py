@@ -1,7 +1,7 @@
-"""vLLM's settings that this version does not have: a closed list.
+"""vLLM's settings that this version does not have: a closed list, for the command line and `LLM(**settings)`.
 
 A neutral value (one that asks for nothing) is accepted with one warning; any other is refused by name. A setting that
-gets implemented leaves the list. Used by the command line and by `LLM(**settings)`.
+gets implemented leaves the list.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any
 from quire.errors import ConfigError
 
 ANY = object()
-"""Every value is neutral: the setting has no meaning here."""
+"""A neutral value that stands for every value: the setting has no meaning here."""
 
 
 @dataclass(frozen=True)
 class VllmSetting:
-    """Values that are accepted without effect (None always is), and why, or what to do instead."""
+    """A setting of vLLM: its neutral values, which are accepted without effect (None always is); why it has no effect,
+    or what to do instead; and whether it takes no value on the command line."""
 
     neutral: tuple[Any, ...]
     advice: str
     is_flag: bool = False
-    """Whether it takes no value on the command line."""
 
 
 def _group(advice: str, **neutral: Any) -> dict[str, VllmSetting]:
-    """Settings with the same advice, each with its neutral value or a tuple of them."""
+    """Settings with the same advice, each with its neutral value or a tuple of neutral values."""
     return {
         name: VllmSetting(value if isinstance(value, tuple) else (value,), advice, isinstance(value, bool))
         for name, value in neutral.items()
@@ -34,7 +34,7 @@ def _group(advice: str, **neutral: Any) -> dict[str, VllmSetting]:
 
 
 def _flags(advice: str, *names: str) -> dict[str, VllmSetting]:
-    """Flags without a value that have no meaning here, set or not."""
+    """Flags without a value that have no meaning here, whether set or not."""
     return {name: VllmSetting((True, False), advice, is_flag=True) for name in names}
 
 
@@ -68,19 +68,16 @@ VLLM_SETTINGS: dict[str, VllmSetting] = {
     **_flags("nothing is ever reported to anyone", "disable_usage_stats"),
     # Devices.
     **_group("this version has --tensor-, --pipeline- and --data-parallel-size; leave it out",
-        decode_context_parallel_size=1,
-        prefill_context_parallel_size=1, data_parallel_size_local=1,
+        decode_context_parallel_size=1, prefill_context_parallel_size=1, data_parallel_size_local=1,
     ),
     **_group("Ray starts ranks of other machines with --distributed-executor-backend ray; leave it out",
         worker_use_ray=False, ray_workers_use_nsight=False,
     ),
     **_group("ranks are processes, and --tensor-parallel-size says how many; leave it out",
-        data_parallel_rank=0, data_parallel_start_rank=0,
-        data_parallel_address=None, data_parallel_rpc_port=ANY, data_parallel_backend="mp",
-        data_parallel_hybrid_lb=False, data_parallel_external_lb=False, enable_eplb=False,
+        data_parallel_rank=0, data_parallel_start_rank=0, data_parallel_address=None, data_parallel_rpc_port=ANY,
+        data_parallel_backend="mp", data_parallel_hybrid_lb=False, data_parallel_external_lb=False, enable_eplb=False,
         eplb_config=None, num_redundant_experts=0, expert_placement_strategy="linear", enable_dbo=False,
-        enable_elastic_ep=False, worker_cls="auto",
-        worker_extension_cls=None,
+        enable_elastic_ep=False, worker_cls="auto", worker_extension_cls=None,
     ),
     **_group("ranks gather the rows of all engines and reduce their sums; leave it out",
         all2all_backend="allgather_reducescatter",
@@ -88,9 +85,9 @@ VLLM_SETTINGS: dict[str, VllmSetting] = {
     **_flags("ranks share memory, and nothing else adds their sums", "disable_custom_all_reduce"),
     **_group("weights are read by one process", max_parallel_loading_workers=ANY),
     **_group("kernels are chosen, and steps recorded, by the model and the device; leave it out",
-        attention_backend=None, attention_config=None, cudagraph_capture_sizes=None,
-        compilation_config=None, optimization_level=(0, 1, 2, 3), cudagraph_metrics=False, moe_backend="auto",
-        linear_backend="auto", kernel_config=None,
+        attention_backend=None, attention_config=None, cudagraph_capture_sizes=None, compilation_config=None,
+        optimization_level=(0, 1, 2, 3), cudagraph_metrics=False, moe_backend="auto", linear_backend="auto",
+        kernel_config=None,
     ),
     **_group(_LATER, enable_sleep_mode=False, numa_bind=False),
     **_group("weights stay in memory", cpu_offload_gb=(0, 0.0), offload_backend="auto", offload_group_size=0),
@@ -129,8 +126,8 @@ VLLM_SETTINGS: dict[str, VllmSetting] = {
     # The engine.
     **_group(_LATER,
         max_num_partial_prefills=1, max_long_partial_prefills=1, scheduler_cls=None, kv_offloading_size=None,
-        kv_offloading_backend=None, kv_transfer_config=None, kv_events_config=None,
-        ec_transfer_config=None, weight_transfer_config=None, additional_config=None, profiler_config=None,
+        kv_offloading_backend=None, kv_transfer_config=None, kv_events_config=None, ec_transfer_config=None,
+        weight_transfer_config=None, additional_config=None, profiler_config=None,
     ),
     **_group("--max-queued-requests limits what waits, and not what runs", max_num_queued_reqs=None),
     **_group("--max-queued-tokens limits what waits, with expected outputs", max_num_queued_tokens=None),
@@ -142,29 +139,23 @@ VLLM_SETTINGS: dict[str, VllmSetting] = {
     **_group("send whitespace options with the request, in structured_outputs",
         structured_outputs_config=None, guided_decoding_disable_any_whitespace=False,
     ),
-    **_group("it comes in a later version; leave it out",
-        tool_parser_plugin=None, tool_server=None, reasoning_parser_plugin=None,
-    ),
+    **_group(_LATER, tool_parser_plugin=None, tool_server=None, reasoning_parser_plugin=None),
     **_flags("reasoning is told apart wherever the model's format is known", "enable_reasoning"),
     **_group("the chat template, or --reasoning-parser, tells what begins and ends reasoning; leave it out",
         reasoning_config=None,
     ),
     **_group(_LATER,
-        return_tokens_as_token_ids=False, enable_force_include_usage=False,
-        enable_log_outputs=False, log_config_file=None, max_log_len=None, log_error_stack=False, uds=None,
-        middleware=None, tokens_only=False, grpc=False, fingerprint_mode="none",
+        return_tokens_as_token_ids=False, enable_force_include_usage=False, enable_log_outputs=False,
+        log_config_file=None, max_log_len=None, log_error_stack=False, uds=None, middleware=None, tokens_only=False,
+        grpc=False, fingerprint_mode="none",
     ),
-    **_group("put a proxy in front for more than the other --ssl flags",
-        ssl_ciphers=None, enable_ssl_refresh=False,
-    ),
+    **_group("put a proxy in front for more than the other --ssl flags", ssl_ciphers=None, enable_ssl_refresh=False),
     **_group("probes are never logged", disable_access_log_for_endpoints=ANY),
-    **_group("--max-request-bytes limits what is read",
-        h11_max_incomplete_event_size=ANY, h11_max_header_count=ANY,
-    ),
+    **_group("--max-request-bytes limits what is read", h11_max_incomplete_event_size=ANY, h11_max_header_count=ANY),
     **_group("metrics are at /metrics",
-        collect_detailed_traces=None, show_hidden_metrics_for_version=ANY,
-        kv_cache_metrics=False, kv_cache_metrics_sample=ANY, enable_mfu_metrics=False,
-        enable_layerwise_nvtx_tracing=False, enable_logging_iteration_details=False,
+        collect_detailed_traces=None, show_hidden_metrics_for_version=ANY, kv_cache_metrics=False,
+        kv_cache_metrics_sample=ANY, enable_mfu_metrics=False, enable_layerwise_nvtx_tracing=False,
+        enable_logging_iteration_details=False,
     ),
 }  # fmt: skip
 
@@ -177,11 +168,7 @@ VLLM_ALIASES: dict[str, str] = {
 
 
 def check_vllm_setting(name: str, value: Any) -> str:
-    """The warning for a neutral value of such a setting.
-
-    Raises:
-        ConfigError: The value would have to mean something.
-    """
+    """The warning about a neutral value of such a setting. Raises ConfigError if the value asks for something."""
     setting = VLLM_SETTINGS[name]
     flag = f"--{name.replace('_', '-')}"
     if value is None or any(neutral is ANY or _same(neutral, value) for neutral in setting.neutral):

@@ -1,7 +1,4 @@
-"""One connection to a server: a request out, its answer in, as bytes.
-
-Owns the socket, how long a server may be silent, and how much is held for a caller that reads slowly.
-"""
+"""One connection to a server: a request out, its answer in, as bytes."""
 
 from __future__ import annotations
 
@@ -9,23 +6,18 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from quire.foundation.http_client.answer_parser import AnswerHead, AnswerParser, HttpError, HttpTimeout
+from quire.foundation.http_client.http1 import AnswerHead, AnswerParser, HttpError, HttpTimeout
 
 HIGH_WATER = 256 * 2**10
-"""Bytes held for a caller that reads slowly; then the server has to wait too."""
+"""Bytes held for a caller that reads slowly; beyond that the server has to wait."""
 OnBody = Callable[[bytes], None]
 """Called with each part of an answer's body as it arrives, in the event loop."""
 
 
 class Connection(asyncio.Protocol):
-    """Has at most one request at a time.
+    """A connection with at most one request at a time. `on_closed` is called once when it can no longer be used.
 
-    Args:
-        loop: Where it lives.
-        on_closed: Called once when it can no longer be used.
-
-    Attributes:
-        idle_since: Loop time at which its last answer was read.
+    `idle_since` is the loop's time at which its last answer was read.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_closed: Callable[[Connection], None]) -> None:
@@ -43,14 +35,9 @@ class Connection(asyncio.Protocol):
         self.idle_since = 0.0
 
     def request(self, data: bytes, timeout_s: float | None, on_body: OnBody | None = None) -> None:
-        """Send a request; `head` and `read` have its answer.
-
-        Args:
-            data: Head and body.
-            timeout_s: Maximum seconds until the answer's head is complete, and then without a byte; None: no maximum.
-            on_body: Gets the body in place of `read`; `head` then waits for the whole answer. What it raises ends
-                the request.
-        """
+        """Send a request; `head` and `read` return its answer. The answer's head has to be complete after `timeout_s`
+        seconds, and no silence may be longer; None for no limit. With `on_body`, which gets the body in place of
+        `read`, `head` waits for the whole answer; what `on_body` raises ends the request."""
         assert self._transport is not None
         assert self._answer is None
         self._answer = AnswerParser()
@@ -63,22 +50,14 @@ class Connection(asyncio.Protocol):
         self._transport.write(data)
 
     async def head(self) -> AnswerHead:
-        """The answer's head.
-
-        Raises:
-            HttpError: There will be none.
-        """
+        """The answer's head; raises HttpError if none comes."""
         assert self._answer is not None
         while self._answer.head is None or (self._on_body is not None and not self._answer.complete):
             await self._more()
         return self._answer.head
 
     async def read(self) -> bytes:
-        """The next part of the body; empty at its end.
-
-        Raises:
-            HttpError: The rest does not come.
-        """
+        """The next part of the body, empty at its end; raises HttpError if the rest does not come."""
         assert self._answer is not None
         while not self._answer.held:
             if self._answer.complete:
@@ -88,13 +67,12 @@ class Connection(asyncio.Protocol):
         if self._paused:
             assert self._transport is not None
             self._paused = False
-            self._last_byte = self._loop.time()  # it was told to wait
+            self._last_byte = self._loop.time()  # the server was told to wait until now
             self._transport.resume_reading()
         return data
 
     @property
     def reusable(self) -> bool:
-        """Whether another request may be sent."""
         transport, answer = self._transport, self._answer
         if transport is None or transport.is_closing() or self._error is not None or self._closed:
             return False
@@ -102,28 +80,28 @@ class Connection(asyncio.Protocol):
 
     @property
     def waiting(self) -> bool:
-        """Whether a request was sent, of whose answer nothing has come."""
+        """Whether a request was sent, and no byte of its answer has come."""
         return self._answer is not None and not self._has_byte and self._error is None
 
     @property
     def was_closed_unused(self) -> bool:
-        """Whether it was closed before a byte of the answer, as a server may do with a connection that was idle."""
+        """Whether the server closed it before a byte of the answer, as it may do with a connection that was idle."""
         return self._closed and not self._has_byte and not self._given_up
 
     def finish(self) -> None:
-        """The answer was read: the connection is free."""
+        """Free the connection, because the answer was read."""
         self._answer = None
         self._stop_timer()
         self.idle_since = self._loop.time()
 
     def abort(self) -> None:
-        """Close it at once, whatever is on its way: a server sees that its client is gone."""
+        """Close it at once, whatever is on its way, so the server sees that its client is gone."""
         self._stop_timer()
         if self._transport is not None:
             self._transport.abort()
 
     def fail(self, error: Exception) -> None:
-        """Give up what is on its way."""
+        """Give up the request that is on its way."""
         self._given_up = True
         if self._error is None:
             self._error = error
@@ -148,7 +126,7 @@ class Connection(asyncio.Protocol):
         except Exception as error:
             self.fail(error)
             return
-        if self._answer.head is not None:  # a head in many small parts gets no more time than one that comes at once
+        if self._answer.head is not None:  # a head in many small parts gets no more time than a whole one
             self._last_byte = self._loop.time()
         if self._answer.held > HIGH_WATER and not self._paused and self._transport is not None:
             self._paused = True
@@ -170,11 +148,7 @@ class Connection(asyncio.Protocol):
         self._on_closed(self)
 
     async def _more(self) -> None:
-        """Wait until something has happened.
-
-        Raises:
-            HttpError: Nothing more will come.
-        """
+        """Wait until something has happened; raises HttpError if nothing more will come."""
         if self._error is not None:
             raise self._error
         self._waiter = self._loop.create_future()
@@ -188,7 +162,7 @@ class Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def _on_timer(self) -> None:
-        """One timer for the whole answer: it only looks how long ago the last byte was."""
+        """Look how long ago the last byte came. There is one timer for the whole answer."""
         assert self._timeout_s is not None
         left = self._timeout_s if self._paused else self._last_byte + self._timeout_s - self._loop.time()
         if left > 0:

@@ -1,40 +1,34 @@
-"""Connections to one server, kept open between requests. Owns their number and age, nothing of what is sent."""
+"""Connections to one server, kept open between requests: how many there are, and how old they may be; and a client for
+code without an event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Generator, Mapping
+
+import msgspec
 
 from quire.errors import reason
-from quire.foundation.http_client.address import HttpAddress
-from quire.foundation.http_client.answer_parser import ConnectError, HttpError, HttpTimeout
 from quire.foundation.http_client.connection import Connection, OnBody
+from quire.foundation.http_client.http1 import ConnectError, HttpAddress, HttpError, HttpTimeout, encoded_headers
 
 CONNECT_S = 5.0
 IDLE_S = 15.0
-"""A connection that was idle for longer is not used again: the server may be about to close it."""
+"""Seconds after which an idle connection is not used again, because the server may be about to close it."""
 MAX_IDLE = 256
 
 
 def unchecked_tls() -> ssl.SSLContext:
-    """TLS to a server whose certificate is not checked."""
     tls = ssl.create_default_context()
     tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     return tls
 
 
 class ConnectionPool:
-    """Connections to one server.
-
-    Args:
-        address: Where it listens.
-        tls: For https.
-        connect_s: Maximum seconds until a connection is open.
-        max_idle: How many connections are kept for later requests.
-
-    Attributes:
-        address: As given.
-    """
+    """Connections to one server. A connection has to open within `connect_s` seconds, and at most `max_idle` of them
+    are kept for later requests."""
 
     def __init__(
         self,
@@ -52,21 +46,13 @@ class ConnectionPool:
 
     @property
     def num_open(self) -> int:
-        """Connections, idle ones too."""
+        """How many connections there are, including idle ones."""
         return len(self._open)
 
     async def ask(self, data: bytes, timeout_s: float | None, on_body: OnBody | None = None) -> Connection:
-        """Send a request, on an idle connection if there is one. Returns its connection once the answer's head has
-        come; it has to be put back or aborted.
-
-        Args:
-            data: Head and body.
-            timeout_s: As of `Connection.request`.
-            on_body: As of `Connection.request`.
-
-        Raises:
-            HttpError: There is no answer.
-        """
+        """Send a request, on an idle connection if there is one; see `Connection.request` for the arguments. Returns
+        the connection once the answer's head has come; it has to be put back or aborted. Raises HttpError if there is
+        no answer."""
         connection = self._take_idle()
         if connection is not None:
             try:
@@ -78,11 +64,7 @@ class ConnectionPool:
         return await _answered(await self.connect(), data, timeout_s, on_body)
 
     async def connect(self) -> Connection:
-        """A new connection.
-
-        Raises:
-            ConnectError: The server cannot be reached.
-        """
+        """A new connection. Raises ConnectError if the server cannot be reached."""
         loop, address = asyncio.get_running_loop(), self.address
         try:
             async with asyncio.timeout(self._connect_s):
@@ -97,7 +79,7 @@ class ConnectionPool:
         return connection
 
     def put_back(self, connection: Connection) -> None:
-        """Keep a connection whose answer was read; close one of whose answer nobody wants the rest."""
+        """Keep a connection whose answer was read, or close one whose rest of the answer nobody wants."""
         if connection.reusable and len(self._idle) < self._max_idle:
             connection.finish()
             self._idle.append(connection)
@@ -105,19 +87,19 @@ class ConnectionPool:
             connection.abort()
 
     def close_old(self) -> None:
-        """Close what has been idle for long; to be called now and then."""
+        """Close connections that have been idle for long. Call this now and then."""
         now = asyncio.get_running_loop().time()
         while self._idle and now - self._idle[0].idle_since >= IDLE_S:
             self._idle.pop(0).abort()
 
     def fail_waiting(self, message: str) -> None:
-        """Give up the requests whose answers have not begun: the server does not work."""
+        """Give up requests whose answers have not begun, because the server does not work."""
         for connection in list(self._open):
             if connection.waiting:
                 connection.fail(HttpError(message))
 
     def close(self) -> None:
-        """Close all, whatever is on its way."""
+        """Close all connections, whatever is on its way."""
         for connection in list(self._open):
             connection.abort()
 
@@ -144,3 +126,62 @@ async def _answered(connection: Connection, data: bytes, timeout_s: float | None
         connection.abort()
         raise
     return connection
+
+
+class BlockingClient:
+    """One server, asked one thing at a time. A context. An answer's head has to be complete after `timeout_s` seconds,
+    and no silence may be longer; None for no limit. Raises ValueError if the URL or a header cannot be used."""
+
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        connect_s: float,
+        insecure: bool = False,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._headers = encoded_headers({"Accept": "*/*", "Content-Type": "application/json", **headers})
+        self._pool = ConnectionPool(HttpAddress.of(url), unchecked_tls() if insecure else None, connect_s)
+        self._timeout_s = timeout_s
+        self._runner = asyncio.Runner()
+
+    def __enter__(self) -> BlockingClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.run(self._close())
+        self._runner.close()
+
+    def ask(self, method: str, path: str, body: object = None) -> tuple[int, bytes]:
+        """Status and body of an answer. A body for the request is sent as JSON, if it is not None. Raises HttpError if
+        there is no answer."""
+        status, parts = self.stream(method, path, body)
+        return status, b"".join(parts)
+
+    def stream(self, method: str, path: str, body: object = None) -> tuple[int, Generator[bytes, None, None]]:
+        """Status of an answer, and its body in parts, as they come. Closing the generator tells the server to stop.
+        Raises HttpError if there is no answer."""
+        content = b"" if body is None else msgspec.json.encode(body)
+        data = self._pool.address.request(method.encode(), path.encode(), self._headers, content)
+        status, connection = self._runner.run(self._begin(data))
+        return status, self._parts(connection)
+
+    def _parts(self, connection: Connection) -> Generator[bytes, None, None]:
+        try:
+            while part := self._runner.run(connection.read()):
+                yield part
+        finally:
+            self._runner.run(self._end(connection))
+
+    async def _begin(self, data: bytes) -> tuple[int, Connection]:
+        connection = await self._pool.ask(data, self._timeout_s)
+        return (await connection.head()).status, connection
+
+    async def _end(self, connection: Connection) -> None:
+        self._pool.put_back(connection)
+        await asyncio.sleep(0)  # the loop closes a connection in its next turn
+
+    async def _close(self) -> None:
+        self._pool.close()
+        await asyncio.sleep(0)

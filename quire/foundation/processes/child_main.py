@@ -1,8 +1,8 @@
 """The child's side: read the launch configuration, run, report failures, exit with the matching code.
 
-The parent (`child_process.py`) hands over three descriptors. The configuration comes as JSON through a pipe
-(multiprocessing's spawn would pickle it), status reports go back as JSON lines through another. The third, the
-lifeline, is held open by the parent: when it closes, the parent is gone and the child exits.
+The parent (`child_process.py`) hands over three descriptors. The configuration comes as JSON through a pipe, because
+multiprocessing's spawn would pickle it, and reports go back as JSON lines through another. The parent holds the third,
+the lifeline, open: when it closes, the parent is gone and the child exits.
 """
 
 from __future__ import annotations
@@ -35,19 +35,17 @@ from quire.foundation.processes.pipe_lines import LineWriter
 
 logger = logging.getLogger(__name__)
 FLUSH_S = 5.0
-"""How long a process that ends waits for its last reports to be read, in seconds."""
+"""Seconds that a process that ends waits for its last reports to be read."""
 
 Main = Callable[[LaunchConfig, SendReport], None]
-"""What a child does, given its configuration and a function that sends a report."""
+"""What a child does, given its configuration and a function that sends reports."""
 
 
 def run_child(main: Main, process: str = "child") -> None:
-    """Body of a child's `__main__`: run `main`; if it fails, report why and exit with the error's code.
+    """Run `main` as the body of a child's `__main__`; if it fails, report why and exit with the error's code.
 
-    A failed process ends at once: what it holds may be broken, and threads may be stuck in it.
-
-    Args:
-        process: What it is called in logs.
+    A failed process ends at once, because what it holds may be broken, and threads may be stuck in it. `process` is its
+    name in logs.
     """
     arguments = argparse.ArgumentParser()
     for name in ("launch-fd", "report-fd", "lifeline-fd"):
@@ -79,7 +77,7 @@ def run_child(main: Main, process: str = "child") -> None:
 
 
 def _set_up_logs(launch: LaunchConfig, process: str) -> None:
-    """What all ranks of an engine have to say, the first one says."""
+    """Log at a level by which only the first rank of an engine says what all ranks have to say."""
     format, rank = launch.config.observability.log_format, launch.rank
     if rank is None:
         set_up_logs(format, process)
@@ -96,34 +94,30 @@ def _end(code: int, reports: LineWriter) -> NoReturn:
 
 
 def one_line_error(error: BaseException) -> str:
-    """An unexpected error and where it was raised: `ValueError: … (file.py:12)`."""
+    """An unexpected error and where it was raised, as `ValueError: … (file.py:12)`."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
 
 
 def raise_reported_failure(report: StatusReport) -> None:
-    """Raise a child's failure in its parent.
-
-    Raises:
-        SetupError: Of the class that the report names.
-    """
+    """Raise a child's failure in its parent, as the SetupError that the report names."""
     raise SETUP_ERRORS.get(report.error, SetupError)(report.message)
 
 
 def _exit_with_parent(lifeline: int) -> None:
-    os.read(lifeline, 1)  # returns when the parent's end is closed; nothing is ever written
+    os.read(lifeline, 1)  # returns when the parent's end is closed: nothing is ever written
     if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)  # with what this process has started, such as compilers
+        os.killpg(0, signal.SIGKILL)  # and what this process has started, such as compilers
     os._exit(EXIT_ORPHANED)
 
 
 def do_not_interrupt_others() -> None:
-    """Let this thread, and those that it will start, wait until a processor is free or a turn is over, instead of
-    interrupting who computes (SCHED_BATCH, see sched(7)).
+    """Let this thread, and those that it will start, wait for a free processor or the end of a turn instead of
+    interrupting a thread that computes (SCHED_BATCH, see sched(7)).
 
-    A step's kernels share their work out in pieces: a thread that is interrupted within a piece keeps all others
-    waiting for as long as the interruption takes. Where a processor is idle, nothing changes.
+    A step's kernels divide their work into pieces. A thread that is interrupted within a piece keeps all others waiting
+    until it goes on. If a processor is idle, nothing changes.
     """
     if hasattr(os, "sched_setscheduler"):
         with contextlib.suppress(OSError):  # a sandbox may forbid it

@@ -1,42 +1,71 @@
 """The parent's side: start a child by command line, receive its reports, see its death.
 
 Launch configuration, orders, reports and death all go through file descriptors, so one selector watches everything.
-Knows nothing about what the child does or what its death means.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from quire.foundation.processes.launch import LaunchConfig, Report, StatusReport
-from quire.foundation.processes.orders import Order, OrderWriter
+from quire.foundation.processes.orders import Order
 from quire.foundation.processes.pipe_lines import LineReader, LineWriter, decoded
-
-logger = logging.getLogger(__name__)
 
 _decoder: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
 
 
+class Child(Protocol):
+    """A process that was started. `report_fd` is readable when it has reported something, and `pid_fd` when it is gone.
+    `failure` is its last report, if it failed."""
+
+    name: str
+    failure: StatusReport | None
+    report_fd: int
+    pid_fd: int
+
+    @property
+    def pid(self) -> int: ...
+
+    def reports(self) -> list[Report]:
+        """Reports since the last call."""
+        ...
+
+    def tell(self, order: Order) -> None:
+        """Give it an order, if it takes any."""
+        ...
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, if it still runs."""
+        ...
+
+    def kill(self, why: str = "") -> None:
+        """End it at once; `why` becomes the cause of its death."""
+        ...
+
+    def exit_code(self) -> int | None:
+        """The code as in subprocess: None while it runs, negative if a signal ended it."""
+        ...
+
+    def cause_of_death(self) -> str:
+        """Wait for its end; returns why it is gone, in one line without a full stop."""
+        ...
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        ...
+
+
 class ChildProcess:
-    """A running `python -m module`.
+    """A running `python -m module`; see Child for its attributes and methods.
 
-    Args:
-        name: See below.
-        module: What it runs.
-        launch: What it is told.
-        output: Descriptor for what it prints; None: where this process prints.
-
-    Attributes:
-        name: For messages: `engine`, `api`.
-        report_fd: Becomes readable when the child reports something.
-        pid_fd: Becomes readable when the child is gone.
+    `output` is the descriptor for what it prints; None for this process's own output.
     """
 
     def __init__(self, name: str, module: str, launch: LaunchConfig, output: int | None = None) -> None:
@@ -60,53 +89,44 @@ class ChildProcess:
         launching.send(msgspec.json.encode(launch))
         launching.end()
         self._reports = LineReader(self.report_fd)
-        self._orders = OrderWriter(orders_write) if launch.takes_orders else None
+        self._orders = LineWriter(orders_write) if launch.takes_orders else None
         self._killed_for = ""
         self._closed = False
         self.failure: StatusReport | None = None
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     def reports(self) -> list[Report]:
-        """Reports since the last call. One that cannot be read is left out, and logged."""
+        """Reports since the last call. A report that cannot be read is logged and left out."""
         if self._closed:
             return []
-        reports: list[Report] = []
-        for report in decoded(self._reports.read(), _decoder):
-            if isinstance(report, Exception):
-                logger.error("A report of the %s process cannot be read, and is left out: %s.", self.name, report)
-                continue
-            reports.append(report)
+        reports = decoded(self._reports.read(), _decoder, f"A report of the {self.name} process")
+        for report in reports:
             if isinstance(report, StatusReport) and report.state == "failed":
                 self.failure = report
         return reports
 
     def tell(self, order: Order) -> None:
-        """Give it an order, if it takes any."""
         if self._orders is not None:
-            self._orders.send(order)
+            self._orders.send(msgspec.json.encode(order))
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, if it still runs."""
         if self._process.poll() is None:
             self._process.send_signal(number)
 
     def kill(self, why: str = "") -> None:
-        """End it at once, and what it has started in its session, such as compilers; `why` becomes the cause of its
-        death."""
+        """End it at once, with what it has started in its session, such as compilers."""
         self._killed_for = why
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def exit_code(self) -> int | None:
-        """As subprocess has it: None while it runs, negative when a signal ended it."""
         return self._process.poll()
 
     def cause_of_death(self) -> str:
-        """Why it is gone, in one line without a full stop: what it reported, else its signal or exit code."""
+        """Why it is gone: what it reported, or else its signal or exit code."""
         self.reports()
         if self.failure is not None:
             return self.failure.message.rstrip(".")
@@ -119,8 +139,7 @@ class ChildProcess:
         return f"it exited with code {code}"
 
     def close(self) -> None:
-        """Close the descriptors; a child that still runs exits, because its lifeline is closed. More calls do
-        nothing."""
+        """Close the descriptors. A child that still runs exits, because its lifeline is closed."""
         if self._closed:
             return
         self._closed = True
@@ -138,7 +157,7 @@ def _close(*descriptors: int) -> None:
 
 
 def process_state(pid: int) -> str:
-    """A letter, as proc(5) has it (T: stopped); empty where there is no /proc."""
+    """The state's letter as in proc(5) (T: stopped); empty without /proc."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (OSError, IndexError):

@@ -1,7 +1,4 @@
-"""A helper process and the channel to it: msgpack frames over a socket pair.
-
-Owns starting, speaking and ending, on both sides. Knows nothing about what is said.
-"""
+"""A helper process and the channel to it: msgpack frames over a socket pair. Both sides are here."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ import msgspec
 _HEAD = struct.Struct("<I")
 _CHUNK = 1 << 16
 STACK_BYTES = 256 * 2**20
-"""Of a helper's thread: grammars nest, and their compiler recurses."""
+"""Stack of a helper's thread: grammars nest, and their compiler recurses."""
 
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
@@ -35,12 +32,8 @@ class ChannelClosed(Exception):
 
 
 class Channel(Generic[Sent, Received]):
-    """Sends one type of message and receives another.
-
-    Args:
-        connection: One end of a socket pair.
-        receives: The type of what comes.
-    """
+    """Sends one type of message and receives another, over one end of a socket pair. Methods raise ChannelClosed if the
+    other side is gone."""
 
     def __init__(self, connection: socket.socket, receives: type[Received]) -> None:
         self._socket = connection
@@ -51,44 +44,28 @@ class Channel(Generic[Sent, Received]):
         self._sending = threading.Lock()
 
     def fileno(self) -> int:
-        """For select."""
         return self._socket.fileno()
 
     def send(self, message: Sent) -> None:
-        """Send a message, waiting for room. Any thread may.
-
-        Raises:
-            ChannelClosed: The other side is gone.
-        """
+        """Send a message, and wait for room. Any thread may call this."""
         with self._sending:
             self._append(message)
             self._write(0)
 
     def post(self, message: Sent) -> None:
-        """Send a message as far as there is room; the rest goes with later calls of `post`, `send` or `flush`.
-
-        Raises:
-            ChannelClosed: The other side is gone.
-        """
+        """Send a message as far as there is room. The rest goes with later calls of `post`, `send` or `flush`."""
         with self._sending:
             self._append(message)
             self._write(socket.MSG_DONTWAIT)
 
     def flush(self) -> None:
-        """Send what `post` left, as far as there is room.
-
-        Raises:
-            ChannelClosed: The other side is gone.
-        """
+        """Send what `post` has left, as far as there is room."""
         with self._sending:
             self._write(socket.MSG_DONTWAIT)
 
     def receive(self, timeout: float | None) -> Received | None:
-        """The next message, or None after `timeout` seconds (None: wait for ever). One thread only.
-
-        Raises:
-            ChannelClosed: The other side is gone.
-        """
+        """The next message, or None after `timeout` seconds; a timeout of None never ends. Only one thread may call
+        this."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (message := self._take()) is None:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -121,7 +98,7 @@ class Channel(Generic[Sent, Received]):
             raise ChannelClosed from error
 
     def _take(self) -> Received | None:
-        """A message that has arrived as a whole."""
+        """A message that has arrived completely; None if there is none."""
         if len(self._buffer) < _HEAD.size:
             return None
         end = _HEAD.size + _HEAD.unpack_from(self._buffer)[0]
@@ -133,14 +110,8 @@ class Channel(Generic[Sent, Received]):
 
 
 class HelperProcess(Generic[Sent, Received]):
-    """A running `python -m module`, and the channel to it. It exits when the channel is closed.
-
-    Args:
-        module: Ends in `run_helper(...)`.
-        receives: The type of its messages.
-        fds: File descriptors that it inherits.
-        arguments: Of its command line.
-    """
+    """A running `python -m module` that ends in `run_helper(...)`, and the channel to it. It exits when the channel is
+    closed. It inherits the descriptors `fds`."""
 
     def __init__(
         self, module: str, receives: type[Received], fds: tuple[int, ...] = (), arguments: tuple[str, ...] = ()
@@ -155,12 +126,10 @@ class HelperProcess(Generic[Sent, Received]):
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
         return self._process.poll() is None
 
     def kill(self) -> None:
@@ -169,7 +138,7 @@ class HelperProcess(Generic[Sent, Received]):
         self.close()
 
     def close(self) -> None:
-        """Close the channel, upon which it exits, and wait for that."""
+        """Close the channel, and wait until it exits."""
         self.channel.close()
         try:
             self._process.wait(timeout=2.0)
@@ -179,9 +148,9 @@ class HelperProcess(Generic[Sent, Received]):
 
 
 def run_helper(main: Callable[[socket.socket], None]) -> None:
-    """Body of a helper's `__main__`: run `main` with its end of the channel, on a large stack. The process exits when
-    the other end is closed, in the middle of whatever it does."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager may send it to all; it ends with its parent
+    """Run `main` with its end of the channel, on a large stack, as the body of a helper's `__main__`. The process exits
+    when the other end is closed, in the middle of whatever it does."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager may send it to all; a helper ends with its parent
     parser = argparse.ArgumentParser()
     parser.add_argument("--channel-fd", type=int, required=True)
     connection = socket.socket(fileno=parser.parse_known_args()[0].channel_fd)

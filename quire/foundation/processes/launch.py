@@ -1,6 +1,5 @@
-"""What parent and child exchange: the launch configuration in, reports out, and the exit code at the end.
-
-Plain data for msgspec, sent as JSON. Knows nothing about pipes or processes.
+"""What parent and child exchange as JSON: the launch configuration in, reports out (also about another model that takes
+the place of the served one), and the exit code at the end.
 """
 
 from __future__ import annotations
@@ -13,27 +12,81 @@ import msgspec
 
 from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import EngineId
-from quire.foundation.processes.swap_reports import ModelReport, SwapRequest
+
+SwapMode = Literal["beside", "after"]
+"""Whether the new model is loaded while the old one serves, or after it is gone."""
+SwapPhase = Literal["loading", "draining", "stopping", "restoring", "done", "failed"]
+"""What a swap waits for: the new model's start, open requests of the old one, the end of its processes, or the old
+model's return. `beside` loads first, `after` last."""
+
+
+class SwapRequest(msgspec.Struct, frozen=True, tag=True):
+    """Serve another model.
+
+    Attributes:
+        asked: Settings as they were asked for, from which the next change starts.
+        config: The same settings, resolved.
+        drain_timeout: Seconds for open requests of the old model.
+        hold_timeout: Seconds that new requests wait while no model serves.
+        reasons: A line for each choice, for the log.
+    """
+
+    asked: Config
+    config: Config
+    mode: SwapMode
+    drain_timeout: float
+    hold_timeout: float
+    reasons: tuple[str, ...] = ()
+
+
+class ModelReport(msgspec.Struct, frozen=True, tag=True):
+    """What has become of a model in the API process.
+
+    Attributes:
+        state: `served`: new requests go to it. `released`: no request is open, and nobody talks to its engines.
+            `refused`: it cannot be served, and `message` says why.
+    """
+
+    generation: int
+    state: Literal["served", "released", "refused"]
+    message: str = ""
+
+
+class SwapStatus(msgspec.Struct, frozen=True):
+    """How a swap proceeds: its number from 1, the first name of the model that is asked for, why it failed, and its
+    duration in seconds once it has ended."""
+
+    number: int
+    model: str
+    mode: SwapMode
+    phase: SwapPhase
+    reason: str = ""
+    seconds: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in ("done", "failed")
+
 
 EXIT_CRASHED = 70
 """Exit code of a process that failed with an unexpected error (EX_SOFTWARE of sysexits.h)."""
 EXIT_ORPHANED = 75
 """Exit code of a child whose parent is gone (EX_TEMPFAIL)."""
 STOP_ENGINE = signal.SIGUSR1
-"""Ends an engine in order. Not SIGTERM: a service manager may send that to all processes at once, and the engine is
+"""Ends an engine in order. SIGTERM does not: a service manager may send it to all processes at once, and the engine is
 still needed until open requests are finished."""
 PULSE_S = 1.0
-"""Longest time between two pulses of a live process that is not busy with one thing."""
+"""Maximum seconds between two pulses of a live process, unless it is busy with one thing."""
 
 
 class RingEnd(msgspec.Struct, frozen=True, tag=True):
-    """An end of a ring of messages between ranks. Numbers are of inherited descriptors.
+    """One end of a ring of messages between ranks.
 
     Attributes:
-        memory_fd: Its shared memory.
+        memory_fd: Inherited descriptor of its shared memory.
         size: Bytes of messages that it holds.
-        bells: Eventfds by which readers learn that there is more: of all for who writes, its own for who reads.
-        readers: How many there are.
+        bells: Inherited eventfds by which readers learn of new messages: a writer has those of all, a reader its own.
+        readers: How many readers there are.
         reader: Which of them this is.
     """
 
@@ -45,38 +98,28 @@ class RingEnd(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def fds(self) -> list[int]:
-        """All descriptors."""
         return [self.memory_fd, *self.bells]
 
 
 class SocketEnd(msgspec.Struct, frozen=True, tag=True):
-    """An end of a link to ranks of another machine.
-
-    Attributes:
-        socket_fds: Inherited connections that block: to each reader, or to the one that writes.
-        max_bytes: Of a message.
-    """
+    """One end of a link to ranks of another machine: inherited blocking connections to each reader, or to the writer,
+    for messages of at most `max_bytes`."""
 
     socket_fds: list[int]
     max_bytes: int
 
     @property
     def fds(self) -> list[int]:
-        """All descriptors."""
         return self.socket_fds
 
 
 LinkEnd = RingEnd | SocketEnd
-"""To a rank of this machine, or of another one."""
+"""An end of a link to a rank of this machine, or of another."""
 
 
 class StageEnds(msgspec.Struct, frozen=True):
-    """A rank's ends of what leads to other pipeline stages; None: it has none.
-
-    Attributes:
-        before, after: Streams from the stage before its own, and to the one after.
-        tokens_in, tokens_out: What was sampled: to the ranks of the first stage, from one of the last.
-    """
+    """A rank's ends of links to other pipeline stages, None for a link that it does not have: streams from the stage
+    before and to the stage after, and sampled tokens to the ranks of the first stage, from one of the last."""
 
     before: LinkEnd | None = None
     after: LinkEnd | None = None
@@ -85,19 +128,13 @@ class StageEnds(msgspec.Struct, frozen=True):
 
     @property
     def fds(self) -> list[int]:
-        """All descriptors."""
         ends = (self.before, self.after, self.tokens_in, self.tokens_out)
         return [fd for end in ends if end is not None for fd in end.fds]
 
 
 class GroupEnds(msgspec.Struct, frozen=True):
-    """An engine's ends of what it shares with others that divide experts with it. Numbers are of inherited descriptors.
-
-    Attributes:
-        engine: Which of them it is.
-        memory_fd: Shared memory of all ranks of all engines.
-        bells: Eventfds by which ranks wake one another, engine by engine.
-    """
+    """An engine's ends of what it shares with others that divide experts with it: inherited descriptors of the memory
+    of all ranks of all engines, and of eventfds by which ranks wake one another, engine by engine."""
 
     engine: int
     memory_fd: int
@@ -105,25 +142,23 @@ class GroupEnds(msgspec.Struct, frozen=True):
 
     @property
     def fds(self) -> list[int]:
-        """All descriptors."""
         return [self.memory_fd, *self.bells]
 
 
 class RankLaunch(msgspec.Struct, frozen=True):
-    """What a rank of an engine is told beside the engine's settings. Numbers `…_fd` are of inherited descriptors.
+    """What a rank of an engine is told beside the engine's settings. Descriptors (`…_fd`) are inherited.
 
     Attributes:
-        rank: Its number.
-        first: The number of the first rank of its machine.
+        first: The first rank of its machine.
         here: How many ranks its machine has.
-        socket_fd: Its messages to the engine, and a byte in return for whatever is new in the ring.
+        socket_fd: For messages to the engine, and a byte in return for each new message in the ring.
         ring_fd: Shared memory with the engine's messages to all ranks.
         memory_fd: Shared memory of the ranks of its stage, for collectives.
         spins: How often a rank looks for another before it sleeps.
-        patience_s: How long ranks wait for one another in a step.
-        ends_with_parent: Whether the kernel is to end it when the thread that started it ends.
-        stage: Its ends of what leads to other stages.
-        group: What its engine shares with others; None: nothing.
+        patience_s: Seconds that ranks wait for one another in a step.
+        ends_with_parent: Whether the kernel ends it when the thread that started it ends.
+        stage: Its ends of links to other stages.
+        group: What its engine shares with others; None for nothing.
     """
 
     rank: int
@@ -140,36 +175,35 @@ class RankLaunch(msgspec.Struct, frozen=True):
 
     @property
     def fds(self) -> list[int]:
-        """All descriptors."""
         own = [self.socket_fd, self.ring_fd, self.memory_fd, *self.stage.fds]
         return own if self.group is None else own + self.group.fds
 
 
 def api_name(place: int, count: int) -> str:
-    """What an API process is called that has this place among `count`."""
+    """The name of the API process with this place among `count`."""
     return "api" if count == 1 else f"api {place}"
 
 
 class LaunchConfig(msgspec.Struct, frozen=True):
-    """Everything a child is told.
+    """Everything that a child is told.
 
     Attributes:
         config: Resolved settings.
         directory: Private directory of the model's sockets; those of other models lie beside it.
-        number: Which life of which API process this is, unlike all others; 0 for the engine.
-        place: Which of the API processes that serve together it is; its successor takes the same place.
+        number: For an API process: its number, which no other life of one has.
+        place: For an API process: its place among those that serve together; its successor takes the same place.
         restarts: How often API processes were replaced before this one began.
         created: When the model's engines were first started, in seconds since 1970.
-        listen_fd: Inherited listening socket, for API processes.
-        developer_mode: Serve debug routes.
-        engine: Which engine this is.
-        engines: Those that an API process talks to, by their numbers.
+        listen_fd: For an API process: the inherited listening socket.
+        developer_mode: Whether debug routes are served.
+        engine: For an engine: which one it is.
+        engines: For an API process: the engines that it talks to, by their numbers.
         rank: For a rank of an engine.
-        group: For an engine: what it shares with others; None: nothing.
-        generation: Which model of the server this is about: 0 the first, 1 what took its place.
+        group: For an engine: what it shares with others; None for nothing.
+        generation: Which model of the server this is about: 0 the first, 1 its successor.
         asked: For an API process: settings as they were asked for, before choices were made.
-        takes_orders: Whether the parent says more while it runs; then `orders_fd` is where.
-        hold_s: For an API process: how long requests wait for its model, which is not ready yet, in seconds.
+        takes_orders: Whether the parent gives orders through `orders_fd` while it runs.
+        hold_s: For an API process: seconds that requests wait for its model, which is not ready yet.
     """
 
     config: Config
@@ -192,12 +226,12 @@ class LaunchConfig(msgspec.Struct, frozen=True):
 
     @property
     def api_name(self) -> str:
-        """What an API process of this place is called in messages."""
+        """The name of the API process of this place in messages."""
         return api_name(self.place, self.config.server.api_server_count)
 
     @property
     def inherited_fds(self) -> list[int]:
-        """Descriptors that the child has by the same numbers."""
+        """The descriptors that the child inherits, with the same numbers."""
         of_ends = [fd for ends in (self.rank, self.group) if ends is not None for fd in ends.fds]
         return of_ends + [fd for fd in (self.listen_fd, self.orders_fd) if fd >= 0]
 
@@ -205,12 +239,11 @@ class LaunchConfig(msgspec.Struct, frozen=True):
 class StatusReport(msgspec.Struct, frozen=True, tag=True):
     """How a child's start went, or why it ends.
 
-    Attributes:
-        state: `ready` once; `failed` as the last report.
-        error: For `failed`: the class name in `quire.errors`, or empty for an unexpected error.
-        message: For `failed`: cause and next action, in one line.
-        startup: For the engine's `ready`: seconds by stage.
-        kv_tokens: For an API process's `ready`: tokens that the engine's KV cache holds.
+    state: `ready` once, or `failed` in the last report.
+    error: For `failed`: the name of a class in `quire.errors`, or empty for an unexpected error.
+    message: For `failed`: cause and next action, in one line.
+    startup: For `ready` of an engine: seconds by stage.
+    kv_tokens: For `ready` of an API process: tokens that the engine's KV cache holds.
     """
 
     state: Literal["ready", "failed"]
@@ -221,25 +254,16 @@ class StatusReport(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pulse(msgspec.Struct, frozen=True, tag=True):
-    """A child is alive.
-
-    Attributes:
-        stalled_s: For an engine: seconds since it last finished a step or had none to do.
-        limit_s: How long that may last.
-    """
+    """A sign that a child is alive. For an engine, `stalled_s` are the seconds since it last finished a step or had
+    none to do, and `limit_s` is their maximum."""
 
     stalled_s: float = 0.0
     limit_s: float = 0.0
 
 
 class Recovery(msgspec.Struct, frozen=True, tag=True):
-    """The requests of an API process go on in another engine.
-
-    Attributes:
-        engine: The one that took over.
-        sequences: How many go on with it.
-        generation: Of the engine's model.
-    """
+    """A report that requests of an API process, with this many sequences, go on in another engine, whose model has this
+    generation."""
 
     engine: EngineId
     sequences: int
@@ -247,12 +271,8 @@ class Recovery(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodesPlaced(msgspec.Struct, frozen=True, tag=True):
-    """Ray has a place for each node of an engine.
-
-    Attributes:
-        nodes: How many there are; 1: all ranks are on this machine.
-        address: Of this one, at which the others reach it.
-    """
+    """A report that Ray has a place for each node of an engine; with 1 node, all ranks are on this machine. `address`
+    is the address of this node for the others."""
 
     nodes: int
     address: str

@@ -1,7 +1,4 @@
-"""How a process logs: lines for people, or a JSON object a line.
-
-Owns the format and where it is set up. Everything goes to standard error. Knows nothing about what is logged.
-"""
+"""How a process logs to standard error: lines for people, or a JSON object a line."""
 
 from __future__ import annotations
 
@@ -14,14 +11,13 @@ import msgspec
 
 LogFormat = Literal["text", "json"]
 FIELDS = "fields"
-"""Of a log record (`extra={FIELDS: {...}}`): what becomes fields of its JSON object."""
+"""Key in a log record's `extra` for a dict, whose items become fields of its JSON object."""
 
 
 class JsonFormatter(logging.Formatter):
     """A record as a JSON object: time (UTC), level, process, pid, logger, message, and the record's own fields.
 
-    Args:
-        process: What this process is: `supervisor`, `api`, `engine`.
+    `process` is what this process is: `supervisor`, `api`, `engine`.
     """
 
     def __init__(self, process: str) -> None:
@@ -44,21 +40,11 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logs(
-    format: LogFormat,
-    process: str,
-    level: int = logging.WARNING,
-    prefix: str = "",
-    own_level: int = logging.INFO,
+    format: LogFormat, process: str, level: int = logging.WARNING, prefix: str = "", own_level: int = logging.INFO
 ) -> None:
-    """Log to standard error from now on; a process may call it again.
-
-    Args:
-        format: In which form.
-        process: What this process is called in JSON.
-        level: From which on messages of libraries are shown.
-        prefix: Before each message that is text: tells which of several processes says it.
-        own_level: From which on Quire's own messages are shown.
-    """
+    """Log to standard error from now on; a process may call this again. Messages of libraries are shown from `level`
+    on, Quire's own from `own_level` on. `prefix` stands before each message that is text, to tell several processes
+    apart."""
     handler = logging.StreamHandler()
     if format == "json":
         handler.setFormatter(JsonFormatter(process))

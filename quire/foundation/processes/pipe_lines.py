@@ -1,14 +1,14 @@
-"""Both ends of a pipe of lines: what a child reports, and what it is told. Neither end ever waits for the other.
+"""Both ends of a pipe of lines: what a child reports, and what it is told.
 
-Every line arrives whole or not at all. Knows nothing about what lines mean.
+Every line arrives complete or not at all, and neither end ever waits for the other.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import TypeVar
 
@@ -21,16 +21,14 @@ MAX_UNSENT_BYTES = 1 << 22
 _CHUNK = 1 << 16
 _LOOK_MS = 100
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 class LineWriter:
-    """The sending end. A pipe holds 64 KiB; a thread sends what it has no room for yet.
+    """The sending end, for any thread. A pipe holds 64 KiB; a thread sends what does not fit yet.
 
-    Any thread may call it. Once the reader is gone, lines are dropped.
-
-    Args:
-        fd: The pipe, which is this object's from now on.
+    The pipe belongs to this object. Once the reader is gone, lines are dropped.
     """
 
     def __init__(self, fd: int) -> None:
@@ -42,7 +40,7 @@ class LineWriter:
         self._is_ending = False
 
     def send(self, line: bytes) -> None:
-        """Send a line, which contains no line break; never waits."""
+        """Send a line, which contains no line break. Never waits."""
         with self._changed:
             if self._fd < 0 or len(self._unsent) > MAX_UNSENT_BYTES:
                 return
@@ -53,7 +51,7 @@ class LineWriter:
                 threading.Thread(target=self._write_rest, name="pipe-lines", daemon=True).start()
 
     def flush(self, patience_s: float) -> None:
-        """Wait until all lines are sent, for `patience_s` seconds at most."""
+        """Wait until all lines are sent, for at most `patience_s` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: not self._unsent, patience_s)
 
@@ -65,7 +63,7 @@ class LineWriter:
                 self._close()
 
     def close(self) -> None:
-        """Close the pipe now. More calls do nothing."""
+        """Close the pipe now. Further calls do nothing."""
         with self._changed:
             self._close()
 
@@ -77,7 +75,6 @@ class LineWriter:
         self._fd = -1
 
     def _write(self) -> None:
-        """Send as much as there is room for."""
         try:
             while self._unsent:
                 del self._unsent[: os.write(self._fd, self._unsent)]
@@ -92,7 +89,7 @@ class LineWriter:
             if self._fd >= 0:  # else it was closed before this thread began
                 room.register(self._fd, select.POLLOUT)
         while True:
-            room.poll(_LOOK_MS)  # not for ever: the pipe may be closed meanwhile
+            room.poll(_LOOK_MS)  # with a timeout, because the pipe may be closed meanwhile
             with self._changed:
                 if self._unsent:
                     self._write()
@@ -106,22 +103,16 @@ class LineWriter:
 
 
 class LineReader:
-    """The receiving end.
-
-    Args:
-        fd: The pipe; it is closed with this object.
-
-    Attributes:
-        fd: Readable when there may be lines, and for ever once the writer is gone.
-    """
+    """The receiving end, which owns the pipe `fd`: it is readable when there may be lines, and for ever once the writer
+    is gone."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
         self.fd = fd
-        self._begun: list[bytes] = []  # parts of a line whose end has not come
+        self._begun: list[bytes] = []  # parts of a line that has no end yet
 
     def read(self) -> list[bytes]:
-        """Whole lines since the last call; never waits."""
+        """Complete lines since the last call. Never waits."""
         lines: list[bytes] = []
         with suppress(BlockingIOError):
             while chunk := os.read(self.fd, _CHUNK):
@@ -133,22 +124,23 @@ class LineReader:
         return lines
 
     def close(self) -> None:
-        """Close the pipe."""
         os.close(self.fd)
 
 
-def decoded(lines: list[bytes], decoder: msgspec.json.Decoder[T]) -> Iterator[T | Exception]:
-    """The message of each line, or why it is none."""
+def decoded(lines: list[bytes], decoder: msgspec.json.Decoder[T], kind: str) -> list[T]:
+    """The messages of lines. A line that is no message is logged and left out; `kind` is what it should have been."""
+    messages = []
     for line in lines:
         try:
-            yield decoder.decode(line)
+            messages.append(decoder.decode(line))
         except DECODING_ERRORS as error:
-            yield error
+            logger.error("%s cannot be read, and is left out: %s.", kind, error)
+    return messages
 
 
 def wait_readable(*descriptors: int) -> list[int]:
-    """Until one of them is readable, or its other end is gone; returns those that are."""
-    poll = select.poll()  # select has no room for numbers from 1,024 on
+    """Wait until descriptors are readable or their other end is gone; returns these."""
+    poll = select.poll()  # select takes no numbers above 1,023
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
     return [descriptor for descriptor, _ in poll.poll()]

@@ -1,25 +1,19 @@
-"""A piece of memory that processes share. It has no name: it is handed on as a descriptor, and is gone with the last
-process that has mapped it, however that ends.
-"""
+"""Memory that processes share, and numbers that they tell each other without a message."""
 
 from __future__ import annotations
 
 import mmap
 import os
+import struct
 import tempfile
+from pathlib import Path
+
+_NUMBER = struct.Struct("q")
 
 
 class SharedMemory:
-    """Zeros at first, seen by all that map the same descriptor.
-
-    Args:
-        size: Bytes.
-        descriptor: Of what another process has made; None: make it.
-
-    Attributes:
-        descriptor: To be inherited by other processes.
-        view: The bytes.
-    """
+    """Memory of `size` bytes, zeros at first, that all processes see which map the same descriptor. `descriptor` is
+    memory that another process has made; None to make it."""
 
     def __init__(self, size: int, descriptor: int | None = None) -> None:
         self.descriptor = _new(size) if descriptor is None else descriptor
@@ -27,7 +21,7 @@ class SharedMemory:
 
 
 def _new(size: int) -> int:
-    """A descriptor of memory, which takes a page when it is first written."""
+    """A descriptor of new memory, whose pages are only taken when they are first written."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("quire")
     else:
@@ -35,3 +29,37 @@ def _new(size: int) -> int:
             descriptor = os.dup(file.fileno())
     os.ftruncate(descriptor, size)
     return descriptor
+
+
+class SharedNumbers:
+    """One number for each of `count` processes, zero at first. The file is made if there is none.
+
+    `own` is the place of this process, whose number becomes zero.
+    """
+
+    def __init__(self, path: Path, own: int, count: int) -> None:
+        size = count * _NUMBER.size
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(file, size)
+        self._memory = mmap.mmap(file, size)
+        os.close(file)
+        self._own = own
+        self._others = [other for other in range(count) if other != own]
+        self.own = 0
+
+    @property
+    def own(self) -> int:
+        return self._at(self._own)
+
+    @own.setter
+    def own(self, number: int) -> None:
+        _NUMBER.pack_into(self._memory, self._own * _NUMBER.size, number)
+
+    @property
+    def least_other(self) -> int:
+        """The lowest number of the other processes."""
+        return min(map(self._at, self._others))
+
+    def _at(self, process: int) -> int:
+        number: int = _NUMBER.unpack_from(self._memory, process * _NUMBER.size)[0]
+        return number

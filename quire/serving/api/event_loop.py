@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVarTuple
 import uvloop
 
 from quire.engine.metrics.histogram import WorkTimes
-from quire.foundation.processes.shared_numbers import SharedNumbers
+from quire.foundation.processes.shared_memory import SharedNumbers
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike

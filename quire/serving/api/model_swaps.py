@@ -17,7 +17,7 @@ from quire.errors import QuireError, RequestError, SetupError, SwapInProgressErr
 from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import Ready
 from quire.foundation.processes import garbage
-from quire.foundation.processes.launch import LaunchConfig, SendReport
+from quire.foundation.processes.launch import LaunchConfig, ModelReport, SendReport, SwapRequest, SwapStatus
 from quire.foundation.processes.orders import (
     DropModel,
     HoldRequests,
@@ -27,7 +27,6 @@ from quire.foundation.processes.orders import (
     Reload,
     TellSwap,
 )
-from quire.foundation.processes.swap_reports import ModelReport, SwapRequest, SwapStatus
 from quire.planning.swap_plan import plan_swap
 from quire.serving.api.model_switch import ModelSwitch
 from quire.serving.api.request_traces import RequestTraces

@@ -1,12 +1,14 @@
-"""The router's ASGI application: who may ask, what is asked, and the answer.
+"""The router's ASGI application: who may ask, which paths are served, and the answer to the client.
 
-Owns the paths that are served and everything towards clients. Which server answers is the dispatcher's concern.
+Answers pass as they come, as fast as the client reads. If an answer that has begun cannot be ended, the client's
+connection is closed in the middle, so that the client does not take a part for the whole answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
@@ -14,24 +16,33 @@ from starlette.types import Receive, Scope, Send
 from quire.errors import AuthenticationError, NotFoundError, OverloadedError, QuireError, RequestError, UnavailableError
 from quire.foundation.clock import Clock
 from quire.foundation.config.router import RouterConfig
+from quire.foundation.http_client.http1 import HttpError
 from quire.serving.api.error_responses import ErrorShapeMiddleware, error_response, internal_error_body, json_answer
+from quire.serving.api.http_server import BoundedHttpProtocol
 from quire.serving.api.middleware import BodyLimitMiddleware
 from quire.serving.api.request_head import HEADER, digest_of, find_digest, key_in
 from quire.serving.api.request_record import UNCOUNTED
 from quire.serving.api.request_work import run_until_disconnect
-from quire.serving.router.answer_stream import SLOW_CLIENT_S, AnswerCutOff, abort, send_answer
-from quire.serving.router.backend_list import KeyLimits
-from quire.serving.router.dispatch import Dispatcher
-from quire.serving.router.exchange import Exchange
+from quire.serving.router.backend_list import KeyLimits, RateLimiter
+from quire.serving.router.dispatch import Answer, Dispatcher
 from quire.serving.router.fleet import Fleet
 from quire.serving.router.pages import PUBLIC, Pages
-from quire.serving.router.prompt_prefix import PromptFields, prefix_blocks, read_fields, session_blocks
-from quire.serving.router.rate_limit import RateLimiter
-from quire.serving.router.routed_request import RoutedRequest, request_headers, without_hops
+from quire.serving.router.routed_request import (
+    Exchange,
+    RoutedRequest,
+    prefix_blocks,
+    read_fields,
+    request_headers,
+    session_blocks,
+    without_hops,
+)
 from quire.serving.router.router_metrics import RouterMetrics
 
 logger = logging.getLogger(__name__)
 
+SLOW_CLIENT_S = 30.0
+_ABORT = "quire.abort"
+"""Key in the scope's extensions, for the transport."""
 BODY_S = 120.0
 """How long a client may take to send its request's body."""
 SERVED = frozenset({
@@ -41,27 +52,52 @@ SERVED = frozenset({
     "/pooling", "/tokenize", "/detokenize", "/inference/v1/generate", "/invocations", "/generate", "/api/chat",
     "/api/generate", "/api/embed",
 })  # fmt: skip
-"""POSTs that go on to a server: those that compute something for a model. What operates a server, or is kept on one
-server's disk, is not reached through the router."""
+"""POSTs that go on to a server: those that compute something for a model. What operates a server, or is kept on the
+disk of one, is not reached through the router."""
 _EXCHANGE = "exchange"
 """Key in the scope's state: the Exchange."""
 
 
+class AnswerCutOff(Exception):
+    """An answer that has begun cannot be ended: the client has to see its connection close in the middle."""
+
+
+async def send_answer(answer: Answer, headers: list[tuple[bytes, bytes]], send: Send, slow_client_s: float) -> None:
+    """Send a whole answer to a client, which may leave a part unread for `slow_client_s` seconds. Raises AnswerCutOff
+    if the server failed, or the client does not read."""
+    await send({"type": "http.response.start", "status": answer.head.status, "headers": headers})
+    data = answer.first
+    while data:
+        try:
+            async with asyncio.timeout(slow_client_s):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except TimeoutError:
+            raise AnswerCutOff("The client does not read.") from None
+        try:
+            data = await answer.read()
+        except HttpError as error:
+            raise AnswerCutOff(f"Server {answer.backend.address.url} failed: {error}") from error
+    await send({"type": "http.response.body", "body": b""})
+
+
+class RouterHttpProtocol(BoundedHttpProtocol):
+    """One client's connection, which `abort` can close."""
+
+    def on_headers_complete(self) -> None:
+        extensions: dict[str, Any] = {_ABORT: {"transport": self.transport}}
+        self.scope["extensions"] = extensions
+        super().on_headers_complete()
+
+
+async def abort(scope: Scope) -> None:
+    """Close the client's connection at once."""
+    scope["extensions"][_ABORT]["transport"].abort()
+    await asyncio.sleep(0)  # until the HTTP server has noticed
+
+
 class RouterApp:
-    """The application.
-
-    Args:
-        fleet: All servers.
-        config: Limits and names of headers.
-        metrics: Filled.
-        clock: For times and limits.
-
-    Attributes:
-        keys: Of clients; empty: none is needed.
-        limiter: What each key may send.
-        num_open: Requests that servers are working on.
-        draining: No more requests are taken.
-    """
+    """The application, which records what passes in `metrics`. If there are `keys`, clients need one. `limiter` counts
+    what each key sends, and `num_open` is the number of requests that servers are working on."""
 
     def __init__(self, fleet: Fleet, config: RouterConfig, metrics: RouterMetrics, clock: Clock) -> None:
         self._config = config
@@ -75,7 +111,7 @@ class RouterApp:
         self.num_open = 0
 
     def drain(self) -> None:
-        """Take no more requests; those that are open go on."""
+        """Take no more requests; open ones go on."""
         self._pages.draining = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,12 +140,8 @@ class RouterApp:
             self._note_end(scope, exchange)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request.
-
-        Raises:
-            QuireError: It is refused, or no server answers it.
-            AnswerCutOff: Its answer has no end.
-        """
+        """Answer a request. Raises QuireError if it is refused or no server answers it, and AnswerCutOff if its answer
+        cannot be ended."""
         exchange: Exchange = scope["state"][_EXCHANGE]
         path, method = scope["path"], scope["method"]
         if self.keys and path not in PUBLIC:
@@ -137,7 +169,7 @@ class RouterApp:
                 self.limiter.end(exchange.key)
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a request on, and its answer back."""
+        """Send a request to a server, and the answer back."""
         body = await _read_body(receive)
         if body is None:
             return
@@ -163,7 +195,11 @@ class RouterApp:
         received = self._clock.now()
         fields = read_fields(body)
         session = Headers(scope=scope).get(self._config.session_key, "") if self._config.session_key else ""
-        blocks = session_blocks(session, fields) if session else self._blocks(fields)
+        blocks: list[bytes] = []
+        if session:
+            blocks = session_blocks(session, fields)
+        elif self._config.routing_logic == "prefixaware":
+            blocks = prefix_blocks(fields)
         replaced = {HEADER.lower().encode(): scope["state"]["request_id"].encode()}
         if self._config.tenant_header:
             replaced[self._config.tenant_header.lower().encode()] = exchange.key_name.encode()
@@ -172,9 +208,6 @@ class RouterApp:
         query = scope["query_string"]
         path = scope["path"].encode() + (b"?" + query if query else b"")
         return RoutedRequest(path, sent, body, fields.model, blocks, fields.num_tokens, received)
-
-    def _blocks(self, fields: PromptFields) -> list[bytes]:
-        return prefix_blocks(fields) if self._config.routing_logic == "prefixaware" else []
 
     def _key(self, scope: Scope) -> KeyLimits:
         key = key_in(Headers(scope=scope))
@@ -203,11 +236,7 @@ class RouterApp:
 
 
 async def _read_body(receive: Receive) -> bytes | None:
-    """The whole body; None if the client goes away first.
-
-    Raises:
-        RequestError: It takes too long, or is too large.
-    """
+    """The whole body; None if the client goes away first. Raises RequestError if it takes too long, or is too large."""
     parts: list[bytes] = []
     try:
         async with asyncio.timeout(BODY_S):

@@ -1,4 +1,4 @@
-"""A server as the router sees it: what it serves, whether it is well, and what it has to do. Asks nothing itself."""
+"""A server as the router sees it: what it serves, whether it is well, and its load. Asks nothing itself."""
 
 from __future__ import annotations
 
@@ -9,26 +9,73 @@ from typing import Any
 
 from quire.foundation.clock import Clock
 from quire.foundation.config.router import RouterConfig
-from quire.foundation.http_client.address import HttpAddress
+from quire.foundation.http_client.http1 import HttpAddress
 from quire.foundation.http_client.pool import ConnectionPool
 from quire.serving.replica_chooser import ReplicaLoad
 from quire.serving.router.backend_list import BackendAddress
-from quire.serving.router.circuit_breaker import CircuitBreaker
-from quire.serving.router.prompt_prefix import BLOCK_TOKENS
+from quire.serving.router.routed_request import BLOCK_TOKENS
 
 _UNKNOWN_BLOCKS = 8_192
-"""Blocks of a prompt's text that are supposed to be in the prefix cache of a server that does not say."""
+"""Blocks of prompt text that the prefix cache of a server is assumed to hold, if the server does not say."""
+
+
+class CircuitBreaker:
+    """Lets all requests pass while it is closed. `threshold` failures in a row open it, and for `open_s` seconds none
+    passes; then one request passes, whose end decides."""
+
+    def __init__(self, threshold: int, open_s: float, clock: Clock) -> None:
+        self._threshold = threshold
+        self._open_s = open_s
+        self._clock = clock
+        self._failures = 0
+        self._opened_at: float | None = None
+        self._sent = 0
+        self._trial: int | None = None  # the request whose end decides
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it keeps requests away, except the one that tries."""
+        return self._opened_at is not None
+
+    @property
+    def passes(self) -> bool:
+        if self._opened_at is None:
+            return True
+        return self._trial is None and self._clock.now() - self._opened_at >= self._open_s
+
+    def sending(self) -> int:
+        """Count a request that is sent. Returns its number, for the methods that tell its end. While the breaker is
+        open, the ends of requests that were sent before decide nothing."""
+        self._sent += 1
+        if self._opened_at is not None and self._trial is None:
+            self._trial = self._sent
+        return self._sent
+
+    def succeeded(self, number: int) -> None:
+        if self._decides(number):
+            self._failures, self._opened_at, self._trial = 0, None, None
+
+    def failed(self, number: int) -> None:
+        if not self._decides(number):
+            return
+        self._failures += 1
+        if number == self._trial or self._failures >= self._threshold:
+            self._opened_at = self._clock.now()
+        self._trial = None
+
+    def left(self, number: int) -> None:
+        """This request's client went away before the end. If the request was to try, another one has to."""
+        if number == self._trial:
+            self._trial = None
+
+    def _decides(self, number: int) -> bool:
+        return self._opened_at is None or number == self._trial
 
 
 @dataclass(frozen=True)
 class ScrapedLoad:
-    """What a server's /metrics says.
-
-    Attributes:
-        running, waiting: Sequences.
-        cache_tokens: What its KV cache holds; 0 if it does not say.
-        cache_usage: The share of it that is in use.
-    """
+    """What a server's /metrics says: sequences that run and that wait, tokens that its KV cache holds (0 if it does not
+    say), and the share of the cache that is in use."""
 
     running: int = 0
     waiting: int = 0
@@ -40,22 +87,16 @@ class Backend:
     """One server, with its connections, its circuit breaker and its load.
 
     Args:
-        address: From the list.
         number: Its place among the chooser's replicas.
-        config: How many failures open its circuit breaker, and for how long.
-        clock: For the circuit breaker.
         tls: For connections to servers with https.
 
     Attributes:
-        address: From the list as it is now.
-        number: As given.
-        pool: Connections to it.
-        breaker: Counts its failures.
+        address: As the list has it now.
         complaint: Why it gets no requests; empty if it is ready.
         cards: What its /v1/models says, by name.
         models: Names of models and adapters that requests may ask it for.
         load: What its /metrics said last.
-        in_flight: Requests of this router that it has.
+        in_flight: Open requests that this router has sent to it.
     """
 
     def __init__(
@@ -79,11 +120,10 @@ class Backend:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether the server may get a request now."""
         return self.is_ready and not self.address.drain and self.breaker.passes
 
     def relist(self, address: BackendAddress) -> None:
-        """Take over the server's address from a list that was read again; its URL is the same."""
+        """Take over the server's entry from a list that was read again."""
         self.address = address
         self.models = frozenset(address.models or self.cards)
 
@@ -100,18 +140,17 @@ class Backend:
         return ReplicaLoad(max(self.in_flight, load.running + load.waiting), 0, free, num_blocks)
 
     def began(self) -> int:
-        """Count a request that is being sent. Returns the number by which the circuit breaker is told its end."""
+        """Count a request that is being sent. Returns its number for the circuit breaker."""
         self.in_flight += 1
         return self.breaker.sending()
 
     def ended(self) -> None:
-        """Count a request that is over."""
         self.in_flight -= 1
         if self._left and not self.in_flight:
             self.pool.close()
 
     def leave(self) -> None:
-        """Close the connections once open requests are over, because the server is no longer in the list."""
+        """Take the server out of the list: its connections are closed once open requests have ended."""
         self._left = True
         if not self.in_flight:
             self.pool.close()

@@ -1,7 +1,8 @@
-"""Which servers and keys there are: from flags, and from a file that may change. Parses; asks nobody."""
+"""The servers and keys, from flags and from a file that may change; and how many requests each key may send."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,23 +11,24 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from quire.errors import ConfigError, reason
+from quire.errors import ConfigError, OverloadedError, reason
+from quire.foundation.clock import Clock
 from quire.foundation.config.router import RouterConfig
 from quire.serving.api.request_head import digest_of
 
 _HEX_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_MINUTE_S = 60.0
 
 
-@dataclass(frozen=True)
-class BackendAddress:
-    """A server.
+class BackendAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A server of the list.
 
     Attributes:
-        url: `scheme://host:port`, with the path under which it serves, if any; no slash at the end.
-        drain: It gets no new requests.
-        api_key: Sent in place of the client's; empty: none is sent; None: the client's goes on.
-        models: Names to send it; empty: those of its /v1/models.
+        url: `scheme://host:port`, and the path under which it serves, without a slash at the end.
+        drain: Whether it gets no new requests.
+        api_key: Sent in place of the client's key; empty to send none, None to pass on the client's.
+        models: Names of models to send it; empty for those of its /v1/models.
     """
 
     url: str
@@ -37,13 +39,8 @@ class BackendAddress:
 
 @dataclass(frozen=True)
 class KeyLimits:
-    """A key of the router's clients, and what it may do.
-
-    Attributes:
-        name: Shown in logs and metrics; servers are told it under --tenant-header.
-        digest: SHA-256 of the key.
-        requests_per_minute, max_concurrent_requests: None: no limit.
-    """
+    """A key of the router's clients, by its SHA-256 `digest`, and its limits, of which None is no limit. The name is
+    shown in logs and metrics, and told to servers under --tenant-header."""
 
     name: str
     digest: bytes
@@ -53,22 +50,10 @@ class KeyLimits:
 
 @dataclass(frozen=True)
 class BackendList:
-    """All servers and keys.
-
-    Attributes:
-        backends: No URL twice.
-        keys: None: everybody may send requests.
-    """
+    """All servers, each URL once, and all keys; without keys, everybody may send requests."""
 
     backends: tuple[BackendAddress, ...]
     keys: tuple[KeyLimits, ...]
-
-
-class _BackendEntry(msgspec.Struct, forbid_unknown_fields=True):
-    url: str
-    drain: bool = False
-    api_key: str | None = None
-    models: tuple[str, ...] = ()
 
 
 class _KeyEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -80,24 +65,22 @@ class _KeyEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    backends: tuple[_BackendEntry, ...] = ()
+    backends: tuple[BackendAddress, ...] = ()
     keys: tuple[_KeyEntry, ...] = ()
 
 
 def read_backend_list(config: RouterConfig) -> BackendList:
-    """The servers and keys of flags and file; read again at each call.
-
-    Raises:
-        ConfigError: The file or an address in it cannot be used, or there is no server at all.
-    """
+    """The servers and keys of flags and file. The file is read again at each call. Raises ConfigError if the file or an
+    address in it cannot be used, or there is no server at all."""
     file = _read_file(config.dynamic_config_yaml) if config.dynamic_config_yaml else _File()
-    keys = [_flag_key(config, number, key) for number, key in enumerate(config.api_key, start=1)]
+    limits = (config.requests_per_minute, config.max_concurrent_requests)
+    keys = [KeyLimits(f"key-{number}", digest_of(key), *limits) for number, key in enumerate(config.api_key, start=1)]
     keys += [_file_key(config, entry) for entry in file.keys]
     _check_names(keys)
-    entries = [_BackendEntry(url) for value in config.static_backends for url in value.split(",") if url.strip()]
+    entries = [BackendAddress(url) for value in config.static_backends for url in value.split(",") if url.strip()]
     usual_key = config.backend_api_key or ("" if keys else None)  # keys of the router are no server's business
     backends = [
-        BackendAddress(parse_url(each.url), each.drain, each.api_key or usual_key, each.models)
+        msgspec.structs.replace(each, url=parse_url(each.url), api_key=each.api_key or usual_key)
         for each in (*entries, *file.backends)
     ]
     urls = [backend.url for backend in backends]
@@ -109,11 +92,7 @@ def read_backend_list(config: RouterConfig) -> BackendList:
 
 
 def parse_url(url: str) -> str:
-    """An address as it is written in the list, without a slash at the end.
-
-    Raises:
-        ConfigError: It is none.
-    """
+    """An address of the list, without a slash at the end. Raises ConfigError if it is no address of a server."""
     text = url.strip().rstrip("/")
     try:
         parts = urlsplit(text)
@@ -135,10 +114,6 @@ def _read_file(path: str) -> _File:
         raise ConfigError(f"{path}: {error}.") from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}.") from error
-
-
-def _flag_key(config: RouterConfig, number: int, key: str) -> KeyLimits:
-    return KeyLimits(f"key-{number}", digest_of(key), config.requests_per_minute, config.max_concurrent_requests)
 
 
 def _file_key(config: RouterConfig, entry: _KeyEntry) -> KeyLimits:
@@ -167,3 +142,55 @@ def _check_names(keys: Sequence[KeyLimits]) -> None:
         raise ConfigError(f"Two keys have the name '{twice}'.")
     if len(set(digests)) < len(digests):
         raise ConfigError("Two keys are the same: each client needs its own.")
+
+
+@dataclass
+class _Use:
+    """Requests that a key may send now, as of `at`, and those that are open."""
+
+    left: float
+    at: float
+    open: int = 0
+
+
+class RateLimiter:
+    """A token bucket for each key, which holds the requests of a minute."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._uses: dict[bytes, _Use] = {}
+
+    def keep(self, keys: Sequence[KeyLimits]) -> None:
+        """Let only these keys be valid now. What was counted for them stays."""
+        known = {key.digest for key in keys}
+        self._uses = {digest: use for digest, use in self._uses.items() if digest in known}
+
+    def begin(self, key: KeyLimits) -> int | None:
+        """Count a request, which has to `end`. Returns how many may follow at once; None for any number. Raises
+        OverloadedError, whose `param` names the limit, if the key may send no request now."""
+        now = self._clock.now()
+        per_minute = key.requests_per_minute
+        use = self._uses.setdefault(key.digest, _Use(per_minute or 0, now))
+        if key.max_concurrent_requests is not None and use.open >= key.max_concurrent_requests:
+            raise _over("max_concurrent_requests", f"{use.open} requests of this key are open, its most", 1)
+        left = None
+        if per_minute is not None:
+            use.left = min(per_minute, use.left + (now - use.at) * per_minute / _MINUTE_S)
+            use.at = now
+            if use.left < 1:
+                wait = math.ceil((1 - use.left) * _MINUTE_S / per_minute)
+                raise _over("requests_per_minute", f"This key has sent its {per_minute} requests a minute", wait)
+            use.left -= 1
+            left = int(use.left)
+        use.open += 1
+        return left
+
+    def end(self, key: KeyLimits) -> None:
+        if (use := self._uses.get(key.digest)) is not None:
+            use.open = max(0, use.open - 1)  # the key may have been out of the list meanwhile
+
+
+def _over(limit: str, what: str, wait_s: int) -> OverloadedError:
+    error = OverloadedError(f"{what}. Send it again in {wait_s} s.", retry_after_s=wait_s)
+    error.param = limit
+    return error

@@ -1,7 +1,4 @@
-"""Gets a request answered: by a server, or by another one if the first fails before the first byte.
-
-Owns attempts, and what counts as failure. Knows nothing about clients.
-"""
+"""Gets a request answered: by a server, or by another one if the first fails before the first byte of its answer."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ from types import TracebackType
 from quire.errors import QuireError, RequestTimeoutError, UnavailableError
 from quire.foundation.clock import Clock
 from quire.foundation.config.router import RouterConfig
-from quire.foundation.http_client.answer_parser import AnswerHead, HttpError, HttpTimeout
 from quire.foundation.http_client.connection import Connection
+from quire.foundation.http_client.http1 import AnswerHead, HttpError, HttpTimeout
 from quire.serving.router.backend import Backend
 from quire.serving.router.fleet import Fleet
 from quire.serving.router.routed_request import RoutedRequest
@@ -23,24 +20,15 @@ from quire.serving.router.router_metrics import RouterMetrics
 logger = logging.getLogger(__name__)
 
 SENT_ELSEWHERE = frozenset({429, 502, 503})
-"""Statuses of a server that has done nothing for the request; another one may."""
+"""Statuses by which a server says that it has done nothing for the request, so that another one may."""
 _FAILED = frozenset({502, 503})
 
 
 class Answer:
     """A server's answer, whose body has begun. A context: leaving it before the end tells the server to stop.
 
-    Args:
-        backend: Who answers.
-        connection: Has the rest of the body.
-        head: Status and headers.
-        first: The first part of the body.
-        on_failure: Called if the rest does not come.
-
-    Attributes:
-        backend: Who answers.
-        head: Status and headers.
-        first: The first part of the body; empty if there is no body.
+    `first` is the first part of the body, and empty if there is no body. `on_failure` is called if the rest of the body
+    does not come.
     """
 
     def __init__(
@@ -58,11 +46,7 @@ class Answer:
         self._on_failure = on_failure
 
     async def read(self) -> bytes:
-        """The next part of the body; empty at its end.
-
-        Raises:
-            HttpError: The rest does not come.
-        """
+        """The next part of the body; empty at its end. Raises HttpError if the rest does not come."""
         try:
             return await self._connection.read()
         except HttpError as error:
@@ -78,14 +62,7 @@ class Answer:
 
 
 class Dispatcher:
-    """Sends requests to servers.
-
-    Args:
-        fleet: All servers.
-        config: Times, and how often another server is tried.
-        metrics: Failures and retries are counted there.
-        clock: For what the router itself takes.
-    """
+    """Sends requests to servers, and counts failures and retries in `metrics`."""
 
     def __init__(self, fleet: Fleet, config: RouterConfig, metrics: RouterMetrics, clock: Clock) -> None:
         self._fleet = fleet
@@ -94,11 +71,7 @@ class Dispatcher:
         self._clock = clock
 
     async def answer(self, request: RoutedRequest) -> Answer:
-        """The answer of the first server that has one.
-
-        Raises:
-            QuireError: There is none.
-        """
+        """The answer of the first server that has one. Raises QuireError if no server has one."""
         tried: list[Backend] = []
         backend = self._fleet.choose(request)
         self._metrics.router_s.observe(self._clock.now() - request.received)
@@ -126,14 +99,8 @@ class Dispatcher:
             backend = self._retry(backend, other)
 
     async def _attempt(self, backend: Backend, request: RoutedRequest, number: int) -> Answer:
-        """A server's answer, once its body has begun.
-
-        Args:
-            number: What the request is called at the server's breaker.
-
-        Raises:
-            HttpError: It has none.
-        """
+        """A server's answer, once its body has begun. `number` is the request's number at the server's breaker. Raises
+        HttpError if the server does not answer."""
         connection: Connection | None = None
         try:
             data = request.data_for(backend.pool.address, backend.address.api_key)

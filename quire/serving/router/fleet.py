@@ -1,7 +1,4 @@
-"""All servers, and which of them gets a request: those with its model, by prefix or session and load.
-
-Owns the set of servers. Knows nothing about how they are asked, or how requests reach them.
-"""
+"""All servers, and which of them gets a request: those with its model, by prefix or session and load."""
 
 from __future__ import annotations
 
@@ -16,23 +13,14 @@ from quire.foundation.config.router import RouterConfig
 from quire.serving.replica_chooser import ReplicaChooser, ReplicaLoad
 from quire.serving.router.backend import Backend
 from quire.serving.router.backend_list import BackendAddress
-from quire.serving.router.prompt_prefix import BLOCK_TOKENS
-from quire.serving.router.routed_request import RoutedRequest
+from quire.serving.router.routed_request import BLOCK_TOKENS, RoutedRequest
 
 EXPECTED_OUTPUT = 128
-"""Tokens of an answer, in the estimate of what a request costs."""
+"""Estimated tokens of an answer, for the cost of a request."""
 
 
 class Fleet:
-    """The servers of the list.
-
-    Args:
-        config: How a server is chosen, and when its circuit breaker opens.
-        clock: Tells what was sent lately.
-
-    Raises:
-        ConfigError: The certificates for servers cannot be read.
-    """
+    """The servers of the list. Raises ConfigError if the file of certificates cannot be read."""
 
     def __init__(self, config: RouterConfig, clock: Clock) -> None:
         self._config = config
@@ -71,20 +59,14 @@ class Fleet:
         self._chooser.forget(backend.number)
 
     def choose(self, request: RoutedRequest, tried: Collection[Backend] = ()) -> Backend:
-        """Choose the server for a request.
-
-        Args:
-            request: What is asked.
-            tried: Servers that the request was sent to before.
-
-        Raises:
-            RequestError: No server has its model, or it has to name one.
-            UnavailableError: No server that has the model takes requests now.
-        """
+        """Choose a server for a request that was sent to the servers of `tried` before. Raises RequestError if no
+        server has its model or it has to name one, and UnavailableError if no server with the model takes requests
+        now."""
         serving = self._serving(request.model)
         able = [backend for backend in serving if backend.takes_requests and backend not in tried]
         if not able:
-            raise UnavailableError(self._complaint(request.model))
+            what = "this request" if request.model is None else f"the model '{request.model[:200]}'"
+            raise UnavailableError(f"No server takes requests for {what} now. Try again in a few seconds.")
         if self._config.routing_logic == "roundrobin":
             return able[next(self._turns) % len(able)] if len(able) > 1 else able[0]
         if len(serving) == 1:  # where others are only away, what this one gets now is remembered
@@ -118,14 +100,9 @@ class Fleet:
             raise RequestError("The servers have different models: name one as 'model'.", param="model")
         return backends
 
-    @staticmethod
-    def _complaint(model: str | None) -> str:
-        what = "this request" if model is None else f"the model '{model[:200]}'"
-        return f"No server takes requests for {what} now. Try again in a few seconds."
-
 
 def _tls(ca_certs: str | None) -> ssl.SSLContext:
-    """How servers prove who they are: by certificates for the names under which they are listed."""
+    """The certificates by which servers prove that they are those of the list."""
     try:
         return ssl.create_default_context(cafile=ca_certs)
     except OSError as error:  # ssl.SSLError is one

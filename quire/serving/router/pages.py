@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from urllib.parse import unquote
 
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import Response
 
 from quire.errors import UnknownModelError
 from quire.serving.api.error_responses import RETRY_AFTER_S, json_answer
 from quire.serving.router.fleet import Fleet
-from quire.serving.router.router_metrics import RouterExposition, RouterMetrics
+from quire.serving.router.router_metrics import RouterCollector, RouterMetrics
 from quire.version import __version__
 
 PUBLIC = frozenset({"/health", "/ping", "/ready", "/version", "/metrics"})
@@ -19,28 +20,20 @@ _MODELS = "/v1/models"
 
 
 class Pages:
-    """GET requests that reach no server.
-
-    Args:
-        fleet: What is shown.
-        metrics: The same.
-    """
+    """Answers to GET requests that reach no server."""
 
     def __init__(self, fleet: Fleet, metrics: RouterMetrics) -> None:
         self._fleet = fleet
-        self._exposition = RouterExposition(metrics, fleet)
+        self._metrics = CollectorRegistry(auto_describe=False)
+        self._metrics.register(RouterCollector(metrics, fleet))
+        ProcessCollector(registry=self._metrics)
         self.draining = False
 
     def has(self, path: str) -> bool:
-        """Whether a path is one of these."""
         return path in PUBLIC or path in ("/backends", _MODELS) or path.startswith(f"{_MODELS}/")
 
     def answer(self, path: str) -> Response:
-        """The page.
-
-        Raises:
-            UnknownModelError: Of a model that no server has.
-        """
+        """The page of a path. Raises UnknownModelError if no server has the model of the path."""
         if path in ("/health", "/ping"):
             return json_answer(200, {"status": "ok"}, {})
         if path == "/ready":
@@ -48,7 +41,7 @@ class Pages:
         if path == "/version":
             return json_answer(200, {"version": __version__}, {})
         if path == "/metrics":
-            return Response(self._exposition.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+            return Response(generate_latest(self._metrics), media_type=CONTENT_TYPE_PLAIN_0_0_4)
         if path == "/backends":
             return json_answer(200, {"backends": [backend.state() for backend in self._fleet.backends]}, {})
         cards = self._fleet.cards()

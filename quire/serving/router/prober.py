@@ -1,7 +1,4 @@
-"""Asks servers how they are: ready or not, which models, how much to do. One task for each server.
-
-Owns the questions and what follows from the answers. Requests of clients go another way.
-"""
+"""Asks servers how they are: ready or not, which models, how much load. One task for each server."""
 
 from __future__ import annotations
 
@@ -12,16 +9,16 @@ import re
 import msgspec
 
 from quire.foundation.config.router import RouterConfig
-from quire.foundation.http_client.answer_parser import HttpError
+from quire.foundation.http_client.http1 import HttpError
 from quire.serving.router.backend import Backend, ScrapedLoad
 from quire.serving.router.fleet import Fleet
 
 logger = logging.getLogger(__name__)
 
 PROBE_S = 5.0
-"""A server that does not answer a question for so long is not well."""
+"""A server that does not answer a question for this long is not well."""
 LOST_AFTER = 2
-"""Questions in a row without any answer, after which requests that wait for a first byte are sent elsewhere."""
+"""After this many questions in a row without an answer, requests that wait for a first byte are sent elsewhere."""
 MAX_BYTES = 8 * 2**20
 _MAX_MODELS = 4_096
 _NAMES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc")
@@ -31,16 +28,11 @@ _LABEL = re.compile(rb'\b(block_size|num_gpu_blocks)="(\d{1,12})"')
 
 
 class _NotUnderstood(Exception):
-    """A server answers, but not what it was asked."""
+    """A server answers something else than it was asked."""
 
 
 class Prober:
-    """Keeps the servers' states.
-
-    Args:
-        fleet: Whose.
-        config: How often they are asked.
-    """
+    """Keeps the states of a fleet's servers up to date."""
 
     def __init__(self, fleet: Fleet, config: RouterConfig) -> None:
         self._fleet = fleet
@@ -48,7 +40,7 @@ class Prober:
         self._tasks: dict[Backend, asyncio.Task[None]] = {}
 
     def follow(self) -> None:
-        """Ask the servers that are listed now, and no others; to be called when the list has changed."""
+        """Ask the servers that are listed now, and no others. Call it when the list has changed."""
         listed = set(self._fleet.backends)
         for backend in [backend for backend in self._tasks if backend not in listed]:
             self._tasks.pop(backend).cancel()
@@ -56,7 +48,6 @@ class Prober:
             self._tasks[backend] = asyncio.create_task(self._keep_asking(backend))
 
     def close(self) -> None:
-        """Ask nobody any more."""
         for task in self._tasks.values():
             task.cancel()
 
@@ -94,7 +85,7 @@ class Prober:
         backend.complaint = complaint
 
     async def _complaint(self, backend: Backend) -> str:
-        """Why it should get no requests; empty if there is no reason."""
+        """Why a server should get no requests; empty if there is no reason."""
         status, body = await _get(backend, b"/ready")
         if status in (404, 405):  # vLLM has no /ready
             status, body = await _get(backend, b"/health")
@@ -103,11 +94,8 @@ class Prober:
         return f"It answers {status}: {body[:200].decode(errors='replace')}"
 
     async def _learn_models(self, backend: Backend) -> str:
-        """Why requests cannot name any; empty if they can. A server without a list keeps the last one.
-
-        Raises:
-            _NotUnderstood: The list is none.
-        """
+        """Why requests cannot name any model; empty if they can. A server without a list keeps its last one. Raises
+        _NotUnderstood if the answer is no list of models."""
         status, body = await _get(backend, b"/v1/models")
         if status == 200:
             try:
@@ -120,7 +108,7 @@ class Prober:
         return "It has no models." if status == 200 else f"It answers {status} to GET /v1/models."
 
     async def _load(self, backend: Backend) -> ScrapedLoad:
-        """Nothing, where it cannot be learned: a server may well serve requests without metrics."""
+        """The server's load; zeros if it cannot be learned, because a server may serve requests without metrics."""
         try:
             status, body = await _get(backend, b"/metrics")
         except (HttpError, _NotUnderstood):
@@ -129,7 +117,7 @@ class Prober:
 
 
 def parse_load(metrics: bytes) -> ScrapedLoad:
-    """The load of a server from its metrics, under vLLM's names; of several engines together."""
+    """The load of a server from its metrics, under vLLM's names; all of its engines together."""
     values: dict[str, list[float]] = {}
     for name, _, value in _SAMPLE.findall(metrics):
         if (text := name.decode()) in _NAMES:
@@ -156,12 +144,8 @@ def _number(text: bytes) -> float:
 
 
 async def _get(backend: Backend, path: bytes) -> tuple[int, bytes]:
-    """Status and body of a GET, on a connection of its own: an old one says nothing about whether the server listens.
-
-    Raises:
-        HttpError: There is no answer.
-        _NotUnderstood: It is too large.
-    """
+    """Status and body of a GET on a new connection: an old one does not show whether the server still listens. Raises
+    HttpError if there is no answer, and _NotUnderstood if it is too large."""
     headers = [(b"connection", b"close")]
     if api_key := backend.address.api_key:
         headers.append((b"authorization", b"Bearer " + api_key.encode()))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -18,11 +17,11 @@ _ROUTER_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1)
 
 
 class RouterMetrics:
-    """Filled as requests pass.
+    """What the router has counted.
 
     Attributes:
-        requests: By server, model, key and status; without a server where none was reached.
-        failures: By server and reason: what it did in place of answering.
+        requests: By server, model, key and status; the server is empty if none was reached.
+        failures: By server, and by what it did instead of answering.
         retries: By the server that had failed.
         rejections: By reason.
         reloads: By result.
@@ -41,17 +40,16 @@ class RouterMetrics:
         self.router_s = Histogram(_ROUTER_S)
 
     def first_byte(self, backend: str, seconds: float) -> None:
-        """An answer began."""
         self.first_byte_s.setdefault(backend, Histogram(_FIRST_BYTE_S)).observe(seconds)
 
     def ended(self, backend: str, model: str, key: str, status: int, seconds: float) -> None:
-        """A request is over. `backend` is empty if no server has answered it."""
+        """Count a request that has ended. `backend` is empty if no server has answered it."""
         self.requests[backend, model, key, str(status)] += 1
         if backend:
             self.whole_s.setdefault(backend, Histogram(_WHOLE_S)).observe(seconds)
 
     def forget(self, listed: Collection[str]) -> None:
-        """Only these servers are in the list now: what was counted of others goes."""
+        """Drop what was counted of servers that are not in the list."""
         for backend in [each for each in self.whole_s.keys() | self.first_byte_s.keys() if each not in listed]:
             self.whole_s.pop(backend, None)
             self.first_byte_s.pop(backend, None)
@@ -63,31 +61,14 @@ class RouterMetrics:
             del self.requests[labels]
 
 
-class RouterExposition:
-    """The page that /metrics shows.
+class RouterCollector(Collector):
+    """Gives the metrics to Prometheus' registry at each scrape."""
 
-    Args:
-        metrics: Read at each scrape.
-        fleet: The same.
-    """
-
-    def __init__(self, metrics: RouterMetrics, fleet: Fleet) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_RouterCollector(metrics, fleet))
-        ProcessCollector(registry=self._registry)
-
-    def text(self) -> bytes:
-        """All metrics now."""
-        return generate_latest(self._registry)
-
-
-class _RouterCollector(Collector):
     def __init__(self, metrics: RouterMetrics, fleet: Fleet) -> None:
         self._metrics = metrics
         self._fleet = fleet
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the registry at each scrape."""
         metrics = self._metrics
         for name, text, labels, counts in (
             ("requests", "Requests that are over.", ("backend", "model_name", "key", "status"), metrics.requests),

@@ -1,7 +1,4 @@
-"""The process of `quire route`: listens, follows its list, and drains at SIGTERM.
-
-Owns what the router is made of, signals and the end.
-"""
+"""The process of `quire route`: listens, follows its list, handles signals, and drains at SIGTERM."""
 
 from __future__ import annotations
 
@@ -21,28 +18,23 @@ from quire.foundation.config.router import RouterConfig
 from quire.foundation.processes import garbage
 from quire.serving.api.http_server import HttpServer, load_tls, uvicorn_config
 from quire.serving.api.request_head import RequestIdMiddleware
-from quire.serving.router.answer_stream import RouterHttpProtocol
-from quire.serving.router.app import RouterApp
+from quire.serving.router.app import RouterApp, RouterHttpProtocol
 from quire.serving.router.backend_list import BackendList, read_backend_list
 from quire.serving.router.fleet import Fleet
 from quire.serving.router.prober import Prober
 from quire.serving.router.router_metrics import RouterMetrics
-from quire.serving.supervisor.announce import print_log
+from quire.serving.supervisor.announce import print_log, url
 from quire.serving.supervisor.listener import listen
 
 logger = logging.getLogger(__name__)
 
 WATCH_S = 1.0
-"""How often the list's file is looked at."""
+"""Seconds between two looks at the list's file."""
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def route(config: RouterConfig) -> int:
-    """Until a signal ends it; the exit code.
-
-    Raises:
-        SetupError: It cannot start.
-    """
+    """Route until a signal ends it; returns the exit code. Raises SetupError if the router cannot start."""
     backends = read_backend_list(config)
     server = ServerConfig(
         host=config.host, port=config.port, ssl_keyfile=config.ssl_keyfile, ssl_certfile=config.ssl_certfile,
@@ -53,13 +45,7 @@ def route(config: RouterConfig) -> int:
 
 
 class Router:
-    """One router.
-
-    Args:
-        config: Its settings.
-        backends: The list as it was read at the start.
-        clock: For limits and times.
-    """
+    """One router, with the list as it was read at the start."""
 
     def __init__(self, config: RouterConfig, backends: BackendList, clock: Clock) -> None:
         self._config = config
@@ -73,7 +59,7 @@ class Router:
         self._list = backends
 
     async def serve(self, server: ServerConfig, listener: socket.socket) -> int:
-        """Serve until a signal; the exit code."""
+        """Serve until a signal; returns the exit code."""
         http = HttpServer(self._http_config(server))
         load_tls(http.config)
         loop = asyncio.get_running_loop()
@@ -95,12 +81,12 @@ class Router:
         return 128 + self._signals[-1] if len(self._signals) > 1 else 0
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """End as at a signal: once, when open requests are over; again, now."""
+        """Act on a signal: the first ends the router when open requests have ended, the second at once."""
         self._signals.append(number)
         self._signalled.set()
 
     def reload(self) -> None:
-        """Read the list again. One that is wrong changes nothing."""
+        """Read the list again. A list with errors changes nothing."""
         self._file_state = _state_of(self._config.dynamic_config_yaml)
         try:
             found = read_backend_list(self._config)
@@ -130,7 +116,7 @@ class Router:
                 self.reload()
 
     async def _drain(self) -> None:
-        """Until open requests have ended, their time is over, or a second signal comes."""
+        """Wait until open requests have ended, their time is over, or a second signal comes."""
         self._app.drain()
         deadline = asyncio.get_running_loop().time() + self._config.shutdown_timeout
         while self._app.num_open and len(self._signals) < 2 and asyncio.get_running_loop().time() < deadline:
@@ -149,13 +135,11 @@ class Router:
         return config
 
     def _announce(self, server: ServerConfig, listener: socket.socket) -> None:
-        host, port = listener.getsockname()[:2]
-        host = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         for backend in self._list.backends:
             print_log(f"  server      {backend.url}{' (draining)' if backend.drain else ''}")
         access = f"{len(self._list.keys)} API key(s)" if self._list.keys else "open to whoever reaches the port"
         print_log(f"  access      {access}")
-        print_log(f"Routing: OpenAI clients    {'https' if server.ssl_certfile else 'http'}://{host}:{port}/v1")
+        print_log(f"Routing: OpenAI clients    {url(server, listener)}/v1")
 
 
 async def _first(serving: asyncio.Task[None], signalled: asyncio.Event) -> None:
@@ -165,7 +149,7 @@ async def _first(serving: asyncio.Task[None], signalled: asyncio.Event) -> None:
 
 
 def _state_of(path: str | None) -> tuple[int, int, int]:
-    """Changes when the file does; a mounted ConfigMap changes its inode."""
+    """Numbers that change when the file does. When a mounted ConfigMap changes, its inode does."""
     try:
         status = Path(path).stat() if path else None
     except OSError:

@@ -1,4 +1,4 @@
-"""Batches as rows of the store: what is written of one, and how it is read and changed within a transaction."""
+"""Batches as rows of the store: what is kept of a batch, and how it is read and changed within a transaction."""
 
 from __future__ import annotations
 
@@ -13,13 +13,8 @@ from quire.serving.store.limits import UnknownIdError
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What came of one request.
-
-    Attributes:
-        line: Of the input file, counted from 0.
-        succeeded: Whether it goes to the output file, and not to that of errors.
-        data: A line of that file, without its end.
-    """
+    """The result of the request on a line of the input file, counted from 0: `data` is a line, without its end, of the
+    output file if the request succeeded, or else of the file of errors."""
 
     line: int
     succeeded: bool
@@ -28,13 +23,8 @@ class BatchResult:
 
 @dataclass(frozen=True)
 class ClaimedBatch:
-    """A batch that this process works on now.
-
-    Attributes:
-        body: As clients see it.
-        ends_as: The state in which it ends, if another process had begun to end it.
-        tenant: Whose it is, see Add.
-    """
+    """A batch that this process works on now, as clients see it in `body`. `ends_as` is the state in which it ends, if
+    another process had begun to end it. `tenant` is whose batch it is; see Add."""
 
     body: dict[str, Any]
     ends_as: str | None
@@ -42,11 +32,7 @@ class ClaimedBatch:
 
 
 def body_of(connection: sqlite3.Connection, batch: str) -> dict[str, Any]:
-    """The batch as it is kept.
-
-    Raises:
-        UnknownIdError: There is none.
-    """
+    """The batch as it is kept. Raises UnknownIdError if there is no such batch."""
     row = connection.execute("SELECT body FROM batches WHERE id = ?", (batch,)).fetchone()
     if row is None:
         raise UnknownIdError.of("batch", batch, "batch_id")
@@ -55,11 +41,7 @@ def body_of(connection: sqlite3.Connection, batch: str) -> dict[str, Any]:
 
 
 def seen(connection: sqlite3.Connection, batch: str) -> dict[str, Any]:
-    """The batch as clients see it, counts included.
-
-    Raises:
-        UnknownIdError: There is none.
-    """
+    """The batch as clients see it, with its counts. Raises UnknownIdError if there is no such batch."""
     body = body_of(connection, batch)
     (total,) = connection.execute("SELECT total FROM batches WHERE id = ?", (batch,)).fetchone()
     query = "SELECT coalesce(sum(succeeded), 0), count(*) FROM batch_results WHERE batch = ?"
@@ -72,11 +54,9 @@ def seen(connection: sqlite3.Connection, batch: str) -> dict[str, Any]:
 
 
 def set_fields(connection: sqlite3.Connection, batch: str, **changes: Any) -> None:
-    """Change what is kept of it."""
     body = {**body_of(connection, batch), **changes}
     connection.execute("UPDATE batches SET status = ?, body = ? WHERE id = ?", (body["status"], encode(body), batch))
 
 
 def encode(body: dict[str, Any]) -> bytes:
-    """A batch as it is written."""
     return msgspec.json.encode(body)

@@ -1,7 +1,6 @@
-"""Batches of /v1/batches: what state they are in, which process works on each, and the results so far.
+"""Batches of /v1/batches: their states, which process works on each, and the results so far.
 
-A result is written once, when its request has ended, so a batch goes on after a restart where it was. Knows nothing
-about requests or what answers them.
+A result is written once, when its request has ended, so a batch goes on after a restart where it was.
 """
 
 from __future__ import annotations
@@ -15,21 +14,20 @@ from typing import Any
 from quire.errors import RequestError
 from quire.foundation.clock import Clock
 from quire.serving.store.batch_rows import BatchResult, ClaimedBatch, body_of, encode, seen, set_fields
-from quire.serving.store.database import Database
+from quire.serving.store.database import ALIVE, Database, ProcessRecord
 from quire.serving.store.files import append, begin_file, complete, file_of
 from quire.serving.store.limits import StoreLimits
-from quire.serving.store.processes import ALIVE, ProcessRecord
 
 RESULTS_MOVED_AT_ONCE = 200
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
-"""States in which a process works on a batch."""
+"""States of a batch on which a process works."""
 _OPEN = ", ".join(f"'{status}'" for status in OPEN)
 _OUTPUTS = (("output_file_id", 1, "output"), ("error_file_id", 0, "error"))
 
 
 @dataclass
 class BatchStore:
-    """The batches in a store. See ResponseStore for its attributes."""
+    """The batches in a store. ResponseStore describes the attributes."""
 
     database: Database
     limits: StoreLimits
@@ -48,15 +46,13 @@ class BatchStore:
         output_lifetime: int | None = None,
         tenant: str = "",
     ) -> dict[str, Any]:
-        """Add a batch, on which a server of `model` will work.
+        """Add a batch, on which a server of `model` will work. Returns the batch as clients see it.
 
         Args:
-            window: As clients write it, with `seconds` as what it means.
-            output_lifetime: Seconds until the files that it makes are deleted; at most, and by default, the store's.
-            tenant: Whose requests these are, see Add.
-
-        Returns:
-            The batch as clients see it.
+            window: The time for the batch as clients write it; `seconds` is its meaning.
+            output_lifetime: Seconds until the files that the batch makes are deleted; by default, and at most, the
+                store's.
+            tenant: Whose requests these are; see Add.
 
         Raises:
             UnknownIdError: There is no such file.
@@ -97,19 +93,12 @@ class BatchStore:
         return await self.database.write(insert)
 
     async def get(self, asked: str) -> dict[str, Any]:
-        """A batch as clients see it.
-
-        Raises:
-            UnknownIdError: There is none.
-        """
+        """A batch as clients see it; raises UnknownIdError."""
         return await self.database.read(lambda connection: seen(connection, asked))
 
     async def page(self, after: str | None, limit: int) -> tuple[Sequence[dict[str, Any]], bool]:
-        """Batches, the latest first, and whether there are more.
-
-        Raises:
-            UnknownIdError: There is no batch `after`.
-        """
+        """Batches, the latest first, and whether there are more after these. Raises UnknownIdError if there is no batch
+        `after`."""
 
         def find(connection: sqlite3.Connection) -> list[dict[str, Any]]:
             if after is not None:
@@ -124,12 +113,8 @@ class BatchStore:
         return found[:limit], len(found) > limit
 
     async def cancel(self, asked: str) -> dict[str, Any]:
-        """Ask for a batch to be cancelled; whoever works on it, or takes it over, does so.
-
-        Raises:
-            UnknownIdError: There is no such batch.
-            RequestError: It has ended.
-        """
+        """Ask for a batch to be cancelled. The process that works on it, or takes it over, cancels it. Raises
+        UnknownIdError if there is no such batch, and RequestError if it has ended."""
 
         def change(connection: sqlite3.Connection) -> dict[str, Any]:
             body = seen(connection, asked)
@@ -144,8 +129,8 @@ class BatchStore:
     # --- for the process that works on a batch ----------------------------------------------------------------------
 
     async def claim(self, models: Sequence[str]) -> ClaimedBatch | None:
-        """Take over the oldest open batch of these models on which nobody works. A process works on one at a time, so
-        one that is its own already was left in the middle."""
+        """Take over the oldest open batch of these models on which nobody works. A process works on one batch at a
+        time, so a batch that is its own already was left in the middle."""
         now = self.clock.now()
         marks = ", ".join("?" * len(models))
 
@@ -157,7 +142,7 @@ class BatchStore:
             row = connection.execute(query, (*models, self.process.id, now)).fetchone()
             if row is None:
                 return None
-            self.process.say_alive_in(connection, now)
+            self.process.say_alive(connection, now)
             connection.execute("UPDATE batches SET owner = ? WHERE id = ?", (self.process.id, row[0]))
             kept = body_of(connection, row[0])
             return ClaimedBatch(seen(connection, row[0]), kept.get("ends_as"), kept.get("tenant", ""))
@@ -165,11 +150,11 @@ class BatchStore:
         return await self.database.write(take)
 
     async def release(self, batch: str) -> None:
-        """Give a batch back, so that another process may go on with it."""
+        """Give a batch back, so that another process can go on with it."""
         await self._owned(batch, lambda c: c.execute("UPDATE batches SET owner = NULL WHERE id = ?", (batch,)))
 
     async def begin(self, batch: str, total: int) -> None:
-        """The input is valid and has so many requests."""
+        """Note that the input is valid and has this many requests."""
 
         def change(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE batches SET total = ? WHERE id = ?", (total, batch))
@@ -179,30 +164,27 @@ class BatchStore:
         await self._owned(batch, change)
 
     async def fail(self, batch: str, errors: Sequence[dict[str, Any]]) -> None:
-        """The batch could not be run, or not to its end; results that it has are in its files.
-
-        Args:
-            errors: Each with code, message, param and line.
-        """
+        """End a batch that could not be run, or not to its end; its files have the results so far. Each error has code,
+        message, param and line."""
         found = {"object": "list", "data": list(errors)}
         await self._owned(batch, lambda connection: set_fields(connection, batch, errors=found))
         await self.finish(batch, "failed")
 
     async def lines_done(self, batch: str) -> set[int]:
-        """The lines that have a result."""
+        """The lines of the input that have a result."""
         query = "SELECT line FROM batch_results WHERE batch = ?"
         return await self.database.read(lambda c: {row[0] for row in c.execute(query, (batch,))})
 
     async def record(self, batch: str, results: Sequence[BatchResult]) -> str:
-        """Write results down. Returns the batch's status, which another process may have changed; `cancelling` too
-        when it is not this process's any more."""
+        """Write down results. Returns the batch's status, which another process may have changed. The status is
+        `cancelling` too if the batch no longer belongs to this process."""
         now = self.clock.now()
 
         def insert(connection: sqlite3.Connection) -> str:
             row = connection.execute("SELECT status, owner FROM batches WHERE id = ?", (batch,)).fetchone()
             if row is None or row[1] != self.process.id:
                 return "cancelling"
-            self.process.say_alive_in(connection, now)
+            self.process.say_alive(connection, now)
             self.limits.make_room(connection, sum(len(result.data) + 128 for result in results))
             rows = [(batch, result.line, result.succeeded, result.data) for result in results]
             connection.executemany("INSERT OR IGNORE INTO batch_results VALUES (?, ?, ?, ?)", rows)
@@ -211,13 +193,9 @@ class BatchStore:
         return await self.database.write(insert)
 
     async def finish(self, batch: str, status: str) -> None:
-        """Make the output files from the results, in the order of the input, and end the batch.
-
-        Results move into the files step by step; a process that takes over in the middle goes on.
-
-        Args:
-            status: completed, cancelled, expired or failed.
-        """
+        """Make the output files from the results, in the order of the input, and end the batch with the status
+        completed, cancelled, expired or failed. Results move step by step, so a process that takes over in the middle
+        can go on."""
 
         def begin(connection: sqlite3.Connection) -> None:
             body, now = body_of(connection, batch), int(self.clock.now())
@@ -265,14 +243,14 @@ class BatchStore:
         return True
 
     async def _owned(self, batch: str, work: Callable[[sqlite3.Connection], Any]) -> Any:
-        """Run a transaction, and say that this process is alive; nothing happens if the batch is not its own."""
+        """Run a transaction, and record that this process is alive. Nothing happens if the batch is not its own."""
         now = self.clock.now()
 
         def run(connection: sqlite3.Connection) -> Any:
             row = connection.execute("SELECT owner FROM batches WHERE id = ?", (batch,)).fetchone()
             if row is None or row[0] != self.process.id:
                 return None
-            self.process.say_alive_in(connection, now)
+            self.process.say_alive(connection, now)
             return work(connection)
 
         return await self.database.write(run)

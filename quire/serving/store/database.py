@@ -1,6 +1,8 @@
-"""One SQLite file behind one thread: opening, transactions, and what to do with a file that is broken.
+"""One SQLite file behind one thread: its tables, opening, transactions, what to do with a broken file, and which
+processes that share it are alive.
 
-Several processes may have the file open. Knows nothing about what the tables mean.
+`VERSION` is written into the file (SQLite's `user_version`). A change of the tables adds a script to MIGRATIONS and
+never edits one.
 """
 
 from __future__ import annotations
@@ -12,31 +14,95 @@ import logging
 import os
 import sqlite3
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from quire.errors import ConfigError, UnavailableError, reason
-from quire.serving.store.limits import StoreFullError
-from quire.serving.store.schema import MIGRATIONS, VERSION
+from quire.serving.store.limits import PROCESS_DEAD_S, StoreFullError
+
+MIGRATIONS = (
+    """
+    CREATE TABLE responses (
+        id TEXT PRIMARY KEY,
+        used REAL NOT NULL,      -- when it was made, or last continued
+        status TEXT NOT NULL,
+        previous TEXT,           -- the response that it continues
+        input BLOB NOT NULL,     -- JSON: the items that came with this response, not those of earlier ones
+        body BLOB NOT NULL,      -- JSON: the response as clients see it
+        owner TEXT               -- the process that works on it in the background
+    );
+    CREATE INDEX responses_by_age ON responses (used);
+
+    CREATE TABLE response_events (
+        response TEXT NOT NULL REFERENCES responses ON DELETE CASCADE,
+        number INTEGER NOT NULL, -- the event's sequence_number
+        data BLOB NOT NULL,      -- JSON
+        PRIMARY KEY (response, number)
+    ) WITHOUT ROWID;
+
+    CREATE TABLE files (
+        id TEXT PRIMARY KEY,
+        created INTEGER NOT NULL,
+        expires INTEGER NOT NULL,
+        filename TEXT NOT NULL,
+        purpose TEXT NOT NULL,
+        size INTEGER NOT NULL,
+        complete INTEGER NOT NULL,
+        batch TEXT               -- the batch that writes it, until it is complete
+    );
+    CREATE TABLE file_parts (
+        file TEXT NOT NULL REFERENCES files ON DELETE CASCADE,
+        number INTEGER NOT NULL,
+        data BLOB NOT NULL,
+        PRIMARY KEY (file, number)
+    );
+
+    CREATE TABLE batches (
+        id TEXT PRIMARY KEY,
+        created INTEGER NOT NULL,
+        expires INTEGER NOT NULL,
+        model TEXT NOT NULL,     -- servers of this model work on it
+        status TEXT NOT NULL,
+        input_file TEXT NOT NULL,
+        body BLOB NOT NULL,      -- JSON: the batch as clients see it, without its counts
+        owner TEXT,              -- the process that works on it
+        total INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE TABLE batch_results (
+        batch TEXT NOT NULL REFERENCES batches ON DELETE CASCADE,
+        line INTEGER NOT NULL,   -- of the input file
+        succeeded INTEGER NOT NULL,
+        data BLOB NOT NULL,      -- JSON: the line of the output file or of the error file
+        PRIMARY KEY (batch, line)
+    );
+    CREATE INDEX batch_results_by_kind ON batch_results (batch, succeeded, line);
+
+    CREATE TABLE processes (
+        id TEXT PRIMARY KEY,
+        seen REAL NOT NULL       -- when it last said that it is alive
+    );
+    """,
+)
+VERSION = len(MIGRATIONS)
+
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BUSY_S = 10.0
-"""How long a transaction waits for another process's, in seconds."""
+"""Seconds that a transaction waits for another process's."""
 MARGIN_PAGES = 256
-"""Pages that SQLite may take beyond the limit, so that deleting works in a full store."""
+"""Pages that SQLite may take beyond the limit, so that rows can be deleted in a full store."""
+ALIVE = f"SELECT id FROM processes WHERE seen > ? - {PROCESS_DEAD_S}"
+"""Query for the ids of processes that are alive. Its argument is the present time."""
 
 
 class Database:
-    """A store's file. Opened when it is first used; nothing is written before that.
-
-    Args:
-        path: The file. Its directory is made if it is not there; both are for their owner only.
-        max_bytes: What the file may hold.
-    """
+    """A store's file of at most `max_bytes`. It is made when it is first used; it and its directory are for their owner
+    only."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self.path = path
@@ -46,24 +112,16 @@ class Database:
         self._inode = 0
 
     async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a transaction that changes something, in the thread.
-
-        Raises:
-            StoreFullError: There is no room.
-            UnavailableError: The file is locked for too long, or cannot be read or written.
-        """
+        """Run a transaction that changes something, in the thread. Raises StoreFullError if there is no room, and
+        UnavailableError if the file is locked for too long or cannot be read or written."""
         return await self._run(work, "BEGIN IMMEDIATE")
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a transaction that changes nothing. See `write`."""
+        """Run a transaction that changes nothing, in the thread; raises UnavailableError as `write` does."""
         return await self._run(work, "BEGIN")
 
     def open_now(self) -> None:
-        """Open the file in the calling thread's place, to know at the start that it can be used.
-
-        Raises:
-            ConfigError: It cannot.
-        """
+        """Open the file, to know at the start that it can be used. Raises ConfigError if it cannot be opened."""
         try:
             self._thread.submit(self._open).result()
         except (OSError, sqlite3.Error) as error:
@@ -158,7 +216,7 @@ class Database:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other processes from opening or moving the file meanwhile."""
+        """Keep other processes from opening or moving the file within this context."""
         if not self.path.parent.exists():
             self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
         lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -175,7 +233,7 @@ class Database:
 
 
 def _upgrade(connection: sqlite3.Connection, path: Path) -> None:
-    """Make the tables, or bring those of an older version up to date."""
+    """Make the tables, or upgrade those of an older version."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > VERSION:
         raise ConfigError(
@@ -189,3 +247,19 @@ def _upgrade(connection: sqlite3.Connection, path: Path) -> None:
 def _is_broken(error: sqlite3.DatabaseError) -> bool:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the kind; what is above tells where
     return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+class ProcessRecord:
+    """The store's record of this process, whose id is unique over restarts."""
+
+    def __init__(self, database: Database) -> None:
+        self.id = uuid.uuid4().hex
+        self._database = database
+
+    def say_alive(self, connection: sqlite3.Connection, now: float) -> None:
+        """Record in a transaction that this process is alive. Do so more often than every PROCESS_DEAD_S."""
+        connection.execute("INSERT OR REPLACE INTO processes VALUES (?, ?)", (self.id, now))
+
+    async def say_gone(self) -> None:
+        """Let other processes take over at once what this one has not finished."""
+        await self._database.write(lambda c: c.execute("DELETE FROM processes WHERE id = ?", (self.id,)))

@@ -1,4 +1,4 @@
-"""Files of /v1/files, kept in parts so that none is ever in memory as a whole."""
+"""Files of /v1/files, kept in parts so that no file is ever in memory as a whole."""
 
 from __future__ import annotations
 
@@ -20,12 +20,7 @@ _COLUMNS = "id, created, expires, filename, purpose, size"
 
 @dataclass(frozen=True)
 class StoredFile:
-    """What is known about a file.
-
-    Attributes:
-        created, expires: Seconds since 1970.
-        size: In bytes.
-    """
+    """What is known about a file. Times are seconds since 1970, and sizes are in bytes."""
 
     id: str
     created: int
@@ -37,7 +32,7 @@ class StoredFile:
 
 @dataclass
 class FileStore:
-    """The files in a store. See ResponseStore for its attributes."""
+    """The files in a store. ResponseStore describes the attributes."""
 
     database: Database
     limits: StoreLimits
@@ -46,16 +41,9 @@ class FileStore:
     async def create(
         self, filename: str, purpose: str, parts: AsyncIterator[bytes], lifetime: float | None = None
     ) -> StoredFile:
-        """Write a file; others see it when it is complete.
-
-        Args:
-            parts: Its contents.
-            lifetime: Seconds until it is deleted. Default, and most: the store's.
-
-        Raises:
-            PayloadTooLarge: It is larger than a file may be.
-            StoreFullError: There is no room.
-        """
+        """Write a file from parts; others see it when it is complete. It is deleted after `lifetime` seconds: by
+        default, and at most, the store's. Raises PayloadTooLarge if it is larger than a file may be, and StoreFullError
+        if there is no room."""
         file = await self.database.write(lambda c: begin_file(c, self.limits, self.clock, filename, purpose, lifetime))
         try:
             async for part in parts:
@@ -67,24 +55,14 @@ class FileStore:
         return await self.get(file.id)
 
     async def get(self, asked: str) -> StoredFile:
-        """A file by its id.
-
-        Raises:
-            UnknownIdError: There is none.
-        """
+        """A file by its id; raises UnknownIdError."""
         return await self.database.read(lambda connection: file_of(connection, asked))
 
     async def page(
         self, *, purpose: str | None, after: str | None, limit: int, order: Literal["asc", "desc"]
     ) -> tuple[Sequence[StoredFile], bool]:
-        """Files in the order in which they came, and whether there are more.
-
-        Args:
-            after: Begin behind this one.
-
-        Raises:
-            UnknownIdError: There is no file `after`.
-        """
+        """Files in the order in which they came, from the one behind `after` on, and whether there are more. Raises
+        UnknownIdError if there is no file `after`."""
         sign, direction = (">", "ASC") if order == "asc" else ("<", "DESC")
 
         def find(connection: sqlite3.Connection) -> list[StoredFile]:
@@ -116,10 +94,8 @@ class FileStore:
     async def lines(self, asked: str, max_bytes: int) -> AsyncIterator[list[tuple[int, bytes]]]:
         """The lines of a file that are not blank, with their numbers from 0, some at a time.
 
-        A thread finds them, so however many there are, the event loop goes on.
-
-        Args:
-            max_bytes: Of a longer line only one byte more than this is kept.
+        Of a line longer than `max_bytes` only one byte more is kept. A thread finds the lines, so the event loop is
+        free however many there are.
         """
         lines = _Lines(max_bytes)
         async for part in self.parts(asked):
@@ -129,12 +105,7 @@ class FileStore:
             yield found
 
     async def delete(self, asked: str) -> None:
-        """Delete a file.
-
-        Raises:
-            UnknownIdError: There is none.
-            RequestError: A batch still reads it.
-        """
+        """Delete a file. Raises UnknownIdError if there is none, and RequestError if a batch still reads it."""
 
         def remove(connection: sqlite3.Connection) -> None:
             file_of(connection, asked)
@@ -147,17 +118,13 @@ class FileStore:
 
 
 class _Lines:
-    """Puts lines together from parts, which are copied once however long a line is.
-
-    Args:
-        max_bytes: See FileStore.lines.
-    """
+    """Joins lines from parts. Each part is copied once, however long a line is; see FileStore.lines for `max_bytes`."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_kept = max_bytes + 1
         self._number = 0
         self._begun: list[bytes] = []
-        self._size = 0  # of what is begun
+        self._size = 0  # bytes of the line that is begun
 
     def add(self, part: bytes) -> list[tuple[int, bytes]]:
         """The lines that end in this part."""
@@ -170,7 +137,7 @@ class _Lines:
         return found
 
     def end(self) -> list[tuple[int, bytes]]:
-        """The line that was begun, unless it is blank."""
+        """The line that is begun, unless it is blank."""
         number, line = self._number, b"".join(self._begun)
         self._number, self._begun, self._size = number + 1, [], 0
         return [(number, line)] if line.strip() else []
@@ -190,7 +157,7 @@ def begin_file(
     lifetime: float | None = None,
     batch: str | None = None,
 ) -> StoredFile:
-    """An empty file that nobody sees before it is complete."""
+    """Begin an empty file that nobody sees before it is complete."""
     now = int(clock.now())
     expires = now + int(limits.max_age if lifetime is None else min(limits.max_age, lifetime))
     file = StoredFile(f"file-{uuid.uuid4().hex}", now, expires, filename, purpose, 0)
@@ -200,12 +167,8 @@ def begin_file(
 
 
 def append(connection: sqlite3.Connection, limits: StoreLimits, file: str, data: bytes) -> None:
-    """Add to the end of a file.
-
-    Raises:
-        PayloadTooLarge: It is larger than a file may be.
-        StoreFullError: There is no room.
-    """
+    """Add to the end of a file. Raises PayloadTooLarge if it becomes larger than a file may be, and StoreFullError if
+    there is no room."""
     limits.make_room(connection, len(data) + len(data) // 64 + 512)
     connection.execute(
         "INSERT INTO file_parts SELECT ?, coalesce(max(number) + 1, 0), ? FROM file_parts WHERE file = ?",
@@ -220,16 +183,12 @@ def append(connection: sqlite3.Connection, limits: StoreLimits, file: str, data:
 
 
 def complete(connection: sqlite3.Connection, file: str) -> None:
-    """From now on the file is seen."""
+    """Let others see the file from now on."""
     connection.execute("UPDATE files SET complete = 1 WHERE id = ?", (file,))
 
 
 def file_of(connection: sqlite3.Connection, asked: str, param: str = "file_id") -> StoredFile:
-    """A file by its id.
-
-    Raises:
-        UnknownIdError: There is none.
-    """
+    """A file by its id; raises UnknownIdError."""
     row = connection.execute(f"SELECT {_COLUMNS} FROM files WHERE id = ? AND complete", (asked,)).fetchone()
     if row is None:
         raise UnknownIdError.of("file", asked, param)

@@ -1,4 +1,4 @@
-"""What the store may hold: how big, for how long, what goes when there is no room, and what it refuses."""
+"""What the store may hold: how much, for how long, what is evicted when there is no room, and what is refused."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from quire.errors import NotFoundError, PayloadTooLarge
 
 ABANDONED_S = 3_600.0
-"""A file whose upload has not ended after this long, in seconds, is deleted."""
+"""Seconds after which a file whose upload has not ended is deleted."""
 PROCESS_DEAD_S = 12.0
-"""A process that has not said for so long that it is alive works on nothing any more, in seconds."""
+"""Seconds after which a process that has not said that it is alive counts as gone."""
 EVICTED_AT_ONCE = 16
 FINISHED = ("completed", "failed", "incomplete", "cancelled")
-"""States of a response on which nobody works; only those are evicted."""
+"""States of a response on which nobody works. Only these responses are evicted."""
 _FINISHED = ", ".join(f"'{status}'" for status in FINISHED)
 
 
@@ -24,7 +24,6 @@ class StoreFullError(PayloadTooLarge):
 
     @classmethod
     def of(cls, max_bytes: int) -> StoreFullError:
-        """The store holds `max_bytes`."""
         return cls(
             f"The store is full: responses, files and batches may take {max_bytes} bytes "
             "(--responses-store-max-bytes). Delete files that are no longer needed."
@@ -38,43 +37,29 @@ class UnknownIdError(NotFoundError):
 
     @classmethod
     def of(cls, kind: str, asked: str, param: str | None = None) -> UnknownIdError:
-        """Make the error of an id that nothing of this kind has."""
         return cls(f"There is no {kind} '{asked[:128]}'. It may have expired or been deleted.", param=param)
 
 
 @dataclass(frozen=True)
 class StoreLimits:
-    """Bounds of one store.
-
-    Attributes:
-        max_bytes: Of everything together.
-        max_age: Seconds after which a response that is not used any more, a file or a finished batch is deleted.
-        max_file_bytes: Of one file.
-    """
+    """Bounds of one store: bytes of everything together, seconds after which a file, a finished batch or a response
+    that nobody uses is deleted, and bytes of one file."""
 
     max_bytes: int
     max_age: float
     max_file_bytes: int
 
     def make_room(self, connection: sqlite3.Connection, needed: int) -> None:
-        """Evict the responses that have not been used for the longest time until `needed` bytes fit.
-
-        Files and batches stay: somebody waits for them.
-
-        Raises:
-            StoreFullError: All finished responses are gone, and there is no room yet.
-        """
+        """Evict the responses that have not been used for the longest time until `needed` bytes fit. Files and batches
+        stay, because somebody waits for them. Raises StoreFullError if there is no room even without finished
+        responses."""
         while used_bytes(connection) + needed > self.max_bytes:
             oldest = f"SELECT id FROM responses WHERE status IN ({_FINISHED}) ORDER BY used LIMIT {EVICTED_AT_ONCE}"
             if connection.execute(f"DELETE FROM responses WHERE id IN ({oldest})").rowcount == 0:
                 raise StoreFullError.of(self.max_bytes)
 
     def sweep(self, connection: sqlite3.Connection, now: float) -> None:
-        """Delete what is too old.
-
-        Args:
-            now: Seconds since 1970.
-        """
+        """Delete what is too old at this time, in seconds since 1970."""
         before = now - self.max_age
         connection.execute(f"DELETE FROM responses WHERE used < ? AND status IN ({_FINISHED})", (before,))
         connection.execute(
@@ -91,7 +76,6 @@ class StoreLimits:
 
 
 def used_bytes(connection: sqlite3.Connection) -> int:
-    """What everything in the store takes."""
     names = ("page_count", "freelist_count", "page_size")
     pages, free, size = (int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in names)
     return (pages - free) * size

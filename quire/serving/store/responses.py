@@ -1,7 +1,4 @@
-"""Responses of /v1/responses, and the events of those that run in the background.
-
-Knows nothing about what stands in a response: bodies and items are JSON.
-"""
+"""Responses of /v1/responses as JSON, and the events of those that run in the background."""
 
 from __future__ import annotations
 
@@ -11,26 +8,19 @@ from dataclasses import dataclass
 
 from quire.errors import RequestError
 from quire.foundation.clock import Clock
-from quire.serving.store.database import Database
+from quire.serving.store.database import ALIVE, Database, ProcessRecord
 from quire.serving.store.limits import StoreLimits, UnknownIdError
-from quire.serving.store.processes import ALIVE, ProcessRecord
 
 MAX_TURNS = 1_000
-"""Responses that may follow each other."""
+"""Maximum number of responses that continue each other."""
 ROW_BYTES = 512
-"""Room for a row beside its texts."""
+"""Bytes for a row beside its texts."""
 
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """One response.
-
-    Attributes:
-        status: As in the body.
-        input: JSON of its input items, without those of the responses before it.
-        body: JSON of the response.
-        abandoned: It has not ended, and the process that worked on it is gone.
-    """
+    """One response: JSON of its input items, without those of the responses before it, and JSON of the response itself.
+    `abandoned` tells that it has not ended and the process that worked on it is gone."""
 
     id: str
     status: str
@@ -42,12 +32,8 @@ class StoredResponse:
 
 @dataclass(frozen=True)
 class StoredEvents:
-    """Events of a response, in order.
-
-    Attributes:
-        last: Nothing will follow.
-        abandoned: Because the process that worked on the response is gone.
-    """
+    """Events of a response, in order. `last` tells that no more will follow, and `abandoned` that this is because the
+    process that worked on the response is gone."""
 
     events: Sequence[tuple[int, bytes]]
     last: bool
@@ -56,14 +42,8 @@ class StoredEvents:
 
 @dataclass
 class ResponseStore:
-    """The responses in a store.
-
-    Attributes:
-        database: Where they are.
-        limits: How much there may be.
-        process: This process, as the owner of what runs in the background.
-        clock: Seconds since 1970.
-    """
+    """The responses in a database. `process` is this process, as the owner of what runs in the background, and `clock`
+    has seconds since 1970."""
 
     database: Database
     limits: StoreLimits
@@ -71,20 +51,14 @@ class ResponseStore:
     clock: Clock
 
     async def put(self, response: StoredResponse, *, running: bool = False) -> None:
-        """Add a response.
-
-        Args:
-            running: This process works on it still.
-
-        Raises:
-            StoreFullError: There is no room.
-        """
+        """Add a response, which is `running` if this process still works on it. Raises StoreFullError if there is no
+        room."""
         now = self.clock.now()
 
         def insert(connection: sqlite3.Connection) -> None:
             self.limits.make_room(connection, len(response.input) + len(response.body) + ROW_BYTES)
             if running:
-                self.process.say_alive_in(connection, now)
+                self.process.say_alive(connection, now)
             owner = self.process.id if running else None
             values = (response.id, now, response.status, response.previous, response.input, response.body, owner)
             connection.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", values)
@@ -92,20 +66,12 @@ class ResponseStore:
         await self.database.write(insert)
 
     async def get(self, asked: str) -> StoredResponse:
-        """A response by its id.
-
-        Raises:
-            UnknownIdError: There is none.
-        """
+        """A response by its id; raises UnknownIdError."""
         return await self.database.read(lambda connection: self._one(connection, asked))
 
     async def turns(self, last: str) -> list[StoredResponse]:
-        """A response and those that it continues, the first one first. They count as used.
-
-        Raises:
-            UnknownIdError: One of them is not there any more.
-            RequestError: There are more than MAX_TURNS.
-        """
+        """A response and those that it continues, the first one first. They count as used now. Raises UnknownIdError if
+        one of them no longer exists, and RequestError if there are more than MAX_TURNS."""
         now = self.clock.now()
 
         def find(connection: sqlite3.Connection) -> list[StoredResponse]:
@@ -127,13 +93,9 @@ class ResponseStore:
     async def update(
         self, asked: str, status: str, body: bytes | None, events: Sequence[tuple[int, bytes]] = ()
     ) -> bool:
-        """Write down how far a running response is, and its next events.
+        """Write down how far a running response is, and its next events. A body of None is unchanged.
 
-        Args:
-            body: None if it is as it was.
-
-        Returns:
-            Whether it is still wanted: not deleted and not cancelled.
+        Returns whether the response is still wanted: neither deleted nor cancelled.
         """
 
         def change(connection: sqlite3.Connection) -> bool:
@@ -144,7 +106,7 @@ class ResponseStore:
             owner = None
             if status in ("queued", "in_progress"):
                 owner = self.process.id
-                self.process.say_alive_in(connection, self.clock.now())
+                self.process.say_alive(connection, self.clock.now())
             connection.execute(
                 "UPDATE responses SET status = ?, body = coalesce(?, body), owner = ? WHERE id = ?",
                 (status, body, owner, asked),
@@ -156,8 +118,7 @@ class ResponseStore:
         return await self.database.write(change)
 
     async def end(self, asked: str, status: str, body: bytes) -> bool:
-        """End a response that somebody else may work on, who sees it at the next `update`. Returns whether it had not
-        ended yet."""
+        """End a response. A process that works on it sees so at its next `update`. Returns whether it had not ended."""
         statement = (
             "UPDATE responses SET status = ?, body = ?, owner = NULL "
             "WHERE id = ? AND status IN ('queued', 'in_progress')"
@@ -166,11 +127,7 @@ class ResponseStore:
         return done.rowcount > 0
 
     async def events(self, asked: str, after: int) -> StoredEvents:
-        """Events of a response with higher numbers than `after`.
-
-        Raises:
-            UnknownIdError: There is no such response.
-        """
+        """Events of a response with numbers above `after`; raises UnknownIdError."""
 
         def find(connection: sqlite3.Connection) -> StoredEvents:
             response = self._one(connection, asked)
@@ -182,11 +139,7 @@ class ResponseStore:
         return await self.database.read(find)
 
     async def delete(self, asked: str) -> None:
-        """Forget a response.
-
-        Raises:
-            UnknownIdError: There is none.
-        """
+        """Forget a response; raises UnknownIdError."""
 
         def remove(connection: sqlite3.Connection) -> None:
             if connection.execute("DELETE FROM responses WHERE id = ?", (asked,)).rowcount == 0:

@@ -1,4 +1,4 @@
-"""The store as API processes use it: its three kinds of things, over one file."""
+"""The store as API processes use it: responses, files and batches over one file."""
 
 from __future__ import annotations
 
@@ -7,22 +7,15 @@ from pathlib import Path
 from quire.foundation.clock import Clock, WallClock
 from quire.foundation.config import ServerConfig
 from quire.serving.store.batches import BatchStore
-from quire.serving.store.database import Database
+from quire.serving.store.database import Database, ProcessRecord
 from quire.serving.store.files import FileStore
 from quire.serving.store.limits import StoreLimits
-from quire.serving.store.processes import ProcessRecord
 from quire.serving.store.responses import ResponseStore
 
 
 def open_store(server: ServerConfig, default: Path) -> Store | None:
-    """The store that a server is configured with; None if it has none.
-
-    Args:
-        default: The file, if the settings name none.
-
-    Raises:
-        ConfigError: The file that the settings name, or one that is there already, cannot be used.
-    """
+    """The store that a server is configured with; None if it has none. `default` is the file if the settings name none.
+    Raises ConfigError if the file cannot be used, and the settings name it or it exists already."""
     if server.disable_responses_store:
         return None
     limits = StoreLimits(
@@ -36,17 +29,7 @@ def open_store(server: ServerConfig, default: Path) -> Store | None:
 
 
 class Store:
-    """Responses, files and batches.
-
-    Args:
-        path: The file; see Database.
-        limits: How much it may hold, and for how long.
-        clock: Seconds since 1970.
-
-    Attributes:
-        responses, files, batches: What is in it.
-        process: This process, as the owner of what it works on.
-    """
+    """Responses, files and batches in the file at `path`. `process` is this process, as the owner of its work."""
 
     def __init__(self, path: Path, limits: StoreLimits, clock: Clock | None = None) -> None:
         self.limits = limits
@@ -59,27 +42,16 @@ class Store:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a file yet."""
+        """Whether the file exists."""
         return self._database.path.exists()
 
     def open_now(self) -> None:
-        """Open the file, to know at the start that it can be used.
-
-        Raises:
-            ConfigError: It cannot.
-        """
+        """Open the file, to know at the start that it can be used; raises ConfigError."""
         self._database.open_now()
 
     async def sweep(self) -> None:
-        """Delete what is too old."""
         now = self._clock.now()
         await self._database.write(lambda connection: self.limits.sweep(connection, now))
 
-    async def say_alive(self) -> None:
-        """Record that this process is alive. While it works on something, call this more often than every
-        PROCESS_DEAD_S."""
-        await self.process.say_alive(self._clock.now())
-
     def close(self) -> None:
-        """Close the file."""
         self._database.close()

@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from quire.foundation.config import Config
+from quire.foundation.config import Config, ServerConfig
 from quire.foundation.processes.logs import set_up_logs
 from quire.version import __version__
 
@@ -15,7 +15,7 @@ _log = logging.getLogger("quire.server")
 
 
 def log_as_json(process: str = "supervisor") -> None:
-    """Print lines as JSON objects from now on, with this name of the process."""
+    """Print lines as JSON objects from now on, with this name for the process."""
     set_up_logs("json", process)
     _log.handlers = logging.getLogger().handlers
     _log.propagate = False
@@ -39,7 +39,6 @@ def print_error(line: str) -> None:
 
 
 def announce_settings(config: Config, reasons: Sequence[str]) -> None:
-    """Print the settings, a line each."""
     print_log(f"Quire {__version__}")
     for reason in reasons:
         print_log(f"  {reason}")
@@ -54,13 +53,12 @@ def announce_settings(config: Config, reasons: Sequence[str]) -> None:
 def announce_ready(
     config: Config, listener: socket.socket, seconds: float, startup: dict[str, float], kv_tokens: int
 ) -> None:
-    """Print the address, and a line to paste; on a GPU also what its KV cache holds, which was an estimate until
-    now."""
+    """Print the address and a line to paste; and on a GPU what the KV cache holds, which was an estimate before."""
     stages = ", ".join(f"{stage} {took:.1f}" for stage, took in startup.items())
     print_log(f"Ready in {seconds:.1f} s{f' (engine: {stages})' if stages else ''}")
     if config.device.device == "cuda":
         print_log(f"  KV cache            {kv_tokens:,} tokens, measured")
-    address = url(config, listener)
+    address = url(config.server, listener)
     key = " -H 'Authorization: Bearer YOUR_KEY'" if config.server.api_key else ""
     path, body = "/v1/chat/completions", '{"messages": [{"role": "user", "content": "What can you do?"}]}'
     if config.model.skip_tokenizer_init:  # nothing that has text works
@@ -72,10 +70,10 @@ def announce_ready(
     print_log(f"  try it              {curl}")
 
 
-def url(config: Config, listener: socket.socket) -> str:
+def url(server: ServerConfig, listener: socket.socket) -> str:
     """The address at which a client on this machine reaches the server."""
     host, port = listener.getsockname()[:2]
-    scheme = "https" if config.server.ssl_certfile else "http"
+    scheme = "https" if server.ssl_certfile else "http"
     if host in ("0.0.0.0", "::"):
         host = "localhost"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{config.server.root_path}"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{server.root_path}"

@@ -1,27 +1,20 @@
-"""The API processes of a server: which lives each has had. All take connections from one listening socket.
+"""The API processes of a server, which all take connections from one listening socket.
 
-Decides nothing. A process has a place, which its successors take over, and a number, which nobody had before: so
-nothing that was meant for one life reaches another.
+A process has a place, which its successors take over, and a number of its own, so nothing that was meant for one
+process reaches its successor.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from quire.foundation.processes.child import Child
+from quire.foundation.processes.child_process import Child
 from quire.foundation.processes.launch import LaunchConfig, api_name
 
 
 class ApiProcesses:
-    """API processes by their places.
-
-    Args:
-        count: How many there are.
-
-    Attributes:
-        numbers: Of the present lives.
-        children: The present processes; one that is to be replaced may be dead.
-    """
+    """The API processes by their places: the number of each present process, and the process itself, which may be dead
+    if it is about to be replaced."""
 
     def __init__(self, count: int) -> None:
         self.numbers = list(range(count))
@@ -30,24 +23,22 @@ class ApiProcesses:
 
     @property
     def places(self) -> range:
-        """The places of all API processes."""
         return range(len(self.numbers))
 
     def name(self, place: int) -> str:
-        """What a process is called in messages."""
+        """The name of a process in messages."""
         return api_name(place, len(self.numbers))
 
     def place_of(self, child: Child) -> int | None:
-        """Which of the present processes this is; None: none of them."""
+        """The place of a present process; None if it is not one of them."""
         return next((place for place, api in enumerate(self.children) if api is child), None)
 
     @property
     def all_gone(self) -> bool:
-        """Whether no API process runs."""
         return all(child.exit_code() is not None for child in self.children)
 
     def launch(self, place: int, model: LaunchConfig) -> LaunchConfig:
-        """What a process is told that serves this model."""
+        """The launch configuration of a process that serves this model."""
         return msgspec.structs.replace(
             model,
             number=self.numbers[place],
@@ -57,7 +48,7 @@ class ApiProcesses:
         )
 
     def begin_next_life(self, place: int) -> int:
-        """Give a place to another process; returns the number of the one before."""
+        """Give a place to another process. Returns the number of the process before."""
         before, self.numbers[place] = self.numbers[place], self._next_number
         self._next_number += 1
         return before

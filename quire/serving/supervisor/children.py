@@ -1,7 +1,7 @@
-"""The processes of a server: which lives each has had, which are ready, and who is told when one is replaced.
+"""The processes of a server: which of them are ready, and who is told when one is replaced.
 
-Decides nothing. An engine that is replaced gets a new epoch, an API process a new number, another model's engines a new
-generation, so nothing that was meant for the one before reaches the next.
+An engine that is replaced gets a new epoch, an API process a new number, another model's engines a new generation, so
+nothing that was meant for a process reaches its successor.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+
+import msgspec
 
 from quire.foundation.clock import Clock
 from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import Dead
-from quire.foundation.processes.child import Child
+from quire.foundation.processes.child_process import Child
 from quire.foundation.processes.launch import LaunchConfig, Pulse
 from quire.foundation.processes.orders import OpenModel, Order
 from quire.serving.supervisor.api_processes import ApiProcesses
@@ -24,181 +25,131 @@ from quire.serving.supervisor.process_host import THIS_MACHINE, ProcessHost
 from quire.serving.supervisor.watchdog import Watchdog
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 10.0
-"""Seconds before a process that died before it was ready is started again: twice as long each time."""
+"""Seconds before a process that died during its start is started again; they double each time."""
 _MAX_DOUBLINGS = 10
-"""How often the delay before a process is started again is doubled, at most: more makes no difference, and would not
-fit into a float."""
+"""Maximum number of doublings of that delay. More would make no difference, and not fit into a float."""
 
 
 @dataclass(frozen=True)
 class Modules:
-    """What the processes run, as `python -m` takes it."""
+    """The modules that the processes run, as `python -m` takes them."""
 
     engine: str = "quire.engine.start"
     api: str = "quire.serving.api_server"
 
 
 MODULES = Modules()
-"""The modules that the processes of a real server run."""
-
-
-Place = tuple[int, int]
-"""Which engine: its model's generation, and its number."""
+"""The modules of a real server."""
 
 
 class Children:
-    """The engines and API processes of a server, which are started when this is made.
+    """The engines and API processes of a server. They are started when this is made.
 
     Args:
-        config: Resolved settings.
-        directory: Private, for sockets.
-        listen_fd: The listening socket.
-        developer_mode: Serve debug routes.
-        modules: What they run.
-        clock: For all times.
-        host: Where they run.
-        asked: Settings as they were asked for; None: as they are.
+        launch: Resolved settings, settings as they were asked for, a private directory for sockets, and the listening
+            socket.
 
     Attributes:
-        model: The engines of the model that an API process serves from its start on.
-        hold_s: How long requests wait in an API process for that model, if it is not ready.
-        apis: The API processes.
+        model: The engines of the model that a new API process serves.
+        hold_s: Seconds that requests wait in an API process for that model while it is not ready.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        directory: Path,
-        listen_fd: int,
-        developer_mode: bool,
-        modules: Modules,
-        clock: Clock,
-        host: ProcessHost = THIS_MACHINE,
-        asked: Config | None = None,
-    ) -> None:
-        self._directory = directory
-        self._developer_mode = developer_mode
-        self._listen_fd = listen_fd
+    def __init__(self, launch: LaunchConfig, modules: Modules, clock: Clock, host: ProcessHost = THIS_MACHINE) -> None:
+        self._launch = launch
         self._modules = modules
         self._clock = clock
         self._host = host
         self._was_ready: set[str] = set()
         self._ready: set[Child] = set()
-        self._due: dict[str, float] = {}  # by name: when it is started again
+        self._due: dict[str, float] = {}  # by name: when a process is started again
         self._early_deaths: Counter[str] = Counter()
         self._started: list[Child] = []
         self._watchdogs: dict[Child, Watchdog] = {}
         self._models: dict[int, ModelEngines] = {}
         self._generations = 0
         self.hold_s = 0.0
-        self.model = self.add_model(config, config if asked is None else asked)
-        self.apis = ApiProcesses(config.server.api_server_count)
+        self.model = self.add_model(launch.config, launch.asked or launch.config)
+        self.apis = ApiProcesses(launch.config.server.api_server_count)
         self.apis.children += [self._start_api(place) for place in self.apis.places]
         self._started.clear()
 
     def __iter__(self) -> Iterator[Child]:
         return iter((*self.engines, *self.apis.children))
 
-    # --- what is known of them --------------------------------------------------------------------------------------
+    # --- what is known of the processes -----------------------------------------------------------------------------
 
     @property
     def engines(self) -> list[Child]:
         """The present engines of all models."""
         return [child for model in self._models.values() for child in model.children]
 
-    def place_of(self, child: Child) -> Place | None:
-        """Which of the present engines a process is; None: it is none of them, or is replaced already."""
-        for generation, model in self._models.items():
+    def place_of(self, child: Child) -> tuple[ModelEngines, int] | None:
+        """The model and number of an engine; None if the process is no engine, or is replaced already."""
+        for model in self._models.values():
             if (number := model.number_of(child)) is not None and child.name not in self._due:
-                return generation, number
+                return model, number
         return None
 
     def ready(self, child: Child) -> None:
-        """Note that a process has said that it is ready."""
+        """Note that a process is ready."""
         self._was_ready.add(child.name)
         self._ready.add(child)
         self._early_deaths[child.name] = 0
 
     def was_ready(self, name: str) -> bool:
-        """Whether a process of this name ever was ready."""
         return name in self._was_ready
 
     @property
     def all_ready(self) -> bool:
-        """Whether all processes are ready."""
         return set(self) <= self._ready
 
     def failed_starts(self, child: Child) -> int:
-        """How many starts in a row have failed, that of this dead process included; 0 if it had been ready."""
+        """How many starts in a row have failed, including that of this dead process; 0 if it had been ready."""
         return 0 if child in self._ready else self._early_deaths[child.name] + 1
 
     def is_ready(self, child: Child) -> bool:
-        """Whether a present process is ready."""
         return child in self._ready
 
     @property
     def present_apis(self) -> list[Child]:
-        """The API processes but for those that wait to be started again."""
+        """The API processes, except those that wait to be started again."""
         return [child for child in self.apis.children if child.name not in self._due]
 
     @property
     def awaits_api(self) -> bool:
-        """Whether some API process waits to be started again."""
+        """Whether an API process waits to be started again."""
         return len(self.present_apis) < len(self.apis.children)
 
     def heard(self, child: Child, pulse: Pulse) -> None:
-        """Take a pulse, by which a process says that it is alive."""
         if (watchdog := self._watchdogs.get(child)) is not None:
             watchdog.heard(pulse)
 
     def stuck(self) -> list[tuple[Child, str]]:
-        """The processes that make no progress, each once, and why."""
+        """The processes that make no progress, and why. Each is named once."""
         found = [(child, why) for child, dog in self._watchdogs.items() if (why := dog.complaint())]
         for child, _ in found:
             del self._watchdogs[child]
         return found
 
-    def in_flight(self, engine: Place) -> list[int]:
-        """The sequences that this engine, which is dead, was working on."""
-        return self._models[engine[0]].in_flight(engine[1])
-
-    def died_with_some_of(self, engine: Place, sequences: list[int]) -> bool:
-        """Whether some of these sequences were in flight when the engine died before."""
-        return not self._models[engine[0]].last_in_flight[engine[1]].isdisjoint(sequences)
-
-    def at_fault(self, engine: Place) -> Place:
-        """The engine that is to blame for the death of this one. Among engines that live and die together, that is the
-        one that the others waited for in vain; otherwise it is this one."""
-        group = self._models[engine[0]].group
-        missing = None if group is None else group.missing_engine
-        return engine if missing is None else (engine[0], missing)
-
-    def partners(self, engine: Place) -> list[Place]:
-        """The engines that live and die with this one, but for those that wait to be started again."""
-        model = self._models[engine[0]]
+    def partners(self, model: ModelEngines, engine: int) -> list[int]:
+        """The engines that live and die with this one, except those that wait to be started again."""
         if model.group is None:
             return []
-        others = [number for number in range(len(model.ids)) if number != engine[1]]
-        return [(engine[0], number) for number in others if model.children[number].name not in self._due]
+        present = [number for number, child in enumerate(model.children) if child.name not in self._due]
+        return [number for number in present if number != engine]
 
-    def engine_at(self, engine: Place) -> Child:
-        """The present process of an engine."""
-        return self._models[engine[0]].children[engine[1]]
-
-    def died_at(self, engine: Place) -> float | None:
-        """When this engine died last; None: its model is gone."""
-        model = self._models.get(engine[0])
-        return None if model is None else model.died_at[engine[1]]
+    def died_at(self, generation: int, engine: int) -> float | None:
+        """When this engine of a model died last; None if the model is gone."""
+        model = self._models.get(generation)
+        return None if model is None else model.died_at[engine]
 
     def all_gone(self, model: ModelEngines) -> bool:
-        """Whether no engine of this model runs."""
         return all(child.exit_code() is not None for child in model.children)
 
     # --- replacing --------------------------------------------------------------------------------------------------
 
-    def replace_engine(self, engine: Place, cause: str, in_flight: list[int]) -> None:
-        """Put another engine in the place of a dead one, and tell clients, see Dead."""
-        model, number = self._models[engine[0]], engine[1]
+    def replace_engine(self, model: ModelEngines, number: int, cause: str, in_flight: list[int]) -> None:
+        """Put another engine in the place of a dead one, and tell the clients."""
         model.died_at[number] = self._clock.now()
         if in_flight:
             model.last_in_flight[number] = frozenset(in_flight)
@@ -207,14 +158,9 @@ class Children:
         self._tell_clients(model, Dead(cause, successor, in_flight, source=dead))
         self._replace(model.children[number])
 
-    def renew_group(self, engine: Place) -> None:
-        """Renew what this engine shares with its partners: they are all dead, and are replaced next."""
-        self._models[engine[0]].renew_group()
-
-    def give_up_engine(self, engine: Place, cause: str) -> None:
-        """Tell clients that an engine is dead and is not replaced."""
-        model = self._models[engine[0]]
-        self._tell_clients(model, Dead(cause, source=model.ids[engine[1]]))
+    def give_up_engine(self, model: ModelEngines, number: int, cause: str) -> None:
+        """Tell the clients that an engine is dead and is not replaced."""
+        self._tell_clients(model, Dead(cause, source=model.ids[number]))
 
     def replace_api(self, place: int) -> None:
         """Put another API process in the place of a dead one, and tell the engines."""
@@ -225,12 +171,11 @@ class Children:
         self._replace(self.apis.children[place])
 
     def start_no_api(self) -> None:
-        """Start no API process any more: the server ends."""
+        """Start no API process any more, because the server ends."""
         for place in self.apis.places:
             self._due.pop(self.apis.name(place), None)
 
     def start_due(self) -> None:
-        """Start the processes that are due by now."""
         for name in [name for name, when in self._due.items() if when <= self._clock.now()]:
             del self._due[name]
             for place, api in enumerate(self.apis.children):
@@ -247,7 +192,6 @@ class Children:
         return started
 
     def close(self) -> None:
-        """End all processes at once."""
         for model in self._models.values():
             model.notices.close()
         for child in self:
@@ -259,22 +203,23 @@ class Children:
     # --- models -----------------------------------------------------------------------------------------------------
 
     def add_model(self, config: Config, asked: Config) -> ModelEngines:
-        """Start the engines of one more model; API processes are not told."""
+        """Start the engines of one more model. API processes are not told."""
         generation, self._generations = self._generations, self._generations + 1
-        launch = LaunchConfig(
-            config,
-            str(self._directory / str(generation)),
-            developer_mode=self._developer_mode,
+        launch = msgspec.structs.replace(
+            self._launch,
+            config=config,
+            directory=f"{self._launch.directory}/{generation}",
             generation=generation,
             asked=asked,
             created=int(time.time()),
+            listen_fd=-1,
         )
         model = self._models[generation] = ModelEngines(launch, self._host)
         model.children += [self._start_engine(model, number) for number in range(len(model.ids))]
         return model
 
     def remove_model(self, model: ModelEngines) -> None:
-        """End what runs of its engines at once, and forget them."""
+        """End the engines of a model at once, and forget them."""
         del self._models[model.generation]
         self._started = [child for child in self._started if child not in model.children]
         for child in model.children:
@@ -288,14 +233,14 @@ class Children:
         model.close()
 
     def open_model(self, model: ModelEngines, drain_timeout: float) -> None:
-        """Tell the API processes to serve this model, see OpenModel."""
+        """Tell the API processes to serve this model as soon as it is ready."""
         for child in self.present_apis:
             place = self.apis.place_of(child)
             assert place is not None
             child.tell(OpenModel(self.apis.launch(place, model.launch_of_api()), drain_timeout))
 
     def tell(self, order: Order) -> None:
-        """Give an order to the API processes that there are."""
+        """Give an order to the present API processes."""
         for child in self.present_apis:
             child.tell(order)
 
@@ -304,8 +249,7 @@ class Children:
             model.notices.engine_died(number, message)
 
     def _replace(self, child: Child) -> None:
-        """Close a dead process that is no longer waited for, and start another one: at once, or after a delay if it
-        died before it was ready."""
+        """Close a dead process, and start another: at once, or after a delay if it died before it was ready."""
         delay = 0.0
         if child not in self._ready:
             delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** min(_MAX_DOUBLINGS, self._early_deaths[child.name]))
@@ -323,7 +267,7 @@ class Children:
         return self._start(model.name(number), self._modules.engine, model.launch_of_engine(number))
 
     def _start_api(self, place: int) -> Child:
-        launch = self.apis.launch(place, self.model.launch_of_api(self._listen_fd, self.hold_s))
+        launch = self.apis.launch(place, self.model.launch_of_api(self._launch.listen_fd, self.hold_s))
         return self._start(self.apis.name(place), self._modules.api, launch)
 
     def _start(self, name: str, module: str, launch: LaunchConfig) -> Child:

@@ -20,11 +20,7 @@ STOP_TIMEOUT_S = 5.0
 
 
 class EngineProcess:
-    """A context in which an engine runs.
-
-    Args:
-        config: Resolved settings.
-    """
+    """A context in which an engine with these resolved settings runs."""
 
     def __init__(self, config: Config) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="quire-"))  # readable by its owner only
@@ -32,11 +28,11 @@ class EngineProcess:
         self._child = ChildProcess("engine", "quire.engine.start", LaunchConfig(config, str(self._directory)))
 
     def client(self) -> ZmqClient:
-        """The connection to it; once."""
+        """The connection to the engine. Call this once."""
         return ZmqClient(self._directory, 0, self._engine)
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Tell the client when the engine dies; called in the loop's thread."""
+        """Tell the client when the engine dies. Call this in the loop's thread."""
 
         def tell() -> None:
             loop.remove_reader(self._child.pid_fd)
@@ -47,18 +43,14 @@ class EngineProcess:
         loop.add_reader(self._child.pid_fd, tell)
 
     def raise_failure(self) -> None:
-        """Raise why the start failed, if it did.
-
-        Raises:
-            SetupError: What the engine reported.
-        """
+        """Raise the SetupError that the engine reported, if its start failed."""
         self._child.reports()
         if self._child.failure is not None:
             raise_reported_failure(self._child.failure)
 
     @property
     def cause_of_death(self) -> str:
-        """Why it is gone, in one line without a full stop."""
+        """Why the engine is gone, in one line without a full stop."""
         return self._child.cause_of_death()
 
     def __enter__(self) -> EngineProcess:
@@ -67,7 +59,7 @@ class EngineProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._child.signal(signal.SIGKILL)  # it owns nothing that outlives it
+        self._child.signal(signal.SIGKILL)  # nothing of the engine outlives it
         self._child.cause_of_death()
         self._child.close()
         shutil.rmtree(self._directory, ignore_errors=True)

@@ -12,12 +12,8 @@ BACKLOG = 2048
 
 
 def listen(server: ServerConfig) -> socket.socket:
-    """A bound, listening socket on `server.host` (all interfaces when open) and `server.port`.
-
-    Raises:
-        AddressInUseError: Something listens there already.
-        ConfigError: The address is none of this machine's.
-    """
+    """A bound, listening socket on the server's host (by default all interfaces) and port. Raises AddressInUseError if
+    something listens there already, and ConfigError if this machine does not have the address."""
     if not 0 <= server.port < 65536:
         raise ConfigError(f"--port must be between 0 and 65535, got {server.port}.", param="port")
     host = server.host or "0.0.0.0"

@@ -1,37 +1,60 @@
-"""The engines of one model: which lives they have had, where their sockets are, and whom they are told about.
+"""The engines of one model, and what they share if they divide experts.
 
-Decides nothing. Each model has a directory of its own, so nothing that was meant for the engines of another reaches
-these.
+Each model has a directory of its own, so nothing that was meant for the engines of one model reaches those of another.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import msgspec
 
+from quire.compute.collectives.layout import group_bytes, missing_rank
+from quire.compute.mesh import Mesh, mesh_of
+from quire.foundation.config.parallel import ParallelConfig
 from quire.foundation.messages.from_engine import EngineId
-from quire.foundation.processes.child import Child
-from quire.foundation.processes.launch import LaunchConfig
-from quire.serving.supervisor.group_memory import GroupMemory
+from quire.foundation.processes.child_process import Child
+from quire.foundation.processes.launch import GroupEnds, LaunchConfig
+from quire.foundation.processes.shared_memory import SharedMemory
 from quire.serving.supervisor.process_host import ProcessHost
 
 
-class ModelEngines:
-    """Engines by their numbers.
+class GroupMemory:
+    """The memory and bells of one life of the engines."""
 
-    Args:
-        launch: What all processes of this model are told.
-        host: Where they run.
+    def __init__(self, parallel: ParallelConfig) -> None:
+        self._mesh: Mesh = mesh_of(parallel)
+        self._memory = SharedMemory(group_bytes(self._mesh))
+        self._words = memoryview(self._memory.view).cast("I")
+        self._bells = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(self._mesh.ep)]
+
+    def ends_of(self, engine: int) -> GroupEnds:
+        return GroupEnds(engine, self._memory.descriptor, self._bells)
+
+    @property
+    def missing_engine(self) -> int | None:
+        """The engine for which the others have waited in vain; None if there is none."""
+        rank = missing_rank(self._words, self._mesh.ep)
+        return None if rank is None else rank // self._mesh.tp
+
+    def close(self) -> None:
+        """Let go of the memory. No engine of this life starts any more."""
+        for fd in (self._memory.descriptor, *self._bells):
+            os.close(fd)
+
+
+class ModelEngines:
+    """The engines of a model by their numbers. `launch` is what all processes of the model are told.
 
     Attributes:
-        generation: Which model it is: 0 the first, 1 what took its place.
+        generation: Which model of the server this is: 0 the first, 1 its successor.
         ids: The present life of each engine.
-        children: The present processes; one that is to be replaced may be dead.
-        died_at: When each died last.
-        last_in_flight: The sequences that each was working on when it died last while it had any.
-        group: What they share, if they divide experts; None: nothing, each lives for itself.
+        children: The present processes. One that is about to be replaced may be dead.
+        died_at: When each engine died last.
+        last_in_flight: The sequences that each engine was working on when it last died with any.
+        group: What the engines share if they divide experts; None if each lives for itself.
         notices: Tells the other side of a death.
     """
 
@@ -50,35 +73,40 @@ class ModelEngines:
         self._host = host
 
     def name(self, number: int) -> str:
-        """What an engine is called in messages; unique among all models."""
+        """The name of an engine in messages, unique among all models."""
         name = "engine" if len(self.ids) == 1 else f"engine {number}"
         return f"{name} (model {self.generation})" if self.generation else name
 
     def launch_of_engine(self, number: int) -> LaunchConfig:
-        """What an engine is told."""
         group = None if self.group is None else self.group.ends_of(number)
         return msgspec.structs.replace(self.launch, engine=self.ids[number], group=group)
 
     def renew_group(self) -> None:
-        """Renew what the engines share, since all of them are replaced."""
+        """Renew what the engines share, because all of them are replaced."""
         if self.group is not None:
             self.group.close()
             self.group = GroupMemory(self.launch.config.parallel)
 
     def launch_of_api(self, listen_fd: int = -1, hold_s: float = 0.0) -> LaunchConfig:
-        """What every API process is told that serves this model, see ApiProcesses."""
+        """What every API process that serves this model is told."""
         return msgspec.structs.replace(self.launch, listen_fd=listen_fd, engines=tuple(self.ids), hold_s=hold_s)
 
     def number_of(self, child: Child) -> int | None:
-        """Which of the present engines a process is; None: none of them."""
+        """The number of a present engine; None if the process is not one of them."""
         return next((number for number, engine in enumerate(self.children) if engine is child), None)
 
+    def at_fault(self, number: int) -> int:
+        """The engine that is to blame for the death of this one. Among engines that live and die together, this is the
+        engine for which the others waited in vain."""
+        missing = None if self.group is None else self.group.missing_engine
+        return number if missing is None else missing
+
     def in_flight(self, number: int) -> list[int]:
-        """The sequences that this engine, which is dead, was working on."""
+        """The sequences that this dead engine was working on."""
         return self._host.in_flight(Path(self.launch.directory), self.ids[number])
 
     def close(self) -> None:
-        """Remove what the processes of this model have left; they are gone."""
+        """Remove what the ended processes of this model have left."""
         self.notices.close()
         if self.group is not None:
             self.group.close()

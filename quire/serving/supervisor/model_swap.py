@@ -1,8 +1,8 @@
-"""Another model takes the place of the one that is served: what is started and ended in which order.
+"""Another model takes the place of the one that is served: what is started and ended, in which order.
 
-Beside: loading → draining → stopping. After: draining → stopping → loading; where the new model does not start, the old
-one is started again (restoring). Requests are the API process's; what it has done comes as a ModelReport. Knows nothing
-about requests, and decides nothing about memory.
+Mode `beside`: loading → draining → stopping. Mode `after`: draining → stopping → loading, and restoring if the new
+model does not start, so the old one is started again. The API process keeps the requests, and tells how far it is by
+ModelReports.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from dataclasses import dataclass, field
 import msgspec
 
 from quire.foundation.clock import Clock
-from quire.foundation.processes.child import Child
-from quire.foundation.processes.launch import STOP_ENGINE
+from quire.foundation.processes.child_process import Child
+from quire.foundation.processes.launch import STOP_ENGINE, ModelReport, SwapPhase, SwapRequest, SwapStatus
 from quire.foundation.processes.orders import DropModel, HoldRequests, TellSwap
-from quire.foundation.processes.swap_reports import ModelReport, SwapPhase, SwapRequest, SwapStatus
 from quire.serving.supervisor.announce import print_log
-from quire.serving.supervisor.children import Children, Place
+from quire.serving.supervisor.children import Children
 from quire.serving.supervisor.model_engines import ModelEngines
 
 STOP_ENGINES_S = 5.0
-"""Seconds that engines may take to end after they were told to."""
+"""Seconds that engines may take to end."""
 
 
 @dataclass
@@ -30,12 +29,11 @@ class _Swap:
     """A swap that proceeds.
 
     Attributes:
-        request: What is asked for.
-        old: What is served when it begins.
+        old: The model that is served when the swap begins.
         began: When that was.
-        new: What is to be served, while its engines run: in the end the old model again, if the other did not start.
-        why: Why it did not.
-        stop_by: When what is left of the old engines is killed.
+        new: The model to be served, while its engines run: in the end the old model again, if the other did not start.
+        why: Why the new model did not start.
+        stop_by: When the old engines that still run are killed.
     """
 
     request: SwapRequest
@@ -52,16 +50,8 @@ class _Swap:
 
 
 class ModelSwap:
-    """Swaps models, one at a time.
-
-    Args:
-        children: The processes.
-        forget: Called with an engine before it is ended: nobody waits for it any more.
-        clock: For all times.
-
-    Attributes:
-        status: Of the present swap or the last one.
-    """
+    """Swaps models, one at a time. `forget` is called with an engine before it is ended, so that nobody waits for it
+    any more. `status` is that of the present swap, or of the last one."""
 
     def __init__(self, children: Children, forget: Callable[[Child], None], clock: Clock) -> None:
         self._children = children
@@ -73,13 +63,13 @@ class ModelSwap:
 
     @property
     def phase(self) -> SwapPhase | None:
-        """The phase of the present swap; None: there is none."""
+        """The phase of the present swap; None without one."""
         return None if self._swap is None or self.status is None else self.status.phase
 
     # --- what happens -----------------------------------------------------------------------------------------------
 
     def begin(self, request: SwapRequest) -> None:
-        """Begin a swap, unless one proceeds or the server drains; the API process is told."""
+        """Begin a swap, unless one proceeds or the server drains, and tell the API process."""
         if self._swap is not None or self._stopped:
             self._tell()
             return
@@ -97,7 +87,7 @@ class ModelSwap:
         self._tell()
 
     def reported(self, report: ModelReport) -> None:
-        """Take in how far the API process has got with a model."""
+        """Take in how far the API process is with a model."""
         swap = self._swap
         if swap is None:
             return
@@ -110,24 +100,23 @@ class ModelSwap:
             case "refused" if is_new:
                 self._not_served(swap, report.message)
 
-    def engine_died(self, engine: Child, place: Place) -> bool:
-        """Take in the death of an engine; returns whether it is the swap's concern, so that nobody replaces the
-        engine."""
-        swap, generation = self._swap, place[0]
+    def engine_died(self, engine: Child, model: ModelEngines) -> bool:
+        """Take in the death of an engine. Returns whether the swap deals with it, so nobody replaces the engine."""
+        swap = self._swap
         if swap is None:
             return False
-        if self.phase == "stopping" and generation == swap.old.generation:
+        if self.phase == "stopping" and model is swap.old:
             self.tick()
             return True
-        if self._stopped and generation != self._children.model.generation:
+        if self._stopped and model is not self._children.model:
             return not self._children.was_ready(engine.name)
-        if swap.new is None or generation != swap.new.generation or self.phase != "loading":
+        if model is not swap.new or self.phase != "loading":
             return False
         self._not_served(swap, engine.cause_of_death())
         return True
 
     def api_started(self) -> None:
-        """Tell a new API process, which has no requests, what it has to know of the swap."""
+        """Tell a new API process, which has no requests, what it has to know about the swap."""
         swap = self._swap
         if swap is not None and not self._stopped:
             match self.phase:
@@ -140,7 +129,7 @@ class ModelSwap:
         self._tell()
 
     def tick(self) -> None:
-        """Do what is due."""
+        """Do what is due by now."""
         swap = self._swap
         if swap is None or self._stopped or self.phase != "stopping":
             return
@@ -152,23 +141,23 @@ class ModelSwap:
                 self._load(swap)
 
     def stop(self) -> None:
-        """Begin nothing more: the server drains, and what serves goes on until open requests have ended."""
+        """Begin nothing more, since the server drains. The served model goes on until open requests have ended."""
         self._stopped = True
 
-    # --- its steps --------------------------------------------------------------------------------------------------
+    # --- the steps of a swap ----------------------------------------------------------------------------------------
 
     def _load(self, swap: _Swap) -> None:
-        """Start the new model's engines, or those of the old one again."""
+        """Start the new model's engines, or the old model's again."""
+        phase: SwapPhase = "restoring" if swap.why else "loading"
         if swap.why:
-            launch, phase = swap.old.launch, "restoring"
+            launch = swap.old.launch
             swap.new = self._children.add_model(launch.config, launch.asked or launch.config)
         else:
-            phase = "loading"
             swap.new = self._children.add_model(swap.request.config, swap.request.asked)
-        if not swap.beside:  # there is no other: an API process that starts now begins with it
+        if not swap.beside:  # no other model serves: an API process that starts now begins with this one
             self._children.model, self._children.hold_s = swap.new, swap.request.hold_timeout
         self._children.open_model(swap.new, swap.request.drain_timeout)
-        self._move_to("restoring" if phase == "restoring" else "loading")
+        self._move_to(phase)
 
     def _served(self, swap: _Swap) -> None:
         """Take in that new requests go to the new model."""
@@ -183,7 +172,7 @@ class ModelSwap:
         self._children.tell(HoldRequests(swap.request.drain_timeout, swap.request.hold_timeout))
 
     def _stop_old(self, swap: _Swap) -> None:
-        """Stop the old engines, to which nobody talks any more."""
+        """Stop the old engines, which nobody uses any more."""
         for engine in swap.old.children:
             if self._children.is_ready(engine):
                 engine.signal(STOP_ENGINE)
@@ -193,7 +182,7 @@ class ModelSwap:
         self._move_to("stopping")
 
     def _not_served(self, swap: _Swap, why: str) -> None:
-        """Take in that the new model cannot be served, and go back to the old one."""
+        """Take in that the new model cannot be served, and return to the old one."""
         assert swap.new is not None
         if swap.why:  # nor can the old one: an API process that cannot start says why, and ends the server
             for api in self._children.apis.children:

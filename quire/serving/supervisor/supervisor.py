@@ -1,8 +1,8 @@
-"""The supervisor: starts engines and API processes, announces when they are ready, replaces what dies or hangs, drains,
-and exits with a code.
+"""The supervisor: starts engines and API processes, announces when they are ready, replaces those that die or hang,
+drains, and exits with a code.
 
-starting → ready → draining. What dies before it was ever ready ends the server, as does what dies too often; the last
-line printed names it and the cause.
+Its states are starting → ready → draining. A process that dies before it was ever ready ends the server, and so do too
+many deaths; the last line printed names the process and the cause.
 """
 
 from __future__ import annotations
@@ -18,22 +18,30 @@ from pathlib import Path
 from quire.errors import SETUP_ERRORS, ConfigError, SetupError
 from quire.foundation.clock import Clock, SystemClock
 from quire.foundation.config import Config
-from quire.foundation.processes.child import Child
-from quire.foundation.processes.launch import EXIT_CRASHED, STOP_ENGINE, Pulse, Recovery, Report, StatusReport
+from quire.foundation.processes.child_process import Child
+from quire.foundation.processes.launch import (
+    EXIT_CRASHED,
+    STOP_ENGINE,
+    LaunchConfig,
+    ModelReport,
+    Pulse,
+    Recovery,
+    Report,
+    StatusReport,
+    SwapRequest,
+)
 from quire.foundation.processes.orders import Reload
-from quire.foundation.processes.swap_reports import ModelReport, SwapRequest
 from quire.serving.supervisor.announce import announce_ready, print_error, print_log
-from quire.serving.supervisor.children import MODULES, Children, Modules, Place
+from quire.serving.supervisor.children import MODULES, Children, Modules
+from quire.serving.supervisor.model_engines import ModelEngines
 from quire.serving.supervisor.model_swap import ModelSwap
-from quire.serving.supervisor.process_events import RELOAD, Died, Event, Reported, Signalled
-from quire.serving.supervisor.process_host import THIS_MACHINE, ProcessHost
-from quire.serving.supervisor.restart_limit import WINDOW_S, RestartLimit
-from quire.serving.supervisor.watchdog import TICK_S
+from quire.serving.supervisor.process_host import RELOAD, THIS_MACHINE, Died, Event, ProcessHost, Reported, Signalled
+from quire.serving.supervisor.watchdog import TICK_S, WINDOW_S, RestartLimit
 
 STOP_TIMEOUT_S = 5.0
-"""Seconds that a process may take to end after it was told to, beyond the drain."""
+"""Seconds, beyond the drain, that a process may take to end after it was told to."""
 SIGNAL_WAIT_S = 0.5
-"""A process that ends in order may have been told so together with this one: how long that signal may take."""
+"""Seconds to wait for a signal: a process that ends in order may have got one that was sent to all at once."""
 
 
 class State(Enum):
@@ -45,18 +53,9 @@ class State(Enum):
 
 
 class Supervisor:
-    """Runs engines and API processes until told to stop or until one of them cannot be replaced.
-
-    Args:
-        config: Resolved settings.
-        listener: Bound and listening; API processes inherit it.
-        developer_mode: Serve debug routes.
-        modules: What the processes run.
-        clock: For all times.
-        host: Where they run.
-        asked: Settings as they were asked for; None: as they are.
-        reread: Reads them again.
-    """
+    """Runs engines and API processes until told to stop, or until one of them cannot be replaced. The listener is
+    listening, and API processes inherit it. `asked` are the settings as they were asked for, None if they are `config`,
+    and `reread` reads them again. In developer mode, debug routes are served."""
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class Supervisor:
         reread: Callable[[], Config] | None = None,
     ) -> None:
         self._config = config
-        self._asked = config if asked is None else asked
+        self._asked = asked
         self._reread = reread
         self._listener = listener
         self._developer_mode = developer_mode
@@ -81,28 +80,25 @@ class Supervisor:
         self._exit_code: int | None = None
         self._drain_ends = float("inf")
         self._last_line = ""
-        self._unclean = ""  # what was wrong with an API process's end in a drain
+        self._unclean = ""  # what was wrong with the end of an API process in a drain
         self._host = host
-        self._events = host.events()  # from here on signals are received
+        self._events = host.events()  # receives signals from here on
         self._limit = RestartLimit(config.server.max_restarts, self._clock)
         self._startup: dict[str, float] = {}
         self._kv_tokens = 0
 
     def run(self) -> int:
-        """Run until the end; returns the exit code: 0 after a drain, the class of a failed start, 70 when processes
-        died."""
+        """Run until the end. Returns the exit code: 0 after a drain, a failed start's, or 70 if processes died."""
         directory = Path(tempfile.mkdtemp(prefix="quire-"))  # readable by its owner only
         self._listener.set_inheritable(True)
-        self._children = Children(
+        launch = LaunchConfig(
             self._config,
-            directory,
-            self._listener.fileno(),
-            self._developer_mode,
-            self._modules,
-            self._clock,
-            self._host,
-            self._asked,
+            str(directory),
+            listen_fd=self._listener.fileno(),
+            developer_mode=self._developer_mode,
+            asked=self._asked,
         )
+        self._children = Children(launch, self._modules, self._clock, self._host)
         self._swap = ModelSwap(self._children, self._events.forget, self._clock)
         try:
             for child in self._children:
@@ -134,11 +130,12 @@ class Supervisor:
             case Died(child) if (api := self._children.apis.place_of(child)) is not None:
                 self._api_died(child, api)
             case Died(child) if (place := self._children.place_of(child)) is not None:
-                if not self._swap.engine_died(child, place):
-                    self._engine_died(child, place)
+                model, number = place
+                if not self._swap.engine_died(child, model):
+                    self._engine_died(child, model, number)
 
     def _tick(self) -> None:
-        """Do what is due whether or not something happened."""
+        """Do what is due, whether or not something happened."""
         for child, why in self._children.stuck() if self._limit.most else ():
             print_log(f"{child.name} process {child.pid} is ended: {why}")
             child.kill(why)
@@ -153,7 +150,7 @@ class Supervisor:
                 self._swap.api_started()
 
     def _reload(self) -> None:
-        """Serve what the settings say by now. API processes do the rest, and may refuse."""
+        """Serve the settings as they are by now. API processes do the rest, and may refuse."""
         if why := self._config.server.keeps_model:
             print_log(f"SIGHUP: nothing has changed: {why}")
             return
@@ -181,8 +178,8 @@ class Supervisor:
                 self._swap.reported(report)
 
     def _engine_recovered(self, report: Recovery) -> None:
-        place = report.generation, report.engine.engine
-        if report.sequences and (died_at := self._children.died_at(place)) is not None:
+        died_at = self._children.died_at(report.generation, report.engine.engine)
+        if report.sequences and died_at is not None:
             took = self._clock.now() - died_at
             print_log(f"recovered in {took:.1f} s: {report.sequences} open sequences go on")
 
@@ -199,37 +196,37 @@ class Supervisor:
 
     # --- deaths -----------------------------------------------------------------------------------------------------
 
-    def _engine_died(self, engine: Child, place: Place) -> None:
+    def _engine_died(self, engine: Child, model: ModelEngines, number: int) -> None:
         cause = engine.cause_of_death()
         if not self._children.was_ready(engine.name):
             if engine.exit_code() == -signal.SIGTERM:
                 self._told_to_stop()
             self._start_failed(engine)
             return
-        place = self._children.at_fault(place)
-        in_flight = self._children.in_flight(place)
-        again = self._children.died_with_some_of(place, in_flight)
+        number = model.at_fault(number)
+        in_flight = model.in_flight(number)
+        again = not model.last_in_flight[number].isdisjoint(in_flight)
         if self._limit.allow(again=again, failed_starts=self._children.failed_starts(engine)):
-            partners = self._children.partners(place)
+            partners = self._children.partners(model, number)
             self._say_replaced(engine.name, cause, again=again, shared=bool(partners))
-            self._end_group([place, *partners])
-            self._children.replace_engine(place, cause, in_flight)
-            for partner in partners:  # whose requests have done nothing
-                self._children.replace_engine(partner, f"{engine.name} process died: {cause}", [])
+            self._end_group(model, [number, *partners])
+            self._children.replace_engine(model, number, cause, in_flight)
+            for partner in partners:  # their requests have done nothing wrong
+                self._children.replace_engine(model, partner, f"{engine.name} process died: {cause}", [])
             return
-        self._children.give_up_engine(place, cause)
+        self._children.give_up_engine(model, number, cause)
         self._wait_for_apis()
         self._end(
             EXIT_CRASHED, f"{engine.name} process died: {cause}. Requests in flight got an error; {self._gave_up()}"
         )
 
-    def _end_group(self, places: Sequence[Place]) -> None:
-        """End these engines: one of them is dead, and the others cannot go on without it."""
-        for engine in map(self._children.engine_at, places):
+    def _end_group(self, model: ModelEngines, numbers: Sequence[int]) -> None:
+        """End these engines of a model: one is dead, and the others cannot go on without it."""
+        for engine in (model.children[number] for number in numbers):
             self._events.forget(engine)
             engine.kill()
             engine.cause_of_death()
-        self._children.renew_group(places[0])
+        model.renew_group()
 
     def _api_died(self, api: Child, place: int) -> None:
         if self._state is State.DRAINING:
@@ -263,8 +260,7 @@ class Supervisor:
         )
 
     def _start_failed(self, child: Child) -> None:
-        """End the server because a process died before it was ever ready. What that process has said is the whole
-        story."""
+        """End the server, because a process died before it was ever ready. Its last report is the whole story."""
         failure = child.failure
         if self._exit_code is not None:
             return
@@ -282,8 +278,8 @@ class Supervisor:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _told_to_stop(self) -> bool:
-        """Wait for a signal to all processes at once, of which a child may have died already; the drain begins with it.
-        Returns whether it came."""
+        """Wait for a signal to all processes at once, from which a child may have died already. The drain begins with
+        it. Returns whether it came."""
         deadline = self._clock.now() + SIGNAL_WAIT_S
         while self._state is not State.DRAINING and (left := deadline - self._clock.now()) > 0:
             for event in self._events.wait(left):
@@ -294,7 +290,7 @@ class Supervisor:
         return self._state is State.DRAINING
 
     def _drain(self, number: int) -> None:
-        """Refuse new requests, and let open ones finish within the time they get. A second signal ends all at once."""
+        """Refuse new requests, and let open ones finish within their time. A second signal ends everything at once."""
         self._state = State.DRAINING
         self._swap.stop()
         delay, timeout = self._config.server.shutdown_delay, self._config.server.shutdown_timeout
@@ -306,12 +302,12 @@ class Supervisor:
         serving = self._children.present_apis
         self._children.start_no_api()
         if not serving:
-            self._stop_engines()  # no request is open, and none may come
+            self._stop_engines()  # no request is open, and none can come
         for api in serving:
             api.signal(signal.SIGTERM)
 
     def _api_drained(self, api: Child) -> None:
-        """Note that an API process has ended; when all have, the engines may."""
+        """Note that an API process has ended. When all have, the engines may end."""
         stopped_early = not self._children.is_ready(api) and api.exit_code() == -signal.SIGTERM
         if api.exit_code() != 0 and not stopped_early:
             self._unclean = f"{api.name} process did not end cleanly: {api.cause_of_death()}"
@@ -323,7 +319,7 @@ class Supervisor:
             self._stop_engines()
 
     def _stop_engines(self) -> None:
-        """End the engines, which are the last of the processes, and with them the server."""
+        """End the engines, which are the last processes, and with them the server."""
         engines = [engine for engine in self._children.engines if self._children.is_ready(engine)]
         for engine in engines:
             engine.signal(STOP_ENGINE)
@@ -334,21 +330,19 @@ class Supervisor:
                 self._end(128 + again, f"stopped at once by {signal.Signals(again).name}")
                 return
             if engine.exit_code() != 0:
-                print_log(f"{engine.name} process did not end cleanly: {self._how_it_ended(engine)}")
+                how = "it had to be killed" if engine.exit_code() is None else engine.cause_of_death()
+                print_log(f"{engine.name} process did not end cleanly: {how}")
         print_log("stopped")
         self._end(0, "")
 
     def _wait_for_apis(self) -> None:
-        """Wait until the API processes have told their clients that all is over; they end by themselves."""
+        """Wait until the API processes have told their clients that all is over, and have ended by themselves."""
         deadline = self._clock.now() + STOP_TIMEOUT_S
         for api in self._children.apis.children:
             self._wait_for(api, deadline)
 
-    def _how_it_ended(self, child: Child) -> str:
-        return "it had to be killed" if child.exit_code() is None else child.cause_of_death()
-
     def _wait_for(self, child: Child, deadline: float) -> int | None:
-        """Wait until the child is gone or the time is over, or until a signal comes, which is returned."""
+        """Wait until the child is gone, time is up, or a signal comes, which is returned."""
         while child.exit_code() is None and (left := deadline - self._clock.now()) > 0:
             for event in self._events.wait(left):
                 if isinstance(event, Signalled) and event.number != RELOAD:

@@ -1,11 +1,12 @@
-"""Which processes are alive and make no progress, from what they say and what the kernel says of them.
+"""Which processes are alive and make no progress, and how often dead ones may be replaced. Ends no process itself.
 
-Time counts in ticks: when the whole machine stood still, or this process did, nobody else is blamed for it. Kills
-nobody; knows nothing about what the processes do.
+A watchdog goes by what a process reports and what the kernel says of it. Time counts in ticks, so nobody is blamed when
+the whole machine or this process stood still.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from quire.foundation.clock import Clock
@@ -14,19 +15,18 @@ from quire.foundation.processes.launch import Pulse
 
 TICK_S = 0.5
 STOPPED_S = 1.5
-"""How long a process may be stopped (SIGSTOP)."""
+"""Seconds that a process may be stopped (SIGSTOP)."""
 SILENT_S = 20.0
-"""How long a process may say nothing. Its loop does one thing after the other, and some take seconds."""
+"""Seconds that a process may report nothing. Its loop does one thing after the other, and some take seconds."""
+WINDOW_S = 600.0
+"""Seconds after which a death no longer counts."""
+MAX_SEARCH = 16
+"""Maximum number of deaths in a row that do not count, while the request that causes them is searched. A single request
+takes two."""
 
 
 class Watchdog:
-    """Watches one process from its first pulse on.
-
-    Args:
-        pid: The process.
-        clock: For the time between two looks.
-        state: Its state, by pid.
-    """
+    """Watches one process from its first pulse on. `state` gives the state of a process by its pid."""
 
     def __init__(self, pid: int, clock: Clock, state: Callable[[int], str] = process_state) -> None:
         self._pid = pid
@@ -37,16 +37,15 @@ class Watchdog:
         self._silent_s = self._stopped_s = 0.0
 
     def heard(self, pulse: Pulse) -> None:
-        """Take a pulse, by which the process says that it is alive."""
         self._pulse = pulse
         self._silent_s = 0.0
 
     def complaint(self) -> str:
-        """Why the process counts as stuck; empty: it does not. To be asked every TICK_S."""
+        """Why the process counts as stuck; empty if it does not. Call this every TICK_S."""
         now = self._clock.now()
         passed, self._last_look = min(now - self._last_look, 2 * TICK_S), now
         if self._pulse is None:
-            return ""  # it starts, which takes as long as it takes
+            return ""  # it is starting, which takes as long as it takes
         self._silent_s += passed
         self._stopped_s = self._stopped_s + passed if self._state(self._pid) == "T" else 0.0
         if self._stopped_s >= STOPPED_S:
@@ -56,3 +55,40 @@ class Watchdog:
         if self._pulse.stalled_s > self._pulse.limit_s > 0:
             return f"it was stuck: a step took more than {self._pulse.limit_s:.1f} s"
         return ""
+
+
+class RestartLimit:
+    """Counts deaths within WINDOW_S, of which `most` may be made good."""
+
+    def __init__(self, most: int, clock: Clock) -> None:
+        self.most = most
+        self._clock = clock
+        self._deaths: deque[float] = deque()
+        self._searched = 0
+
+    @property
+    def used(self) -> int:
+        while self._deaths and self._deaths[0] < self._clock.now() - WINDOW_S:
+            self._deaths.popleft()
+        return len(self._deaths)
+
+    def allow(self, *, again: bool = False, failed_starts: int = 0) -> bool:
+        """Whether a process that has just died may be replaced.
+
+        Args:
+            again: It died with requests that were in flight when it died before. This does not count: one of them may
+                kill engines, and fails when it does so alone.
+            failed_starts: How many of its starts in a row have failed. They count however long each took: otherwise
+                ranks that load for too long would be started again for ever.
+        """
+        if failed_starts > self.most:
+            return False
+        if again and self._searched < MAX_SEARCH and self.most:
+            self._searched += 1
+            return True
+        if not again:
+            self._searched = 0
+        if self.used >= self.most:
+            return False
+        self._deaths.append(self._clock.now())
+        return True

@@ -15,9 +15,8 @@ from typing import Any, Literal
 import msgspec
 
 from quire.errors import reason
-from quire.foundation.http_client.address import HttpAddress, encoded_headers
-from quire.foundation.http_client.answer_parser import HttpError
 from quire.foundation.http_client.connection import OnBody
+from quire.foundation.http_client.http1 import HttpAddress, HttpError, encoded_headers
 from quire.foundation.http_client.pool import ConnectionPool, unchecked_tls
 from quire.tools.bench.datasets import Sample
 
@@ -31,17 +30,8 @@ ENDPOINTS: dict[Backend, str] = {
 
 
 class Connections:
-    """Open connections to one server; one that has had its whole answer takes the next request. A context.
-
-    Args:
-        url: The server's root.
-        connect_s: Maximum seconds until a connection is open.
-        headers: Sent with every request.
-        insecure: Whether the server's certificate is not checked.
-
-    Raises:
-        ValueError: The URL or a header cannot be used.
-    """
+    """Open connections to one server, as a context. A connection has to open within `connect_s` seconds, and takes the
+    next request after its whole answer. Raises ValueError if the URL or a header cannot be used."""
 
     def __init__(self, url: str, connect_s: float, headers: Mapping[str, str] = {}, *, insecure: bool = False) -> None:
         self._headers = encoded_headers({"Accept": "*/*", "Content-Type": "application/json", **headers})
@@ -56,11 +46,8 @@ class Connections:
         self._pool.close()
 
     async def post(self, path: str, body: bytes, on_body: OnBody) -> int:
-        """Send a JSON body and wait for the end of the answer, whose parts `on_body` gets; returns its status.
-
-        Raises:
-            HttpError: There is no answer, or it breaks off.
-        """
+        """Send a JSON body, pass each part of the answer to `on_body`, and return the status at its end. Raises
+        HttpError if there is no answer, or it breaks off."""
         data = self._pool.address.request(b"POST", path.encode(), self._headers, body)
         connection = await self._pool.ask(data, None, on_body)
         status = (await connection.head()).status
@@ -70,7 +57,7 @@ class Connections:
 
 @dataclass
 class Outcome:
-    """The result of one request. Times in seconds on `time.perf_counter`.
+    """The result of one request. Times are seconds of `time.perf_counter`.
 
     Attributes:
         start: When it was sent.
@@ -79,7 +66,7 @@ class Outcome:
         ttft: From `start` to the first token; None if none came, or only tokens without text.
         last: When the last token came.
         end: When the response ended, with or without an error.
-        itls: Between chunks with tokens.
+        itls: Seconds between chunks with tokens.
         error: What went wrong; empty when nothing did.
     """
 
@@ -96,18 +83,17 @@ class Outcome:
 
     @property
     def e2e_latency(self) -> float:
-        """From `start` to the last token; of an answer without one to its end."""
+        """Seconds from `start` to the last token, or to the end of an answer without tokens."""
         return (self.end if self.ttft is None else self.last) - self.start
 
     @property
     def tpot(self) -> float | None:
-        """Seconds a token after the first; None with fewer than two, or where no chunk told when they came."""
+        """Seconds for each token after the first; None for fewer than two tokens, or where no chunk came with one."""
         if self.ttft is None or self.output_tokens < 2:
             return None
         return sum(self.itls) / (self.output_tokens - 1)
 
     def token_came(self, now: float) -> None:
-        """A chunk with tokens arrived."""
         if self.ttft is None:
             self.ttft = now - self.start
         else:
@@ -135,8 +121,7 @@ class _Choice(msgspec.Struct):
 
     @property
     def num_tokens(self) -> int:
-        """Token ids, where they are sent. Otherwise 1 for a chunk that does more than open or close the stream:
-        its text may be empty."""
+        """The number of token ids, if they are sent; else 1, unless the chunk only opens or closes the stream."""
         if self.token_ids is not None:
             return len(self.token_ids)
         opens = self.delta is not None and self.delta.role is not None
@@ -163,14 +148,7 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 
 class StreamingClient:
-    """Sends requests to one endpoint of one server.
-
-    Args:
-        connections: To the server.
-        endpoint: Path of the API.
-        backend: Which API that is.
-        body: Fields of every request: model, sampling.
-    """
+    """Sends requests to one endpoint of one server. `body` has the fields that every request has: model, sampling."""
 
     def __init__(self, connections: Connections, endpoint: str, backend: Backend, body: Mapping[str, Any]) -> None:
         self._connections = connections
@@ -203,11 +181,7 @@ class StreamingClient:
 
 
 class _Reading:
-    """One response while it arrives.
-
-    Attributes:
-        outcome: Filled.
-    """
+    """Fills an outcome while its response arrives."""
 
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
@@ -218,7 +192,6 @@ class _Reading:
         self._done = False
 
     def on_body(self, piece: bytes) -> None:
-        """A piece of the answer came now."""
         now = time.perf_counter()
         *lines, self._unread = (self._unread + piece).split(b"\n")
         for line in lines:
@@ -232,11 +205,10 @@ class _Reading:
 
     @property
     def body(self) -> bytes:
-        """What was no event."""
+        """The lines that are no events."""
         return b"\n".join([*self._other, self._unread])
 
     def finish(self) -> None:
-        """The answer is over."""
         outcome = self.outcome
         outcome.text = "".join(self._said)
         outcome.output_tokens = outcome.output_tokens or self._num_tokens

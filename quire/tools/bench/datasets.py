@@ -1,32 +1,115 @@
 """Prompts and output lengths to measure with: random, shared prefixes, ShareGPT conversations, a file of one's own.
 
-Everything is drawn from a random generator that is given, so that one seed makes one dataset. Knows nothing about how
-the prompts are sent.
+Everything is drawn from the random generator that is given, so one seed makes one dataset. Token ids and texts come
+from a tokenizer in this process, or from that of a running server.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+import string
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
+
+import msgspec
 
 from quire.errors import ConfigError, reason
-from quire.tools.bench.tokens import Tokens
+from quire.foundation.http_client.http1 import HttpError
+from quire.foundation.http_client.pool import BlockingClient
+from quire.text.tokenizer import Tokenizer
 
+_LOWEST_ID = 3
+"""Ids below this are special tokens in most vocabularies."""
+_SAMPLE = string.printable + " ".join(a + b for a in string.ascii_lowercase for b in string.ascii_lowercase)
 DatasetName = Literal["random", "sharegpt", "custom", "prefix_repetition"]
-
 SHAREGPT_LONGEST_PROMPT, SHAREGPT_LONGEST = 1024, 2048
 SHAREGPT_SHORTEST = 4
 """Tokens: vLLM keeps conversations within the same limits, so figures can be compared."""
 
 
+def has_tokenizer(http: BlockingClient, model: str) -> bool:
+    """Whether the server takes text. A server that works on token ids only refuses to tokenize with status 400."""
+    try:
+        status, _ = http.ask("POST", "/tokenize", {"model": model, "prompt": "a"})
+    except HttpError:
+        return True
+    return status != 400
+
+
+class Tokens(Protocol):
+    """A model's tokens."""
+
+    def random_ids(self, count: int, rng: random.Random) -> list[int]: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: list[int]) -> str: ...
+
+
+class LocalTokens:
+    """Tokens of a tokenizer in this process, or of a vocabulary of this size alone, which has no texts."""
+
+    def __init__(self, vocab_size: int, tokenizer: Tokenizer | None = None) -> None:
+        self._vocab_size = vocab_size
+        self._tokenizer = tokenizer
+
+    def random_ids(self, count: int, rng: random.Random) -> list[int]:
+        return rng.choices(range(min(_LOWEST_ID, self._vocab_size - 1), self._vocab_size), k=count)
+
+    def encode(self, text: str) -> list[int]:
+        return self._known().encode(text)
+
+    def decode(self, ids: list[int]) -> str:
+        return self._known().decode(ids)
+
+    def _known(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise ConfigError("This dataset needs a tokenizer: give --tokenizer, or take --dataset-name random.")
+        return self._tokenizer
+
+
+class ServedTokens:
+    """Tokens of a server's model, by /tokenize and /detokenize. Random ids are those of a sample text."""
+
+    def __init__(self, http: BlockingClient, model: str) -> None:
+        self._http = http
+        self._model = model
+        self._ids: list[int] = []
+
+    def random_ids(self, count: int, rng: random.Random) -> list[int]:
+        if not self._ids:
+            self._ids = sorted(set(self.encode(_SAMPLE)))
+        return rng.choices(self._ids, k=count)
+
+    def encode(self, text: str) -> list[int]:
+        body = {"model": self._model, "prompt": text, "add_special_tokens": False}
+        tokens: list[int] = self._asked("/tokenize", body)["tokens"]
+        return tokens
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self._asked("/detokenize", {"model": self._model, "tokens": ids})["prompt"])
+
+    def _asked(self, path: str, body: dict[str, object]) -> dict[str, list[int]]:
+        try:
+            status, content = self._http.ask("POST", path, body)
+            if status != 200:
+                raise ValueError(f"it answers {status}")
+            found: dict[str, list[int]] = msgspec.json.decode(content)
+            return found
+        except (HttpError, msgspec.DecodeError, ValueError) as error:
+            raise ConfigError(
+                f"The server does not {path.strip('/')} for this benchmark ({reason(error)}): "
+                "give --tokenizer, or --vocab-size for random token ids."
+            ) from error
+
+
 @dataclass(frozen=True)
 class DatasetOptions:
-    """What is asked."""
+    """Which prompts, and how many."""
 
     dataset_name: DatasetName | None = None
     """Default: random, or what --dataset-path looks like: .jsonl is custom, .json is sharegpt."""
@@ -61,7 +144,7 @@ class DatasetOptions:
 
     @property
     def name(self) -> DatasetName:
-        """The dataset, also when only its file was named."""
+        """The dataset's name, also when only a file is given."""
         if self.dataset_name is not None:
             return self.dataset_name
         if self.dataset_path is None:
@@ -78,14 +161,11 @@ class Sample:
 
 
 def make_samples(options: DatasetOptions, tokens: Tokens, rng: random.Random) -> list[Sample]:
-    """At most `num_prompts` samples; fewer when the dataset's file has no more.
-
-    Raises:
-        ConfigError: Options that cannot be meant, or a file that cannot be read.
-    """
+    """At most `num_prompts` samples; fewer when the dataset's file has no more. Raises ConfigError for wrong options,
+    or a file that cannot be read."""
     if options.num_prompts < 1:
         raise ConfigError(f"--num-prompts must be at least 1, got {options.num_prompts}.", param="num_prompts")
-    readers: dict[DatasetName, Callable[[DatasetOptions, Tokens, random.Random], Iterator[Sample]]] = {
+    readers = {
         "random": _random,
         "prefix_repetition": _prefix_repetition,
         "sharegpt": _sharegpt,
@@ -156,7 +236,7 @@ def _custom(options: DatasetOptions, tokens: Tokens, rng: random.Random) -> Iter
 
 
 def _entries(options: DatasetOptions) -> list[Any]:
-    """What the file holds: a JSON list, or a JSON value a line."""
+    """The values in the file: the items of a JSON list, or one JSON value a line."""
     path = options.dataset_path
     if path is None:
         raise ConfigError(f"--dataset-name {options.name} needs --dataset-path.", param="dataset_path")

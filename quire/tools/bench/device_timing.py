@@ -1,8 +1,7 @@
-"""How long a call takes on a device, and the device's two limits that calls are compared with.
+"""How long a call takes on a device, and the two limits of the device that calls are compared with.
 
-On a GPU the calls are captured in a graph, because that is how a step runs them and launching from Python would cost
-more than many of them take. They go round several sets of arguments, so that what a call reads is no longer in the
-cache when its turn comes. Knows nothing about ops.
+On a GPU the calls are captured in a graph, as in a step, because launching from Python costs more than many calls take.
+They cycle through several sets of arguments, so the cache no longer holds what a call reads.
 """
 
 from __future__ import annotations
@@ -29,18 +28,14 @@ _MAX_SETS = 32
 
 @dataclass(frozen=True)
 class Limits:
-    """What a device was seen to reach.
-
-    Attributes:
-        bytes_per_s: Read and written together, by a large copy.
-        flops_per_s: By a large product of two matrices in bfloat16.
-    """
+    """What a device was seen to reach: the bandwidth of a large copy, bytes read and written together, and the
+    arithmetic of a large product of two matrices in bfloat16."""
 
     bytes_per_s: float
     flops_per_s: float
 
     def seconds(self, moved: int, flops: int) -> float:
-        """The least time for this many bytes and operations."""
+        """The least seconds for this many bytes and operations."""
         return max(moved / self.bytes_per_s, flops / self.flops_per_s)
 
 
@@ -58,15 +53,10 @@ def measure_limits(device: torch.device) -> Limits:
 
 
 def sets_of_arguments(moved: int, held: int, device: torch.device) -> int:
-    """How many sets of arguments a call of `moved` bytes cycles through, so that none is in the cache.
-
-    What is small stays in the cache, as in a step, where the op before has just written it.
-
-    Args:
-        moved: Bytes that a call reads and writes.
-        held: Bytes of one set's tensors; a paged cache is larger than what a call reads of it.
-        device: Where; a quarter of its free memory is taken at most.
-    """
+    """How many sets of arguments a call cycles through that reads and writes `moved` bytes, so that none is in the
+    cache. Small ones stay there, as in a step, where the op before has just written them. A set has `held` bytes, since
+    a paged cache is larger than what a call reads of it; all sets take at most a quarter of the device's free
+    memory."""
     if device.type == "cuda":
         cache = torch.cuda.get_device_properties(device).L2_cache_size
         room = torch.cuda.mem_get_info(device)[0] // 4
@@ -77,13 +67,9 @@ def sets_of_arguments(moved: int, held: int, device: torch.device) -> int:
 
 
 def median_seconds(calls: Sequence[Call], device: torch.device, *, graph: bool = True) -> float:
-    """Seconds of one call, the median over several runs through all of them.
-
-    Args:
-        calls: The same call on different arguments; all are run once before anything is timed.
-        device: Where they run.
-        graph: Capture them on a GPU. What waits for the device, as some references do, cannot be captured.
-    """
+    """Seconds of one call: the median over several runs through `calls`, the same call on different arguments, which
+    all run once before. On a GPU, `graph` captures them; a call that waits for the device, as some references do,
+    cannot be captured."""
     with torch.inference_mode():
         for call in calls:
             call()
@@ -114,7 +100,6 @@ def _timed_in_graph(calls: Sequence[Call]) -> float:
 
 
 def _captured(calls: Sequence[Call], rounds: int) -> torch.cuda.CUDAGraph:
-    """All calls, this many times."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.graph(graph, stream=stream):
         for _ in range(rounds):
@@ -132,7 +117,7 @@ def _timed_by_events(calls: Sequence[Call]) -> float:
 
 
 def _elapsed(run: Call) -> float:
-    """Seconds on the device."""
+    """Seconds that a run takes on the device."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     begin.record()

@@ -25,7 +25,7 @@ from quire.tools.bench.report import measured_with, write_json
 
 _NOT_TIMED = ("pack_",)
 """Ops that run once at the start have no cases."""
-_SPACE = 2
+_HEADINGS = ("µs", "MB", "GB/s", "TFLOP/s", "of limit")
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,9 @@ class KernelsOptions:
 
 @dataclass(frozen=True)
 class Measured:
-    """A case's result.
-
-    Attributes:
-        seconds: Of one call, the median.
-        share: Of the limit: the least time for the case's bytes and operations, by `seconds`.
-        reference_seconds: The torch reference, where it was asked for and takes these arguments.
-    """
+    """The result of a case: the median time of one call, and its `share` of the limit, the least time for the case's
+    bytes and operations by `seconds`. The reference's time is None if not asked for, or if it does not take these
+    arguments."""
 
     op: str
     name: str
@@ -64,22 +60,19 @@ class Measured:
 
 
 def run(options: KernelsOptions) -> int:
-    """Measure and report; the exit code.
-
-    Raises:
-        ConfigError: An op that has no cases.
-    """
+    """Measure and report; returns the exit code. Raises ConfigError for an op without cases."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cases = _chosen(options.op, device)
     began = time.perf_counter()
     limits = measure_limits(device)
     print(_limits_line(limits, device))
-    table = _Table(cases, options.reference)
-    print(table.heading, flush=True)
+    op, name = (2 + max(len(getattr(case, field)) for case in cases) for field in ("op", "name"))
+    row = f"{{:<{op}}}{{:<{name}}}{{:>10}}{{:>10}}{{:>9}}{{:>9}}{{:>10}}{{:>14}}".format
+    print(row("op", "case", *_HEADINGS, "reference µs" if options.reference else "").rstrip(), flush=True)
     results = []
     for case in cases:
         results.append(measure(case, limits, device, with_reference=options.reference))
-        print(table.line(results[-1]), flush=True)
+        print(row(*_cells(results[-1])).rstrip(), flush=True)
     print(f"{len(results)} cases in {time.perf_counter() - began:.1f} s")
     if not options.op and (uncovered := ops_without_cases(device.type)):
         print(f"No cases: {', '.join(uncovered)}")
@@ -90,7 +83,7 @@ def run(options: KernelsOptions) -> int:
 
 
 def all_cases(device: torch.device) -> list[KernelCase]:
-    """Of every family, in the order of their names: the small ones unless the device is a GPU."""
+    """The cases of all families, by the families' names: the small ones unless the device is a GPU."""
     names = sorted(module.name for module in pkgutil.iter_modules(kernel_cases.__path__))
     modules = [importlib.import_module(f"{kernel_cases.__name__}.{name}") for name in names]
     sizes = "CASES" if device.type == "cuda" else "SMALL_CASES"
@@ -105,7 +98,6 @@ def ops_without_cases(device_type: str) -> list[str]:
 
 
 def measure(case: KernelCase, limits: Limits, device: torch.device, *, with_reference: bool = False) -> Measured:
-    """Time one case."""
     torch.manual_seed(0)
     sets = [case.make(device)]
     held = sum(tensor.nbytes for tensor in _tensors([*sets[0][0], *sets[0][1].values()]))
@@ -138,8 +130,10 @@ def _chosen(ops: Sequence[str], device: torch.device) -> list[KernelCase]:
 
 
 def _reference_seconds(case: KernelCase, sets: Sequence[Arguments], device: torch.device) -> float | None:
-    """Of the torch reference, launched by Python, since some wait for the device; None if it does not take the
-    arguments, because they are packed for the kernel."""
+    """Time of the torch reference; None if it does not take the arguments because they are packed for the kernel.
+
+    Python launches it, since some references wait for the device.
+    """
     modules = (module.name for module in pkgutil.iter_modules(reference.__path__, f"{reference.__name__}."))
     found = (getattr(importlib.import_module(name), case.op, None) for name in modules)
     version = next(filter(callable, found), None)  # all versions of an op have its name
@@ -163,33 +157,13 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
-class _Table:
-    """Lines of columns as wide as what stands in them.
-
-    Args:
-        cases: All that will get a line.
-        with_reference: Whether there is a column for torch's time.
-    """
-
-    def __init__(self, cases: Sequence[KernelCase], with_reference: bool) -> None:
-        self._op = _SPACE + max(len(case.op) for case in cases)
-        self._case = _SPACE + max(len(case.name) for case in cases)
-        self._with_reference = with_reference
-
-    @property
-    def heading(self) -> str:
-        """The names of the columns."""
-        line = f"{'op':<{self._op}}{'case':<{self._case}}{'µs':>10}{'MB':>10}{'GB/s':>9}{'TFLOP/s':>9}{'of limit':>10}"
-        return line + (f"{'reference µs':>14}" if self._with_reference else "")
-
-    def line(self, result: Measured) -> str:
-        """What was measured of a case."""
-        line = (
-            f"{result.op:<{self._op}}{result.name:<{self._case}}{result.seconds * 1e6:>10.2f}"
-            f"{result.bytes / 1e6:>10.3f}{result.bytes_per_s / 1e9:>9.0f}{result.flops_per_s / 1e12:>9.1f}"
-            f"{result.share:>10.0%}"
-        )
-        return line if result.reference_seconds is None else f"{line}{result.reference_seconds * 1e6:>14.2f}"
+def _cells(result: Measured) -> tuple[str, ...]:
+    reference = result.reference_seconds
+    return (
+        result.op, result.name, f"{result.seconds * 1e6:.2f}", f"{result.bytes / 1e6:.3f}",
+        f"{result.bytes_per_s / 1e9:.0f}", f"{result.flops_per_s / 1e12:.1f}", f"{result.share:.0%}",
+        "" if reference is None else f"{reference * 1e6:.2f}",
+    )  # fmt: skip
 
 
 def _limits_line(limits: Limits, device: torch.device) -> str:

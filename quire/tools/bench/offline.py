@@ -14,9 +14,8 @@ from quire.offline.llm import LLM
 from quire.offline.prompts import Prompt
 from quire.planning.auto_config import resolve
 from quire.sampling_params import SamplingParams
-from quire.tools.bench.datasets import DatasetOptions, make_samples
+from quire.tools.bench.datasets import DatasetOptions, LocalTokens, make_samples
 from quire.tools.bench.report import measured_with, percentile_name, progress, summarize, table, write_json
-from quire.tools.bench.tokens import LocalTokens
 
 PERCENTILES = (10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
 
@@ -63,19 +62,9 @@ class LatencyOptions:
 
 
 class OfflineBenchmark:
-    """An engine that is measured, and what is asked of it.
-
-    Args:
-        options: What is measured.
-        config: As asked.
-
-    Attributes:
-        llm: The engine, a context.
-        tokens: Random ids of the whole vocabulary; texts unless the tokenizer was left out.
-
-    Raises:
-        SetupError: The model cannot be served.
-    """
+    """An engine that is measured, as a context `llm`, and the parameters of its requests. `tokens` draws random ids of
+    the whole vocabulary, and has texts unless the tokenizer was left out. Raises SetupError if the model cannot be
+    served."""
 
     def __init__(self, options: ThroughputOptions | LatencyOptions, config: Config) -> None:
         self._options = options
@@ -88,24 +77,21 @@ class OfflineBenchmark:
         self.tokens = LocalTokens(resolved.spec.vocab_size, tokenizer)
 
     def params(self, output_len: int) -> SamplingParams:
-        """Sampling of outputs of so many tokens."""
+        """Parameters for outputs of exactly this length."""
         text = self._has_text and not self._options.disable_detokenize
         return SamplingParams(
             n=self._options.n, temperature=1.0, ignore_eos=True, max_tokens=output_len, detokenize=text
         )
 
     def write(self, result: dict[str, Any]) -> None:
-        """Write the result to the file that was asked for."""
+        """Write the result to --output-json, if that was given."""
         if self._options.output_json is not None:
             write_json(self._options.output_json, measured_with(self._options, self._config) | result)
 
 
 def run_throughput(options: ThroughputOptions, config: Config) -> int:
-    """Send all prompts at once, and report; the exit code.
-
-    Raises:
-        QuireError: Options that cannot be meant, or a model that cannot be served.
-    """
+    """Send all prompts at once, and report; returns the exit code. Raises QuireError for wrong options, or a model that
+    cannot be served."""
     _check_positive(options, "n")
     bench = OfflineBenchmark(options, config)
     with bench.llm:
@@ -140,11 +126,8 @@ def run_throughput(options: ThroughputOptions, config: Config) -> int:
 
 
 def run_latency(options: LatencyOptions, config: Config) -> int:
-    """Send one batch at a time, again and again, and report; the exit code.
-
-    Raises:
-        QuireError: Options that cannot be meant, or a model that cannot be served.
-    """
+    """Send one batch at a time, again and again, and report; returns the exit code. Raises QuireError for wrong
+    options, or a model that cannot be served."""
     _check_positive(options, "input_len", "output_len", "batch_size", "n", "num_iters")
     bench = OfflineBenchmark(options, config)
     with bench.llm:
@@ -175,7 +158,7 @@ def _check_positive(options: ThroughputOptions | LatencyOptions, *names: str) ->
 def _repeated(
     title: str, times: int, options: LatencyOptions, bench: OfflineBenchmark, rng: random.Random
 ) -> list[float]:
-    """Run batches of prompts that nobody has seen; the seconds of each."""
+    """Run batches of new random prompts; returns the seconds of each."""
     latencies, params = [], bench.params(options.output_len)
     with progress(title, times) as advance:
         for _ in range(times):

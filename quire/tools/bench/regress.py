@@ -1,6 +1,6 @@
-"""`quire bench regress`: whether newer figures are worse than older ones, beyond what their runs differ by themselves.
+"""`quire bench regress`: whether newer figures are worse than older ones, beyond the noise of their runs.
 
-Reads files of `benchmarks/h200/targets.py --out` and of `quire bench kernels --json`. Measures nothing.
+Reads files of `benchmarks/h200/targets.py --out` and of `quire bench kernels --json`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quire.errors import ConfigError, reason
 
 STANDARD_INPUT = "-"
 _MAD_TO_STD = 1.4826
-"""Standard deviation of a normal distribution, in median absolute deviations."""
+"""The standard deviation of a normal distribution, divided by its median absolute deviation."""
 _NOISE_STDS = 2.0
 
 Key = tuple[str, str]
@@ -25,7 +25,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class RegressOptions:
-    """What is compared."""
+    """Which files are compared."""
 
     DESCRIPTION: ClassVar[str] = (
         "Compare the figures of two files, or of several runs each; exit code 1 if any got worse."
@@ -41,13 +41,8 @@ class RegressOptions:
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured quantity.
-
-    Attributes:
-        values: Of its runs.
-        higher_is_better: As for tokens a second; else it is a time.
-        stated: What its file says the figure is, which need not be the runs' median.
-    """
+    """One measured quantity: the values of its runs, and the figure that each file states, which need not be the median
+    of the runs. Tokens a second are better when higher, and times are not."""
 
     values: tuple[float, ...]
     higher_is_better: bool
@@ -55,13 +50,13 @@ class Figure:
 
     @property
     def value(self) -> float:
-        """The figure: the median of what the files state."""
+        """The median of the figures that the files state."""
         return statistics.median(self.stated)
 
     @property
     def noise(self) -> float:
-        """How far its runs scatter, as a share of it: two standard deviations by the median absolute deviation, which
-        one odd run does not move. 0 of a single run."""
+        """How far the runs scatter, as a share of the figure; 0 for a single run. These are two standard deviations,
+        from the median absolute deviation, which one odd run does not move."""
         middle = statistics.median(self.values)
         deviation = statistics.median(abs(value - middle) for value in self.values)
         return _NOISE_STDS * _MAD_TO_STD * deviation / abs(middle) if middle else 0.0
@@ -77,27 +72,24 @@ class Comparison:
 
     @property
     def loss(self) -> float:
-        """By which share the newer one is worse; negative if it is better."""
+        """The share by which the newer figure is worse; negative if it is better."""
         if self.new.higher_is_better:
             return 1 - self.new.value / self.old.value
         return self.new.value / self.old.value - 1
 
     @property
     def noise(self) -> float:
-        """Of both together."""
+        """The noise of both figures together."""
         return float((self.old.noise**2 + self.new.noise**2) ** 0.5)
 
     def is_regression(self, max_loss: float) -> bool:
-        """Whether the loss is more than allowed, beyond noise."""
+        """Whether the loss exceeds what is allowed and the noise."""
         return self.loss > max_loss + self.noise
 
 
 def run(options: RegressOptions) -> int:
-    """Compare and report; 1 when something got worse.
-
-    Raises:
-        ConfigError: A file cannot be read, or the two sides have other cards or no row in common.
-    """
+    """Compare and report; returns the exit code: 1 if something got worse. Raises ConfigError if a file cannot be read,
+    or the sides have different cards or no row in common."""
     if options.max_loss < 0:
         raise ConfigError(f"--max-loss must not be negative, got {options.max_loss}.", param="max_loss")
     older, newer = ([_read(file) for file in files] for files in (options.against, options.new))
@@ -123,7 +115,7 @@ def _check_same_card(results: Sequence[dict[str, Any]]) -> None:
 
 
 def _figures(results: Sequence[dict[str, Any]]) -> dict[Key, Figure]:
-    """By row, all results' runs together."""
+    """The figures by row, with the runs of all results together."""
     merged: dict[Key, Figure] = {}
     for result in results:
         for key, figure in _rows(result):

@@ -1,4 +1,6 @@
-"""Results: a summary of measured times, JSON with where, when and how it was measured, a table, and a progress bar."""
+"""Results: a summary of measured times, JSON with where, when and how they were measured, a table, a progress bar, and
+line charts as one self-contained SVG file.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,10 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from html import escape
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -23,10 +26,19 @@ TABLE_WIDTH = 64
 _SECRETS = ("api_key", "hf_token", "header")
 
 Row = tuple[str, str]
+WIDTH, HEIGHT = 820, 260
+LEFT, RIGHT, TOP, BOTTOM = 84, 20, 36, 46
+COLORS = ("#1f5fbf", "#d1495b", "#2e8b57", "#8a5cc2", "#c77d1e")
+TICKS = 6
+PLOT_BUCKETS = 60
+"""Number of equal parts of a run in which rates are drawn."""
+CHARACTER = 7.5
+"""Approximate width of a letter of the legend."""
+FONT = "font-family='system-ui, sans-serif'"
 
 
 def measured_with(*settings: Any) -> dict[str, Any]:
-    """Date, machine, versions, and the settings (dataclasses) of a run without their secrets."""
+    """Date, machine, versions, and the settings (dataclasses) of a run with their secrets masked."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": system_info(),
@@ -36,21 +48,13 @@ def measured_with(*settings: Any) -> dict[str, Any]:
 
 
 def write_json(path: str | Path, result: dict[str, Any], *, append: bool = False) -> None:
-    """Write a result, or add it as one line to what the file holds.
-
-    Raises:
-        ConfigError: The file cannot be written.
-    """
+    """Write a result, or append it as one line to the file. Raises ConfigError if the file cannot be written."""
     text = json.dumps(result, default=str, indent=None if append else 2)
     write_text(path, text + "\n", append=append)
 
 
 def write_text(path: str | Path, text: str, *, append: bool = False) -> None:
-    """Write a file, making its directory.
-
-    Raises:
-        ConfigError: It cannot be written.
-    """
+    """Write a file, and make its directory. Raises ConfigError if it cannot be written."""
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with open(path, "a" if append else "w") as file:
@@ -60,7 +64,7 @@ def write_text(path: str | Path, text: str, *, append: bool = False) -> None:
 
 
 def table(title: str, sections: Sequence[tuple[str, Sequence[Row]]]) -> str:
-    """Names left, values right, a titled section each."""
+    """Sections with a title each: names on the left, values on the right."""
     lines = [f" {title} ".center(TABLE_WIDTH, "=")]
     for heading, rows in sections:
         if heading:
@@ -70,7 +74,7 @@ def table(title: str, sections: Sequence[tuple[str, Sequence[Row]]]) -> str:
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings flattened to field names, secrets masked."""
+    """Settings flattened to field names, with secrets masked."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, dict) and name not in ("extra_body", "override_generation_config"):
@@ -84,12 +88,8 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of values in any unit; all zero when there are none.
-
-    Attributes:
-        ci95: Half the width of the mean's 95% confidence interval (normal approximation).
-        percentiles: Value by percentile.
-    """
+    """A summary of values in any unit; all zero if there are no values. `ci95` is half the width of the mean's 95%
+    confidence interval (normal approximation)."""
 
     mean: float
     median: float
@@ -99,7 +99,6 @@ class Summary:
 
 
 def summarize(values: Sequence[float], percentiles: Sequence[float]) -> Summary:
-    """Summary of `values`."""
     if not values:
         return Summary(0.0, 0.0, 0.0, 0.0, dict.fromkeys(percentiles, 0.0))
     ordered = sorted(values)
@@ -114,12 +113,8 @@ def summarize(values: Sequence[float], percentiles: Sequence[float]) -> Summary:
 
 
 def percentile(ordered: Sequence[float], wanted: float) -> float:
-    """By linear interpolation between the closest ranks, as numpy's default.
-
-    Args:
-        ordered: Ascending, not empty.
-        wanted: In 0..100.
-    """
+    """A percentile, from 0 to 100, of ascending values by linear interpolation between the closest ranks, as numpy's
+    default."""
     position = (len(ordered) - 1) * wanted / 100
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
@@ -133,9 +128,114 @@ def percentile_name(wanted: float) -> str:
 
 @contextlib.contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar for `total` things; call what is yielded after each."""
+    """A progress bar for `total` things; call what is yielded after each."""
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
     with bar:
         task = bar.add_task(title, total=total)
         yield lambda: bar.advance(task)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A named line; with `steps`, each value holds until the next."""
+
+    name: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+    steps: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: Sequence[Line]
+
+
+def shares_line(name: str, values: Iterable[float]) -> Line:
+    """The line that shows, for each value, the percentage of values up to it."""
+    ordered = sorted(values)
+    shares = [100 * (rank + 1) / len(ordered) for rank in range(len(ordered))]
+    return Line(name, [0.0, *ordered], [0.0, *shares])
+
+
+def rates(amounts: Iterable[tuple[float, float]], seconds: float, buckets: int) -> tuple[list[float], list[float]]:
+    """Amounts a second in equal parts of a time: the parts' edges (seconds), and the rate after each edge. Each amount
+    comes with its seconds after the beginning."""
+    width, sums = (seconds or 1.0) / buckets, [0.0] * buckets
+    for at, amount in amounts:
+        sums[min(int(at / width), buckets - 1)] += amount
+    found = [amount / width for amount in sums]
+    return [number * width for number in range(buckets + 1)], [*found, found[-1]]
+
+
+def svg(panels: Sequence[Panel]) -> str:
+    """The text of an SVG file with these panels."""
+    body = "\n".join(_panel(panel, number * HEIGHT) for number, panel in enumerate(panels))
+    height = HEIGHT * len(panels)
+    return (
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {height}' width='{WIDTH}' height='{height}'>\n"
+        f"<rect width='{WIDTH}' height='{height}' fill='white'/>\n{body}\n</svg>\n"
+    )
+
+
+def ticks(highest: float) -> list[float]:
+    """Round numbers from 0 to the first that reaches `highest`: multiples of 1, 2 or 5 times a power of ten."""
+    if highest <= 0:
+        return [0.0, 1.0]
+    rough = highest / (TICKS - 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
+    return [round(step * number, 12) for number in range(math.ceil(highest / step - 1e-9) + 1)]
+
+
+def _panel(panel: Panel, top: int) -> str:
+    x_ticks = ticks(max((x for line in panel.lines for x in line.xs), default=0.0))
+    y_ticks = ticks(max((y for line in panel.lines for y in line.ys), default=0.0))
+    wide, high = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+
+    def x_at(value: float) -> float:
+        return LEFT + wide * value / x_ticks[-1]
+
+    def y_at(value: float) -> float:
+        return top + TOP + high * (1 - value / y_ticks[-1])
+
+    parts = [_text(LEFT, top + 22, panel.title, "start", 15, "bold")]
+    for tick in y_ticks:
+        parts.append(f"<path d='M{LEFT} {y_at(tick):.1f}H{WIDTH - RIGHT}' stroke='#ddd'/>")
+        parts.append(_text(LEFT - 8, y_at(tick) + 4, f"{tick:,.10g}", "end"))
+    for tick in x_ticks:
+        parts.append(f"<path d='M{x_at(tick):.1f} {y_at(0):.1f}v5' stroke='#444'/>")
+        parts.append(_text(x_at(tick), y_at(0) + 18, f"{tick:,.10g}", "middle"))
+    parts.append(f"<path d='M{LEFT} {y_at(0):.1f}H{WIDTH - RIGHT}' stroke='#444'/>")
+    parts.append(_text(LEFT + wide / 2, y_at(0) + 36, panel.x_label, "middle"))
+    middle = top + TOP + high / 2
+    parts.append(f"<g transform='rotate(-90 16 {middle:.1f})'>{_text(16, middle, panel.y_label, 'middle')}</g>")
+    legend = float(WIDTH - RIGHT)
+    for number, line in enumerate(panel.lines):
+        color = COLORS[number % len(COLORS)]
+        points = [(x_at(x), y_at(y)) for x, y in zip(line.xs, line.ys, strict=True)]
+        parts.append(f"<path d='{_path(points, line.steps)}' fill='none' stroke='{color}' stroke-width='1.8'/>")
+        parts.append(_text(legend, top + 22, line.name, "end", 12, "bold", color))
+        legend -= CHARACTER * len(line.name) + 16
+    return "\n".join(parts)
+
+
+def _path(points: Sequence[tuple[float, float]], steps: bool) -> str:
+    if not points:
+        return "M0 0"
+    (x, y), *rest = points
+    return f"M{x:.1f} {y:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" if steps else f"L{x:.1f} {y:.1f}" for x, y in rest)
+
+
+def _text(
+    x: float, y: float, text: str, anchor: str, size: int = 12, weight: str = "normal", color: str = "#222"
+) -> str:
+    return (
+        f"<text x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}' font-size='{size}' font-weight='{weight}' "
+        f"fill='{color}' {FONT}>{escape(text)}</text>"
+    )

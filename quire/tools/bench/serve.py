@@ -12,19 +12,24 @@ import msgspec
 import uvloop
 
 from quire.errors import ConfigError, QuireError, UnavailableError, reason
-from quire.foundation.http_client.answer_parser import HttpError
-from quire.foundation.http_client.blocking_client import BlockingClient
+from quire.foundation.http_client.http1 import HttpError
+from quire.foundation.http_client.pool import BlockingClient
 from quire.models.weights import hub
 from quire.text.tokenizer import load_tokenizer
-from quire.tools.bench.arrivals import ArrivalOptions, arrival_times, check_arrivals
 from quire.tools.bench.client import ENDPOINTS, Backend, Connections, StreamingClient
-from quire.tools.bench.datasets import DatasetOptions, Sample, make_samples
-from quire.tools.bench.load import Load, run_load
+from quire.tools.bench.datasets import (
+    DatasetOptions,
+    LocalTokens,
+    Sample,
+    ServedTokens,
+    Tokens,
+    has_tokenizer,
+    make_samples,
+)
+from quire.tools.bench.load import ArrivalOptions, Load, arrival_times, run_load
 from quire.tools.bench.report import progress
-from quire.tools.bench.server_counters import read_counters
-from quire.tools.bench.serving_figures import Run, ServingReportOptions, check_report_options
+from quire.tools.bench.serving_figures import Run, ServingReportOptions, read_counters
 from quire.tools.bench.serving_report import publish
-from quire.tools.bench.tokens import LocalTokens, ServedTokens, Tokens, has_tokenizer
 
 CONNECT_S = 30.0
 RETRY_S = 1.0
@@ -89,13 +94,8 @@ class ServeOptions:
 
 @dataclass(frozen=True)
 class _ServedModel:
-    """What the server says of its model.
-
-    Attributes:
-        name: As requests call it.
-        vocab_size: None if the server does not say.
-        has_tokenizer: Otherwise the server takes and returns token ids only.
-    """
+    """What the server says about its model. The vocabulary's size is None if it does not say. A server without a
+    tokenizer takes and returns token ids only."""
 
     name: str
     vocab_size: int | None
@@ -103,13 +103,8 @@ class _ServedModel:
 
 
 def run(options: ServeOptions) -> int:
-    """Measure and report; 1 when requests failed.
-
-    Raises:
-        QuireError: Options that cannot be meant, or a server that is not there.
-    """
-    check_arrivals(options.arrivals)
-    check_report_options(options.report)
+    """Measure and report; returns the exit code: 1 if requests failed. Raises QuireError for wrong options, or a server
+    that is not there."""
     seed = random.SystemRandom().getrandbits(32) if options.seed is None else options.seed
     rng = random.Random(seed)
     try:
@@ -126,7 +121,7 @@ def run(options: ServeOptions) -> int:
         body = _body(options, model)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             load = runner.run(_measure(options, body, samples, warmups, times))
-        counted = read_counters(http).since(before)
+        counted = {name: value - before.get(name, 0.0) for name, value in read_counters(http).items()}
     publish(Run(options, options.report, model.name, seed, load, samples, counted))
     return 1 if len(load.completed) < len(samples) else 0
 
@@ -149,7 +144,7 @@ async def _measure(
 
 
 def _served_model(http: BlockingClient, options: ServeOptions) -> _ServedModel:
-    """The model, once the server answers."""
+    """The model of the server, once that answers."""
     deadline = time.monotonic() + options.ready_check_timeout_sec
     while True:
         try:
@@ -175,7 +170,7 @@ def _served_model(http: BlockingClient, options: ServeOptions) -> _ServedModel:
 def _samples(
     options: ServeOptions, http: BlockingClient, model: _ServedModel, rng: random.Random
 ) -> tuple[list[Sample], list[Sample]]:
-    """What is measured, and what is sent before."""
+    """The samples that are measured, and those that are sent before as a warm-up."""
     tokens: Tokens
     if options.tokenizer is not None:
         tokenizer = load_tokenizer(hub.resolve(options.tokenizer, weights=False))

@@ -1,4 +1,4 @@
-"""How long a real server makes its clients wait: `quire serve` is started, and asked by the client of `quire bench
+"""How long a real server makes its clients wait: starts `quire serve`, and asks it with the client of `quire bench
 serve`.
 """
 
@@ -27,7 +27,7 @@ CONNECT_S = 10.0
 
 
 def serve_command(config: Config, directory: Path) -> list[str]:
-    """`quire serve` with these settings, in a file of the directory, at a free port of this machine."""
+    """The command that starts `quire serve` at a free port, with these settings in a file of the directory."""
     settings = directory / "settings.yaml"
     settings.write_bytes(msgspec.yaml.encode(config.changes() | {"port": 0, "host": "127.0.0.1"}))
     return [sys.executable, "-m", "quire.cli.main", "serve", f"--config={settings}"]
@@ -35,11 +35,8 @@ def serve_command(config: Config, directory: Path) -> list[str]:
 
 @contextmanager
 def served(config: Config, directory: Path) -> Iterator[int]:
-    """`quire serve`: its port, once it is ready; it is ended afterwards.
-
-    Raises:
-        QuireError: It did not start.
-    """
+    """Run `quire serve`: yields its port once it is ready, and ends it afterwards. Raises QuireError if it did not
+    start."""
     log = directory / "server.log"
     with log.open("w") as file:
         server = subprocess.Popen(serve_command(config, directory), stdout=file, stderr=subprocess.STDOUT)
@@ -59,11 +56,8 @@ def served(config: Config, directory: Path) -> Iterator[int]:
 def asked(
     model: str, port: int, samples: Sequence[Sample], times: Sequence[float], max_concurrency: int | None = None
 ) -> list[Outcome]:
-    """What a server at this port answers to samples that are sent at these times (seconds), so many at a time.
-
-    Raises:
-        QuireError: A request failed.
-    """
+    """The outcomes of samples sent to the server at this port at these times (seconds), so many at a time. Raises
+    QuireError if a request failed."""
     body = {"model": model, "temperature": 0.0, "ignore_eos": True}
     body["return_token_ids"] = True  # behind random prompts tokens may have no text, and chunks would be empty
 

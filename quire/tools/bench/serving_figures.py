@@ -1,8 +1,4 @@
-"""What `quire bench serve` measured, as figures under vLLM's names.
-
-Owns which figures there are and the options that choose among them. Knows nothing about how the load was made, or how
-figures are shown.
-"""
+"""What `quire bench serve` measured, as figures under vLLM's names, and the options that choose among them."""
 
 from __future__ import annotations
 
@@ -11,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import ConfigError
+from quire.foundation.http_client.http1 import HttpError
+from quire.foundation.http_client.pool import BlockingClient
 from quire.tools.bench.client import Outcome
 from quire.tools.bench.datasets import Sample
 from quire.tools.bench.load import Load
 from quire.tools.bench.report import Summary, measured_with, percentile_name, summarize
-from quire.tools.bench.server_counters import ServerCounters
 
 METRICS: dict[str, tuple[str, Callable[[Outcome], list[float]]]] = {
     "ttft": ("Time to first token", lambda o: [] if o.ttft is None else [o.ttft]),
@@ -23,7 +20,14 @@ METRICS: dict[str, tuple[str, Callable[[Outcome], list[float]]]] = {
     "itl": ("Inter-token latency", lambda o: o.itls),
     "e2el": ("End-to-end latency", lambda o: [o.e2e_latency]),
 }
-"""By name: what it is, and its values (seconds) in one request."""
+"""By name: the title, and the values (seconds) of one request."""
+_COUNTERS = {
+    "vllm:prefix_cache_queries_total": "prefix_queries",
+    "vllm:prefix_cache_hits_total": "prefix_hits",
+    "vllm:spec_decode_num_draft_tokens_total": "drafted",
+    "vllm:spec_decode_num_accepted_tokens_total": "accepted",
+    "vllm:num_preemptions_total": "preemptions",
+}
 
 
 @dataclass(frozen=True)
@@ -53,15 +57,17 @@ class ServingReportOptions:
     plot: str | None = None
     """Write an SVG with load, throughput and latencies to this file."""
 
+    def __post_init__(self) -> None:
+        shown_metrics(self)
+        percentiles_of(self)
+        _limits(self)
+        _pairs(self)
+
 
 @dataclass(frozen=True)
 class Run:
-    """A measured load, and where it came from.
-
-    Attributes:
-        settings: The command's options, for the result.
-        counted: What the server counted meanwhile.
-    """
+    """A measured load, and where it came from: the command's options in `settings`, and what the server counted
+    meanwhile, see `read_counters`."""
 
     settings: Any
     options: ServingReportOptions
@@ -69,23 +75,28 @@ class Run:
     seed: int
     load: Load
     samples: Sequence[Sample]
-    counted: ServerCounters
+    counted: dict[str, float]
 
 
-def check_report_options(options: ServingReportOptions) -> None:
-    """Refuse what cannot be meant, before anything is measured.
+def read_counters(http: BlockingClient) -> dict[str, float]:
+    """Sums over the server's engines, from /metrics; without the counters that the server does not report.
 
-    Raises:
-        ConfigError: The message names the flag.
+    They tell whether caches or drafts flattered the figures.
     """
-    shown_metrics(options)
-    percentiles_of(options)
-    _limits(options)
-    _pairs(options)
+    try:
+        status, page = http.ask("GET", "/metrics")
+    except HttpError:
+        return {}
+    found: dict[str, float] = {}
+    for line in page.decode(errors="replace").splitlines() if status == 200 else ():
+        name = _COUNTERS.get(line.partition("{")[0].partition(" ")[0])
+        if name is not None:
+            found[name] = found.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
+    return found
 
 
 def figures(run: Run) -> dict[str, Any]:
-    """All of them, plain data for JSON."""
+    """All figures, as plain data for JSON."""
     arrivals = run.settings.arrivals
     result = {
         **measured_with(run.settings),
@@ -106,7 +117,6 @@ def figures(run: Run) -> dict[str, Any]:
 
 
 def _throughput(run: Run) -> dict[str, Any]:
-    """Requests and tokens, in all and per second."""
     load, done = run.load, run.load.completed
     inputs, outputs = sum(o.prompt_tokens for o in done), sum(o.output_tokens for o in done)
     limits = _limits(run.options)
@@ -132,16 +142,20 @@ def _fairness(run: Run) -> dict[str, Any]:
     done = run.load.completed
     inputs = sum(outcome.prompt_tokens for outcome in done)
     cached = [outcome.cached_tokens for outcome in done if outcome.cached_tokens is not None]
-    hit_rate = run.counted.prefix_hit_rate
+    hit_rate = _share(run.counted, "prefix_hits", "prefix_queries")
     if hit_rate is None and cached and inputs:
         hit_rate = sum(cached) / inputs
     return {
         "prefix_cache_hit_rate": hit_rate,
-        "spec_decode_acceptance_rate": run.counted.acceptance_rate,
-        "preemptions": run.counted.preemptions,
+        "spec_decode_acceptance_rate": _share(run.counted, "accepted", "drafted"),
+        "preemptions": run.counted.get("preemptions"),
         "client_cpu": run.load.client_cpu,
         "latest_send_s": run.load.max_send_delay,
     }
+
+
+def _share(counted: dict[str, float], part: str, whole: str) -> float | None:
+    return counted[part] / counted[whole] if part in counted and counted.get(whole) else None
 
 
 def _in_milliseconds(name: str, summary: Summary) -> dict[str, float]:
@@ -180,7 +194,7 @@ def shown_metrics(options: ServingReportOptions) -> list[str]:
 
 
 def percentiles_of(options: ServingReportOptions) -> list[float]:
-    """The percentiles that --metric-percentiles asks for."""
+    """The percentiles that --metric-percentiles asks for, in 0 to 100."""
     try:
         values = [float(text) for text in options.metric_percentiles.split(",") if text]
     except ValueError as error:

@@ -10,8 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from quire.tools.bench.load import Load
-from quire.tools.bench.plot import PLOT_BUCKETS, Line, Panel, shares_line, svg
-from quire.tools.bench.report import Row, percentile_name, table, write_json, write_text
+from quire.tools.bench.report import (
+    PLOT_BUCKETS,
+    Line,
+    Panel,
+    Row,
+    percentile_name,
+    shares_line,
+    svg,
+    table,
+    write_json,
+    write_text,
+)
 from quire.tools.bench.serving_figures import METRICS, Run, figures, percentiles_of, shown_metrics
 
 FLATTERING_HIT_RATE = 0.01
@@ -20,11 +30,8 @@ MAX_ERRORS_SHOWN = 5
 
 
 def publish(run: Run) -> None:
-    """Print the table and the warnings, and write the files that were asked for.
-
-    Raises:
-        ConfigError: A file cannot be written.
-    """
+    """Print the table and the warnings, and write the files that were asked for. Raises ConfigError if a file cannot be
+    written."""
     result = figures(run)
     print(_table(run, result))
     for warning in _warnings(run, result):

@@ -1,8 +1,8 @@
 """`quire bench startup`: how long an engine takes from its process's start until it takes work, by stage.
 
-Each iteration is a new process: a script with `LLM`, `quire serve`, or the engine process that this starts. Cold: no
-kernel has been compiled before, which only a GPU's engine feels. The model's files are in the operating system's cache,
-unless they are asked to be dropped.
+Each iteration starts a new process: a script with `LLM`, `quire serve`, or the engine process that this starts. A start
+is cold if no kernel has been compiled before, which matters on a GPU only. The operating system's cache holds the
+model's files, unless --drop-files asks to drop them.
 """
 
 from __future__ import annotations
@@ -58,69 +58,46 @@ class StartupOptions:
 
 
 def run(options: StartupOptions, config: Config) -> int:
-    """Measure and report; the exit code.
-
-    Raises:
-        QuireError: Options that cannot be meant, or a model that cannot be served.
-    """
+    """Measure and report; returns the exit code. Raises QuireError for wrong options, or a model that cannot be
+    served."""
     counts = (options.num_iters_cold, options.num_iters_warmup, options.num_iters_warm)
     if min(counts) < 0 or not counts[0] + counts[2]:
         raise ConfigError("--num-iters-cold and --num-iters-warm must ask for at least one start.")
     resolved = resolve(config)
-    starter = _Starter(options.start, config, resolved.config)
+    cold, warm = [], []
     with progress("Starts", sum(counts)) as advance:
-        cold = []
         for _ in range(options.num_iters_cold):
             if options.drop_files:
                 _drop_from_cache(Path(resolved.config.model.model))
             with tempfile.TemporaryDirectory(prefix="quire-") as empty, environment.kernels_cached_in(Path(empty)):
-                cold.append(starter.start())
+                cold.append(_started(options.start, config, resolved.config))
             advance()
-        for _ in range(options.num_iters_warmup):
-            starter.start()
-            advance()
-        warm = []
-        for _ in range(options.num_iters_warm):
-            warm.append(starter.start())
+        for number in range(options.num_iters_warmup + options.num_iters_warm):
+            seconds = _started(options.start, config, resolved.config)
+            if number >= options.num_iters_warmup:
+                warm.append(seconds)
             advance()
     _publish(options, resolved.config, {"cold": cold, "warm": warm})
     return 0
 
 
-@dataclass(frozen=True)
-class _Starter:
-    """Starts processes, one after another, and ends them when they are ready.
-
-    Attributes:
-        kind: See StartupOptions.start.
-        asked, chosen: The settings as they were given, and resolved.
-    """
-
-    kind: Literal["llm", "server", "engine"]
-    asked: Config
-    chosen: Config
-
-    def start(self) -> dict[str, float]:
-        """Seconds by stage of one process.
-
-        Raises:
-            QuireError: It failed.
-        """
-        with tempfile.TemporaryDirectory(prefix="quire-") as directory:
-            began = time.perf_counter()
-            if self.kind == "server":
-                with _server(self.asked, Path(directory)) as stages:
-                    total = time.perf_counter() - began
-            else:
-                config = self.chosen if self.kind == "engine" else self.asked
-                with _child(MODULES[self.kind], LaunchConfig(config, directory)) as stages:
-                    total = time.perf_counter() - began
-        return {TOTAL: total, REST: total - sum(stages.values()), **stages}
+def _started(kind: Literal["llm", "server", "engine"], asked: Config, chosen: Config) -> dict[str, float]:
+    """Start a process with the settings as asked, or as chosen, and end it when it is ready; returns its seconds by
+    stage. Raises QuireError if it failed."""
+    with tempfile.TemporaryDirectory(prefix="quire-") as directory:
+        began = time.perf_counter()
+        if kind == "server":
+            starting = _server(asked, Path(directory))
+        else:
+            starting = _child(MODULES[kind], LaunchConfig(chosen if kind == "engine" else asked, directory))
+        with starting as stages:
+            total = time.perf_counter() - began
+    return {TOTAL: total, REST: total - sum(stages.values()), **stages}
 
 
 @contextmanager
 def _child(module: str, launch: LaunchConfig) -> Iterator[dict[str, float]]:
-    """The stages of a child process once it is ready; it is ended afterwards."""
+    """Yield the stages of a child process once it is ready, and end it afterwards."""
     child = ChildProcess("engine", module, launch)
     try:
         yield _wait(child).startup
@@ -132,7 +109,7 @@ def _child(module: str, launch: LaunchConfig) -> Iterator[dict[str, float]]:
 
 @contextmanager
 def _server(config: Config, directory: Path) -> Iterator[dict[str, float]]:
-    """The stages of a server's engine once the server is ready; it is ended afterwards."""
+    """Yield the stages of a server's engine once the server is ready, and end it afterwards."""
     server = subprocess.Popen(serve_command(config, directory), stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     try:
@@ -150,11 +127,7 @@ def _server(config: Config, directory: Path) -> Iterator[dict[str, float]]:
 
 
 def _wait(child: ChildProcess) -> StatusReport:
-    """Until the engine is ready.
-
-    Raises:
-        QuireError: It failed.
-    """
+    """Wait until the engine is ready. Raises QuireError if it failed."""
     with selectors.DefaultSelector() as selector:
         selector.register(child.report_fd, selectors.EVENT_READ)
         selector.register(child.pid_fd, selectors.EVENT_READ)
@@ -180,7 +153,6 @@ def _wait_for_end(child: ChildProcess) -> None:
 
 
 def _drop_from_cache(directory: Path) -> None:
-    """Ask the operating system to forget the files' contents."""
     for path in directory.iterdir():
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)

@@ -1,15 +1,15 @@
 """Times steps of a model on this machine's processor, for `quire simulate --calibrate`.
 
-An engine in this process is given waves of requests: rows that decode, few and many, with short and long contexts, and
-prompts of many lengths; and loads, in which one request follows another, with lengths at random. Every step is timed, a
-step's terms are fitted to all of them, and made as long as the loads' steps were. Loads torch: imported by name.
+An engine in this process gets waves of requests (rows that decode, few and many, with short and long contexts, and
+prompts of many lengths) and loads, in which one request of random length follows another. The terms of a step are
+fitted to all steps, and then scaled to the steps of the loads. Loads torch: imported by name.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from statistics import median
 from typing import NamedTuple
@@ -30,13 +30,13 @@ from quire.planning.step_limits import StepLimits
 from quire.runtime.executor.executor import AdapterLoader, Executor
 from quire.runtime.executor.factory import build_executor
 from quire.sampling_params import SamplingParams
-from quire.tools.bench.arrivals import ClosedLoad, closed_loads
-from quire.tools.bench.tokens import LocalTokens
+from quire.tools.bench.datasets import LocalTokens
+from quire.tools.bench.load import ClosedLoad, closed_loads
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 PROMPTS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1_024, 2_048, 4_096, 8_192)
 SHORT, LONG = 16, 1_024
-"""Tokens of a prompt before decode steps."""
+"""Tokens of prompts before decode steps."""
 OUTPUTS = 24
 LEAST_PASSES, MAX_PASSES = 2, 6
 WANTED_S = 12.0
@@ -45,43 +45,33 @@ WANTED_S = 12.0
 
 @dataclass(frozen=True)
 class Wave:
-    """Requests that are sent together.
-
-    Attributes:
-        rows: How many.
-        prompt, outputs: Tokens of each.
-    """
+    """`rows` requests that are sent together, each with tokens of prompt and output."""
 
     rows: int
     prompt: int
     outputs: int
 
+    def load(self, max_outputs: int = OUTPUTS) -> ClosedLoad:
+        """The requests of the wave, with at most this many tokens of output."""
+        return ClosedLoad(self.rows, ((self.prompt, min(self.outputs, max_outputs)),) * self.rows)
+
 
 class EngineTerms(NamedTuple):
-    """What an engine takes, in its client's process.
-
-    Attributes:
-        steps: Each step.
-        request_ms: A request, besides.
-    """
+    """What an engine in its client's process takes: for each step, and besides for each request."""
 
     steps: StepTerms
     request_ms: float
 
 
 def measure_engine(resolved: ResolvedConfig) -> EngineTerms:
-    """Time an engine of this model on this machine; some 20 seconds for a small model.
-
-    Raises:
-        SetupError: The model cannot be served.
-        QuireError: Steps failed.
-    """
+    """Time an engine of this model on this machine, which takes some 20 seconds for a small model. Raises SetupError if
+    the model cannot be served, and QuireError if steps failed."""
     clock = SystemClock()
     return engine_terms(resolved.config, resolved.spec, build_executor(resolved.config, clock), clock)
 
 
 def waves(config: Config) -> list[Wave]:
-    """What is timed beside loads, for resolved settings: no more rows and tokens than these take."""
+    """The waves that are timed, with no more rows and tokens than the resolved settings take."""
     limits = StepLimits.of(config)
     room = limits.length - OUTPUTS - 1
     long = min(LONG, room)
@@ -94,15 +84,9 @@ def waves(config: Config) -> list[Wave]:
 def engine_terms(
     config: Config, spec: ModelSpec, executor: Executor, clock: Clock, wanted_s: float | None = None
 ) -> EngineTerms:
-    """What steps of an engine take, and a request beside them, in milliseconds.
-
-    Args:
-        config: Resolved settings.
-        spec: The model.
-        executor: Not started; it is closed at the end.
-        clock: By which steps are timed.
-        wanted_s: No further pass over waves and loads begins after so many seconds; None: WANTED_S.
-    """
+    """What steps of an engine take, and a request beside them, in milliseconds. The settings are resolved; the executor
+    is not started yet, and closed at the end. No further pass over waves and loads begins after `wanted_s` seconds;
+    None for WANTED_S."""
     slots, longest = config.scheduler.max_num_seqs, config.model.max_model_len
     assert slots and isinstance(longest, int), "settings are resolved"
     recorder = StepRecorder(executor, slots, clock)
@@ -111,17 +95,17 @@ def engine_terms(
     try:
         engine, firsts = _Engine(client, spec.vocab_size, clock), []
         each = waves(config)
-        for wave in each:  # what is made and recorded once, is made here
-            engine.run_wave(replace(wave, outputs=min(wave.outputs, 4)))
+        for wave in each:  # makes and records what is made once
+            engine.run(wave.load(max_outputs=4))
         recorder.steps.clear()
         began = clock.now()
         for number in range(MAX_PASSES):
-            firsts += [engine.run_wave(wave) for wave in each if wave.rows == 1 and wave.prompt == each[0].prompt]
+            firsts += [engine.run(wave.load()) for wave in each if wave.rows == 1 and wave.prompt == each[0].prompt]
             for wave in each:
-                engine.run_wave(wave)
+                engine.run(wave.load())
             before = len(recorder.steps)
             for load in closed_loads(slots, longest, number):
-                engine.run_load(load)
+                engine.run(load)
             of_loads += recorder.steps[before:]
             if number + 1 >= LEAST_PASSES and clock.now() - began > (WANTED_S if wanted_s is None else wanted_s):
                 break
@@ -139,36 +123,21 @@ class _Engine:
         self._client, self._vocab_size, self._clock = client, vocab_size, clock
         self._numbers, self._draw = count(1), random.Random(0)
 
-    def run_wave(self, wave: Wave) -> float:
-        """Send it, and wait for all of it; seconds to the first token.
-
-        Raises:
-            QuireError: The engine refuses a request.
-        """
+    def run(self, load: ClosedLoad) -> float:
+        """Send the requests of a load, and wait for all; returns the seconds to the first token. Raises QuireError if
+        the engine refuses a request."""
         began, first = self._clock.now(), None
-        running = {self._send(wave.prompt, wave.outputs) for _ in range(wave.rows)}
-        while running:
+        to_send, running = deque(load.lengths), set[int]()
+        while to_send or running:
+            while to_send and len(running) < load.open:
+                running.add(self._send(*to_send.popleft()))
             running -= self._ended()
             first = self._clock.now() if first is None else first
         assert first is not None
         return first - began
 
-    def run_load(self, load: ClosedLoad) -> None:
-        """Send one after another, and wait for all.
-
-        Raises:
-            QuireError: The engine refuses a request.
-        """
-        running: set[int] = set()
-        for lengths in load.lengths:
-            while len(running) == load.open:
-                running -= self._ended()
-            running.add(self._send(*lengths))
-        while running:
-            running -= self._ended()
-
     def _ended(self) -> set[int]:
-        """What ends with the next tokens."""
+        """The requests that end with the next tokens."""
         message = self._client.receive(None)
         while not isinstance(message, Deltas):
             message = self._client.receive(None)
@@ -186,16 +155,7 @@ class _Engine:
 
 
 class StepRecorder:
-    """An executor around another.
-
-    Args:
-        executor: That computes; not started.
-        slots: Most sequences at once.
-        clock: For the times.
-
-    Attributes:
-        steps: All that were collected.
-    """
+    """An executor that times the steps of another one, not started yet, and collects them in `steps`."""
 
     def __init__(self, executor: Executor, slots: int, clock: Clock) -> None:
         self._executor, self._clock = executor, clock

@@ -1,12 +1,11 @@
-"""What a benchmark was measured on, and what a bug report needs: processor, memory, GPUs, versions. No secrets.
-
-Knows nothing about benchmarks.
-"""
+"""What a benchmark was measured on, and what a bug report needs: processor, memory, GPUs, versions. No secrets."""
 
 from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from itertools import combinations
 from pathlib import Path
@@ -34,16 +33,17 @@ _TOPOLOGY = {
     pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
 }
 _P2P_READ = 0
-"""NVML_P2P_CAPS_INDEX_READ, which the package has as a tuple."""
+"""NVML_P2P_CAPS_INDEX_READ, which is a tuple in the package."""
 
 
 def system_info() -> dict[str, Any]:
-    """Facts of this machine, plain data for JSON."""
+    """Facts about this machine, as plain data for JSON."""
+    flags = (_cpuinfo("flags") or _cpuinfo("Features")).split()
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": _cpuinfo("model name") or platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
-        "processor_flags": [flag for flag in PROCESSOR_FLAGS if flag in _flags()],
+        "processor_flags": [flag for flag in PROCESSOR_FLAGS if flag in flags],
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "memory_limit_bytes": _memory_limit(),
         "gpus": gpus(),
@@ -52,7 +52,7 @@ def system_info() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Quire, Python and those libraries that are installed."""
+    """Versions of Quire, Python and the installed libraries."""
     found = {"quire": __version__, "python": platform.python_version()}
     for name in LIBRARIES:
         try:
@@ -63,34 +63,39 @@ def versions() -> dict[str, str]:
 
 
 def gpus() -> list[dict[str, str]]:
-    """NVIDIA GPUs as their driver describes them; empty where there is no driver."""
+    """NVIDIA GPUs as their driver describes them; empty without a driver."""
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        return [_gpu(pynvml.nvmlDeviceGetHandleByIndex(n), driver) for n in range(pynvml.nvmlDeviceGetCount())]
+        with _driver() as handles:
+            version = pynvml.nvmlSystemGetDriverVersion() if handles else ""
+            return [_gpu(handle, version) for handle in handles]
     except pynvml.NVMLError as error:
         return [{"error": f"the driver's library says: {error}"}]
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def gpu_links() -> dict[str, str]:
-    """How each two of the GPUs are linked, by their numbers: `NV18` for 18 NVLinks, else what lies between them, in the
-    words of `nvidia-smi topo -m`; and whether one cannot read the other's memory. Empty with one GPU, or without a
-    driver."""
+    """The links between each two GPUs, by their numbers; empty with one GPU, or without a driver.
+
+    A link is `NV18` for 18 NVLinks, or else what lies between the GPUs, in the words of `nvidia-smi topo -m`. It says
+    if a GPU cannot read the other's memory.
+    """
+    try:
+        with _driver() as handles:
+            pairs = combinations(range(len(handles)), 2)
+            return {f"{one}-{other}": _link(handles[one], handles[other]) for one, other in pairs}
+    except pynvml.NVMLError as error:
+        return {"error": f"the driver's library says: {error}"}
+
+
+@contextmanager
+def _driver() -> Iterator[list[Any]]:
+    """The GPUs' handles; empty without a driver."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return {}
+        yield []
+        return
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
-        pairs = combinations(range(len(handles)), 2)
-        return {f"{one}-{other}": _link(handles[one], handles[other]) for one, other in pairs}
-    except pynvml.NVMLError as error:
-        return {"error": f"the driver's library says: {error}"}
+        yield [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
     finally:
         pynvml.nvmlShutdown()
 
@@ -123,10 +128,6 @@ def _gpu(handle: Any, driver: str) -> dict[str, str]:
         "driver_version": driver,
         "compute_cap": f"{major}.{minor}",
     }
-
-
-def _flags() -> list[str]:
-    return (_cpuinfo("flags") or _cpuinfo("Features")).split()
 
 
 def _cpuinfo(key: str) -> str:

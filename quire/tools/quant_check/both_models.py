@@ -13,25 +13,20 @@ from quire.planning.auto_config import ResolvedConfig, resolve
 from quire.planning.footprint import format_bytes
 from quire.planning.machine import this_machine
 from quire.text.tokenizer import Tokenizer, load_tokenizer
+from quire.tools.quant_check.continuations import read_passages
 from quire.tools.quant_check.options import CheckOptions
-from quire.tools.quant_check.questions import read_passages
 
 _MAY_DIFFER = ("quantization", "held", "dtype", "eos_ids", "bos_id", "max_model_len", "untied")
-"""Fields of ModelSpec that say nothing of the arithmetic between tokens and logits."""
+"""Fields of ModelSpec that do not change the arithmetic between tokens and logits."""
 
 SHARE_FOR_WEIGHTS = 0.8
-"""Of the device's memory; the rest is for activations and logits."""
+"""Of the device's memory. The rest is for activations and logits."""
 
 
 @dataclass(frozen=True)
 class BothModels:
-    """Settings of which none is open.
-
-    Attributes:
-        base, quantized: Of one shape, dtype and device.
-        fit_at_once: Whether the device has room for the weights of both.
-        tokenizer: The base model's; None: only token ids are compared.
-    """
+    """The resolved settings of two models of one shape, dtype and device. `fit_at_once` tells whether the device has
+    room for the weights of both. The tokenizer is the base model's; None if only token ids are compared."""
 
     base: ResolvedConfig
     quantized: ResolvedConfig
@@ -40,18 +35,14 @@ class BothModels:
 
     @property
     def longest(self) -> int:
-        """Tokens of a sequence that both were made for."""
+        """Maximum tokens of a sequence in both models."""
         return min(self.base.spec.max_model_len, self.quantized.spec.max_model_len)
 
 
 def resolve_both(options: CheckOptions, *, needs_text: bool) -> BothModels:
-    """Find both models and check that they can be compared; says what they are on standard error.
-
-    Raises:
-        ConfigError: They cannot.
-        ModelNotFoundError, CheckpointError: One of them is not there, or is of no supported kind.
-        MemoryBudgetError: The device has no room for one of them.
-    """
+    """Find both models, check that they can be compared, and describe them on standard error. Raises ConfigError if
+    they cannot, ModelNotFoundError or CheckpointError if one is not there or not supported, and MemoryBudgetError if
+    the device has no room for one."""
     if options.base == options.quantized and options.quantization is None:
         raise ConfigError(
             "BASE and QUANT are the same model: give the quantized one, or --quantization fp8.", param="quantized"
@@ -87,7 +78,7 @@ def _check_alike(base: ModelSpec, quantized: ModelSpec) -> None:
 
 
 def _fit_at_once(base: ResolvedConfig, quantized: ResolvedConfig) -> bool:
-    """Whether the weights of both leave something of the device's memory; says so if not."""
+    """Whether the weights of both leave room in the device's memory; if not, says so on standard error."""
     dtype, machine = base.config.model.dtype, this_machine()
     on_gpu = base.config.device.device == "cuda" and machine.gpu is not None
     available = machine.gpu.free_bytes if on_gpu and machine.gpu else machine.memory_bytes
@@ -103,7 +94,7 @@ def _fit_at_once(base: ResolvedConfig, quantized: ResolvedConfig) -> bool:
 
 
 def _check_tokenizers(tokenizer: Tokenizer, directory: str) -> None:
-    """Both models mean the same by a token."""
+    """Refuse models whose tokens have different meanings."""
     try:
         other = load_tokenizer(directory)
     except CheckpointError:

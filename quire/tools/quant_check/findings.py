@@ -1,7 +1,4 @@
-"""What was found: how far distributions of the next token are from each other, token by token, and the verdict on it.
-
-Knows nothing about models, and nothing about how figures are shown.
-"""
+"""What was found: how far apart two distributions of the next token are, token by token, and the verdict on it."""
 
 from __future__ import annotations
 
@@ -19,13 +16,13 @@ from quire.tools.quant_check.options import Thresholds
 
 @dataclass(frozen=True)
 class TokenFigures:
-    """By token, on the host.
+    """Figures by token, on the host.
 
     Attributes:
         kl: Kullback-Leibler divergence of the other model's distribution from the base model's, in nats, over the whole
             vocabulary: Σ p · (log p - log q).
-        agrees: Whether both find the same token likeliest.
-        base_nll, other_nll: Each one's negative log probability of the token that comes, in nats.
+        agrees: Whether both models find the same token likeliest.
+        base_nll, other_nll: Each model's negative log probability of the token that follows, in nats.
     """
 
     kl: Tensor
@@ -35,7 +32,7 @@ class TokenFigures:
 
 
 def compare_logits(base: Tensor, other: Tensor, targets: Tensor) -> TokenFigures:
-    """Logits [tokens, vocabulary] of both, and the tokens that come, [tokens]."""
+    """Compare the logits [tokens, vocabulary] of both models, given the tokens that follow, [tokens]."""
     p, q = base.float().log_softmax(-1), other.float().log_softmax(-1)
     kl = (p.exp() * (p - q)).sum(-1).clamp_min(0)
     nll = (-each.gather(-1, targets.unsqueeze(-1)).squeeze(-1).cpu() for each in (p, q))
@@ -43,7 +40,6 @@ def compare_logits(base: Tensor, other: Tensor, targets: Tensor) -> TokenFigures
 
 
 def joined(parts: Sequence[TokenFigures]) -> TokenFigures:
-    """All tokens of these."""
     columns = zip(*((part.kl, part.agrees, part.base_nll, part.other_nll) for part in parts), strict=True)
     return TokenFigures(*(torch.cat(column) for column in columns))
 
@@ -55,7 +51,7 @@ class Divergence:
     Attributes:
         tokens: How many were compared.
         mean_kl, standard_error, median_kl, p99_kl, max_kl: In nats a token.
-        top1_agreement: 0 to 1.
+        top1_agreement: From 0 to 1.
         base_perplexity, perplexity: Of the base model and of the other one.
         kl_percentiles: At 0, 1, … 100 percent of the tokens.
     """
@@ -73,12 +69,12 @@ class Divergence:
 
     @property
     def perplexity_ratio(self) -> float:
-        """The other model's, by the base model's."""
+        """The other model's perplexity, divided by the base model's."""
         return self.perplexity / self.base_perplexity
 
 
 def summarize(figures: TokenFigures) -> Divergence:
-    """Means and spread; figures that are not finite make the means so."""
+    """Means and spread; the means are not finite if any figure is not."""
     kl = figures.kl.double()
     percentiles = tuple(torch.quantile(kl, torch.linspace(0, 1, 101, dtype=kl.dtype)).tolist())
     return Divergence(
@@ -96,19 +92,15 @@ def summarize(figures: TokenFigures) -> Divergence:
 
 
 UNKNOWN_TEXT = 1000.0
-"""Perplexity from which on a text is noise to a model."""
+"""Perplexity above which a text is noise to a model."""
 Verdict = Literal["good", "bad", "inconclusive"]
 
 
 @dataclass(frozen=True)
 class LayerFinding:
-    """One layer, or a block that can only be swapped whole.
-
-    Attributes:
-        name: Of its modules.
-        errors: By module, the relative error of its product on the base model's activations.
-        kl: What it causes alone, in nats a token; None: it was not swapped.
-    """
+    """One layer, or a block that can only be swapped as a whole: by module, the relative error of its product on the
+    base model's activations; and the divergence that it causes alone, in nats a token, or None if it was not
+    swapped."""
 
     name: str
     errors: dict[str, float]
@@ -116,7 +108,7 @@ class LayerFinding:
 
     @property
     def worst(self) -> tuple[str, float] | None:
-        """The module with the largest error."""
+        """The module with the largest error, and that error."""
         if not self.errors:
             return None
         return max(self.errors.items(), key=lambda item: math.inf if math.isnan(item[1]) else item[1])
@@ -128,9 +120,9 @@ class Findings:
 
     Attributes:
         texts: How many were compared.
-        divergence: Over all of their tokens.
-        layers: First those that were swapped, by what they cause alone; then by their errors.
-        scores: None: no prompt has an answer.
+        divergence: Over all tokens of all texts.
+        layers: First the swapped ones, by the divergence that they cause alone; then the others by their errors.
+        scores: None if no prompt has an answer.
         notes: What to know about the figures.
     """
 
@@ -147,14 +139,14 @@ class Findings:
 
 
 def verdict(found: Findings, missed: Sequence[str]) -> Verdict:
-    """What the figures say; noise that both models predict alike says nothing."""
+    """The verdict on the figures. It is inconclusive if texts are noise to the base model, which both predict alike."""
     if missed:
         return "bad"
     return "good" if found.knows_texts else "inconclusive"
 
 
 def failures(found: Findings, limits: Thresholds) -> list[str]:
-    """A line for each threshold that is missed; none: the quantization is good."""
+    """A line for each missed threshold; empty if the quantization is good."""
     figures, missed = found.divergence, []
     if not figures.mean_kl <= limits.max_kl:
         missed.append(f"KL divergence {figures.mean_kl:.4g} nats a token: more than --max-kl {limits.max_kl:g}")

@@ -1,4 +1,4 @@
-"""Hidden states of whole sequences, by the worker's own steps: several sequences a step, a long one in chunks."""
+"""Hidden states of whole sequences, by the worker's own steps: several sequences in a step, a long one in chunks."""
 
 from __future__ import annotations
 
@@ -25,16 +25,8 @@ MAX_ROWS = 64
 
 
 class SequenceForward:
-    """Runs sequences through a model, those of a batch at once.
-
-    Args:
-        resolved: Of either model.
-        lengths: Of all sequences, in tokens.
-        clock: For the worker.
-
-    Attributes:
-        batches: Which sequences are computed together, in order.
-    """
+    """Runs sequences of these lengths in tokens through a model of these resolved settings. `batches` tells which
+    sequences are computed together, in order."""
 
     def __init__(self, resolved: ResolvedConfig, lengths: Sequence[int], clock: Clock) -> None:
         self.batches = _batches(lengths)
@@ -55,10 +47,7 @@ class SequenceForward:
         self._worker.allocate(loaded, NumBlocks(needed * self._groups, 0))
 
     def hidden(self, model: Model, sequences: Sequence[list[int]]) -> list[Tensor]:
-        """Of a batch: [tokens, hidden] of each sequence, on the device.
-
-        Either all sequences fit one step, or there is one.
-        """
+        """The hidden states [tokens, hidden] of each sequence of a batch, on the device."""
         self._captured.model = model
         done, parts = [0] * len(sequences), []
         while done[0] < len(sequences[0]):
@@ -69,14 +58,13 @@ class SequenceForward:
         return list(torch.split(torch.cat(parts), [len(tokens) for tokens in sequences]))
 
     def close(self) -> None:
-        """Give the worker's memory back."""
         self._worker.close()
 
     def _blocks(self, length: int) -> int:
         return -(-length // self._block_size)
 
     def _plan(self, sequences: Sequence[list[int]], done: Sequence[int]) -> Plan:
-        """The step that computes what comes next of each; the first one begins sequence n in slot n."""
+        """The step that computes the next chunk of each sequence; the first step begins sequence n in slot n."""
         self._step += 1
         chunks = [tokens[at : at + self._limits.tokens] for tokens, at in zip(sequences, done, strict=True)]
         begins = not done[0]
@@ -95,7 +83,7 @@ class SequenceForward:
         )
 
     def _block_tables(self, sequences: Sequence[list[int]]) -> list[tuple[int, int, int]]:
-        """Slot, KV group and index of each block that is needed."""
+        """Slot, KV group and index of each block that the sequences need."""
         return [
             (slot, group, index)
             for slot, tokens in enumerate(sequences)
@@ -105,7 +93,7 @@ class SequenceForward:
 
 
 class _CapturedHidden:
-    """A Model that keeps what the step has computed."""
+    """A Model that keeps the hidden states of the last step."""
 
     model: Model
     hidden_states: Tensor
@@ -124,7 +112,7 @@ def _owner(slot: int, length: int) -> Admitted:
 
 
 def _batches(lengths: Sequence[int]) -> list[range]:
-    """Neighbours that fit one step, from the first on."""
+    """Neighbours that fit one step, from the first sequence on."""
     batches, start, total = [], 0, 0
     for number, length in enumerate(lengths):
         if number > start and (total + length > TOKENS_A_STEP or number - start == MAX_ROWS):

@@ -1,8 +1,8 @@
-"""Two models whose layers stand in pairs: each of the base model's beside the same one of the quantized model.
+"""Two models whose layers form pairs: each layer of the base model with the same layer of the quantized model.
 
 The base model runs over the pairs, so one layer can be computed by both on the same activations, or taken from the
-quantized model alone. The quantized model runs as it is served. Either all weights are read at first, or each layer's
-when it computes.
+quantized model alone. The quantized model runs as it is served. Weights are either all read at the start, or layer by
+layer when they are needed.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ class LayerPair:
     """Stands in for a layer of the base model, with all of its methods.
 
     Args:
-        layer: Of the base model; says what it does.
-        base, quantized: What computes it in either model.
+        layer: The base model's layer.
+        base, quantized: What computes the layer in each model.
 
     Attributes:
-        base, quantized: As given.
-        modules: The checkpoint's modules whose weights they stack.
-        mode: Who computes: the base model's layer (`base`); both, and the error is added up (`compare`); the quantized
-            model's (`quantized`).
+        modules: The checkpoint's modules whose weights the layer stacks.
+        mode: Who computes: the base model's layer (`base`); both layers, and the error is added up (`compare`); the
+            quantized model's layer (`quantized`).
     """
 
     def __init__(self, layer: Layer, base: Layer | OnDemandLayer, quantized: Layer | OnDemandLayer) -> None:
@@ -67,7 +66,6 @@ class LayerPair:
 
     @property
     def kind(self) -> Kind:
-        """What the layer does."""
         if isinstance(self._layer, RMSNorm | LayerNorm):
             return "norm"
         return "embedding" if isinstance(self._layer, Embedding) else "product"
@@ -81,11 +79,11 @@ class LayerPair:
         return y
 
     def pending(self, x: Tensor) -> Tensor:
-        """The layer's output, as calling the layer returns it: no adapters add to it."""
+        """The layer's output, as a call returns it: no adapters add to it."""
         return self(x)
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
-        """[tokens, columns] → [tokens, half of the rows]: silu of the first half of the outputs times the second."""
+        """[tokens, columns] → [tokens, half of the rows]: silu of the first half of the outputs, times the second."""
         if self.mode == "quantized":
             return self.quantized.silu_and_mul(x)  # type: ignore[no-any-return]
         y: Tensor = self.base.silu_and_mul(x)
@@ -94,10 +92,10 @@ class LayerPair:
         return y
 
     def errors(self) -> dict[str, float]:
-        """By module, |difference| / |base model's output|, on average over the tokens that were compared.
+        """By module, |difference| / |base model's output|, averaged over the compared tokens.
 
-        Modules whose outputs are used only together have one error, under all of their names; the norms of queries and
-        keys, which are part of attention, have that of their weights.
+        Modules whose outputs are only used together have one error under all of their names. The norms of queries and
+        keys, which are part of attention, have the error of their weights.
         """
         if self._sums is not None:
             means = (self._sums / self._tokens).tolist()
@@ -108,7 +106,7 @@ class LayerPair:
         return dict(zip(self.modules if len(means) > 1 else (self.name,), means, strict=True))
 
     def _add(self, y: Tensor, other: Tensor) -> None:
-        """Add up the error of what the quantized layer has in place of y [tokens, outputs]."""
+        """Add up the error of the quantized layer's `other` against the base layer's y, both [tokens, outputs]."""
         y, other = y.flatten(1), other.flatten(1)
         rows = list(self._rows) if sum(self._rows) == y.shape[1] else [y.shape[1]]
         parts = zip(torch.split(other, rows, 1), torch.split(y, rows, 1), strict=True)
@@ -119,13 +117,8 @@ class LayerPair:
 
 @dataclass(frozen=True)
 class PairedModels:
-    """Both models, with weights.
-
-    Attributes:
-        base: Runs over the pairs.
-        quantized: As it is served.
-        pairs: In the order in which the layers were built.
-    """
+    """Both models, with weights. The base model runs over the pairs, which are in the order in which the layers were
+    built; the quantized model runs as it is served."""
 
     base: Model
     quantized: Model
@@ -136,17 +129,9 @@ class PairedModels:
 def paired_models(
     base: ResolvedConfig, quantized: ResolvedConfig, clock: Clock, *, at_once: bool
 ) -> Iterator[PairedModels]:
-    """Build both models; within it, they can compute.
-
-    Args:
-        base, quantized: Of one shape, dtype and device.
-        clock: For the progress of reading.
-        at_once: Whether all weights are read now.
-
-    Raises:
-        CheckpointError: The files of one of them do not serve.
-        MemoryBudgetError: There is not that much memory.
-    """
+    """Build both models, of one shape, dtype and device, which can compute within this context. `at_once` tells whether
+    all weights are read now. Raises CheckpointError if a model's files cannot be used, and MemoryBudgetError if the
+    weights do not fit."""
     device = torch.device("cuda:0" if base.config.device.device == "cuda" else "cpu")
     options = TensorOptions(device, DENSE[base.config.model.dtype])
     ours, theirs = OnDemandWeights(), OnDemandWeights()
@@ -183,7 +168,7 @@ def _relative(other: Tensor, y: Tensor) -> Tensor:
 
 
 def _modules(layer: Layer) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """A layer's modules; and the outputs of each, where it is a product of several with weights as they are."""
+    """A layer's modules, and the outputs of each, if the layer is a product of several with weights as they are."""
     specs = list(layer.weight_specs())
     modules = tuple(dict.fromkeys(spec.name.rpartition(".")[0] for spec in specs))
     if not isinstance(layer, Linear):
@@ -195,16 +180,15 @@ def _modules(layer: Layer) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def _shortened(modules: tuple[str, ...]) -> tuple[str, ...]:
-    """A layer's modules, with all experts as one, whatever their number."""
+    """A layer's modules, with all experts as one, however many there are."""
     first, _, _ = modules[0].partition(".experts.")
     return modules if len(modules) == 1 or first == modules[0] else (f"{first}.experts",)
 
 
 class OnDemandWeights:
-    """The weights of a model, which one layer has at a time.
+    """The weights of a model, of which one layer has its own at a time.
 
-    Attributes:
-        checkpoint: Has the weights; None: the model is still being built. Stays open as long as the model computes.
+    `checkpoint` has the weights while the model computes; it is None while the model is still being built.
     """
 
     def __init__(self) -> None:
@@ -213,10 +197,10 @@ class OnDemandWeights:
         self._ready: Any = None
 
     def of(self, layer: Layer) -> Any:
-        """A copy of the layer, with weights."""
+        """A copy of the layer, with its weights."""
         assert self.checkpoint is not None, "computes before it can read"
         if self._owner is not layer:
-            self._owner = self._ready = None  # its memory first
+            self._owner = self._ready = None  # frees the memory of the layer before
             ready = copy.deepcopy(layer)
             ready.load_weights(self.checkpoint)
             self._owner, self._ready = layer, ready
@@ -224,7 +208,7 @@ class OnDemandWeights:
 
 
 class OnDemandLayer:
-    """Stands in for a layer, with all of its methods; the layer itself never has weights."""
+    """Stands in for a layer that never has weights itself, with all of its methods."""
 
     def __init__(self, layer: Layer, weights: OnDemandWeights) -> None:
         self._layer = layer
@@ -238,6 +222,6 @@ class OnDemandLayer:
         return y
 
     def pending(self, x: Tensor) -> Tensor:
-        """The layer's output, as calling the layer returns it. Models take this method when they are built, before
-        there are weights."""
+        """The layer's output, as a call returns it. Models take this method when they are built, before there are
+        weights."""
         return self(x)

@@ -1,4 +1,4 @@
-"""What `quire check-quant` is asked: which models, on which texts, and what counts as good."""
+"""The options of `quire check-quant`: which models, on which texts, and what counts as good."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """What is compared, on what, and where the result goes."""
+    """Which models are compared, on which texts, and where the result goes."""
 
     DESCRIPTION: ClassVar[str] = (
         "Measure what quantization costs: quire check-quant BASE QUANT. Exit code 0: good, 1: bad, by the thresholds; "

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from quire.tools.bench.plot import Line, Panel, svg
-from quire.tools.bench.report import measured_with, table, write_json, write_text
+from quire.tools.bench.report import Line, Panel, measured_with, svg, table, write_json, write_text
 from quire.tools.quant_check.findings import Findings, LayerFinding, verdict
 from quire.tools.quant_check.options import CheckOptions
 
@@ -17,11 +17,7 @@ _BLOCK = re.compile(r"\.(\d+)(?:\.|$)")
 
 
 def publish(options: CheckOptions, found: Findings, missed: Sequence[str]) -> None:
-    """Print, and write the files that were asked for.
-
-    Raises:
-        ConfigError: A file cannot be written.
-    """
+    """Print the findings, and write the files that were asked for. Raises ConfigError if a file cannot be written."""
     print(as_text(options, found, missed))
     if options.json is not None:
         write_json(options.json, measured_with(options) | as_json(options, found, missed))
@@ -30,7 +26,6 @@ def publish(options: CheckOptions, found: Findings, missed: Sequence[str]) -> No
 
 
 def as_text(options: CheckOptions, found: Findings, missed: Sequence[str]) -> str:
-    """A table and the verdict."""
     figures, scores = found.divergence, found.scores
     rows = [
         ("Texts, tokens compared", f"{found.texts}, {figures.tokens:,}"),
@@ -57,7 +52,7 @@ def as_text(options: CheckOptions, found: Findings, missed: Sequence[str]) -> st
 
 
 def as_json(options: CheckOptions, found: Findings, missed: Sequence[str]) -> dict[str, Any]:
-    """Figures under stable names; one that is not finite is null."""
+    """Figures under stable names; a figure that is not finite is null."""
     figures, scores, limits = found.divergence, found.scores, options.thresholds
     return {
         "verdict": verdict(found, missed),
@@ -88,12 +83,12 @@ def as_json(options: CheckOptions, found: Findings, missed: Sequence[str]) -> di
             for layer in found.layers
         ],
         "notes": list(found.notes),
-        "thresholds": {name: getattr(limits, name) for name in limits.__dataclass_fields__},
+        "thresholds": asdict(limits),
     }
 
 
 def picture(found: Findings) -> str:
-    """Errors by block, a line for each kind of layer; what layers cause alone; and the divergence by percentile."""
+    """Errors by block, with a line for each kind of layer; the divergence of swapped layers; and its percentiles."""
     errors = [(layer, layer.worst[1]) for layer in found.layers if layer.worst]
     alone = [(layer, layer.kl) for layer in found.layers if layer.kl is not None]
     percentiles = [value if math.isfinite(value) else 0.0 for value in found.divergence.kl_percentiles]
@@ -121,7 +116,7 @@ def _layer_lines(layers: Sequence[LayerFinding]) -> list[str]:
 
 
 def _lines_by_kind(errors: Sequence[tuple[LayerFinding, float]]) -> list[Line]:
-    """By what layers are called within their blocks; those of no block stand behind the last one."""
+    """A line for each kind of layer, named as within its block; layers outside blocks come after the last block."""
     places: dict[str, dict[int, float]] = {}
     blocks = [int(at[1]) for layer, _ in errors if (at := _BLOCK.search(layer.name))]
     behind = max(blocks, default=-1) + 1

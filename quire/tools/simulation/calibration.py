@@ -1,8 +1,8 @@
 """Times this machine for simulations of it (`quire simulate --calibrate`): the engine's steps, then what a server adds.
 
-What a server and its client add runs on the same cores as the engine, and shows only under load. So a server is given
-loads of several sizes, the same loads are simulated, and the server's terms are moved until simulated requests wait as
-long as real ones did: Gauss-Newton steps on relative differences, with terms that are not negative.
+A server and its client run on the same cores as the engine, and what they add shows only under load. So a real server
+gets loads of several sizes, the same loads are simulated, and the server's terms are fitted until simulated requests
+wait as long as real ones: by Gauss-Newton steps on relative differences, with terms that are not negative.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from quire.planning.auto_config import resolve
 from quire.planning.costmodel.measured_step_times import FloatArray, MeasuredStepTimes, ServerTerms, non_negative
 from quire.planning.costmodel.step_work import windows_of
 from quire.planning.machine import this_machine
-from quire.tools.bench.arrivals import ClosedLoad, closed_loads
 from quire.tools.bench.datasets import Sample
+from quire.tools.bench.load import ClosedLoad, closed_loads
 from quire.tools.bench.server_times import asked, served
 from quire.tools.simulation.deployment import Deployment, Processor, deploy
 from quire.tools.simulation.engine import simulate
@@ -33,31 +33,24 @@ from quire.tools.simulation.trace import Trace, TraceRequest
 
 FIRST_GUESS = ServerTerms(request_ms=4.0, arrival_ms=1.0, step_ms=0.3, row_ms=0.05)
 RUNS = 3
-"""Of each load on the server; the median counts."""
+"""How often each load runs on the server; the median counts."""
 ROUNDS = 4
-"""Of fitting; terms move by less than a percent after three."""
+"""Steps of the fit. After three, terms move by less than a percent."""
 _NUDGE = 0.25
-"""By this share a term is moved to see what comes of it."""
+"""Share by which a term is moved to see its effect."""
 
 
 @dataclass(frozen=True)
 class Waits:
-    """How long requests of a load waited, in milliseconds: means of TTFT and TPOT."""
+    """How long requests of a load waited: mean TTFT and TPOT in milliseconds."""
 
     ttft: float
     tpot: float
 
 
 def calibrate(config: Config) -> MeasuredStepTimes:
-    """Time an engine and a server of the model; a minute for a small one.
-
-    Args:
-        config: As asked, for a processor.
-
-    Raises:
-        SetupError: The model cannot be served.
-        QuireError: Steps or a server failed.
-    """
+    """Time an engine and a server of the model, with settings as asked for a processor; this takes a minute for a small
+    model. Raises SetupError if the model cannot be served, and QuireError if steps or a server failed."""
     resolved = resolve(config)
     own, spec = resolved.config, resolved.spec
     engine = importlib.import_module("quire.tools.bench.step_times").measure_engine(resolved)  # loads torch
@@ -77,13 +70,8 @@ def calibrate(config: Config) -> MeasuredStepTimes:
 
 
 def server_terms(where: Deployment, loads: Sequence[ClosedLoad], waited: Sequence[Waits]) -> ServerTerms:
-    """The terms with which simulated requests wait as long as real ones.
-
-    Args:
-        where: The model, with the engine's own measured times.
-        loads: From few requests at a time to many.
-        waited: What requests of each load waited.
-    """
+    """The terms with which simulated requests wait as long as real ones waited, for loads from few requests at a time
+    to many. `where` has the engine's own measured times."""
     names, wanted, terms = ServerTerms.__struct_fields__, _flat(waited), FIRST_GUESS
 
     def predict(terms: ServerTerms) -> FloatArray:
@@ -106,7 +94,6 @@ def _flat(waited: Sequence[Waits]) -> FloatArray:
 
 
 def _medians(runs: Sequence[Sequence[Waits]]) -> list[Waits]:
-    """What requests of each load waited in the median run."""
     return [Waits(median(w.ttft for w in load), median(w.tpot for w in load)) for load in zip(*runs, strict=True)]
 
 
@@ -118,7 +105,7 @@ def _waited(where: Deployment, port: int, load: ClosedLoad, seed: int) -> Waits:
 
 
 def waits_of(where: Deployment, terms: ServerTerms, load: ClosedLoad) -> Waits:
-    """What requests of a load wait in a simulation with these terms."""
+    """How long requests of a load wait in a simulation with these terms."""
     assert where.measured is not None
     device = replace(where, measured=msgspec.structs.replace(where.measured, server=terms)).simulated(server=True)
     done = simulate(where.config, where.spec, device, _trace(load)).served

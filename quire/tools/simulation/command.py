@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import msgspec
@@ -25,12 +25,9 @@ from quire.tools.simulation.trace import Trace
 
 
 def run(options: SimulateOptions) -> int:
-    """Simulate, print and write; the exit code: 0, or 1 if the limits of --slo are not kept.
-
-    Raises:
-        ModelNotFoundError, CheckpointError, ConfigError, MemoryBudgetError: See find_model, read_spec, deploy.
-        QuireError: Steps cannot be timed.
-    """
+    """Simulate, print and write; returns the exit code: 0, or 1 if the limits of --slo are not kept. Raises
+    ModelNotFoundError, CheckpointError, ConfigError or MemoryBudgetError if the model cannot be deployed as asked, and
+    QuireError if steps cannot be timed."""
     limits = {} if options.slo is None else read_limits(options.slo)
     percentiles = percentiles_of(ServingReportOptions(metric_percentiles=options.metric_percentiles))
     found = _simulated(options, limits, percentiles)
@@ -41,7 +38,8 @@ def run(options: SimulateOptions) -> int:
         write_text(options.picture, picture(found))
     if found.search is None:
         return 0
-    return 0 if found.search.best is not None and _keeps(options, found) else 1
+    good = found.search.best is not None and found.figures.goodput_share >= options.slo_attainment / 100
+    return 0 if good else 1
 
 
 def _simulated(options: SimulateOptions, limits: dict[str, float], percentiles: Sequence[float]) -> Simulation:
@@ -54,7 +52,7 @@ def _simulated(options: SimulateOptions, limits: dict[str, float], percentiles: 
     if limits:
         timed = timed_load(options, spec, directory)
         at_once = _run(where, timed.at_once())
-        most = len(timed.requests) / at_once.seconds  # what the device takes, more or less
+        most = len(timed.requests) / at_once.seconds  # roughly what the device can take
         searched = search(lambda rate: _run(where, timed.at_rate(rate)), most, limits, options.slo_attainment / 100)
         if not load.seconds and (shown := searched.best or searched.over) is not None:
             load = timed.at_rate(shown.rate)
@@ -66,21 +64,11 @@ def _run(where: Deployment, load: Trace) -> SimulatedRun:
     return simulate(where.config, where.spec, where.simulated(server=True), load)
 
 
-def _keeps(options: SimulateOptions, found: Simulation) -> bool:
-    """Whether the load itself keeps the limits."""
-    return found.figures.goodput_share >= options.slo_attainment / 100
-
-
 def _deployed(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Deployment:
-    """The model as it would be served.
-
-    Raises:
-        ConfigError, MemoryBudgetError: See deploy.
-    """
+    """The model as it would be served."""
     device = device_called(options.gpu, options.serving.cpu_threads)
     spec = spec if options.gpu == "cpu" else on_a_gpu(spec)
-    settings = {"model": str(options.model), **options.serving.settings()}
-    config = Config().with_values(**settings)
+    config = Config().with_values(model=str(options.model), **asdict(options.serving))
     where = deploy(config, spec, device, options.serving.tensor_parallel_size)
     measured = _step_times(options, config.with_values(model=str(directory), device="cpu"))
     if measured is None:
@@ -90,7 +78,7 @@ def _deployed(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Dep
 
 
 def _step_times(options: SimulateOptions, config: Config) -> MeasuredStepTimes | None:
-    """What was timed, now or before; None: nothing was."""
+    """Step times that are measured now, or read from a file; None if neither is asked for."""
     if not options.calibrate:
         return None if options.step_times is None else read_step_times(options.step_times)
     found = msgspec.structs.replace(calibrate(config), model=str(options.model))

@@ -1,6 +1,6 @@
-"""A model on devices that need not be there: how memory is divided, and how long steps take.
+"""A model on devices that need not be present: how memory is divided, and how long steps take.
 
-Calls the arithmetic that the engine itself starts by (`planning/`, `planning/costmodel/`), for a device from a table.
+Uses the arithmetic with which the engine itself starts (`planning/`, `planning/costmodel/`), for a device from a table.
 """
 
 from __future__ import annotations
@@ -36,43 +36,36 @@ from quire.tools.simulation.engine import SimulatedDevice
 
 FormatName = Literal["checkpoint", "fp8", "w4a16"]
 HOST_BYTES = 128 * 2**30
-"""Of the host beside a GPU, for the swap space."""
+"""Memory of the host of a GPU, for the swap space."""
 REDUCE_MS = {True: 0.010, False: 0.030}
-"""What an all-reduce takes however little it adds, by NVLink or not: published latencies of NCCL, not measured here."""
+"""Least duration of an all-reduce, by whether there is NVLink: published latencies of NCCL, not measured here."""
 LINK_SHARE = 0.75
-"""Of a link's bandwidth that an all-reduce reaches."""
+"""Share of a link's bandwidth that an all-reduce reaches."""
 
 
 @dataclass(frozen=True)
 class Processor:
-    """The processor of this machine, as a device.
-
-    Attributes:
-        cores: That may be used.
-        machine: Its memory.
-    """
+    """This machine's processor as a device, of which this many cores may be used."""
 
     cores: int
     machine: Machine
 
     @property
     def name(self) -> str:
-        """For people."""
         return f"CPU, {self.cores} cores"
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A model on a device, or divided over several of the same kind.
+    """A model on a device, or divided over several devices of one kind.
 
     Attributes:
         config: Resolved settings.
-        spec: The whole model, in the format it has there.
-        device: Which.
-        tp: How many of it.
-        plan: How memory is divided, of one device.
-        shares: See StepTime.
-        measured: What steps took on this very machine, in place of `shares`; None: nobody has measured.
+        spec: The whole model, in its format there.
+        tp: How many devices divide it.
+        plan: How the memory of one device is divided.
+        shares: The shares of the device's limits that steps reach, see StepTime.
+        measured: What steps took on this machine, used in place of `shares`; None if nothing was measured.
     """
 
     config: Config
@@ -85,7 +78,6 @@ class Deployment:
 
     @property
     def limits(self) -> StepLimits:
-        """The limits of its steps."""
         return StepLimits.of(self.config)
 
     @property
@@ -95,13 +87,12 @@ class Deployment:
 
     @property
     def hardware(self) -> Hardware:
-        """What a device sustains."""
+        """What one device sustains."""
         found = self.device.hardware if isinstance(self.device, Card) else cpu(self.device.cores)
         return found.at(self.config.model.dtype)
 
     @cached_property
     def step(self) -> StepTime:
-        """How long its steps take."""
         speedup, extra = 1.0, (0.0, 0.0)
         if isinstance(self.device, Card):
             form = self.spec.quantization.rules[0].format if self.spec.quantization else None
@@ -112,7 +103,7 @@ class Deployment:
         return StepTime(share, dtype, self.hardware, self.config.kv_dtype, self.shares, speedup, extra)
 
     def prompt_ms(self, tokens: int, cached: int = 0) -> float:
-        """Milliseconds of the steps of a prompt with nobody else, behind tokens that are cached."""
+        """Milliseconds of the steps of a lone prompt, after this many cached tokens."""
         most, total = self.limits.tokens, 0.0
         while tokens:
             chunk = min(most, tokens)
@@ -121,13 +112,13 @@ class Deployment:
         return total
 
     def new_roofline(self) -> Roofline:
-        """What the scheduler goes by, as the engine would make it: it has not learned from any step yet."""
+        """The scheduler's cost model as a new engine has it, before it has learned from any step."""
         share = rank_share(self.spec, Mesh(0, self.tp, 1))
         dtype, block_size = self.config.model.dtype, self.config.cache.block_size
         return Roofline(share, dtype, self.hardware, block_size, self.config.kv_dtype)
 
     def simulated(self, *, server: bool) -> SimulatedDevice:
-        """A device for one simulation, behind the HTTP API or in its client's process."""
+        """A device for one simulation: with a server between it and clients, or in its client's process."""
         sizes: list[tuple[int, int]] = []
         if isinstance(self.device, Card):
             limits = self.limits
@@ -144,30 +135,17 @@ class Deployment:
 
 
 def device_called(name: str, cores: int | None = None) -> Card | Processor:
-    """The device that --gpu names; of this machine's processor so many cores, or all.
-
-    Raises:
-        ConfigError: It is not known.
-    """
+    """The device that --gpu names. `cores` limits this machine's processor; None for all cores. Raises ConfigError if
+    the device is not known."""
     if name == "cpu":
         return Processor(cores or len(os.sched_getaffinity(0)), this_machine())
     return card(name)
 
 
-def deploy(
-    config: Config, spec: ModelSpec, device: Card | Processor, tp: int = 1, shares: Shares | None = None
-) -> Deployment:
-    """Resolve settings for a device, and divide its memory.
-
-    Args:
-        config: As asked; dtype `auto` is no float32 on a GPU.
-        spec: The model, in the format it is to have.
-        shares: What steps reach; None: what is known of such devices.
-
-    Raises:
-        ConfigError: The model cannot be divided so, or a setting cannot be meant.
-        MemoryBudgetError: It does not fit; the message says by how much.
-    """
+def deploy(config: Config, spec: ModelSpec, device: Card | Processor, tp: int = 1) -> Deployment:
+    """Resolve settings as asked for a model in its wanted format on a device, and divide its memory. On a GPU, the
+    dtype `auto` is never float32. Raises ConfigError if the model cannot be divided so or a setting is wrong, and
+    MemoryBudgetError, which says by how much, if the model does not fit."""
     check_tensor_parallel_size(spec, tp)
     if isinstance(device, Card):
         gpu = Gpu(device.name, device.capability, device.memory_bytes, device.memory_bytes, tp)
@@ -184,11 +162,11 @@ def deploy(
     )
     plan = plan_for_all(config, spec, machine, Mesh(0, tp, 1))
     config = config.with_values(max_model_len=plan.max_model_len)
-    return Deployment(config, spec, device, tp, plan, shares or (CPU_SHARES if gpu is None else GPU_SHARES))
+    return Deployment(config, spec, device, tp, plan, CPU_SHARES if gpu is None else GPU_SHARES)
 
 
 def in_format(spec: ModelSpec, name: FormatName) -> ModelSpec:
-    """A dense model's spec with its weights in another format; its own where it is quantized already."""
+    """A dense model's spec with its weights in another format; a quantized model stays as it is."""
     if name == "checkpoint" or spec.quantization is not None:
         return spec
     quantization = {
@@ -199,7 +177,7 @@ def in_format(spec: ModelSpec, name: FormatName) -> ModelSpec:
 
 
 def _all_reduces(spec: ModelSpec, tp: int, card: Card) -> tuple[float, float]:
-    """Milliseconds of the two sums of a layer, in all layers: of a step, and for each token."""
+    """Milliseconds of the two sums of each layer, over all layers: for a step, and for each token of it."""
     if tp == 1:
         return 0.0, 0.0
     sums, bytes_each = 2 * spec.layers, spec.hidden * 2 * 2 * (tp - 1) / tp

@@ -31,9 +31,9 @@ class Served:
     Attributes:
         sent: Seconds after the beginning of the load.
         prompt: Tokens of its prompt.
-        times: When each of its tokens came.
-        queued: Seconds that it waited in the engine until it was first planned.
-        cached: Tokens of its prompt that the prefix cache had.
+        times: When each output token came.
+        queued: Seconds in the engine's queue before its first step.
+        cached: Prompt tokens that the prefix cache had.
         preemptions: How often it was preempted.
     """
 
@@ -46,12 +46,12 @@ class Served:
 
     @property
     def ttft(self) -> float:
-        """Seconds to its first token."""
+        """Seconds to the first token."""
         return self.times[0] - self.sent
 
     @property
     def tpot(self) -> float | None:
-        """Seconds a token after the first; None if there is none."""
+        """Seconds for each token after the first; None if there is only one."""
         return (self.times[-1] - self.times[0]) / (len(self.times) - 1) if len(self.times) > 1 else None
 
     @property
@@ -61,7 +61,7 @@ class Served:
 
     @property
     def e2e(self) -> float:
-        """Seconds to its last token."""
+        """Seconds to the last token."""
         return self.times[-1] - self.sent
 
 
@@ -70,11 +70,11 @@ class SimulatedDevice:
     """What the engine runs on, in place of a worker.
 
     Attributes:
-        limits: KV blocks, and steps that are padded.
+        limits: KV blocks, and sizes to which steps are padded.
         step_ms: How long its steps take.
-        cost: The scheduler's own model of them.
-        request_ms: Between a request and its engine, there and back.
-        arrival_ms: How much longer a step takes for each request that came before it.
+        cost: The scheduler's own model of step times.
+        request_ms: The way of a request to its engine and back.
+        arrival_ms: How much longer a step takes for each request that arrived before it.
     """
 
     limits: DeviceLimits
@@ -86,14 +86,8 @@ class SimulatedDevice:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How full the engine was after a step.
-
-    Attributes:
-        time: Seconds after the beginning of the load.
-        running: Requests that were computed.
-        waiting: Requests in the queue.
-        kv_share: Of the KV cache's blocks, those that requests held.
-    """
+    """How full the engine was after a step: seconds since the beginning of the load, requests in the step and in the
+    queue, and the share of the KV cache's blocks that requests held."""
 
     time: float
     running: int
@@ -103,15 +97,8 @@ class Occupancy:
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """What a load came to.
-
-    Attributes:
-        served: In the order of the trace.
-        seconds: From the first arrival to the last token.
-        steps: Of the device.
-        busy: The share of the time in which it computed.
-        occupancy: After each step that brought tokens.
-    """
+    """What came of a load: its requests in the order of the trace, seconds from the first arrival to the last token,
+    the share of the time in which the device computed, and the occupancy after each step that brought tokens."""
 
     served: list[Served]
     seconds: float
@@ -121,15 +108,8 @@ class SimulatedRun:
 
 
 def simulate(config: Config, spec: ModelSpec, device: SimulatedDevice, trace: Trace) -> SimulatedRun:
-    """Serve a trace.
-
-    Args:
-        config: Resolved settings.
-        spec: The model.
-
-    Raises:
-        ConfigError: The engine refuses a request, since it is too long.
-    """
+    """Serve a trace with resolved settings. Raises ConfigError if the engine refuses a request, since it is too
+    long."""
     clock = VirtualClock()
     seqs = config.scheduler.max_num_seqs
     assert seqs, "settings are resolved"
@@ -147,15 +127,9 @@ def simulate(config: Config, spec: ModelSpec, device: SimulatedDevice, trace: Tr
 
 
 class _TracePort:
-    """The engine's port: gives it requests when their time has come, and notes when their tokens do.
-
-    Args:
-        way_s: What a request takes to its engine and back, all of it on its way there.
-        came: Called for each request that reaches its engine.
-
-    Attributes:
-        occupancy: See SimulatedRun.
-    """
+    """The engine's port: gives it requests when their time has come, and notes when their tokens do. A request's way to
+    its engine and back takes `way_s` seconds, all on the way there. `came` is called for each request that reaches its
+    engine."""
 
     def __init__(
         self, trace: Trace, vocab_size: int, way_s: float, clock: VirtualClock, came: Callable[[], None]
@@ -173,11 +147,11 @@ class _TracePort:
 
     @property
     def is_open(self) -> bool:
-        """Whether any request is not over."""
+        """Whether any request has not ended."""
         return bool(self._open or self._to_send)
 
     def drain(self, wait: float | None) -> list[ToEngine | Undecodable]:
-        """What has arrived; an idle engine sleeps until the next request."""
+        """The requests that have arrived; an idle engine sleeps until the next one."""
         self._send_due(self._clock.now())
         idle = wait is None or wait > 0
         if idle and not self._on_the_way and self._to_send:
@@ -191,7 +165,7 @@ class _TracePort:
         return found
 
     def send(self, client: int, message: FromEngine) -> None:
-        """Note what came for whom."""
+        """Note which request got what."""
         if not isinstance(message, Deltas):
             return
         now, load = self._clock.now(), message.load
@@ -208,7 +182,7 @@ class _TracePort:
             self._open -= 1
 
     def served(self) -> list[Served]:
-        """What became of each request, once all are over."""
+        """The times of each request, once all have ended."""
         steps = np.repeat(np.arange(len(self._tokens)), [len(ids) for _, ids, _ in self._tokens])
         ids, counts = (np.concatenate([each[column] for each in self._tokens]) for column in (1, 2))
         order = np.argsort(ids, kind="stable")
@@ -221,10 +195,10 @@ class _TracePort:
         return self._served
 
     def forget(self, client: int) -> None:
-        """There is one client, and it stays."""
+        """Do nothing: the one client stays."""
 
     def _send_due(self, now: float) -> None:
-        """Send what is due, as far as the client may have open."""
+        """Send the requests that are due, as far as the client's concurrency allows."""
         while self._to_send and self._open < self._concurrency and self._to_send[0][1].arrival <= now:
             number, request = self._to_send.popleft()
             sent = request.arrival if self._concurrency >= len(self._served) else max(request.arrival, now)

@@ -1,4 +1,4 @@
-"""What a simulated load came to: percentiles of times, throughput, goodput, and how full the engine was."""
+"""What came of a simulated load: percentiles of times, throughput, goodput, and how full the engine was."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from quire.tools.bench.report import Row, percentile, percentile_name, table
-from quire.tools.simulation.engine import Occupancy, Served, SimulatedRun
+from quire.tools.simulation.engine import Served, SimulatedRun
 
 PERCENTILES = (50.0, 90.0, 99.0)
 METRICS: dict[str, tuple[str, Callable[[Served], Sequence[float]]]] = {
@@ -19,39 +19,22 @@ METRICS: dict[str, tuple[str, Callable[[Served], Sequence[float]]]] = {
     "e2el": ("End-to-end latency", lambda each: [each.e2e]),
     "queue": ("Time in the queue", lambda each: [each.queued]),
 }
-"""By vLLM's name: what it is, and its values (seconds) in one request."""
-
-
-@dataclass(frozen=True)
-class Usage:
-    """How full the engine was, over the time of the load.
-
-    Attributes:
-        running: Requests that were computed, on average.
-        max_running, max_waiting: Most at a time.
-        kv_share, max_kv_share: Of the KV cache, on average and at most.
-    """
-
-    running: float
-    max_running: int
-    max_waiting: int
-    kv_share: float
-    max_kv_share: float
+"""By vLLM's name: the title, and the values (seconds) of one request."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of a run.
+    """The figures of a run.
 
     Attributes:
         requests: How many were served.
         seconds: From the first arrival to the last token.
-        input_tokens, output_tokens: In all.
-        cached: The share of prompt tokens that the prefix cache had.
-        preemptions: In all.
-        busy: The share of the time in which the device computed.
-        usage: How full the engine was.
-        good: Requests that kept all limits; None: there were none.
+        cached: Share of prompt tokens that the prefix cache had.
+        busy: Share of the time in which the device computed.
+        running, max_running: Requests in a step, on average over the time and at most.
+        max_waiting: Maximum requests in the queue.
+        kv_share, max_kv_share: Share of the KV cache in use, on average over the time and at most.
+        good: Requests that kept all limits; None if there are no limits.
         means: Milliseconds by metric.
         milliseconds: Percentiles by metric.
     """
@@ -63,18 +46,22 @@ class Figures:
     cached: float
     preemptions: int
     busy: float
-    usage: Usage
+    running: float
+    max_running: int
+    max_waiting: int
+    kv_share: float
+    max_kv_share: float
     good: int | None
     means: Mapping[str, float]
     milliseconds: Mapping[str, Mapping[float, float]]
 
     @property
     def goodput_share(self) -> float:
-        """Of the requests."""
+        """Share of the requests that kept all limits; 1 if there are none."""
         return 1.0 if self.good is None else self.good / self.requests
 
     def as_json(self) -> dict[str, Any]:
-        """Under the names of `quire bench serve`, and vLLM's metrics where that has none."""
+        """The figures under the names of `quire bench serve`, or of vLLM's metrics where that has none."""
         times = {
             f"{percentile_name(p)}_{name}_ms": ms
             for name, found in self.milliseconds.items()
@@ -92,18 +79,16 @@ class Figures:
             "prefix_cache_hit_rate": self.cached,
             "preemptions": self.preemptions,
             "device_busy": self.busy,
-            "mean_num_requests_running": self.usage.running,
-            "max_num_requests_running": self.usage.max_running,
-            "max_num_requests_waiting": self.usage.max_waiting,
-            "mean_kv_cache_usage": self.usage.kv_share,
-            "max_kv_cache_usage": self.usage.max_kv_share,
+            "mean_num_requests_running": self.running,
+            "max_num_requests_running": self.max_running,
+            "max_num_requests_waiting": self.max_waiting,
+            "mean_kv_cache_usage": self.kv_share,
+            "max_kv_cache_usage": self.max_kv_share,
             **{f"mean_{name}_ms": ms for name, ms in self.means.items()},
             **times,
         }
 
     def as_text(self) -> str:
-        """A table."""
-        usage = self.usage
         rows: list[Row] = [
             ("Requests", f"{self.requests:,}"),
             ("Simulated seconds", f"{self.seconds:,.2f}"),
@@ -113,9 +98,9 @@ class Figures:
             ("Prompt tokens from the prefix cache", f"{self.cached:.1%}"),
             ("Preemptions", f"{self.preemptions:,}"),
             ("Device busy", f"{self.busy:.1%}"),
-            ("Requests running: mean, most", f"{usage.running:,.1f}, {usage.max_running:,}"),
-            ("Requests waiting: most", f"{usage.max_waiting:,}"),
-            ("KV cache in use: mean, most", f"{usage.kv_share:.1%}, {usage.max_kv_share:.1%}"),
+            ("Requests running: mean, most", f"{self.running:,.1f}, {self.max_running:,}"),
+            ("Requests waiting: most", f"{self.max_waiting:,}"),
+            ("KV cache in use: mean, most", f"{self.kv_share:.1%}, {self.max_kv_share:.1%}"),
         ]
         if self.good is not None:
             rows.append(("Requests within the limits", f"{self.goodput_share:.1%}"))
@@ -130,12 +115,7 @@ class Figures:
 def figures(
     run: SimulatedRun, limits: Mapping[str, float] | None = None, percentiles: Sequence[float] = PERCENTILES
 ) -> Figures:
-    """Of a run.
-
-    Args:
-        limits: Milliseconds by metric that a good request keeps.
-        percentiles: Which.
-    """
+    """The figures of a run. `limits` are the milliseconds, by metric, that a good request keeps."""
     served, means, milliseconds = run.served, {}, {}
     for name, (_, values) in METRICS.items():
         ordered = sorted(1e3 * value for each in served for value in values(each))
@@ -144,35 +124,28 @@ def figures(
             milliseconds[name] = {p: percentile(ordered, p) for p in percentiles}
     good = None if not limits else sum(is_good(each, limits) for each in served)
     prompts = sum(each.prompt for each in served)
+    states = run.occupancy
+    lasted = [after.time - before.time for before, after in pairwise(states)] + [0.0]  # until the next step has ended
+    seconds = sum(lasted) or 1.0
     return Figures(
-        len(served),
-        run.seconds,
-        prompts,
-        sum(len(each.times) for each in served),
-        sum(each.cached for each in served) / prompts,
-        sum(each.preemptions for each in served),
-        run.busy,
-        _usage(run.occupancy),
-        good,
-        means,
-        milliseconds,
+        requests=len(served),
+        seconds=run.seconds,
+        input_tokens=prompts,
+        output_tokens=sum(len(each.times) for each in served),
+        cached=sum(each.cached for each in served) / prompts,
+        preemptions=sum(each.preemptions for each in served),
+        busy=run.busy,
+        running=sum(state.running * time for state, time in zip(states, lasted, strict=True)) / seconds,
+        max_running=max(state.running for state in states),
+        max_waiting=max(state.waiting for state in states),
+        kv_share=sum(state.kv_share * time for state, time in zip(states, lasted, strict=True)) / seconds,
+        max_kv_share=max(state.kv_share for state in states),
+        good=good,
+        means=means,
+        milliseconds=milliseconds,
     )
 
 
 def is_good(each: Served, limits: Mapping[str, float]) -> bool:
-    """Whether a request kept limits, in milliseconds by metric: each gap between tokens, if `itl` has one."""
+    """Whether a request kept all limits, in milliseconds by metric. A limit of `itl` holds for each gap."""
     return all(1e3 * value <= limit for name, limit in limits.items() for value in METRICS[name][1](each))
-
-
-def _usage(occupancy: Sequence[Occupancy]) -> Usage:
-    """Each state lasts until the next step has ended."""
-    lasted = [after.time - before.time for before, after in pairwise(occupancy)]
-    seconds = sum(lasted) or 1.0
-    weighted = list(zip(occupancy, [*lasted, 0.0], strict=True))
-    return Usage(
-        sum(each.running * time for each, time in weighted) / seconds,
-        max(each.running for each in occupancy),
-        max(each.waiting for each in occupancy),
-        sum(each.kv_share * time for each, time in weighted) / seconds,
-        max(each.kv_share for each in occupancy),
-    )

@@ -1,5 +1,5 @@
-"""What a simulation or a plan is asked to serve: the model, found here and never downloaded, and the load, which is a
-file's or made up as `quire bench serve` makes it with the same seed.
+"""What a simulation or a plan is asked to serve: the model, which is never downloaded, and the load, which comes from a
+file or is made as `quire bench serve` makes it with the same seed.
 """
 
 from __future__ import annotations
@@ -13,24 +13,16 @@ from quire.foundation.config import BUILTIN_MODEL
 from quire.models.spec import ModelSpec
 from quire.models.weights import hub
 from quire.text.tokenizer import load_tokenizer
-from quire.tools.bench.arrivals import arrival_times
-from quire.tools.bench.datasets import make_samples
-from quire.tools.bench.tokens import LocalTokens, Tokens
+from quire.tools.bench.datasets import LocalTokens, Tokens, make_samples
+from quire.tools.bench.load import arrival_times
 from quire.tools.simulation.options import SimulateOptions
-from quire.tools.simulation.trace import Trace, from_samples
-from quire.tools.simulation.trace_files import read_trace
+from quire.tools.simulation.trace import Trace, from_samples, read_trace
 
 
 def asked_load(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Trace:
-    """The requests, in order.
-
-    Args:
-        directory: Of the model, for its tokenizer.
-
-    Raises:
-        ConfigError: A file cannot be read, or options that cannot be meant.
-        ModelNotFoundError: A dataset of text, and no tokenizer.
-    """
+    """The requests, in order. The tokenizer comes from the model's directory if none is named. Raises ConfigError if a
+    file cannot be read or the options contradict each other, and ModelNotFoundError if a dataset of text has no
+    tokenizer."""
     rng = random.Random(options.seed)
 
     def tokens() -> Tokens:
@@ -47,7 +39,7 @@ def asked_load(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Tr
 
 
 def timed_load(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Trace:
-    """The requests, in order, with gaps. A load that would come all at once comes at one request a second."""
+    """The requests of `asked_load`; if they would all come at once, they come at one request a second instead."""
     load = asked_load(options, spec, directory)
     if load.seconds:
         return load
@@ -55,12 +47,8 @@ def timed_load(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Tr
 
 
 def find_model(name: str) -> Path:
-    """The directory with the model's config.json.
-
-    Raises:
-        ModelNotFoundError: There is none here; the message says what to do.
-        CheckpointError: A GGUF file is broken or not served.
-    """
+    """The directory with the model's config.json. Raises ModelNotFoundError, which says what to do, if the model is not
+    on this machine, and CheckpointError if a GGUF file is broken or not served."""
     path = Path(name).expanduser()
     if path.name == "config.json" and path.is_file():
         return path.parent

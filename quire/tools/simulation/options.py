@@ -1,9 +1,9 @@
-"""What `quire simulate` is asked."""
+"""The options of `quire simulate`."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
 
 import tyro
 
@@ -11,9 +11,9 @@ from quire.errors import ConfigError
 from quire.foundation.config.cache import BlockSize, KVCacheDtype
 from quire.foundation.config.model import ModelDtype
 from quire.foundation.config.scheduler import PerformanceMode, PreemptionMode
-from quire.tools.bench.arrivals import ArrivalOptions, check_arrivals
 from quire.tools.bench.datasets import DatasetOptions
-from quire.tools.simulation.trace_files import TraceFileOptions
+from quire.tools.bench.load import ArrivalOptions
+from quire.tools.simulation.trace import TraceFileOptions
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,10 @@ class ServingOptions:
     cpu_threads: int | None = None
     """Threads that compute, with --gpu cpu. Default: as many as physical cores."""
 
-    def settings(self) -> dict[str, Any]:
-        """By their flat names."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class SimulateOptions:
-    """What is asked."""
+    """Which model, device and load are simulated, and where the result goes."""
 
     DESCRIPTION: ClassVar[str] = (
         "Serve a load in virtual time: the engine's real scheduler, with steps that take as long as a cost model says. "
@@ -100,7 +96,6 @@ class SimulateOptions:
     arrivals: ArrivalOptions = field(default_factory=ArrivalOptions)
 
     def __post_init__(self) -> None:
-        check_arrivals(self.arrivals)
         if self.model is None:
             raise ConfigError(
                 "Name a model: quire simulate MODEL. 'quire simulate --help' lists the flags.", param="model"

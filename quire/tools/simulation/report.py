@@ -7,32 +7,23 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from quire.tools.bench.plot import PLOT_BUCKETS, Line, Panel, rates, shares_line, svg
-from quire.tools.bench.report import Row, table
+from quire.tools.bench.report import PLOT_BUCKETS, Line, Panel, Row, rates, shares_line, svg, table
 from quire.tools.simulation.deployment import Deployment, Processor
 from quire.tools.simulation.engine import SimulatedRun
 from quire.tools.simulation.figures import METRICS, Figures
-from quire.tools.simulation.slo import Search, TriedRate, keeps_up
+from quire.tools.simulation.slo import Search, keeps_up
 from quire.tools.simulation.trace import Trace
 
 FULL = 0.97
-"""Of the KV cache, when it has no room for another prompt."""
+"""Share of the KV cache in use at which it has no room for another prompt."""
 NOTABLE = 0.02
-"""A share of the time that is worth a line."""
+"""Smallest share of the time that is worth a line."""
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What was simulated, and what came of it.
-
-    Attributes:
-        name: Of the model, as asked.
-        where: How it is served.
-        load: Its requests.
-        run: Of the load.
-        figures: Of the run.
-        search: For the highest rate; None: nothing was searched.
-    """
+    """A simulation of a model, with its name as asked, and its result. `search` is for the highest rate; None if
+    nothing was searched."""
 
     name: str
     where: Deployment
@@ -43,7 +34,6 @@ class Simulation:
 
 
 def as_text(found: Simulation) -> str:
-    """Tables with reasons."""
     parts = [*_head(found), found.figures.as_text(), *(f"reason: {line}" for line in reasons(found))]
     if found.search is not None:
         parts += ["", *_search_lines(found.search)]
@@ -71,7 +61,7 @@ def as_json(found: Simulation) -> dict[str, Any]:
 
 
 def picture(found: Simulation) -> str:
-    """Load, throughput and latencies; what each rate reached."""
+    """Load, throughput and latencies, and what each rate reached."""
     states, served = found.run.occupancy, found.run.served
     at = [state.time for state in states]
     begin = min(each.sent for each in served)
@@ -96,7 +86,7 @@ def picture(found: Simulation) -> str:
 
 
 def reasons(found: Simulation) -> list[str]:
-    """What limited the load."""
+    """The lines that say what limited the load."""
     most, states, figures = found.where.config.scheduler.max_num_seqs, found.run.occupancy, found.figures
     seconds = (states[-1].time - states[0].time) or 1.0
     lasted = [(before, after.time - before.time) for before, after in pairwise(states)]
@@ -123,7 +113,7 @@ def reasons(found: Simulation) -> list[str]:
         lines.append("open requests grew: more came than are served, or --num-prompts are too few to tell")
     if not lines:
         lines.append(
-            f"nothing held requests back: {figures.usage.running:,.1f} of up to {most} ran at a time, and the device "
+            f"nothing held requests back: {figures.running:,.1f} of up to {most} ran at a time, and the device "
             f"was idle {max(0.0, 1 - figures.busy):.0%} of the time"
         )
     return lines
@@ -151,16 +141,15 @@ def _head(found: Simulation) -> list[str]:
 def _search_lines(search: Search) -> list[str]:
     wanted = " ".join(f"{name}={limit:g}" for name, limit in search.limits.items())
     best = "none" if search.best is None else f"{search.best.rate:,.4g} requests/s"
-    rows: list[Row] = [(f"{each.rate:,.4g} requests/s", _tried_text(each)) for each in search.tried]
+    rows: list[Row] = [
+        (f"{each.rate:,.4g} requests/s", f"{each.attainment:.2%} within" + ("" if each.sustained else ", grows"))
+        for each in search.tried
+    ]
     return [
         table("Rates that were tried", [("", rows)]),
         f"highest rate at which {search.wanted:.4g} of the requests keep {wanted}: {best}",
         f"reason: {search.reason()}",
     ]
-
-
-def _tried_text(each: TriedRate) -> str:
-    return f"{each.attainment:.2%} within" + ("" if each.sustained else ", grows")
 
 
 def _search_json(search: Search) -> dict[str, Any]:
@@ -178,7 +167,7 @@ def _search_json(search: Search) -> dict[str, Any]:
 
 
 def _notes(where: Deployment) -> Sequence[str]:
-    """What must be known about these figures."""
+    """What to know about these figures."""
     if isinstance(where.device, Processor):
         if where.measured is None:
             return ["cpu: a guess from its cores, easily a factor of two off; --calibrate times steps here."]

@@ -1,9 +1,9 @@
 """The highest rate of requests at which enough of them keep limits of latency, by bisection.
 
-Every rate is simulated with the same requests, whose gaps are stretched, so the answer is the same each time. A rate is
-sustained if besides the number of open requests does not grow from the load's second quarter to its last. Without that,
-limits on tokens after the first would be kept at any rate, behind an endless queue, and a load that is over before the
-engine is full would be taken for one that goes on.
+Every rate is simulated with the same requests, whose gaps are stretched, so the answer is always the same. A rate is
+sustained if the number of open requests does not grow from the second quarter of the load to the last. Without this
+condition, an endless queue would keep limits on tokens after the first at any rate, and a load that ends before the
+engine is full would seem to go on for ever.
 """
 
 from __future__ import annotations
@@ -19,24 +19,17 @@ from quire.tools.simulation.figures import is_good
 
 LIMITED = ("ttft", "tpot", "itl", "e2el")
 PRECISION = 1.01
-"""The rate that keeps the limits and the next one that does not are as close as this."""
+"""The highest rate that keeps the limits and the lowest that does not are at least as close as this."""
 SPAN = 2**8
-"""Rates are looked for down to this part of the first one, and up to this many times it."""
+"""Rates are searched from the first one divided by this up to the first one times this."""
 STEADY, FEW = 1.5, 3
-"""Open requests do not grow if they are no more than so many times those of before, and a few: that is chance."""
+"""Open requests grow if they are more than STEADY times as many as before, and FEW more, which may be chance."""
 
 
 @dataclass(frozen=True)
 class TriedRate:
-    """A rate that was simulated.
-
-    Attributes:
-        rate: Requests a second.
-        attainment: The share of requests that kept all limits.
-        broken: By limit, the share of requests that broke it; one may break several.
-        sustained: Whether open requests did not grow.
-        run: What came of it.
-    """
+    """A rate in requests a second that was simulated: the share of requests that kept all limits, the shares that broke
+    each limit (a request may break several), and whether the rate is sustained, because open requests did not grow."""
 
     rate: float
     attainment: float
@@ -45,20 +38,20 @@ class TriedRate:
     run: SimulatedRun
 
     def keeps(self, wanted: float) -> bool:
-        """Whether enough requests kept the limits, for longer than this load lasted."""
+        """Whether enough requests kept the limits, and would keep them for longer than this load lasted."""
         return self.sustained and self.attainment >= wanted
 
 
 @dataclass(frozen=True)
 class Search:
-    """What was found.
+    """The result of a search.
 
     Attributes:
         limits: Milliseconds by metric.
-        wanted: Share of the requests that are to keep them.
-        best: The highest rate that keeps them; None: none does.
-        over: The lowest rate that does not; None: all do.
-        tried: All, by rate.
+        wanted: Share of the requests that have to keep them.
+        best: The highest rate that keeps them; None if none does.
+        over: The lowest rate that does not; None if all do.
+        tried: All rates, ascending.
     """
 
     limits: dict[str, float]
@@ -68,7 +61,7 @@ class Search:
     tried: tuple[TriedRate, ...]
 
     def reason(self) -> str:
-        """Why not more."""
+        """Why the best rate is not higher."""
         over = self.over
         if over is None:
             return "no rate breaks anything: the load is too short, see --num-prompts"
@@ -83,11 +76,7 @@ class Search:
 
 
 def read_limits(text: str) -> dict[str, float]:
-    """Milliseconds by metric, of `ttft=500,tpot=40`.
-
-    Raises:
-        ConfigError: It says something else.
-    """
+    """Milliseconds by metric, from text like `ttft=500,tpot=40`. Raises ConfigError if the text says something else."""
     limits = {}
     for pair in text.split(","):
         name, _, value = pair.strip().partition("=")
@@ -106,14 +95,9 @@ def read_limits(text: str) -> dict[str, float]:
 def search(
     simulated: Callable[[float], SimulatedRun], first_rate: float, limits: dict[str, float], wanted: float
 ) -> Search:
-    """Bisect for the highest rate.
-
-    Args:
-        simulated: The load at so many requests a second.
-        first_rate: That is tried; the nearer the result, the fewer are.
-        limits: Milliseconds by metric.
-        wanted: Share of the requests that are to keep them.
-    """
+    """Bisect for the highest rate at which the share `wanted` of the requests keeps the limits, in milliseconds by
+    metric. `simulated` simulates the load at a rate in requests a second. The nearer `first_rate` is to the result, the
+    fewer rates are tried."""
     tried: list[TriedRate] = []
 
     def keeps(rate: float) -> bool:
@@ -130,7 +114,7 @@ def search(
 
 
 def tried_rate(rate: float, run: SimulatedRun, limits: dict[str, float]) -> TriedRate:
-    """Of a run, which requests kept the limits."""
+    """Which share of a run's requests kept the limits."""
     count = len(run.served)
     attainment = sum(is_good(each, limits) for each in run.served) / count
     broken = {
@@ -140,7 +124,7 @@ def tried_rate(rate: float, run: SimulatedRun, limits: dict[str, float]) -> Trie
 
 
 def keeps_up(served: Sequence[Served]) -> bool:
-    """Whether open requests did not grow, as far as this load tells: those that a request met when it was sent."""
+    """Whether open requests did not grow, as far as this load tells. Each request counts those open when it is sent."""
     ends = sorted(each.times[-1] for each in served)
     met = [number - bisect_right(ends, each.sent) for number, each in enumerate(served)]
     quarter = max(1, len(met) // 4)
@@ -148,7 +132,7 @@ def keeps_up(served: Sequence[Served]) -> bool:
 
 
 def _bracket(keeps: Callable[[float], bool], first: float) -> tuple[float | None, float | None]:
-    """A rate that keeps the limits and its double, which does not; None where there is none."""
+    """A rate that keeps the limits and its double, which does not; None for either that does not exist."""
     rate = first
     if keeps(rate):
         while rate < SPAN * first:

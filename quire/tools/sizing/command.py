@@ -8,15 +8,14 @@ from typing import get_args
 
 from quire.errors import ConfigError
 from quire.models.spec import ModelSpec, read_spec
-from quire.tools.bench.arrivals import ArrivalOptions
+from quire.tools.bench.datasets import Tokens
+from quire.tools.bench.load import ArrivalOptions
 from quire.tools.bench.report import write_json, write_text
-from quire.tools.bench.tokens import Tokens
 from quire.tools.simulation.deployment import FormatName
 from quire.tools.simulation.engine import simulate
 from quire.tools.simulation.figures import Figures, figures
 from quire.tools.simulation.load import find_model
-from quire.tools.simulation.trace import Trace
-from quire.tools.simulation.trace_files import TraceFileOptions, read_trace
+from quire.tools.simulation.trace import Trace, TraceFileOptions, read_trace
 from quire.tools.sizing.measured_rows import checked, measured_rows
 from quire.tools.sizing.options import PlanOptions, read_prices
 from quire.tools.sizing.report import SizingPlan, as_json, as_text, check_text, picture
@@ -24,15 +23,12 @@ from quire.tools.sizing.steady_state import Traffic
 from quire.tools.sizing.survey import Candidate, MemoryRow, devices, memory_row, survey
 
 MAX_TRACED = 1_000
-"""Requests of a trace that lengths are taken from, and that are simulated."""
+"""Requests of a trace that give the lengths and are simulated."""
 
 
 def run(options: PlanOptions) -> int:
-    """Plan, print and write; the exit code: 0, or 1 if nothing keeps the targets.
-
-    Raises:
-        ModelNotFoundError, CheckpointError, ConfigError: See find_model, read_spec, survey, read_trace.
-    """
+    """Plan, print and write; returns the exit code: 0, or 1 if nothing keeps the targets. Raises ModelNotFoundError,
+    CheckpointError or ConfigError if the model or a file cannot be used, or an option is wrong."""
     if options.check:
         print(check_text(checked(measured_rows())))
         return 0
@@ -69,14 +65,14 @@ def _trace(options: PlanOptions) -> Trace | None:
 
 
 def _traffic(trace: Trace) -> Traffic:
-    """Mean lengths: throughput goes by these."""
+    """Traffic with the mean lengths of the trace, which throughput depends on."""
     prompts, outputs = ([getattr(each, name) for each in trace.requests] for name in ("prompt", "output"))
     most = max(map(sum, zip(prompts, outputs, strict=True)))
     return Traffic(round(fmean(prompts)), max(1, round(fmean(outputs))), most)
 
 
 def _simulated(best: Candidate, trace: Trace) -> Figures | None:
-    """The trace on the best candidate, whose sequences may be as long as the longest one."""
+    """The figures of the trace on the best candidate, whose sequences may be as long as the longest one."""
     if best.best is None or best.deployment is None:
         return None
     where = best.deployment
@@ -84,7 +80,7 @@ def _simulated(best: Candidate, trace: Trace) -> Figures | None:
 
 
 def _memory(options: PlanOptions, spec: ModelSpec) -> list[MemoryRow]:
-    """Of one of each device, in each format."""
+    """The memory of one of each device, in each format."""
     formats: tuple[FormatName, ...] = get_args(FormatName)
     wanted = [name for name in formats if name in options.formats.split(",")]
     own = wanted if spec.quantization is None else wanted[:1]

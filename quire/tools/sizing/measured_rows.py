@@ -1,6 +1,6 @@
 """Predictions beside what was measured on an H200: the rows of docs/performance.md that take time on the device.
 
-What bounds no step (starts, ratios of two runs, experts that are touched) is not predicted.
+Rows that no step bounds (starts, ratios of two runs, experts that are touched) are not predicted.
 """
 
 from __future__ import annotations
@@ -26,14 +26,7 @@ DIRECTORY = Path(__file__).parent / "measured"
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """A row.
-
-    Attributes:
-        model: Directory of its config.json.
-        row: As docs/performance.md calls it.
-        value: In its unit there.
-        unit: ms, s or tok/s.
-    """
+    """A row of docs/performance.md, with its name and unit there: ms, s or tok/s. `model` is a directory here."""
 
     model: str
     row: str
@@ -43,43 +36,36 @@ class MeasuredRow:
 
 @dataclass(frozen=True)
 class CheckedRow:
-    """A row and its prediction."""
+    """A measured row and its prediction."""
 
     measured: MeasuredRow
     predicted: float
 
     @property
     def error(self) -> float:
-        """Relative: 0.1 is a tenth too much."""
+        """The relative error: 0.1 is a tenth too much."""
         return self.predicted / self.measured.value - 1
 
 
 def measured_rows() -> list[MeasuredRow]:
-    """All that are predicted."""
     return [MeasuredRow(*row) for row in json.loads((DIRECTORY / "rows.json").read_text())["rows"]]
 
 
-def is_simulated(row: MeasuredRow) -> bool:
-    """Whether its prediction takes a simulation, and not only a step's arithmetic."""
-    return _arithmetic(row.row) is None
-
-
 def checked(rows: Sequence[MeasuredRow]) -> list[CheckedRow]:
-    """Predictions for rows."""
     predictions = Predictions()
     return [CheckedRow(row, predictions.of(row)) for row in rows]
 
 
 class Predictions:
-    """Predicts rows. Several are figures of one simulation, which runs once."""
+    """Predicts rows. Several rows may be figures of one simulation, which runs once."""
 
     def __init__(self) -> None:
         self._deployments: dict[tuple[str, str], Deployment] = {}
         self._runs: dict[tuple[str, str], SimulatedRun] = {}
 
     def of(self, row: MeasuredRow) -> float:
-        """In the row's unit."""
-        arithmetic = _arithmetic(row.row)
+        """The prediction in the row's unit."""
+        arithmetic = step_arithmetic(row.row)
         if arithmetic is not None:
             return arithmetic(self._deployed(row.model, "throughput"))
         server = re.fullmatch(r"server, (.*), (output|TTFT p50|TPOT p50)", row.row)
@@ -105,8 +91,8 @@ class Predictions:
         return self._deployments[model, mode]
 
 
-def _arithmetic(name: str) -> Callable[[Deployment], float] | None:
-    """How a row of single steps is predicted; what each row is, says benchmarks/h200/workloads.py."""
+def step_arithmetic(name: str) -> Callable[[Deployment], float] | None:
+    """How a row of single steps is predicted; None for other rows. benchmarks/h200/workloads.py defines the rows."""
     if (found := re.fullmatch(r"decode b=(\d+)", name)) is not None:
         batch = int(found[1])
         return lambda where: where.step.decode(batch, 128 + (64 if batch > 64 else 128))
@@ -122,7 +108,7 @@ def _arithmetic(name: str) -> Callable[[Deployment], float] | None:
 
 
 def offline_trace(name: str) -> Trace:
-    """All sent at once, in the client's process."""
+    """The requests of an offline row, all sent at once in the client's process."""
     if (found := re.fullmatch(r"([\d,]+) × \((\d+) \+ (\d+)\)", name)) is not None:
         count, prompt, output = (int(text.replace(",", "")) for text in found.groups())
         lengths = [(prompt, output)] * count

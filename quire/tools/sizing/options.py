@@ -1,4 +1,4 @@
-"""What `quire plan` is asked, and what devices cost: the prices come from a file of the user, since they differ."""
+"""The options of `quire plan`, and what devices cost: prices differ, so they come from a file of the user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quire.planning.costmodel.cards import CARDS
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What is asked."""
+    """Which model, devices and load are planned for, and where the result goes."""
 
     DESCRIPTION: ClassVar[str] = (
         "Plan for a model before there is a machine: what fits, what it takes, what it costs. Reads config.json and "
@@ -73,11 +73,8 @@ class PlanOptions:
 
 
 def read_prices(path: str | None) -> dict[str, float]:
-    """Price of an hour by the device's word for --gpu; nothing without a file.
-
-    Raises:
-        ConfigError: The file cannot be read, or has something else in it.
-    """
+    """Price of an hour, by the device's word for --gpu; empty without a file. Raises ConfigError if the file cannot be
+    read, or has something else in it."""
     if path is None:
         return {}
     try:

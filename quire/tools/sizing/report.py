@@ -9,29 +9,20 @@ from typing import Any
 from quire.models.spec import ModelSpec
 from quire.planning.costmodel.cards import CARDS
 from quire.planning.footprint import GIB
-from quire.tools.bench.plot import Line, Panel, svg
+from quire.tools.bench.report import Line, Panel, svg
 from quire.tools.simulation.figures import Figures
 from quire.tools.sizing.measured_rows import CheckedRow
-from quire.tools.sizing.steady_state import SteadyState, Traffic
+from quire.tools.sizing.steady_state import Traffic
 from quire.tools.sizing.survey import Candidate, MemoryRow
 
 SHOWN = 24
-"""Most candidates that are printed; the JSON has all."""
+"""Maximum number of candidates that are printed; the JSON has all."""
 
 
 @dataclass(frozen=True)
 class SizingPlan:
-    """What was found.
-
-    Attributes:
-        name: Of the model, as asked.
-        spec: It.
-        traffic: Lengths that it was planned for.
-        rate: Requests a second; None: not said.
-        memory: What fits.
-        candidates: The best first.
-        simulated: The best one under the trace; None: there is none.
-    """
+    """A plan for a model, with its name as asked, and for this traffic; the best candidate is the first. `rate` is in
+    requests a second, or None if not known. `simulated` is the trace on the best candidate, or None without a trace."""
 
     name: str
     spec: ModelSpec
@@ -43,7 +34,6 @@ class SizingPlan:
 
 
 def as_text(plan: SizingPlan) -> str:
-    """Tables with reasons."""
     spec, traffic = plan.spec, plan.traffic
     head = [
         f"{plan.name}: {spec.architecture}, {spec.num_parameters / 1e9:,.2f}B parameters, {spec.layers} layers, "
@@ -92,7 +82,6 @@ def picture(candidate: Candidate) -> str:
 
 
 def check_text(rows: Sequence[CheckedRow]) -> str:
-    """Predictions beside measurements."""
     lines = [["model", "row", "measured", "predicted", "error"]]
     lines += [
         [r.measured.model, r.measured.row, f"{r.measured.value:,.4g} {r.measured.unit}", f"{r.predicted:,.4g}",
@@ -130,7 +119,7 @@ def _candidate_lines(plan: SizingPlan) -> list[list[str]]:
 
 
 def _notes(plan: SizingPlan) -> list[str]:
-    """What must be known about these figures."""
+    """What to know about these figures."""
     notes = []
     if (best := plan.candidates[0]).best is not None:
         notes.append(f"recommended: {_device(best)}, {best.format}, {best.best.batch} at a time")
@@ -150,15 +139,14 @@ def _notes(plan: SizingPlan) -> list[str]:
 
 
 def _candidate_json(plan: SizingPlan, each: Candidate) -> dict[str, Any]:
-    parts = None if each.deployment is None else asdict(each.deployment.plan.footprint)
     return {
         "device": each.device,
         "tensor_parallel_size": each.tp,
         "format": each.format,
-        "bytes": parts,
+        "bytes": asdict(each.deployment.plan.footprint) if each.deployment else None,
         "kv_tokens": each.deployment.kv_tokens if each.deployment else None,
-        "best": _state_json(each.best),
-        "by_batch": [_state_json(state) for state in each.reached],
+        "best": asdict(each.best) if each.best else None,
+        "by_batch": [asdict(state) for state in each.reached],
         "price_per_hour": each.price,
         "cost_per_million_output_tokens": each.cost,
         "devices_for_rate": _devices(plan, each),
@@ -166,12 +154,8 @@ def _candidate_json(plan: SizingPlan, each: Candidate) -> dict[str, Any]:
     }
 
 
-def _state_json(state: SteadyState | None) -> dict[str, float] | None:
-    return None if state is None else asdict(state)
-
-
 def _devices(plan: SizingPlan, each: Candidate) -> int | None:
-    """Devices that the rate needs."""
+    """How many devices the rate needs."""
     if plan.rate is None or each.best is None:
         return None
     return each.tp * -int(-plan.rate // each.best.requests_per_s)
@@ -190,7 +174,7 @@ def _short(text: str) -> str:
 
 
 def _columns(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Aligned; the first two and the last column to the left."""
+    """Aligned columns: the first two and the last to the left."""
     widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
     last = len(widths) - 1
 

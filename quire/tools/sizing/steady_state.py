@@ -1,9 +1,9 @@
-"""What clients see of a server that always has so many requests: arithmetic over the cost model, without a simulation.
+"""What clients see of a server that always has the same number of requests: arithmetic, without a simulation.
 
-In each step every decoding row gains a token, and as many tokens of prompts are computed as come on average: output
-tokens and prompt tokens flow at the ratio of their lengths. A prompt passes as many steps as the scheduler's rule for
-chunks makes of it. Where chunks are too small for the flow, prompts pile up until their share of the backlog is as
-large as the flow; a prompt then waits for the backlog.
+In each step every decoding row gains a token, and prompt tokens are computed as they come on average: output tokens and
+prompt tokens flow at the ratio of their lengths. The scheduler's rule for chunks decides how many steps a prompt takes.
+If chunks are too small for the flow, prompts pile up until their share of the backlog is as large as the flow, and a
+prompt waits for the backlog.
 """
 
 from __future__ import annotations
@@ -15,18 +15,12 @@ from quire.scheduling.scheduler.token_budget import BACKLOG_SHARE, SMALLEST_CHUN
 from quire.tools.simulation.deployment import Deployment, Processor
 
 _ROUNDS = 5
-"""Of the fixed point; it moves by less than a percent after four."""
+"""Rounds of the fixed point. It moves by less than a percent after four."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Lengths of requests.
-
-    Attributes:
-        prompt: Tokens of a prompt.
-        output: Tokens of an output.
-        most: Of a sequence, where they differ; 0: they do not.
-    """
+    """Mean tokens of a prompt and of an output. `most` are the tokens of the longest sequence; 0 if all are alike."""
 
     prompt: int
     output: int
@@ -34,26 +28,18 @@ class Traffic:
 
     @property
     def length(self) -> int:
-        """Of a sequence at its end."""
+        """Tokens of a sequence at its end."""
         return self.prompt + self.output
 
     @property
     def longest(self) -> int:
-        """The longest sequence."""
+        """Tokens of the longest sequence."""
         return max(self.most, self.length)
 
 
 @dataclass(frozen=True)
 class SteadyState:
-    """What requests get.
-
-    Attributes:
-        batch: Requests at a time.
-        ttft_ms: To the first token.
-        tpot_ms: A token after it.
-        output_tokens_per_s: Of all requests.
-        requests_per_s: That end.
-    """
+    """What each of `batch` requests at a time gets, and what all of them get together."""
 
     batch: int
     ttft_ms: float
@@ -63,7 +49,7 @@ class SteadyState:
 
 
 def steady_state(deployment: Deployment, batch: int, traffic: Traffic) -> SteadyState:
-    """Of a server with so many requests at a time; each that ends is followed by the next at once."""
+    """The state of a server in which each request that ends is followed by the next at once."""
     step, shares = deployment.step, deployment.shares
     host_ms = shares.request_ms + shares.server_ms
     alone_ms = deployment.prompt_ms(traffic.prompt)
@@ -83,11 +69,7 @@ def steady_state(deployment: Deployment, batch: int, traffic: Traffic) -> Steady
 
 
 def _backlog(deployment: Deployment, rows: int, context: float, flow: int, most: int) -> tuple[int, int]:
-    """Tokens of prompts that wait when `flow` come a step, and how many tokens of chunks a step then has.
-
-    Args:
-        most: Tokens that can wait at all.
-    """
+    """Prompt tokens that wait when `flow` come in each step, of `most` that can, and tokens of chunks in a step."""
     cost = deployment.new_roofline()
     decode_ms = cost.step_ms(rows, round(rows * context))
     padded = not isinstance(deployment.device, Processor)

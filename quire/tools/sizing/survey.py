@@ -1,4 +1,4 @@
-"""Which device, how many of it and which format serve a model: every combination, with what it reaches or why not."""
+"""Which devices, how many and in which format serve a model: every combination, with what it reaches or why not."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from quire.tools.sizing.options import PlanOptions
 from quire.tools.sizing.steady_state import SteadyState, Traffic, steady_state
 
 BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Sequences at a time that are tried."""
+"""Numbers of sequences at a time that are tried."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A combination.
+    """A combination of devices and format.
 
     Attributes:
-        device: By its word for --gpu.
+        device: Its word for --gpu.
         tp: How many of it.
         format: Of weights.
-        deployment: The model there; None: it does not fit.
+        deployment: None if the model does not fit.
         reached: By batch, ascending, as far as sequences fit.
-        best: The one with most tokens a second within the targets; None: none is.
-        reason: Why that one, or why none.
-        price: Of an hour of all its devices; None: not known.
+        best: The state with the most tokens a second within the targets; None if there is none.
+        reason: Why this state is the best, or why there is none.
+        price: Of an hour of all devices; None if not known.
     """
 
     device: str
@@ -45,19 +45,15 @@ class Candidate:
 
     @property
     def cost(self) -> float | None:
-        """Of a million output tokens, prompts included, at the best batch."""
+        """Price of a million output tokens, prompts included, at the best batch."""
         if self.best is None or self.price is None:
             return None
         return self.price / 3600 / self.best.output_tokens_per_s * 1e6
 
 
 def survey(options: PlanOptions, spec: ModelSpec, traffic: Traffic, prices: dict[str, float]) -> list[Candidate]:
-    """All combinations: those within the targets first, the cheapest or else the one with the most tokens a second for
-    each device first.
-
-    Raises:
-        ConfigError: A device or format that is not known.
-    """
+    """All combinations, first those within the targets: by cost, or else by tokens a second for each device. Raises
+    ConfigError if a device or format is not known."""
     found = [
         _candidate(options, spec, device, tp, form, traffic, prices)
         for device in devices(options)
@@ -75,11 +71,7 @@ def _order(candidate: Candidate) -> tuple[bool, bool, float]:
 
 
 def devices(options: PlanOptions) -> list[str]:
-    """Words for devices that --gpu asks for.
-
-    Raises:
-        ConfigError: One is not known.
-    """
+    """The devices that --gpu asks for, by their words there. Raises ConfigError if a device is not known."""
     names = [*CARDS, "cpu"] if options.gpu == "all" else [name.strip().lower() for name in options.gpu.split(",")]
     for name in names:
         if name != "cpu":
@@ -88,16 +80,12 @@ def devices(options: PlanOptions) -> list[str]:
 
 
 def sequences_that_fit(deployment: Deployment, length: int) -> int:
-    """Sequences of so many tokens that the KV cache holds at a time."""
+    """How many sequences of this length the KV cache holds at a time."""
     return deployment.plan.num_blocks // KVDemand.of(deployment.config, deployment.spec).blocks_for_one_sequence(length)
 
 
 def deployed(options: PlanOptions, spec: ModelSpec, device: str, tp: int, length: int) -> Deployment:
-    """The model on a device, with settings as asked.
-
-    Raises:
-        ConfigError, MemoryBudgetError: See deploy.
-    """
+    """The model on a device, with settings as asked. Raises the errors of `deploy`."""
     config = Config().with_values(
         max_model_len=options.max_model_len or min(length, spec.max_model_len),
         max_num_seqs=options.max_num_seqs,
@@ -128,7 +116,7 @@ def _candidate(
 def _until_too_slow(
     options: PlanOptions, deployment: Deployment, batches: list[int], traffic: Traffic
 ) -> Iterator[SteadyState]:
-    """Larger batches are slower for each request, so nothing is looked for behind the first that is too slow."""
+    """The states of all batches, up to the first that is too slow: larger batches are slower for each request."""
     for batch in batches:
         state = steady_state(deployment, batch, traffic)
         yield state
@@ -142,7 +130,7 @@ def _is_good(options: PlanOptions, state: SteadyState) -> bool:
 
 
 def _reason(options: PlanOptions, reached: tuple[SteadyState, ...], best: SteadyState | None, most: int) -> str:
-    """Why a candidate serves so many at a time, or cannot keep the targets."""
+    """Why a candidate serves this many at a time, or cannot keep the targets."""
     slow = next((state for state in reached if not _is_good(options, state)), None)
     if slow is None:
         return f"memory or --max-num-seqs end at {most}" if reached and reached[-1] is best else "more bring no more"
@@ -154,11 +142,7 @@ def _reason(options: PlanOptions, reached: tuple[SteadyState, ...], best: Steady
 
 
 def _sizes(options: PlanOptions, device: str) -> list[int]:
-    """Numbers of devices; a processor is one.
-
-    Raises:
-        ConfigError: Something is no number.
-    """
+    """Numbers of devices; a processor is always one. Raises ConfigError if the option is no list of numbers."""
     try:
         sizes = [int(text) for text in options.tensor_parallel_sizes.split(",")]
     except ValueError:
@@ -172,11 +156,7 @@ def _sizes(options: PlanOptions, device: str) -> list[int]:
 
 
 def _formats(options: PlanOptions, spec: ModelSpec) -> list[FormatName]:
-    """Formats of weights.
-
-    Raises:
-        ConfigError: One is not known.
-    """
+    """Formats of weights. Raises ConfigError if a format is not known."""
     known: tuple[FormatName, ...] = get_args(FormatName)
     asked = options.formats.split(",")
     if unknown := [name for name in asked if name not in known]:
@@ -189,14 +169,8 @@ LENGTHS = (2_048, 8_192, 32_768, 131_072)
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """A device's memory with a model in one format.
-
-    Attributes:
-        device, tp, format: See Candidate.
-        weights, activations, kv_cache: Bytes of one device; 0 where the weights do not fit.
-        kv_bytes_per_token: Of one device.
-        fits: Sequences at a time by their length, for lengths that the model has; 0: not one.
-    """
+    """A device's memory with a model in one format, in bytes of one device; 0 if the weights do not fit. `fits` has the
+    sequences at a time by their length, for lengths up to the model's limit; 0 if none fits."""
 
     device: str
     tp: int
@@ -209,11 +183,8 @@ class MemoryRow:
 
 
 def memory_row(options: PlanOptions, spec: ModelSpec, device: str, tp: int, form: FormatName) -> MemoryRow:
-    """What fits on a device: each length is planned for by itself, as `quire serve --max-model-len` would.
-
-    Raises:
-        ConfigError: The model cannot be divided so.
-    """
+    """What fits on a device. Each length is planned for by itself, as `quire serve --max-model-len` would. Raises
+    ConfigError if the model cannot be divided so."""
     spec, fits = in_format(spec, form), {}
     lengths = [length for length in LENGTHS if length < spec.max_model_len] + [spec.max_model_len]
     weights = activations = kv_cache = per_token = 0

@@ -1,8 +1,8 @@
-"""What the kernel benchmark runs: one call of an op on arguments like those of a real step, and the least it must do.
+"""The cases of the kernel benchmark: a call of an op on arguments like those of a real step, and the least it must do.
 
-Each module of this package belongs to one family of `quire.compute.kernels` and has two sequences of cases: `CASES`, of
-the shapes that matter on a GPU, and `SMALL_CASES`, of the same ops in a few milliseconds on any processor.
-`quire.tools.bench.kernels` finds them by itself. Knows nothing about timing.
+Each module of this package belongs to one family of `quire.compute.kernels` and has two sequences of cases: `CASES` of
+shapes that matter on a GPU, and `SMALL_CASES` of the same ops in a few milliseconds on any processor.
+`quire.tools.bench.kernels` finds the modules by itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 ITEM, INT = 2, 8
 """Bytes of a bf16 number and of an int64 one."""
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
-"""Of one call: by position and by name."""
+"""Arguments of one call, by position and by name."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class KernelCase:
 
     Attributes:
         op: Its name in `quire.compute.kernels.dispatch`.
-        name: What tells the case from others of the op: the shapes, in few words (`128 × 4096`).
-        make: Fresh random arguments on a device, never zeros; called several times, so that every call of a
-            measurement finds other memory. Weights that the device packs are packed here.
+        name: The shapes in few words (`128 × 4096`), unlike those of other cases of the op.
+        make: Makes fresh random arguments on a device, never zeros. Each call of a measurement gets its own, in other
+            memory. Weights that the device packs are packed here.
         bytes: The least that a call moves through memory: each input read once, each output written once. Of a paged
-            cache only what is read counts; weights of experts only where a token goes to them.
-        flops: Floating point operations that the result asks for; 0 where they do not matter.
+            cache only what is read counts, and of experts only those that tokens go to.
+        flops: Floating point operations of the result; 0 where they do not matter.
     """
 
     op: str
@@ -46,7 +46,6 @@ def normal(device: torch.device, *shape: int) -> torch.Tensor:
 
 
 def normals(device: torch.device, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
-    """Random bf16 tensors of these shapes."""
     return [normal(device, *shape) for shape in shapes]
 
 

@@ -29,7 +29,7 @@ _LLAMA, _SMALL = _Heads(32, 8, 128), _Heads(4, 2, 64)
 
 
 def _caches(rows: int, length: int, heads: _Heads, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys, values and a block table for contexts of such a length; block 0 belongs to no context."""
+    """Keys, values and a block table for contexts of this length; block 0 belongs to no context."""
     each = -(-length // _BLOCK_SIZE)
     shape = (1 + rows * each, _BLOCK_SIZE, heads.kv, heads.width)
     keys, values = (normal(device, *shape) for _ in range(2))

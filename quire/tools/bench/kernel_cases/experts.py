@@ -115,35 +115,24 @@ def _adapters(tokens: int, mixture: _Mixture, adapters: int, device: torch.devic
     return ExpertAdapters(slots, gate_up, stacked(1, mixture.width, mixture.hidden))
 
 
-def _coded_experts(tokens: int, mixture: _Mixture, bits: int) -> KernelCase:
-    """A layer of experts whose weights are codes of `bits` bits, with scales in groups of _GROUP columns."""
+def _quantized_experts(tokens: int, mixture: _Mixture, bits: int | None) -> KernelCase:
+    """A layer of experts whose weights are codes of `bits` bits with scales in groups of _GROUP columns; for None, fp8
+    numbers with a scale for each output."""
 
     def make(device: torch.device) -> Arguments:
-        gate_up = _coded(mixture.here, 2 * mixture.width, mixture.hidden, bits, device)
-        down = _coded(mixture.here, mixture.hidden, mixture.width, bits, device)
+        def weight(rows: int, columns: int) -> GroupedWeight | ScaledWeight:
+            if bits is None:
+                return _scaled(mixture.here, rows, columns, device)
+            return _coded(mixture.here, rows, columns, bits, device)
+
         numbers, weights = _routed(tokens, mixture, device)
         x = scaled_normal(device, tokens, mixture.hidden)
+        gate_up, down = weight(2 * mixture.width, mixture.hidden), weight(mixture.hidden, mixture.width)
         return (x, gate_up, down, numbers, weights, torch.empty_like(x), mixture.experts - mixture.here), {}
 
-    touched = _touched(tokens, mixture)
-    moved = round(touched * 3 * mixture.hidden * mixture.width * (bits / 8 + 4 / _GROUP)) + 4 * tokens * mixture.hidden
-    name = f"{bits} bits, {tokens} tokens, {touched:.0f} of {mixture.name}"
-    return KernelCase("coded_experts", name, make, moved, _flops(tokens, mixture))
-
-
-def _scaled_experts(tokens: int, mixture: _Mixture) -> KernelCase:
-    """Make the case of fp8 experts with a scale for each output."""
-
-    def make(device: torch.device) -> Arguments:
-        gate_up = _scaled(mixture.here, 2 * mixture.width, mixture.hidden, device)
-        down = _scaled(mixture.here, mixture.hidden, mixture.width, device)
-        numbers, weights = _routed(tokens, mixture, device)
-        x = scaled_normal(device, tokens, mixture.hidden)
-        return (x, gate_up, down, numbers, weights, torch.empty_like(x), mixture.experts - mixture.here), {}
-
-    touched = _touched(tokens, mixture)
-    moved = round(touched * 3 * mixture.hidden * mixture.width) + 4 * tokens * mixture.hidden
-    name = f"fp8, {tokens} tokens, {touched:.0f} of {mixture.name}"
+    touched, weight_bytes = _touched(tokens, mixture), 1.0 if bits is None else bits / 8 + 4 / _GROUP
+    moved = round(touched * 3 * mixture.hidden * mixture.width * weight_bytes) + 4 * tokens * mixture.hidden
+    name = f"{'fp8' if bits is None else f'{bits} bits'}, {tokens} tokens, {touched:.0f} of {mixture.name}"
     return KernelCase("coded_experts", name, make, moved, _flops(tokens, mixture))
 
 
@@ -190,8 +179,7 @@ def _logits(tokens: int, mixture: _Mixture, device: torch.device) -> torch.Tenso
 def _cases(tokens: Sequence[int], mixture: _Mixture) -> tuple[KernelCase, ...]:
     return (
         *(case(count, mixture) for case in (_route, _experts) for count in tokens),
-        *(_coded_experts(count, mixture, bits) for bits in (4, 8) for count in tokens),
-        *(_scaled_experts(count, mixture) for count in tokens),
+        *(_quantized_experts(count, mixture, bits) for bits in (4, 8, None) for count in tokens),
     )
 
 
@@ -201,8 +189,11 @@ def _adapted_cases(sizes: Sequence[tuple[int, int]], mixture: _Mixture) -> tuple
         *(_group_adapted_pairs(tokens, mixture, adapters) for tokens, adapters in sizes),
         *(_lora_of_pairs(tokens, mixture, adapters, first) for first in (True, False) for tokens, adapters in sizes),
         *(_adapted(_experts(tokens, mixture), tokens, mixture, adapters) for tokens, adapters in sizes),
-        *(_adapted(_coded_experts(tokens, mixture, 4), tokens, mixture, adapters) for tokens, adapters in sizes),
-        *(_adapted(_scaled_experts(tokens, mixture), tokens, mixture, adapters) for tokens, adapters in sizes),
+        *(
+            _adapted(_quantized_experts(tokens, mixture, bits), tokens, mixture, adapters)
+            for bits in (4, None)
+            for tokens, adapters in sizes
+        ),
     )
 
 

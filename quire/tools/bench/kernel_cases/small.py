@@ -1,5 +1,5 @@
-"""Cases of what stands around the layers: a step's beginning and end, embeddings, angles, moves of KV blocks. bf16, in
-the sizes of Llama-3.1-8B, but for the vocabulary, of which a step reads little.
+"""Cases of ops around the layers: a step's beginning and end, embeddings, angles, moves of KV blocks. They are bf16 and
+have the sizes of Llama-3.1-8B, except for the vocabulary, of which a step reads little.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _note_drafts(rows: int, drafts: int) -> KernelCase:
 
 
 def _copy_inputs(entries: int) -> KernelCase:
-    """From buffers that are the device's: what the way to the host costs is left out."""
+    """Copies from buffers on the device, which leaves out the cost of the way to the host."""
 
     def make(device: torch.device) -> Arguments:
         buffers = torch.randint(0, 1_000, (_TURNS, entries), device=device)
@@ -156,7 +156,7 @@ def _angles(tokens: int, width: int) -> KernelCase:
 
 
 def _move_blocks(blocks: int, storages: int, piece: Sequence[int], *, staged: bool) -> KernelCase:
-    """Within the cache, or out of it to a buffer."""
+    """Moves blocks within the cache, or with `staged` to a buffer."""
 
     def make(device: torch.device) -> Arguments:
         shape = (storages, 4 * blocks, *piece)

@@ -1,20 +1,60 @@
-"""A server's answer as it comes in: head of bounded size, and a body as long as it was announced. No I/O.
-
-Built on httptools. Whatever is not an answer is a HttpError.
-"""
+"""Where a server is, the bytes of a request to it, and a parser for its answer, built on httptools. Does no I/O."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import httptools
 
+Headers = list[tuple[bytes, bytes]]
+"""Names and values, in their order."""
+_BREAKS_LINE = re.compile(rb"[\r\n\0]")
 MAX_HEAD_BYTES = 64 * 2**10
 MAX_FRAMING = 16
-"""Bytes beside the body, of chunks and trailers, for each byte of it, beyond what a head may have."""
+"""Bytes of chunk framing and trailers that are allowed for each byte of the body, beyond MAX_HEAD_BYTES."""
 _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _BAD_NAME = re.compile(rb"[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\\"]")
+
+
+@dataclass(frozen=True)
+class HttpAddress:
+    """A server's root. `host` is a name or an address, IPv6 without brackets; `authority` is for the Host header;
+    `path` is the prefix of all its paths, and usually empty."""
+
+    host: str
+    port: int
+    tls: bool
+    authority: bytes
+    path: bytes
+
+    @classmethod
+    def of(cls, url: str) -> HttpAddress:
+        """The address in a URL such as `https://host:8000/prefix`. Raises ValueError if the URL is no HTTP address."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or not url.isascii() or " " in url:
+            raise ValueError(f"'{url}' is no HTTP address")
+        tls = parts.scheme == "https"
+        authority = parts.netloc.rpartition("@")[2].encode()
+        return cls(parts.hostname, parts.port or (443 if tls else 80), tls, authority, parts.path.rstrip("/").encode())
+
+    def request(self, method: bytes, path: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes = b"") -> bytes:
+        lines = [b"%s %s%s HTTP/1.1" % (method, self.path, path), b"host: " + self.authority]
+        lines += [name + b": " + value for name, value in headers]
+        if body or method != b"GET":
+            lines.append(b"content-length: %d" % len(body))
+        return b"\r\n".join([*lines, b"", body])
+
+
+def encoded_headers(headers: Mapping[str, str]) -> Headers:
+    """Headers as they are sent. Raises ValueError if a header has a character that would end its line."""
+    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+    for name, value in encoded:
+        if _BREAKS_LINE.search(name + value):
+            raise ValueError(f"the header {name.decode()!r} has a line break")
+    return encoded
 
 
 class HttpError(Exception):
@@ -38,14 +78,9 @@ class AnswerHead:
 
 
 class AnswerParser:
-    """Parses one answer.
-
-    Attributes:
-        head: None until it is complete.
-        held: Bytes of the body that nobody has taken.
-        complete: Whether the whole answer was read.
-        keep_alive: Whether another request may follow on this connection.
-    """
+    """Parses one answer; bytes that are no answer raise HttpError. `head` is None until it is complete, `held` counts
+    bytes of the body that nobody has taken yet, `complete` tells that the whole answer has come, and `keep_alive` that
+    another request may follow."""
 
     def __init__(self) -> None:
         self.head: AnswerHead | None = None
@@ -60,11 +95,7 @@ class AnswerParser:
         self._until_close = True  # unless the head says how long the body is
 
     def feed(self, data: bytes) -> None:
-        """Parse the bytes that have come.
-
-        Raises:
-            HttpError: The bytes cannot be part of an answer.
-        """
+        """Parse the next bytes. Raises HttpError if the bytes cannot be part of an answer."""
         if self.complete:
             raise HttpError("It sent more than its answer.")
         body = self._body_bytes
@@ -74,11 +105,7 @@ class AnswerParser:
             raise HttpError("Its headers are too large.")
 
     def end(self) -> None:
-        """Record that the server has closed the connection.
-
-        Raises:
-            HttpError: The answer is not complete.
-        """
+        """Take in that the server has closed the connection. Raises HttpError if the answer is not complete."""
         if self.complete:
             return
         if self.head is None or not self._until_close:
@@ -87,7 +114,7 @@ class AnswerParser:
         self.complete = True
 
     def take(self) -> bytes:
-        """Take what came of the body since the last call."""
+        """The part of the body that came since the last call."""
         data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
         self.held = 0
@@ -99,7 +126,7 @@ class AnswerParser:
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self.complete:
                 raise HttpError(f"Its answer is no valid HTTP: {error}.") from error
-            self.keep_alive = False  # the answer is whole; whatever follows it is nobody's
+            self.keep_alive = False  # the answer is complete, and what follows belongs to no request
 
     # What httptools calls.
 
