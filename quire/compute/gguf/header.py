@@ -1,7 +1,7 @@
-"""A GGUF file's header: metadata, and where each tensor lies. Read as hostile: every count, length, offset and type is
-checked against the file's size before anything is allocated for it.
+"""A GGUF file's header: metadata, and where each tensor lies.
 
-Source: ggml's docs/gguf.md (versions 2 and 3, little endian). Knows nothing about models. Imports no torch.
+A file may be hostile: every count, length, offset and type is checked against the file's size before anything is
+allocated for it. Source: ggml's docs/gguf.md (versions 2 and 3, little endian). Imports no torch.
 """
 
 from __future__ import annotations
@@ -250,3 +250,31 @@ class _Parser:
 
     def _broken(self, text: str) -> CheckpointError:
         return CheckpointError(f"{self._path} {text}: {_ADVICE}.")
+
+
+_AT_ONCE = 1 << 22
+
+
+@dataclass(frozen=True)
+class FileBytes:
+    """Where a tensor's values lie in a file."""
+
+    path: Path
+    offset: int
+    size: int
+
+
+def are_equal(one: FileBytes, other: FileBytes) -> bool:
+    """Whether both are the same bytes; reads no further than the first difference."""
+    if one.size != other.size:
+        return False
+    with one.path.open("rb") as first, other.path.open("rb") as second:
+        first.seek(one.offset)
+        second.seek(other.offset)
+        rest = one.size
+        while rest:
+            part = first.read(min(rest, _AT_ONCE))
+            if not part or part != second.read(len(part)):
+                return False
+            rest -= len(part)
+    return True

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.compute.gguf.architectures import architecture_of, heads_of, one_for_all
-from quire.compute.gguf.file_bytes import FileBytes, are_equal
-from quire.compute.gguf.header import GgufTensor
+from quire.compute.gguf.header import FileBytes, GgufTensor, are_equal
 from quire.compute.gguf.model_files import GgufModel
 from quire.compute.gguf.tensor_types import QuantizedType
 from quire.errors import CheckpointError

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from quire.compute.gguf.file_bytes import FileBytes, are_equal
+from quire.compute.gguf.header import FileBytes, are_equal
 from quire.errors import CheckpointError
 from quire.models.weights.headers import LocatedTensor, located_tensors, text_name
 from quire.models.weights.safetensors_files import find_files

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from quire.compute.collectives.collectives import Collectives, OneRank
+from quire.compute.collectives.delta import NO_LINKS, StageLinks
 from quire.compute.collectives.engine_group import ExpertLayers
-from quire.compute.collectives.stream import NO_LINKS, StageLinks
 from quire.compute.kernels.cpu.library import library
 from quire.compute.mesh import Mesh
 from quire.errors import MemoryBudgetError

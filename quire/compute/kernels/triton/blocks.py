@@ -1,6 +1,6 @@
-"""Whole blocks of the KV cache, of all layers by one launch.
+"""Moves whole blocks of the KV cache, of all layers, by one launch.
 
-A block has a contiguous piece in each storage: of a layer's keys, or of its values. A program moves a part of one
+A block has a contiguous piece in each storage, which holds a layer's keys or its values. A program moves a part of one
 piece, 64 bytes a thread, so each byte is read once and written once.
 """
 
@@ -18,7 +18,6 @@ _WARPS = 4
 
 
 def move_blocks(source: Tensor, origins: Tensor | None, target: Tensor, goals: Tensor | None) -> None:
-    """Arguments as in reference/host_transfer.py; a block's part of a storage is contiguous."""
     numbers = goals if origins is None else origins
     assert numbers is not None and source[0, 0].is_contiguous() and target[0, 0].is_contiguous()
     if not len(numbers):

@@ -1,7 +1,7 @@
 """What a step begins with: the embeddings of its tokens and the angles of their positions.
 
-An embedding moves its row in and out, 16 bytes a thread. Angles are as many numbers out as turning dimensions, and next
-to nothing in; sines and cosines are the precise ones, whose arguments are reduced exactly also at 100,000 radians.
+An embedding reads and writes its row, 16 bytes a thread. Angles write a number for each turning dimension and read next
+to nothing; sines and cosines are the precise ones, whose arguments are reduced exactly even at 100,000 radians.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, nex
 
 _BLOCK = 1_024
 _TOKENS = 8
-"""Tokens of a program of angles."""
+"""Tokens whose angles one program computes."""
 _WARPS = 4
 
 
 def embed(tokens: Tensor, weight: Tensor, scale: float | None, out: Tensor) -> None:
-    """Arguments as in reference/embedding.py; all contiguous."""
     assert weight.is_contiguous() and out.is_contiguous()
     if not len(tokens):
         return
@@ -33,7 +32,6 @@ def embed(tokens: Tensor, weight: Tensor, scale: float | None, out: Tensor) -> N
 
 
 def angles(positions: Tensor, frequencies: Tensor, scale: float, cos: Tensor, sin: Tensor) -> None:
-    """Arguments as in reference/embedding.py; all contiguous."""
     assert all(t.is_contiguous() for t in (positions, frequencies, cos, sin))
     total, half = cos.shape
     if not total:
@@ -69,7 +67,7 @@ def _angles(
     positions, frequencies, cos, sin, total, scale,
     HALF: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr, EACH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """TOKENS tokens; EACH has frequencies of its own, or all share them."""
+    """Compute angles of TOKENS tokens, which have frequencies of their own where EACH, and otherwise share them."""
     release_dependents(OVERLAP)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     pair = tl.arange(0, BLOCK)

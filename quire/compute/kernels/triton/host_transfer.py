@@ -1,10 +1,10 @@
-"""A step's way from the host and back to it: pinned memory, which kernels read and write where it is.
+"""Copies a step's inputs from the host and its outputs to it, by kernels that access pinned memory directly.
 
-A copy engine would do the same, but a device takes 4 to 6 µs to get from kernels to a copy engine and as long to get
-back, at both ends of each step. A few KB travel with one read's latency, some 2 µs. A recorded step is always launched
-with the same addresses, while the host lays one step's columns as another's are on their way: so it has several buffers
-and the device counts the steps. Programs share out the entries of a step; each has a count of its own, so that none
-reads what another has changed.
+A copy engine would do the same, but a device takes 4 to 6 µs to switch from kernels to a copy engine and as long to
+switch back, at both ends of each step. A few KB travel with the latency of one read, some 2 µs. A recorded step is
+always launched with the same addresses, and the host prepares one step while another is on its way: so there are
+several buffers, and the device counts the steps. Programs share the entries of a step; each has a count of its own, so
+that none reads what another has changed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ _WARPS = 4
 
 
 def copy_inputs_from_host(buffers: Tensor, turn: Tensor, out: Tensor) -> None:
-    """Arguments as in reference/host_transfer.py; all are contiguous, and as many programs share the work as `turn` has
-    entries."""
+    """All are contiguous; `turn` has an entry for each program that shares the work."""
     number, capacity = buffers.shape
     overlap = can_overlap(out.device)
     _copy_inputs_from_host[(len(turn),)](
@@ -32,7 +31,7 @@ def copy_inputs_from_host(buffers: Tensor, turn: Tensor, out: Tensor) -> None:
 
 
 def copy_outputs_to_host(outputs: Tensor, buffers: Tensor, turn: Tensor) -> None:
-    """Arguments as in reference/host_transfer.py; all are contiguous."""
+    """All are contiguous."""
     number, entries = buffers.shape
     overlap = can_overlap(outputs.device)
     _copy_outputs_to_host[(1,)](

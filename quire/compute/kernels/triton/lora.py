@@ -43,7 +43,7 @@ _MAX_BLOCKS = 65_536
 
 
 def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
-    """Arguments as in reference/lora.py: x is contiguous, and the rank is a multiple of 16.
+    """X is contiguous, and the rank is a multiple of 16.
 
     Returns:
         [n, modules · rank], A x of rows with adapters, and anything in others.
@@ -68,7 +68,7 @@ def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
 
 
 def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -> None:
-    """Arguments as in reference/lora.py: y is contiguous, and there are up to three modules. `lora_shrink` was launched
+    """Y is contiguous, and there are up to three modules. `lora_shrink` was launched
     before the product that made y, and nothing between them but kernels that wait for their inputs; or one launch made
     both. So when this kernel starts, all kernels before A x have ended, and it may read what they wrote, like `tiles`,
     before it waits.

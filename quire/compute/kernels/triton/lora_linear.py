@@ -46,7 +46,7 @@ _THREADS = 2048
 def linear_and_shrink(
     x: Tensor, packed: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles
 ) -> tuple[Tensor, Tensor]:
-    """Arguments as in reference/lora.py: x is contiguous, and the rank is a multiple of 16."""
+    """X is contiguous, and the rank is a multiple of 16."""
     config = config_for(x, packed, gate=False)
     if isinstance(config, GemmConfig) and len(x) <= _MAX_ROWS and 0 < len(tiles.rows) <= _MAX_TILES:
         device, count = x.device, tiles_of(len(x), len(packed), config)

@@ -3,7 +3,7 @@
 A program keeps its rows in registers from the first load to the last store, so a row of w elements costs 2 w elements
 of traffic (x in, out out), or 4 w where something is added first (x and delta in, x and out out). The weight stays in
 the cache. A wide row has a program of its own, with so many threads that each moves 16 to 64 bytes of every tensor, all
-asked for at once: with few rows it is latency that counts. Narrow rows, such as heads, share a program.
+requested at once, because latency decides the time of few rows. Narrow rows, such as heads, share a program.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from quire.compute.kernels.triton.launching.dependent_launch import can_overlap,
 from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
 
 WIDEST = 32_768
-"""A row of 1,024 threads' registers."""
+"""Elements of a row that fit the registers of 1,024 threads."""
 TILE = 1_024
 """Elements of a program of narrow rows."""
 PER_THREAD = 8
-"""Elements, 16 bytes of bf16; more in rows too wide for 1,024 threads of so many. See tuning/h200/tune_small.py."""
+"""Elements of a thread, 16 bytes of bf16, measured by tuning/h200/tune_small.py. Threads of wider rows have more."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor | None = None) -> None:
-    """Arguments as in reference/norm.py; x is [tokens, width] or [tokens, heads, width], and may be a part of something
-    wider, such as the queries and keys of a projection. The others are contiguous.
+    """x is [tokens, width] or [tokens, heads, width], and may be a part of something wider, such as the queries and
+    keys of a projection. The others are contiguous.
 
     Raises:
         ValueError: A row is wider than WIDEST.
@@ -48,7 +48,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor |
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, delta: Tensor | None = None) -> None:
-    """Arguments as in reference/norm.py; all are contiguous.
+    """All are contiguous.
 
     Raises:
         ValueError: A row is wider than WIDEST.
@@ -73,7 +73,7 @@ def _rms_norm(
     HEADS: tl.constexpr, EACH: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """TILE rows; row r is head r % HEADS of token r // HEADS. EACH head has a weight of its own, or all share one."""
+    """Norm TILE rows: row r is head r % HEADS of token r // HEADS. Where EACH, every head has a weight of its own."""
     release_dependents(OVERLAP)
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     column = tl.arange(0, BLOCK)
@@ -96,7 +96,7 @@ def _rms_norm(
 
 @triton.jit
 def rms_normed(values, w, eps, WIDTH: tl.constexpr, DTYPE: tl.constexpr):
-    """The norms of rows [rows, columns], of which all behind WIDTH are 0, times w [rows or 1, columns]."""
+    """Return the norms of rows [rows, columns] times w [rows or 1, columns]; columns behind WIDTH are 0."""
     wide = values.to(tl.float32)
     normed = wide * tl.rsqrt(tl.sum(wide * wide, 1) / WIDTH + eps)[:, None]
     if w.dtype == DTYPE:
@@ -129,7 +129,10 @@ def _layer_norm(
 
 @functools.cache
 def program_shape(width: int, tile: int, per_thread: int) -> tuple[int, int, int]:
-    """Of rows so wide: elements with padding, rows of a program of at least `tile` elements, and its threads by 32."""
+    """Return, for rows of this width, their elements with padding, and the rows and warps of a program.
+
+    A program has at least `tile` elements.
+    """
     if width > WIDEST:
         raise ValueError(f"Norms of rows of {width} elements are not supported on a GPU: at most {WIDEST}.")
     block = next_power_of_2(width)

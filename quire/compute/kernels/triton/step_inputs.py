@@ -1,9 +1,9 @@
 """The beginning of a step: who owns the slots of the slot table, and where rows and tokens stand by it.
 
-A few integers a token, so what counts is how many launches there are. Where each row has one token, one kernel reads a
-slot's length and moves it on. Otherwise programs that know nothing of each other read the same length, and it is moved
-by a second kernel. A new owner is a few numbers and one line of each block table: programs share out the lines, and
-those of the first part write the numbers.
+There are a few integers a token, so the number of launches decides the time. Where each row has one token, one kernel
+reads a slot's length and moves it on. Otherwise several programs read the same length, and a second kernel moves it. A
+new owner is a few numbers and one line of each block table: programs share the lines, and the programs of the first
+part write the numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BLOCK = 256
 _WARPS = 4
 _LINE = 1_024
 """Entries of a block table that a program empties."""
-_COLUMNS = (
+_COLUMNS = [
     "slots",
     "counts",
     "row_of_token",
@@ -31,16 +31,15 @@ _COLUMNS = (
     "positions",
     "slot_of_token",
     "tokens",
-)
-"""Columns may begin anywhere in a buffer: where they do must not ask for another compilation."""
+]
+"""Columns may begin anywhere in a buffer: their alignment must not ask for another compilation."""
 
 
 def prepare_inputs(
     slots: Tensor, counts: Tensor, row_of_token: Tensor, offsets: Tensor, ids: Tensor, length: Tensor, last: Tensor,
     dummy: int, starts: Tensor, positions: Tensor, slot_of_token: Tensor, tokens: Tensor,
 ) -> None:  # fmt: skip
-    """Arguments as in reference/step_inputs.py; rows stand in order, and each has one token if there are as many; all
-    are contiguous."""
+    """Rows stand in order, and each has one token if there are as many rows as tokens; all are contiguous."""
     rows, total = len(slots), len(ids)
     options = {"BLOCK": _BLOCK, "OVERLAP": can_overlap(slots.device), "num_warps": _WARPS}
     options["launch_pdl"] = options["OVERLAP"]
@@ -56,7 +55,7 @@ def prepare_inputs(
 
 
 def init_slots(slots: Tensor, ints: Tensor, floats: Tensor, of_ints: Tensor, of_floats: Tensor, tables: Tensor) -> None:
-    """Arguments as in reference/step_inputs.py; all are contiguous."""
+    """All are contiguous."""
     groups, every, blocks = tables.shape
     columns = len(of_ints), len(of_floats)
     _init_slots[(len(slots), cdiv(blocks, _LINE), groups)](
@@ -70,7 +69,7 @@ def _prepare_decode_inputs(
     slots, ids, length, last, rows, dummy, starts, positions, slot_of_token, tokens,
     BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Row r has token r. Several rows may be the dummy's, but nobody else's."""
+    """Row r has token r. Only the dummy slot may have several rows."""
     release_dependents(OVERLAP)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < rows

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.compute.kernels.reference.linear import ScaledWeight
 from quire.compute.kernels.reference.quantized_rows import QuantizedRows, quantize_rows
-from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 from quire.compute.kernels.triton.linear import linear, scaled
 from quire.compute.kernels.triton.linear.gated import (
     gated_gemm,

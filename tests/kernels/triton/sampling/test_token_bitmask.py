@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.compute.kernels.reference import filters as reference
+from quire.compute.kernels.reference import sample as reference
 from quire.compute.kernels.triton.sampling.token_bitmask import apply_token_bitmask
 
 

@@ -35,7 +35,7 @@ _LOOSE = ["reads", "tokens", "own", "ranks", "ids", "values", "bests", "log_sums
 
 
 def token_logprobs(logits: Tensor, reads: Tensor, tokens: Tensor, k: int, *, normalise: bool) -> TokenScores:
-    """Arguments as in reference/logprobs.py; rows of logits are contiguous, but may lie apart."""
+    """Rows of logits are contiguous, but may lie apart."""
     return score_with_tiling(logits, reads, tokens, k, VocabTiling.of(logits.shape[-1]), normalise=normalise)
 
 

@@ -20,7 +20,7 @@ _ONE_MORE = tl.constexpr(ONE_MORE)
 
 
 def apply_penalties(logits: Tensor, reads: Tensor, rows: Tensor, seen: Tensor, weights: Tensor) -> None:
-    """Arguments as in reference/penalties.py; all but the rows of `logits` are contiguous."""
+    """All but the rows of `logits` are contiguous."""
     vocab = logits.shape[1]
     assert logits.stride(1) == 1 and seen.is_contiguous() and weights.is_contiguous()
     if not len(reads):
@@ -33,7 +33,6 @@ def apply_penalties(logits: Tensor, reads: Tensor, rows: Tensor, seen: Tensor, w
 
 
 def count_sampled(tokens: Tensor, reads: Tensor, rows: Tensor, seen: Tensor) -> None:
-    """Arguments as in reference/penalties.py."""
     assert seen.is_contiguous()
     if not len(reads):
         return

@@ -28,7 +28,9 @@ from quire.compute.kernels.reference.sample import FINE, NOTHING_LEFT, UNSOUND, 
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.launch import fast_launch, next_power_of_2
 from quire.compute.kernels.triton.sampling.logit_keys import (
+    KEEP_ALL_TIES,
     LOG2_E,
+    LOWEST_TEMPERATURE,
     UNALIGNED_ARGUMENTS,
     VocabTiling,
     bisect_threshold,
@@ -37,18 +39,14 @@ from quire.compute.kernels.triton.sampling.logit_keys import (
     key_to_logit,
     logit_to_key,
     lowest_key,
-    rescaled_chunk_masses,
-)
-from quire.compute.kernels.triton.sampling.top_k_top_p_search import top_k_top_p_search
-from quire.compute.kernels.triton.sampling.top_k_top_p_thresholds import (
-    KEEP_ALL_TIES,
-    LOWEST_TEMPERATURE,
     min_p_floor,
     num_ties_to_keep,
     philox_number,
+    rescaled_chunk_masses,
     target_mass,
     top_p_mass,
 )
+from quire.compute.kernels.triton.sampling.top_k_top_p_search import top_k_top_p_search
 
 _FINE, _UNSOUND, _NOTHING_LEFT = tl.constexpr(FINE), tl.constexpr(UNSOUND), tl.constexpr(NOTHING_LEFT)
 
@@ -87,7 +85,7 @@ def sample(
     last: Tensor | None = None,
     thresholds: SamplingThresholds | None = None,
 ) -> None:
-    """Arguments as in reference/sample.py; rows of logits are contiguous, but may lie apart."""
+    """Rows of logits are contiguous, but may lie apart."""
     sample_with_config(
         logits, slots, asked, tokens, faults, last, thresholds, SampleConfig(VocabTiling.of(logits.shape[-1]))
     )

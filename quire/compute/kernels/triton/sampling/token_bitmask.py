@@ -19,7 +19,7 @@ _WORD_BITS = tl.constexpr(32)
 
 
 def apply_token_bitmask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """Arguments as in reference/filters.py; all but the rows of `logits` are contiguous."""
+    """All but the rows of `logits` are contiguous."""
     vocab = logits.shape[1]
     assert logits.stride(1) == 1 and bits.is_contiguous() and bits.shape[1] == cdiv(vocab, 32)
     if not len(rows):

@@ -12,18 +12,16 @@ import triton.language as tl
 from quire.compute.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.launch import fast_launch
 from quire.compute.kernels.triton.sampling.logit_keys import (
+    KEEP_ALL_TIES,
     LOG2_E,
+    LOWEST_TEMPERATURE,
     UNALIGNED_ARGUMENTS,
+    ZERO_WEIGHT_LOG2,
     bisect_threshold,
     exp_weight,
     key_to_logit,
     logit_to_key,
     lowest_key,
-)
-from quire.compute.kernels.triton.sampling.top_k_top_p_thresholds import (
-    KEEP_ALL_TIES,
-    LOWEST_TEMPERATURE,
-    ZERO_WEIGHT_LOG2,
     min_p_floor,
     num_ties_to_keep,
     philox_number,
