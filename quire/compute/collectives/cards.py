@@ -14,8 +14,7 @@ from torch import Tensor
 from quire.compute.collectives.collectives import Norms
 from quire.compute.collectives.nccl import ID_BYTES, Nccl, new_id
 from quire.compute.collectives.peer_memory import MappedMemory, OwnMemory, PeerMemoryError
-from quire.compute.collectives.rank_memory import RankMemory, way_of
-from quire.compute.collectives.summing_norms import SummingNorms
+from quire.compute.collectives.rank_memory import RankMemory, SummingNorms, way_of
 from quire.compute.mesh import Mesh
 
 Exchange = Callable[[bytes], Sequence[bytes]]

@@ -42,14 +42,13 @@ _OPS: dict[tuple[str | None, str | None], str] = {
     ("reference.logprobs", "triton.sampling.logprobs"): "token_logprobs",
     ("reference.penalties", "triton.sampling.penalties"): "apply_penalties count_sampled",
     ("cpu.sample", "triton.sampling.token_bitmask"): "apply_token_bitmask",
-    ("reference.host_transfer", "triton.host_transfer"): "copy_inputs_from_host copy_outputs_to_host",
+    ("reference.host_transfer", "triton.host_transfer"): "copy_inputs_from_host copy_outputs_to_host move_blocks",
     ("cpu.step_inputs", "triton.step_inputs"): "prepare_inputs",
     ("reference.step_inputs", "triton.step_inputs"): "init_slots",
     ("reference.drafts", "triton.drafts"): "position_columns keep_drafts look_up_tokens follow_slots note_drafts",
     ("cpu.lora", "triton.lora"): "lora_shrink lora_expand lora_expand_silu_and_mul",
     ("cpu.lora", "triton.lora_linear"): "linear_and_shrink",
     ("cpu.lora", "triton.lora_norm"): "lora_rms_norm",
-    ("reference.host_transfer", "triton.blocks"): "move_blocks",
 }
 """Ops by the modules of this package that have their functions for a CPU and for a GPU; None: there is no function."""
 KERNELS: dict[tuple[str, str], str] = {

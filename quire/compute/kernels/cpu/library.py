@@ -1,4 +1,4 @@
-"""The compiled kernels, loaded once a process; None where they cannot be had, and then torch computes."""
+"""The compiled kernels, which a process loads once; where they cannot be compiled, torch computes."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class Kernel:
     """One kernel of the library.
 
     Attributes:
-        function: Takes its arguments one by one.
-        entry: The address of a function that takes them from an array; see native/calls.h.
+        function: Takes the arguments one by one.
+        entry: The address of a function that takes them from an array (native/calls.h).
         types: The types of the arguments.
     """
 
@@ -97,8 +97,8 @@ class Library:
     """The kernels by name and dtype, as functions of pointers and numbers.
 
     Attributes:
-        name: Differs for other sources, flags, compilers and processors.
-        multiplies_bytes: Whether its int8 products take rows of 8 bits; see scaled_linear.py.
+        name: A name that differs for other sources, flags, compilers and processors.
+        multiplies_bytes: Whether int8 products take rows of 8 bits (scaled_linear.py).
 
     Raises:
         OSError: The file is not the library.
@@ -183,7 +183,7 @@ class _Once:
 
 @_Once
 def library() -> Library | None:
-    """The kernels for this machine, compiled if this is the first time; if they cannot be, a warning says why."""
+    """Load the kernels for this machine, compiling them the first time; if that fails, a warning says why."""
     wanted = environment.native_kernels()
     if wanted.instructions == "none":
         return None
@@ -215,5 +215,4 @@ def _load(wanted: NativeKernels, processor: Processor, instructions: str) -> Lib
         return Library(path, torch.get_num_threads())
     except OSError:  # the file is broken
         path.unlink(missing_ok=True)
-    path = build(wanted.compilers, wanted.cache, processor, instructions, FLAGS)
-    return Library(path, torch.get_num_threads())
+    return Library(build(wanted.compilers, wanted.cache, processor, instructions, FLAGS), torch.get_num_threads())

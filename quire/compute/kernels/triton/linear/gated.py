@@ -31,8 +31,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.compute.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.device_properties import multiprocessors
-from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
-from quire.compute.kernels.triton.launching.tensor_descriptors import tensor_descriptor
+from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, tensor_descriptor
 
 ask_for_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # the name before Triton 3.9
 send_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global

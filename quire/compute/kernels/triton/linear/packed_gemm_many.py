@@ -21,8 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from quire.compute.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
-from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
-from quire.compute.kernels.triton.launching.tensor_descriptors import tensor_descriptor
+from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, tensor_descriptor
 from quire.compute.kernels.triton.linear.gemm import scratch_of_tiles
 from quire.compute.kernels.triton.linear.packed_gemm import (
     ask_for_tile,

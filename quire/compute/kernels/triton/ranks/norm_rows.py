@@ -89,7 +89,7 @@ def store_normed(
             codes = _codes(low * by, out.dtype.element_ty, ROUND)
             tl.store(out.to(tl.pointer_type(tl.int8), bitcast=True) + at, codes.to(tl.int8), inside)
         else:
-            # Both codes of a word are converted together. Codes of two words would be converted as a pair too and pulled
+            # Both codes of a word are converted together. Codes of two words would be converted as a pair and pulled
             # apart, where ptxas 12.8, which Triton 3.6 has, takes the second one before it is there.
             first, second = tl.split(_codes(tl.join(low * by, high * by), out.dtype.element_ty, ROUND))
             both = first | (second << 8)
