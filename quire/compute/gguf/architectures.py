@@ -40,11 +40,11 @@ class Architecture:
 
     Attributes:
         name: The entry of `architectures` in config.json.
-        modules: The parts of a layer, by the file's names.
+        modules: A checkpoint's names of the parts of a layer, by the file's names.
         rotates_pairs: Whether queries and keys are stored for rotations of neighbours.
         norms_less: What is subtracted from the weights of norms.
-        experts: What a checkpoint calls a layer's experts; empty: the model has none.
-        expert_names: The projections of an expert, by the file's names.
+        experts: A checkpoint's name of a layer's experts; empty: the model has none.
+        expert_names: A checkpoint's names of an expert's projections, by the file's names.
     """
 
     name: str
@@ -100,7 +100,7 @@ def heads_of(metadata: Mapping[str, Any], part: str) -> int:
     """Return how many heads queries (`q`) or keys (`k`) have.
 
     Raises:
-        CheckpointError: The file does not say so, or by layer.
+        CheckpointError: The file has no such number, or different ones for layers.
     """
     key = f"{metadata.get('general.architecture')}.attention.head_count"
     value = metadata.get(key)
@@ -113,7 +113,7 @@ def heads_of(metadata: Mapping[str, Any], part: str) -> int:
 
 
 def one_for_all(key: str, value: Any) -> Any:
-    """A value that may stand there layer by layer.
+    """Return a value that a file may give layer by layer.
 
     Raises:
         CheckpointError: Layers differ.
@@ -134,20 +134,20 @@ _OUTSIDE = {
     "output.weight": "lm_head.weight",
 }
 _READ_FOR_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""The tools keep these among the weights; see model_config.py. Some write the first for each layer."""
+"""Tensors that model_config.py reads; some tools write the first one for each layer."""
 
 
 @dataclass(frozen=True)
 class WeightSource:
-    """Where a weight comes from.
+    """The source of a weight.
 
     Attributes:
-        tensor: The file's.
-        shape: Of the weight.
-        first_row: Where it begins in a stack of experts.
-        heads: Its rows are those of so many heads, each with the two halves of its pairs side by side, where the
-            weight has first all first halves; 0: rows are as they are.
-        less: What is to be taken off: Gemma's norms are stored with 1 added.
+        tensor: The file's tensor.
+        shape: The weight's shape.
+        first_row: The weight's first row in a stack of experts.
+        heads: How many heads the rows belong to, in each of which the two halves of a pair are neighbours, where the
+            weight has all first halves first; 0: the rows are in the weight's order.
+        less: What is subtracted from the weight: Gemma's norms are stored with 1 added.
     """
 
     tensor: GgufTensor
@@ -158,13 +158,12 @@ class WeightSource:
 
 
 def weight_sources(model: GgufModel) -> dict[str, WeightSource]:
-    """Every weight by its name in a checkpoint; a tensor that is none keeps its own name, which no model reads.
+    """Return every weight by its name in a checkpoint; other tensors keep their names, which no model reads.
 
     Raises:
         CheckpointError: The architecture is not served.
     """
-    architecture = architecture_of(model.metadata)
-    return dict(_sources(model, architecture))
+    return dict(_sources(model, architecture_of(model.metadata)))
 
 
 def _sources(model: GgufModel, architecture: Architecture) -> Iterator[tuple[str, WeightSource]]:
@@ -192,7 +191,7 @@ def _sources(model: GgufModel, architecture: Architecture) -> Iterator[tuple[str
 
 
 def _experts(module: str, projection: str, tensor: GgufTensor) -> Iterator[tuple[str, WeightSource]]:
-    """A stack [experts, rows, columns], expert by expert."""
+    """Yield the experts of a stack [experts, rows, columns]."""
     count, rows, columns = tensor.shape
     for number in range(count):
         name = f"{module}.experts.{number}.{projection}.weight"

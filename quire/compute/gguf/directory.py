@@ -1,7 +1,7 @@
-"""A GGUF model as a directory in Hugging Face layout: its metadata written out, and links to its files.
+"""A GGUF model as a directory in Hugging Face layout, so that all that reads a checkpoint reads it.
 
-So whatever reads a checkpoint (its settings, its tokenizer, its chat template) reads a GGUF model as well. Written once
-for each state of the files, and kept with the user's caches.
+The directory has files made from the metadata, and links to the model's files. It is written once for each state of the
+files, and kept with the user's caches.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _log = logging.getLogger(__name__)
 
 
 def directory_of(paths: Sequence[Path], tokenizer: bool) -> Path:
-    """The directory of the model that these files are.
+    """Return the directory of a model.
 
     Args:
-        paths: In their order, if there are several.
-        tokenizer: Its tokenizer is wanted; otherwise one that is not served does no harm.
+        paths: The model's files, in order.
+        tokenizer: Whether the tokenizer is needed; otherwise one that is not served is left out.
 
     Raises:
         CheckpointError: The files are broken or not served, or the directory cannot be written.
@@ -76,7 +76,7 @@ def _contents(paths: Sequence[Path], tokenizer: bool) -> dict[str, bytes]:
 
 
 def _identity(paths: Sequence[Path], tokenizer: bool) -> str:
-    """A name that changes with the files and with the code that reads them."""
+    """Return a name that changes with the files and with the code that reads them."""
     facts = [
         (path.name, str(path.resolve()), (s := path.stat()).st_size, s.st_mtime_ns, s.st_ctime_ns) for path in paths
     ]
@@ -85,7 +85,7 @@ def _identity(paths: Sequence[Path], tokenizer: bool) -> str:
 
 
 def _put(written: Path, target: Path) -> None:
-    """Into its place, unless another process was faster."""
+    """Move the directory into its place, unless another process was faster."""
     try:
         os.rename(written, target)
     except OSError:
@@ -94,7 +94,7 @@ def _put(written: Path, target: Path) -> None:
 
 
 def _remove_abandoned(cache: Path) -> None:
-    """Directories of models whose files are gone."""
+    """Remove directories of models whose files are gone."""
     for directory in cache.iterdir():
         links = list(directory.glob(f"*{SUFFIX}"))
         if links and not any(link.exists() for link in links):

@@ -1,4 +1,4 @@
-"""The files of one GGUF model: a single one, or all parts of a split one, as one set of metadata and tensors."""
+"""The files of one GGUF model, a single one or all parts of a split one, as one set of metadata and tensors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class GgufModel:
     """A model's headers.
 
     Attributes:
-        paths: Of its files, in their order.
-        metadata: Of the first.
-        tensors: Of all.
+        paths: The model's files, in order.
+        metadata: The metadata of the first file.
+        tensors: The tensors of all files.
     """
 
     paths: tuple[Path, ...]
@@ -34,7 +34,7 @@ def read_model(paths: Sequence[Path]) -> GgufModel:
     """Read the headers of a model's files.
 
     Raises:
-        CheckpointError: One is broken, is no part of this model, or has a tensor of another.
+        CheckpointError: A file is broken, is no part of this model, or has a tensor that another has too.
     """
     headers = [read_header(path) for path in paths]
     tensors: dict[str, GgufTensor] = {}
@@ -52,10 +52,10 @@ def read_model(paths: Sequence[Path]) -> GgufModel:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """All files of the model that this one belongs to.
+    """Return all files of the model that a file belongs to.
 
     Raises:
-        CheckpointError: A part is not there.
+        CheckpointError: A part is missing.
     """
     paths = [path.with_name(name) for name in part_names(path.name)]
     missing = [each.name for each in paths if not each.is_file()]
@@ -65,7 +65,7 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def part_names(name: str) -> list[str]:
-    """The names of all files of the model that the file of this name belongs to."""
+    """Return the names of all files of the model that the file of this name belongs to."""
     part = _PART.match(name)
     if part is None:
         return [name]
@@ -74,15 +74,15 @@ def part_names(name: str) -> list[str]:
 
 
 def choose(names: Sequence[str], quantization: str | None, where: str) -> str:
-    """Of GGUF files, the one that is meant (of a split model its first part).
+    """Choose a GGUF file, or the first part of a split model.
 
     Args:
-        names: Of the files.
-        quantization: What the name must contain, such as Q4_K_M; None: there is but one model.
-        where: They lie, for errors.
+        names: The names of the files.
+        quantization: A word of the name, such as Q4_K_M; None: there is only one model.
+        where: The place of the files, for errors.
 
     Raises:
-        ModelNotFoundError: None is meant, or several may be.
+        ModelNotFoundError: No file or several files fit.
     """
     models = [name for name in sorted(names) if part_names(name)[0] == name and not _is_projector(name)]
     found = models
@@ -102,5 +102,5 @@ def choose(names: Sequence[str], quantization: str | None, where: str) -> str:
 
 
 def _is_projector(name: str) -> bool:
-    """Of a model's images; not a model."""
+    """Whether a file is the projector of images, which is no model."""
     return name.rpartition("/")[2].startswith("mmproj")
