@@ -27,7 +27,7 @@ from quire.compute.kernels.triton.linear.gemm import (
     tiles_of,
 )
 from quire.compute.kernels.triton.linear.inner_loops import fetch_ahead
-from quire.compute.kernels.triton.linear.linear import config_for, linear_behind
+from quire.compute.kernels.triton.linear.linear import config_for, linear
 from quire.compute.kernels.triton.lora import lora_shrink, scratch_of_splits, store_split_sum
 
 _MAX_ROWS = 64
@@ -53,7 +53,7 @@ def linear_and_shrink(
         programs = room_beside(config, multiprocessors(device), program_memory(device), count, x.element_size())
         return gemm_and_shrink(x, packed, bias, weights, tiles, config, programs, can_overlap(device))
     low = lora_shrink(x, weights, tiles)
-    return linear_behind(x, packed, bias), low
+    return linear(x, packed, bias, waits_late=True), low
 
 
 def gemm_and_shrink(

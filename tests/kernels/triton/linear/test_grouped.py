@@ -14,7 +14,7 @@ from quire.compute.kernels.triton.linear.packed_expand import expand_grouped, ex
 from quire.compute.kernels.triton.linear.packed_gemm import PackedGemmConfig, packed_gemm
 from quire.compute.kernels.triton.linear.packed_gemm_many import PackedGemmManyConfig, packed_gemm_many
 from quire.compute.kernels.triton.linear.packed_gemv import PackedGemvConfig, packed_gemv
-from quire.compute.kernels.triton.linear.packed_layout import PackedWeight, pack_int4, permute_columns, permuted
+from quire.compute.kernels.triton.linear.packed_layout import PackedWeight, pack_int4, pairs_of, permute_columns
 
 NEAR = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Beside the largest value."""
@@ -53,6 +53,12 @@ def close(found: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> 
     assert dtype is None or found.dtype == dtype
     error = (found.double() - expected).abs().max() / expected.abs().max()
     assert error < NEAR[found.dtype], f"{error:.2e}"
+
+
+def permuted(x: Tensor) -> Tensor:
+    """Columns of 16-bit values in the tensor core's order, by torch."""
+    pairs = pairs_of(x).reshape(len(x), -1, 4, 4)  # [rows, of 32 columns, l, s and c]
+    return pairs.transpose(2, 3).contiguous().view(len(x), -1).view(x.dtype)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])

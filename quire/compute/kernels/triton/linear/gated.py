@@ -55,27 +55,24 @@ _DTYPES = (torch.bfloat16, torch.float16)
 
 
 def supports_gated_gemm(x: Tensor, w: Tensor, y: Tensor) -> bool:
-    """Whether `gated_gemm` takes these operands on sm_90: 16-bit floats, aligned to 16 bytes for the copy engine."""
-    return x.dtype in _DTYPES and x.dtype == w.dtype == y.dtype and _fit_copy_engine(x, w, y)
+    """Whether `gated_gemm` takes these operands on sm_90: 16-bit floats, or e4m3 codes x and w, and a 16-bit y.
 
-
-def supports_scaled_gated_gemm(x: Tensor, w: Tensor, y: Tensor) -> bool:
-    """Whether `scaled_gated_gemm` takes these operands on sm_90: e4m3 codes x and w, a 16-bit y, all aligned."""
-    return x.dtype == w.dtype == torch.float8_e4m3fn and y.dtype in _DTYPES and _fit_copy_engine(x, w, y)
-
-
-def _fit_copy_engine(x: Tensor, w: Tensor, y: Tensor) -> bool:
-    outputs, columns = w.shape[0] // 2, w.shape[1]
-    item = x.element_size()
+    The copy engine needs them to be aligned to 16 bytes.
+    """
+    (outputs, columns), item = (w.shape[0] // 2, w.shape[1]), x.element_size()
+    is_coded = x.dtype == torch.float8_e4m3fn
     return (
-        x.stride(1) == y.stride(1) == 1
+        x.dtype == w.dtype
+        and y.dtype in _DTYPES
+        and (is_coded or x.dtype == y.dtype)
+        and x.stride(1) == y.stride(1) == 1
         and w.is_contiguous()
         and outputs % 8 == columns * item % 16 == x.stride(0) * item % 16 == y.stride(0) % 8 == 0
         and x.data_ptr() % 16 == w.data_ptr() % 16 == y.data_ptr() % 16 == 0
     )
 
 
-def gated_gemm(x: Tensor, w: Tensor, y: Tensor, overlap: bool) -> None:
+def gated_gemm(x: Tensor, w: Tensor, y: Tensor, overlap: bool, scales: tuple[Tensor, Tensor] | None = None) -> None:
     """y = silu of the first half of x Wᵀ times the second. Rows of x and y may lie apart.
 
     Args:
@@ -83,27 +80,12 @@ def gated_gemm(x: Tensor, w: Tensor, y: Tensor, overlap: bool) -> None:
         w: [2 · outputs, columns].
         y: [rows, outputs].
         overlap: Whether the kernel may start before the previous one ends; see dependent_launch.
+        scales: The scales [rows, 1] and [2 · outputs, 1] fp32 of x and w, if these are codes.
     """
-    _launch(x, w, None, y, overlap)
-
-
-def scaled_gated_gemm(x: tuple[Tensor, Tensor], w: tuple[Tensor, Tensor], y: Tensor, overlap: bool) -> None:
-    """y = silu of the first half of x Wᵀ times the second, for fp8 codes with a scale for each row.
-
-    Args:
-        x: Codes [rows, columns] e4m3, and their scales [rows, 1] fp32.
-        w: Codes [2 · outputs, columns] e4m3, and their scales [2 · outputs, 1] fp32.
-        y: [rows, outputs], bf16 or fp16.
-        overlap: Whether the kernel may start before the previous one ends; see dependent_launch.
-    """
-    _launch(x[0], w[0], (x[1], w[1]), y, overlap)
-
-
-def _launch(x: Tensor, w: Tensor, scales: tuple[Tensor, Tensor] | None, y: Tensor, overlap: bool) -> None:
     rows, outputs = y.shape
     down, across = cdiv(rows, 128), cdiv(outputs, 128)
     columns = 128 // x.element_size()
-    x_scales, w_scales = (y, y) if scales is None else scales  # y is not touched as scales
+    x_scales, w_scales = scales or (y, y)  # y is not touched as scales
     _gated_gemm_kernel[(min(down * across, multiprocessors(x.device)),)](
         _tensor_descriptor(x, 64, columns), _weight_descriptor(w, columns), _tensor_descriptor(y, 64, 128), x_scales,
         w_scales, rows, outputs, cdiv(x.shape[1], columns), down, across,

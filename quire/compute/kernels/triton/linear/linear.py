@@ -42,17 +42,19 @@ def pack_linear(weight: Tensor) -> Tensor:
     return weight
 
 
-def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    return _linear(x, packed, bias, waits_late=False)
-
-
-def linear_behind(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute `linear` while the kernel that was launched last still runs.
+def linear(x: Tensor, packed: Tensor, bias: Tensor | None, *, waits_late: bool = False) -> Tensor:
+    """With `waits_late`, the product is computed while the kernel that was launched last still runs.
 
     That kernel must release its dependents only after it has waited for x, and must write nothing that this product
     reads.
     """
-    return _linear(x, packed, bias, waits_late=True)
+    config = config_for(x, packed, gate=False)
+    if config is None:
+        return F.linear(x, packed, bias)
+    y = x.new_empty((x.shape[0], packed.shape[0]))
+    overlap = can_overlap(x.device)
+    linear_with_config(x, packed, bias, y, config, gate=False, overlap=overlap, waits_late=waits_late)
+    return y
 
 
 def linear_silu_and_mul(x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -117,13 +119,3 @@ def tuned_config(outputs: int, columns: int, rows: int, gate: bool) -> LinearCon
 def dense_configs() -> TunedConfigs[GemvConfig | GemmConfig]:
     """Return the table for dense weights, read once. None in it is cuBLAS, followed by a kernel for the gate."""
     return read_configs("bf16", KERNELS)
-
-
-def _linear(x: Tensor, packed: Tensor, bias: Tensor | None, *, waits_late: bool) -> Tensor:
-    config = config_for(x, packed, gate=False)
-    if config is None:
-        return F.linear(x, packed, bias)
-    y = x.new_empty((x.shape[0], packed.shape[0]))
-    overlap = can_overlap(x.device)
-    linear_with_config(x, packed, bias, y, config, gate=False, overlap=overlap, waits_late=waits_late)
-    return y

@@ -67,12 +67,6 @@ def pack_int4(
     return PackedWeight(words, _pairs(scales.to(dtype)), shifted, rows, columns, gated, order)
 
 
-def permuted(x: Tensor) -> Tensor:
-    """Put the columns of x [rows, columns], 16-bit values, into the tensor core's order; contiguous."""
-    pairs = pairs_of(x).reshape(len(x), -1, 4, 4)  # [rows, of 32 columns, l, s and c]
-    return pairs.transpose(2, 3).contiguous().view(len(x), -1).view(x.dtype)
-
-
 def pairs_of(x: Tensor) -> Tensor:
     """View x [rows, columns], 16-bit values, as pairs of columns [rows, columns / 2] int32; a copy if x is not
     aligned."""
@@ -133,7 +127,7 @@ BLOCK, WARPS = 1_024, 4
 
 
 def permute_columns(x: Tensor) -> Tensor:
-    """Compute `permuted` of x [rows, columns] in 16 bits."""
+    """Put the columns of x [rows, columns], 16-bit values, into the tensor core's order; contiguous."""
     rows, columns = x.shape
     pairs = pairs_of(x)
     out = torch.empty((rows, columns), dtype=x.dtype, device=x.device)

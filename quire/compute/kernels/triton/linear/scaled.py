@@ -14,7 +14,7 @@ from quire.compute.kernels.triton.activation import silu_and_mul
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap
 from quire.compute.kernels.triton.launching.device_properties import is_sm_90, program_memory
 from quire.compute.kernels.triton.launching.launch import cdiv
-from quire.compute.kernels.triton.linear.gated import scaled_gated_gemm, supports_scaled_gated_gemm
+from quire.compute.kernels.triton.linear.gated import gated_gemm, supports_gated_gemm
 from quire.compute.kernels.triton.linear.gemm import BLOCK_COLUMNS, GemmConfig, gemm
 from quire.compute.kernels.triton.linear.gemv import GemvConfig, gemv, int8_gemv, supports_int8_gemv
 from quire.compute.kernels.triton.linear.linear import KERNELS
@@ -45,7 +45,8 @@ def scaled_linear_silu_and_mul(x: Rows, weight: ScaledWeight, bias: Tensor | Non
     """In most cases one kernel follows the kernel that quantizes x."""
     config = _config_for(x, weight, gate=True)
     if config is None and bias is None and _suits_gated_gemm(x, weight, out):
-        scaled_gated_gemm(_codes(x, weight), (weight.codes, weight.scales), out, can_overlap(out.device))
+        codes, scales = _codes(x, weight)
+        gated_gemm(codes, weight.codes, out, can_overlap(out.device), (scales, weight.scales))
     elif config is None:
         silu_and_mul(scaled_linear(x, weight, bias), out)
     else:
@@ -87,7 +88,7 @@ def int8_row_config(outputs: int, columns: int, gate: bool) -> GemvConfig | Gemm
 def scaled_configs() -> TunedConfigs[GemvConfig | GemmConfig]:
     """Return the table for fp8, read once, which also serves two rows and more of int8.
 
-    None in it stands for torch's product, `scaled_gated_gemm`, or MANY.
+    None in it stands for torch's product, `gated_gemm`, or MANY.
     """
     return read_configs("fp8_w8a8", KERNELS)
 
@@ -127,7 +128,7 @@ def _suits_gated_gemm(x: Rows, weight: ScaledWeight, out: Tensor) -> bool:
     return (
         cdiv(out.shape[0], 128) * cdiv(out.shape[1], 128) >= FEWEST_TILES
         and is_sm_90(out.device)
-        and supports_scaled_gated_gemm(codes, weight.codes, out)
+        and supports_gated_gemm(codes, weight.codes, out)
     )
 
 

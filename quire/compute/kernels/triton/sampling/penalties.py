@@ -1,7 +1,6 @@
-"""Penalties for the reads that ask: a program takes a chunk of one read's logits.
+"""Penalties for the reads that ask for them: a program takes a chunk of one read's logits.
 
-Only tokens that the sequence has cost memory beyond their count: 4 bytes a token of the vocabulary, and 8 for each that
-is changed. 256 reads of 128,256 read 131 MB.
+Each token of the vocabulary moves 4 bytes, and each logit that is changed 8 more. 256 reads of 128,256 read 131 MB.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _ONE_MORE = tl.constexpr(ONE_MORE)
 
 
 def apply_penalties(logits: Tensor, reads: Tensor, rows: Tensor, seen: Tensor, weights: Tensor) -> None:
-    """All but the rows of `logits` are contiguous."""
+    """Only the rows of `logits` may lie apart."""
     vocab = logits.shape[1]
     assert logits.stride(1) == 1 and seen.is_contiguous() and weights.is_contiguous()
     if not len(reads):

@@ -1,7 +1,7 @@
-"""Token bitmasks for the reads that wait for one: a program takes a chunk of one read's logits.
+"""Token bitmasks: a program takes a chunk of one read's logits.
 
-Each word of a bitmask is read once, where it is: in the host's pinned memory, at the pace of PCIe (64 masks of 131,072
-tokens are 1 MB, some 20 µs). Logits are written and not read, and only those of forbidden tokens.
+Each word of a bitmask is read once from the host's pinned memory, at the speed of PCIe (64 masks of 131,072 tokens are
+1 MB, some 20 µs). Only the logits of forbidden tokens are written, and none are read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WORD_BITS = tl.constexpr(32)
 
 
 def apply_token_bitmask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """All but the rows of `logits` are contiguous."""
+    """Only the rows of `logits` may lie apart."""
     vocab = logits.shape[1]
     assert logits.stride(1) == 1 and bits.is_contiguous() and bits.shape[1] == cdiv(vocab, 32)
     if not len(rows):
