@@ -13,16 +13,15 @@ from quire.compute.collectives.collectives import Collectives, Norms
 
 
 class PendingDelta(Protocol):
-    """A delta that is not finished yet. It is read once, by a norm or by somebody else."""
+    """A delta that is not finished yet, and is read once."""
 
     def total(self) -> Tensor:
-        """The finished delta."""
+        """Finish the delta and return it."""
         ...
 
     def for_norms(self, norms: Norms) -> tuple[Norms, Tensor]:
-        """The norms that can add this to the stream, and what they are given: those that finish it themselves, or
-        `norms` and the finished delta.
-        """
+        """Return norms that finish the delta themselves and its unfinished tensor, or `norms` and the finished
+        delta."""
         ...
 
 
@@ -31,7 +30,7 @@ Delta: TypeAlias = Tensor | PendingDelta
 
 
 def total_of(delta: Delta) -> Tensor:
-    """The finished delta."""
+    """Return the finished delta."""
     return delta if isinstance(delta, Tensor) else delta.total()
 
 
@@ -40,7 +39,7 @@ class PartialSum:
 
     Args:
         own: This rank's summand, contiguous.
-        collectives: Of all ranks.
+        collectives: Make the sum.
     """
 
     def __init__(self, own: Tensor, collectives: Collectives) -> None:
@@ -49,16 +48,13 @@ class PartialSum:
         self._is_made = False
 
     def total(self) -> Tensor:
-        """The sum; it is made once, in place of the summand."""
+        """Make the sum, once, in place of the summand, and return it."""
         if not self._is_made:
             self._collectives.all_reduce(self._own)
             self._is_made = True
         return self._own
 
     def for_norms(self, norms: Norms) -> tuple[Norms, Tensor]:
-        """The norms that can add this to the stream, and what they are given: a summand for norms that add up over
-        ranks themselves; else the sum, for `norms`.
-        """
         summing = self._collectives.norms
         if summing is None or self._is_made:
             return norms, self.total()
@@ -82,23 +78,23 @@ class Stream(NamedTuple):
 
 
 class StreamSource(Protocol):
-    """Where a stage's streams come from."""
+    """The source of a stage's streams."""
 
     def receive(self, tokens: int) -> Stream:
-        """Wait for the stream of the next step, which has so many tokens, and return it."""
+        """Wait for the stream of the next step, which has this many tokens, and return it."""
         ...
 
 
 class StreamSink(Protocol):
-    """Where a stage's streams go to."""
+    """The sink of a stage's streams."""
 
     def send(self, stream: Stream) -> None:
-        """Hand over the stream of a step; may wait while the next stage has steps to do."""
+        """Send the stream of a step; may wait while the next stage has steps to do."""
         ...
 
 
 class StageLinks(NamedTuple):
-    """A rank's links from the stage before its own and to the one after; None: there is no such stage."""
+    """A rank's links from the stage before its own and to the stage after; None: there is no such stage."""
 
     before: StreamSource | None = None
     after: StreamSink | None = None

@@ -19,21 +19,17 @@ NormWay = Literal["push", "pull", "separate"]
 
 
 class NormMemory(Protocol):
-    """Memory of all ranks in which one kernel can make a sum and its norm; see RankMemory."""
+    """The part of RankMemory that makes a sum and its norm by one kernel."""
 
-    def norm_way_of(self, x: Tensor, weight: Tensor) -> NormWay:
-        """Return which kernel makes both the sum and the norm of x [rows, width], or that none does ("separate")."""
-        ...
+    def norm_way_of(self, x: Tensor, weight: Tensor) -> NormWay: ...
 
     def norm(
         self, x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None, delta: Tensor, way: NormWay
-    ) -> None:
-        """Add the sum of delta over ranks to x, and write the norm of x to out; with scales, the norm's codes."""
-        ...
+    ) -> None: ...
 
 
 class SummingNorms:
-    """Norms that add up over ranks, by one kernel if one does both, otherwise by a sum and then the card's own norm.
+    """Norms that add up over ranks, by one kernel if one does both, otherwise by a sum and the card's own norm.
 
     Args:
         memory: Makes a sum and its norm by one kernel.
@@ -77,9 +73,9 @@ class Limits(NamedTuple):
     """The largest sums, in bytes, that small packets carry, and that ranks read in one another's memory.
 
     Attributes:
-        pushed: With a norm behind the sum or without.
-        pulled: Without; for larger ones NCCL is faster.
-        normed: With; for larger ones a sum and then the norm is.
+        pushed: The largest sum in packets, with a norm behind it or without.
+        pulled: The largest sum that ranks read, without a norm; NCCL is faster for larger ones.
+        normed: The largest sum that ranks read, with a norm; a sum and a norm by themselves are faster for larger ones.
     """
 
     pushed: int
@@ -117,8 +113,7 @@ def way_of(size: int, ranks: int) -> Way:
 
 
 class RankMemory:
-    """Sums and gatherings by kernels that read and write all ranks' windows; see
-    compute/kernels/triton/ranks/window.py.
+    """Sums and gatherings by kernels that read and write all ranks' windows (compute/kernels/triton/ranks/window.py).
 
     Args:
         addresses: The addresses of the windows in this process, by rank.
@@ -177,12 +172,7 @@ class RankMemory:
             self._pulled_norm.rms_norm_pulled(*given, windows, self._steps, *places, rank, ranks)
 
     def gather_columns(self, x: Tensor, out: Tensor) -> None:
-        """Write the columns of all ranks, side by side, to `out` in each rank.
-
-        Args:
-            x: [n, at least this rank's columns], of which each rank gives its `Mesh.padded_part` of out's.
-            out: [n, columns of all], contiguous, of x's dtype.
-        """
+        """Compute `Collectives.gather_columns`."""
         columns = Mesh(0, tp=self._mesh.tp).padded_part(out.shape[1]).count
         most = self._pulled.max_gathered_rows(columns, x.element_size())
         where = (self._windows, self._pulls, self._layout.buffers, self._mesh.tp_rank, self._mesh.tp)

@@ -1,8 +1,8 @@
 """Collectives of ranks on one machine's processors, through memory that all of them have mapped.
 
-A rank that waits for another spins for some microseconds only where each has cores of its own, and then sleeps until it
-is woken: ranks that share a core leave it to the one that is waited for. What the kernels do, plain torch does where
-there are none (`compute/kernels/cpu/native/ranks.cpp` has the protocol).
+A rank that waits for another sleeps until it is woken, so that the other may use its core. Where each rank has cores of
+its own, it first spins for some microseconds. Without our kernels torch does the same
+(`compute/kernels/cpu/native/ranks.cpp` has the protocol).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quire.compute.mesh import Mesh
 from quire.foundation.processes.shared_memory import SharedMemory
 
 SPINS = 3_000
-"""Pauses before a rank sleeps, where ranks have cores of their own: some 50 µs."""
+"""Pauses before a rank sleeps where ranks have cores of their own, which take some 50 µs."""
 _LONGEST_NAP_S = 1e-3
 
 
@@ -36,7 +36,7 @@ class Ranks(Protocol):
     def gather_rows(self, x: Sequence[Tensor], rows: Sequence[int], out: Sequence[Tensor]) -> None:
         """Write the rows of several groups of ranks, one group after the other, to `out` in each rank.
 
-        All groups have the same number of ranks, which are neighbours; the ranks of a group have the same rows.
+        All groups have equally many ranks, which are neighbours; the ranks of a group have the same rows.
 
         Args:
             x: [rows of this group, width] of each tensor, contiguous.
@@ -60,12 +60,13 @@ class Ranks(Protocol):
 
     @property
     def calls(self) -> int:
-        """How many collectives this rank has come to."""
+        """The number of collectives that this rank has come to."""
         ...
 
     @property
     def missing(self) -> int | None:
-        """The rank that another has waited for in vain; then all collectives return at once, and sums are wrong."""
+        """The rank that another has waited for in vain; if there is one, collectives return at once, with wrong
+        sums."""
         ...
 
 
