@@ -37,7 +37,7 @@ from quire.compute.kernels.triton.experts.experts import experts_with_configs
 from quire.compute.kernels.triton.experts.routing import group_by_expert, route
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from quire.compute.kernels.triton.linear.gemv import GemvConfig
-from quire.compute.kernels.triton.quantized_rows import quantize_rows
+from quire.compute.kernels.triton.norm import quantize_rows
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
 BYTES_PER_S = 4.25e12

@@ -28,7 +28,7 @@ from quire.compute.kernels.triton.linear.gemm import GemmConfig, gemm
 from quire.compute.kernels.triton.linear.gemv import GemvConfig, gemv, int8_gemv
 from quire.compute.kernels.triton.linear.linear import KERNELS, LinearConfig
 from quire.compute.kernels.triton.linear.tuned_configs import CONFIGS, configs_path, read_configs, write_configs
-from quire.compute.kernels.triton.quantized_rows import quantize_rows
+from quire.compute.kernels.triton.norm import quantize_rows
 
 ROWS = (1, 16, 32, 64, 128, 256)
 WEIGHTS = (*LLAMA_8B, Weight(28672, 4096))

@@ -1,4 +1,4 @@
-"""What a step begins with: embeddings, of a weight that the head may multiply with as well, and angles of positions."""
+"""The beginning of a step: where its rows stand, the embeddings of its tokens and the angles of their positions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from quire.compute.kernels.cpu.library import library, library_for, library_for_
 from quire.compute.kernels.cpu.linear import PackedWeight, pack_linear
 from quire.compute.kernels.reference import embedding as reference
 from quire.compute.kernels.reference import rotary as rotary_reference
+from quire.compute.kernels.reference import step_inputs as step_reference
 
 
 def pack_tied(weight: Tensor) -> Tensor | PackedWeight:
@@ -73,3 +74,14 @@ def grow_frequencies(lengths: Tensor, theta: float, factor: float, original: int
         rotary_reference.grow_frequencies(lengths, theta, factor, original, out)
     else:
         kernels("grow_frequencies", None, lengths, len(lengths), theta, factor, original, out.shape[1], out)
+
+
+def prepare_inputs(
+    slots: Tensor, counts: Tensor, row_of_token: Tensor, offsets: Tensor, ids: Tensor, length: Tensor, last: Tensor,
+    dummy: int, starts: Tensor, positions: Tensor, slot_of_token: Tensor, tokens: Tensor,
+) -> None:  # fmt: skip
+    given, out = (slots, counts, row_of_token, offsets, ids), (starts, positions, slot_of_token, tokens)
+    if (kernels := library_for_indices(*given, length, last, *out)) is None:
+        step_reference.prepare_inputs(*given, length, last, dummy, *out)
+    else:
+        kernels("prepare_inputs", None, *given, len(slots), len(ids), length, last, dummy, *out)

@@ -23,7 +23,7 @@ from quire.compute.kernels.triton.experts.routing import group_and_quantize, gro
 from quire.compute.kernels.triton.linear.coded_gemm import CodedConfig, coded_gemm, coded_linear
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from quire.compute.kernels.triton.linear.gemv import GemvConfig
-from quire.compute.kernels.triton.quantized_rows import quantize_rows as quantize_rows_alone
+from quire.compute.kernels.triton.norm import quantize_rows as quantize_rows_alone
 from tests.kernels.triton.experts.expected import close_in_codes, quantized
 from tests.kernels.triton.experts.test_experts import close, exact, mixture
 from tests.kernels.triton.linear.coded_weights import CODED, gate_and_up

@@ -16,7 +16,7 @@ from quire.compute.kernels.reference.linear import ScaledWeight
 from quire.compute.kernels.triton.linear.gemm import GemmConfig, gemm
 from quire.compute.kernels.triton.linear.gemv import GemvConfig, gemv, int8_gemv, supports_int8_gemv
 from quire.compute.kernels.triton.linear.scaled import MANY, fitting, scaled_config, scaled_configs, scaled_linear
-from quire.compute.kernels.triton.quantized_rows import quantize_rows
+from quire.compute.kernels.triton.norm import quantize_rows
 
 UP_TO, PLAIN, GATED = scaled_configs().up_to, scaled_configs().plain, scaled_configs().gated
 DTYPES = (torch.float8_e4m3fn, torch.int8)

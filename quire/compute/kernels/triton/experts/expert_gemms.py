@@ -56,7 +56,7 @@ from quire.compute.kernels.triton.linear.inner_loops import (
     silu_times,
     weight_rows,
 )
-from quire.compute.kernels.triton.quantized_rows import quantize_rows, row_scales, to_codes
+from quire.compute.kernels.triton.norm import quantize_rows, row_scales, to_codes
 
 ExpertsWeight: TypeAlias = "Tensor | AnyCoded | ScaledWeight"  # as text: compiler processes have no torch
 """Weights of all experts: [experts, rows, columns], or codes in the reference's form with one more dimension in

@@ -25,7 +25,7 @@ from torch import Tensor
 from quire.compute.kernels.reference.quantized_rows import LARGEST, SMALLEST
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
-from quire.compute.kernels.triton.quantized_rows import GROUPS, quantize_groups
+from quire.compute.kernels.triton.norm import GROUPS, quantize_groups
 
 _BLOCKS = ((512, 1), (2048, 4), (4096, 8), (8192, 16))
 """Pairs that a program reads together, and its warps: the first entry with room for all pairs is taken, or the last."""

@@ -19,7 +19,7 @@ from quire.compute.kernels.triton.linear.gemm import BLOCK_COLUMNS, GemmConfig, 
 from quire.compute.kernels.triton.linear.gemv import GemvConfig, gemv, int8_gemv, supports_int8_gemv
 from quire.compute.kernels.triton.linear.linear import KERNELS
 from quire.compute.kernels.triton.linear.tuned_configs import TunedConfigs, read_configs
-from quire.compute.kernels.triton.quantized_rows import quantize_rows
+from quire.compute.kernels.triton.norm import quantize_rows
 
 _BLOCKED_STAGES = 6
 """Stages of a GEMM whose scales are of blocks: its steps have half as many columns."""

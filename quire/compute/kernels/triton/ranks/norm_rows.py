@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.compute.kernels.triton.launching.launch import next_power_of_2
-from quire.compute.kernels.triton.quantized_rows import row_scales
+from quire.compute.kernels.triton.norm import row_scales
 from quire.compute.kernels.triton.ranks.pushed import add_words, joined
 from quire.compute.kernels.triton.ranks.window import STEP_BYTES
 
