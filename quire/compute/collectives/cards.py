@@ -113,7 +113,6 @@ def _own_window(mesh: Mesh) -> tuple[OwnMemory | None, str]:
 
 
 def _all_addresses(mesh: Mesh, own: OwnMemory, handles: Sequence[bytes]) -> list[int]:
-    """Return the addresses of all ranks' windows in this process."""
     if not all(handles):
         raise PeerMemoryError("another rank has no memory to share")
     return [own.address if rank == mesh.tp_rank else MappedMemory(handles[rank]).address for rank in range(mesh.tp)]

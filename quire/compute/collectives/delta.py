@@ -30,7 +30,6 @@ Delta: TypeAlias = Tensor | PendingDelta
 
 
 def total_of(delta: Delta) -> Tensor:
-    """Return the finished delta."""
     return delta if isinstance(delta, Tensor) else delta.total()
 
 
@@ -78,16 +77,12 @@ class Stream(NamedTuple):
 
 
 class StreamSource(Protocol):
-    """The source of a stage's streams."""
-
     def receive(self, tokens: int) -> Stream:
         """Wait for the stream of the next step, which has this many tokens, and return it."""
         ...
 
 
 class StreamSink(Protocol):
-    """The sink of a stage's streams."""
-
     def send(self, stream: Stream) -> None:
         """Send the stream of a step; may wait while the next stage has steps to do."""
         ...

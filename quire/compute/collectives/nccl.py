@@ -55,7 +55,6 @@ class Nccl:
         pool.shutdown(wait=False)
 
     def all_reduce(self, x: Tensor) -> None:
-        """Replace x, contiguous, by its sum over all ranks."""
         at = ctypes.c_void_p(x.data_ptr())
         _check("ncclAllReduce", at, at, ctypes.c_size_t(x.numel()), _TYPES[x.dtype], _SUM, *self._where())
 

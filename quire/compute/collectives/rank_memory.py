@@ -96,7 +96,6 @@ ranks, each reads the tensors of all others, so limits are lower.
 
 
 def limits_of(ranks: int) -> Limits:
-    """Return the limits for so many ranks."""
     return LIMITS[min((number for number in LIMITS if number >= ranks), default=max(LIMITS))]
 
 

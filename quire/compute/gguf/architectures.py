@@ -191,7 +191,6 @@ def _sources(model: GgufModel, architecture: Architecture) -> Iterator[tuple[str
 
 
 def _experts(module: str, projection: str, tensor: GgufTensor) -> Iterator[tuple[str, WeightSource]]:
-    """Yield the experts of a stack [experts, rows, columns]."""
     count, rows, columns = tensor.shape
     for number in range(count):
         name = f"{module}.experts.{number}.{projection}.weight"

@@ -85,7 +85,6 @@ def _identity(paths: Sequence[Path], tokenizer: bool) -> str:
 
 
 def _put(written: Path, target: Path) -> None:
-    """Move the directory into its place, unless another process was faster."""
     try:
         os.rename(written, target)
     except OSError:
@@ -94,7 +93,6 @@ def _put(written: Path, target: Path) -> None:
 
 
 def _remove_abandoned(cache: Path) -> None:
-    """Remove directories of models whose files are gone."""
     for directory in cache.iterdir():
         links = list(directory.glob(f"*{SUFFIX}"))
         if links and not any(link.exists() for link in links):

@@ -72,7 +72,6 @@ class GgufTensor:
         return self.rows * self.row_bytes
 
     def equals(self, other: GgufTensor) -> bool:
-        """Whether both tensors have the same type, shape and bytes."""
         if (self.form, self.shape) != (other.form, other.shape):
             return False
         return have_equal_bytes(self.path, self.offset, other.path, other.offset, self.nbytes)

@@ -102,5 +102,4 @@ def choose(names: Sequence[str], quantization: str | None, where: str) -> str:
 
 
 def _is_projector(name: str) -> bool:
-    """Whether a file is the projector of images, which is no model."""
     return name.rpartition("/")[2].startswith("mmproj")

@@ -148,7 +148,6 @@ def _list_or_none(metadata: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _byte_level(vocabulary: Vocabulary, split: PreTokenizer) -> dict[str, Any]:
-    """A tokenizer.json, as the tokenizers library writes it."""
     ids: dict[str, int] = {}
     for number, token in enumerate(vocabulary.tokens):
         ids.setdefault(token, number)
@@ -239,7 +238,6 @@ def _stripping(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str,
 
 
 def _settings(metadata: Mapping[str, Any], vocabulary: Vocabulary, adds_bos: bool) -> dict[str, Any]:
-    """A tokenizer_config.json."""
     settings: dict[str, Any] = {}
     for theirs, ours in _MARKS.items():
         number = metadata.get(f"{_PREFIX}{theirs}_token_id")

@@ -56,7 +56,6 @@ class Processor:
 
     @property
     def multiplies_bfloat16(self) -> bool:
-        """Whether the processor has instructions that multiply bfloat16 numbers."""
         return not self.features.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
 
 

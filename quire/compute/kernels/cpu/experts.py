@@ -36,7 +36,6 @@ def route(
 
 
 def pack_experts(weights: Tensor) -> Packed:
-    """Return the weights [experts, rows, columns] as `experts` takes them."""
     kernels = library()
     if kernels is None or not kernels.serves(weights) or weights.stride(2) != 1:
         return [pack_linear(weight) for weight in weights]

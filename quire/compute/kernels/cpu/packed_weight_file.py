@@ -112,8 +112,6 @@ class PackedWeightFile:
 
 
 class _Reader:
-    """A whole file, mapped."""
-
     def __init__(self, mapping: mmap.mmap, index: dict[str, Any], kernels: Library) -> None:
         self._mapping = mapping
         self._index = index

@@ -48,8 +48,6 @@ class NotRecordable(Exception):
 
 
 class Sizes(NamedTuple):
-    """The sizes of a step."""
-
     tokens: int
     rows: int
     sampled: int
@@ -88,7 +86,6 @@ class Recording:
 
     @property
     def last_entry(self) -> int:
-        """The entry of the kernel that is called last."""
         return int(self._entries[-1])
 
     def replay(self, sizes: Sizes, held_back: int = 0) -> Tensor:

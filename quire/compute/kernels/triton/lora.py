@@ -142,7 +142,6 @@ def _counters(device: torch.device) -> Tensor:
 
 
 def _splits(rows: int, columns: int) -> int:
-    """Return how many programs share a row."""
     each = 512 if rows <= _FEW else 2_048 if rows <= _SOME else columns
     return max(1, min(_MAX_SPLITS, columns // each))
 

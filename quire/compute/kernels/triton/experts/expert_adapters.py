@@ -10,6 +10,7 @@ Few tokens make few programs, which wait for memory: then several programs share
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -49,26 +50,24 @@ class AdaptedTiles(NamedTuple):
     size: int
 
 
-class AddedRows:
-    """What adapters add in one layer and step: [pairs, outputs], with anything where a token has no adapter.
+def added_rows(
+    numbers: Tensor, adapters: ExpertAdapters | None
+) -> Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor]]:
+    """Return a function of x, y and whether y is the first product of x rather than the second, in one layer and step.
 
-    Args:
-        numbers, adapters: As in the op `experts`.
+    The function returns what adapters add to y, [pairs, outputs], with anything where a token has no adapter, and the
+    slot of each token's adapter. Without adapters, these are tensors that no kernel reads. Arguments are as in
+    `experts`.
     """
+    if adapters is None:
+        return lambda x, y, first: (y, y)
+    pairs = group_adapted_pairs(numbers, adapters.slots, adapters.gate_up)
 
-    def __init__(self, numbers: Tensor, adapters: ExpertAdapters) -> None:
-        self.slots = adapters.slots
-        self._adapters = adapters
-        self._chosen = numbers.shape[1]
-        self._pairs = group_adapted_pairs(numbers, adapters.slots, adapters.gate_up)
+    def added(x: Tensor, y: Tensor, first: bool) -> tuple[Tensor, Tensor]:
+        weights, sharing = (adapters.gate_up, numbers.shape[1]) if first else (adapters.down, 1)
+        return lora_of_pairs(x, weights, pairs, sharing), adapters.slots
 
-    def to_gate_up(self, x: Tensor) -> Tensor:
-        """Return what is added to the first product of the tokens x."""
-        return lora_of_pairs(x, self._adapters.gate_up, self._pairs, self._chosen)
-
-    def to_down(self, middle: Tensor) -> Tensor:
-        """Return what is added to the second product of the pairs `middle`."""
-        return lora_of_pairs(middle, self._adapters.down, self._pairs, 1)
+    return added
 
 
 def group_adapted_pairs(numbers: Tensor, slots: Tensor, weights: StackedLowRank) -> AdaptedTiles:

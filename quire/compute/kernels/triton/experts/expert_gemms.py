@@ -34,7 +34,7 @@ from torch import Tensor
 from quire.compute.kernels.reference.experts import ExpertAdapters
 from quire.compute.kernels.reference.linear import ScaledWeight
 from quire.compute.kernels.reference.quantized_rows import LARGEST, SMALLEST
-from quire.compute.kernels.triton.experts.expert_adapters import AddedRows
+from quire.compute.kernels.triton.experts.expert_adapters import added_rows
 from quire.compute.kernels.triton.experts.routing import group_and_quantize, group_by_expert
 from quire.compute.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
@@ -99,14 +99,14 @@ def gemv_by_pair(
     width = of_down.shape[2]
     middle = torch.empty((tokens * chosen, width), dtype=x.dtype, device=x.device)
     first, second = configs
-    by_adapters = None if adapters is None else AddedRows(numbers, adapters)
-    added, slots = added_to(x, middle, True, by_adapters)
+    added_to = added_rows(numbers, adapters)
+    added, slots = added_to(x, middle, True)
     _pair_kernel[(cdiv(width, first.block_n // 2) * tokens * chosen,)](
         x, w, w_scales, numbers, added, slots, middle, tokens * chosen, width, len(of_down), CHOSEN=chosen,
         COLUMNS=hidden, BLOCK_N=first.block_n, BLOCK_K=first.block_k, **w_facts, PARTIAL=partial,
         ADAPTED=adapters is not None, OVERLAP=overlap, num_warps=first.warps, launch_pdl=overlap,
     )  # fmt: skip
-    added, slots = added_to(middle, out, False, by_adapters)
+    added, slots = added_to(middle, out, False)
     _token_kernel[(cdiv(hidden, second.block_n) * tokens,)](
         middle, of_down, down_scales, numbers, weights, added, slots, out, tokens, hidden, len(of_down),
         CHOSEN=chosen, SLOTS=next_power_of_2(chosen), COLUMNS=width, BLOCK_N=second.block_n, BLOCK_K=second.block_k,
@@ -158,16 +158,16 @@ def gemm_by_expert(
     w, of_down, of_tile = _arguments(gate_up), _arguments(down), first.block_n // 2
     order, tiles, rows = _grouped(x, gate_up, numbers, first.block_m)
     codes = down.codes.dtype if isinstance(down, ScaledWeight) else None
-    added = None if adapters is None else AddedRows(numbers, adapters)
-    at_once = codes if adapters is None and of_tile % second.block_k == 0 else None
+    added_to, adapted = added_rows(numbers, adapters), adapters is not None
+    at_once = codes if not adapted and of_tile % second.block_k == 0 else None
     middle = _middle(x, len(order), of_down.columns, of_tile, at_once)
     parts = _Rows(torch.empty((len(order), of_down.rows), dtype=x.dtype, device=x.device))
     shared = (order, tiles, weights, numbers.shape[1], overlap)
-    _launch_tiles(*shared, rows, w, middle, first, True, *added_to(x, middle.values, True, added), added is not None)
-    more = added_to(middle.values, parts.values, False, added)
+    _launch_tiles(*shared, rows, w, middle, first, True, *added_to(x, middle.values, True), adapted)
+    more = added_to(middle.values, parts.values, False)
     if isinstance(down, ScaledWeight) and middle.scales is None:
         middle = _Rows(*quantize_rows(middle.values, down.codes.dtype, down.block[1]), _group_of(down))
-    _launch_tiles(*shared, middle, of_down, parts, second, False, *more, added is not None)
+    _launch_tiles(*shared, middle, of_down, parts, second, False, *more, adapted)
     sum_choices(parts.values, out, numbers, len(of_down.codes), overlap, partial)
 
 
@@ -245,16 +245,6 @@ def _launch_tiles(
         FAST=config.block_m >= _MANY, FIRST=first, ADAPTED=adapted, OVERLAP=overlap, num_warps=config.warps,
         num_stages=config.stages, launch_pdl=overlap,
     )  # fmt: skip
-
-
-def added_to(x: Tensor, y: Tensor, first: bool, adapters: AddedRows | None) -> tuple[Tensor, Tensor]:
-    """Return what adapters add to the first or second product of x, and the slot of each token's adapter.
-
-    Without adapters, these are tensors that no kernel reads.
-    """
-    if adapters is None:
-        return y, y
-    return adapters.to_gate_up(x) if first else adapters.to_down(x), adapters.slots
 
 
 @fast_launch

@@ -36,12 +36,10 @@ def marker_path(cache: Path, settings: bytes) -> Path:
 
 
 def is_written(marker: Path) -> bool:
-    """Whether there is a marker that can be read."""
     return os.path.exists(marker)
 
 
 def write(marker: Path) -> None:
-    """Write the marker for the next start."""
     try:
         marker.touch()
     except OSError as error:

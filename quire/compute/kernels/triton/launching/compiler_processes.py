@@ -101,7 +101,6 @@ class CompilerProcesses:
 
     @property
     def pid(self) -> int:
-        """The id of the process whose children compile."""
         return self._process.pid
 
     def submit(

@@ -118,7 +118,6 @@ def _config_for(x: Tensor, weight: PackedWeight) -> PackedConfig | None:
 
 @functools.cache
 def packed_config(outputs: int, columns: int, rows: int) -> PackedConfig | None:
-    """Return the table's config for `rows` of x and a weight of this shape."""
     return packed_configs().config(outputs, columns, rows, gate=False)
 
 

@@ -38,7 +38,6 @@ LARGE_WEIGHT = (28_672, 4_096)
 
 
 def pack_linear(weight: Tensor) -> Tensor:
-    """Return the weight [outputs, columns] in the layout that `linear` takes, which on a GPU is the weight itself."""
     return weight
 
 
@@ -109,7 +108,6 @@ def config_for(x: Tensor, w: Tensor, gate: bool) -> LinearConfig:
 
 @functools.cache
 def tuned_config(outputs: int, columns: int, rows: int, gate: bool) -> LinearConfig:
-    """Return the config for `rows` of x and a weight of this shape."""
     if columns % 16:
         return None  # rows of the weight do not begin at 16-byte addresses
     return dense_configs().config(outputs, columns, rows, gate)

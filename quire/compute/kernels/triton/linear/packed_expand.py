@@ -44,7 +44,6 @@ def expand_grouped(weight: GroupedWeight, dtype: torch.dtype) -> Tensor:
 
 
 def expand_codebook(weight: CodebookWeight, dtype: torch.dtype) -> Tensor:
-    """Return the weight as [outputs, columns] of `dtype`."""
     rows, columns = len(weight.packed), weight.columns
     dense = torch.empty((rows, columns), dtype=dtype, device=weight.packed.device)
     exponents = weight.scales.dtype == torch.float8_e8m0fnu

@@ -79,7 +79,6 @@ def packed_gemm(x: Tensor, weight: PackedWeight, y: Tensor, config: PackedGemmCo
 
 @functools.cache
 def layout_of_x() -> gl.NVMMASharedLayout:
-    """Return the layout of a tile of x in shared memory."""
     return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 

@@ -74,7 +74,6 @@ def _config_for(x: Rows, weight: ScaledWeight, gate: bool) -> GemvConfig | GemmC
 
 @functools.cache
 def scaled_config(outputs: int, columns: int, rows: int, gate: bool) -> GemvConfig | GemmConfig | None:
-    """Return the table's config for `rows` of x and a weight of this shape."""
     return scaled_configs().config(outputs, columns, rows, gate)
 
 

@@ -121,7 +121,6 @@ def _receive_stream(
     STEPS: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, PROGRAMS: tl.constexpr, POLLS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Receive the tiles of `_send_stream`."""
     wait_for_inputs(OVERLAP)
     release_dependents(OVERLAP)
     program = tl.program_id(0)

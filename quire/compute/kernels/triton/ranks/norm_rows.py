@@ -25,7 +25,6 @@ def serves_rows(x: Tensor, weight: Tensor) -> bool:
 
 
 def words_of(x: Tensor) -> int:
-    """Return the words of a row."""
     return x.shape[1] * x.element_size() // 4
 
 

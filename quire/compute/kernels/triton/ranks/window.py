@@ -53,7 +53,6 @@ class Layout(NamedTuple):
 
 
 def layout_of(ranks: int) -> Layout:
-    """Return the layout of a window among so many ranks."""
     arrivals = 2 * FLAG_BYTES
     buffers = arrivals + 2 * ranks * PUSHED_WORDS * 8
     rings = buffers + 2 * PULLED_BYTES

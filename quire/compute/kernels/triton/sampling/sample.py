@@ -240,7 +240,6 @@ def _sample_unfiltered(
     row, bests, masses, scaled, best, scale, number,
     VOCAB: tl.constexpr, BITS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS_2: tl.constexpr,
 ):  # fmt: skip
-    """Return the token of a row without filters."""
     sums = tl.cumsum(scaled, 0)
     target = target_mass(number, tl.sum(scaled, 0))
     chunk = tl.sum((sums <= target).to(tl.int32), 0)
