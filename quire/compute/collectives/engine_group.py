@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,30 +21,6 @@ from quire.compute.mesh import Mesh
 from quire.errors import EngineDeadError
 from quire.foundation.processes.pipe_lines import wait_readable
 from quire.foundation.processes.shared_memory import SharedMemory
-
-
-class ExpertLayers(Protocol):
-    """The part of the group that layers with experts need."""
-
-    def add(self, dummy: Callable[[], object]) -> bool:
-        """Add a layer, in the order of a step, and return whether it is the first one.
-
-        Args:
-            dummy: Computes the layer for no rows of this engine.
-        """
-        ...
-
-    def count_rows(self, rows: int) -> None:
-        """Tell the group how many rows all layers of a step have, before its first layer."""
-        ...
-
-    def gather(self, *x: Tensor) -> list[Tensor]:
-        """Gather each tensor [rows, width] → [rows of all engines, width], engine by engine."""
-        ...
-
-    def reduce(self, x: Tensor) -> Tensor:
-        """Add up the summands [rows of all engines, width] of all ranks → [rows, width]."""
-        ...
 
 
 class EngineGroup:
@@ -82,22 +57,30 @@ class EngineGroup:
     # --- layers -----------------------------------------------------------------------------------------------------
 
     def add(self, dummy: Callable[[], object]) -> bool:
+        """Add a layer, in the order of a step, and return whether it is the first one.
+
+        Args:
+            dummy: Computes the layer for no rows of this engine.
+        """
         self._dummies.append(dummy)
         return len(self._dummies) == 1
 
     def count_rows(self, rows: int) -> None:
+        """Tell the group how many rows all layers of a step have, before its first layer."""
         self._rows = [1] * self._mesh.engines
         (all_rows,) = self.gather(torch.tensor([[rows]]))
         self.check()
         self._rows = all_rows[:, 0].tolist()
 
     def gather(self, *x: Tensor) -> list[Tensor]:
+        """Gather each tensor [rows, width] → [rows of all engines, width], engine by engine."""
         total = sum(self._rows)
         out = [each.new_empty((total, each.shape[1])) for each in x]
         self._ranks.gather_rows([each.contiguous() for each in x], self._rows, out)
         return out
 
     def reduce(self, x: Tensor) -> Tensor:
+        """Add up the summands [rows of all engines, width] of all ranks → [rows, width]."""
         out = x.new_empty((self._rows[self._mesh.engine], x.shape[1]))
         self._ranks.reduce_rows(x, self._rows, out)
         return out

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.compute.gguf.header import GgufTensor
-from quire.compute.gguf.model_files import GgufModel
+from quire.compute.gguf.header import GgufModel, GgufTensor
 from quire.errors import CheckpointError
 
 _ATTENTION = {

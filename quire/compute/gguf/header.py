@@ -78,21 +78,21 @@ class GgufTensor:
 
 
 @dataclass(frozen=True)
-class GgufHeader:
-    """The part of a file before its tensors' data.
+class GgufModel:
+    """What the files of a model say before their tensors' data.
 
     Attributes:
-        path: The file.
-        metadata: Numbers, booleans, strings and lists of them, by key.
-        tensors: The tensors, by name.
+        paths: The files, in order.
+        metadata: Numbers, booleans, strings and lists of them, by key, of the first file.
+        tensors: The tensors of all files, by name.
     """
 
-    path: Path
+    paths: tuple[Path, ...]
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
 
 
-def read_header(path: Path) -> GgufHeader:
+def read_header(path: Path) -> GgufModel:
     """Read one file's header.
 
     Raises:
@@ -116,7 +116,7 @@ class _Parser:
         self._at = 0
         self._elements = 0
 
-    def header(self) -> GgufHeader:
+    def header(self) -> GgufModel:
         if self._take(4) != MAGIC:
             raise self._broken("does not begin with GGUF: it is another format")
         version = self._number("I")
@@ -133,7 +133,7 @@ class _Parser:
             if key in metadata or not key:
                 raise self._broken(f"has '{key}' twice" if key else "has a key without a name")
             metadata[key] = self._value(int(self._number("I")), key, 0)
-        return GgufHeader(self._path, metadata, self._tensors(tensors, self._alignment(metadata)))
+        return GgufModel((self._path,), metadata, self._tensors(tensors, self._alignment(metadata)))
 
     def _alignment(self, metadata: Mapping[str, Any]) -> int:
         alignment = metadata.get(_ALIGNMENT, DEFAULT_ALIGNMENT)

@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any
 
 from quire.compute.gguf.architectures import architecture_of, heads_of, one_for_all
-from quire.compute.gguf.header import GgufTensor
-from quire.compute.gguf.model_files import GgufModel
+from quire.compute.gguf.header import GgufModel, GgufTensor
 from quire.compute.gguf.tensor_types import QuantizedType
 from quire.errors import CheckpointError
 

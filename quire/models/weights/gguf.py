@@ -32,7 +32,7 @@ def find_gguf_files(directory: Path) -> list[Path]:
 
 
 class GgufCheckpoint:
-    """The GGUF model of a directory; see compute/gguf/directory.py.
+    """The GGUF model of a directory; see compute/gguf/model_files.py.
 
     Raises:
         CheckpointError: A file is broken or not served.

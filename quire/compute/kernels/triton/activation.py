@@ -6,6 +6,8 @@ elements a thread: these are 16 bytes of bf16, and a single row still keeps many
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,44 +20,30 @@ BLOCK, WARPS = 1_024, 4
 
 
 def silu_and_mul(x: Tensor, out: Tensor) -> None:
-    _launch_gated(x, out, "silu")
+    _launch(_gated, x, out, out, ACTIVATION="silu")
 
 
 def gelu_and_mul(x: Tensor, out: Tensor) -> None:
-    _launch_gated(x, out, "gelu")
+    _launch(_gated, x, out, out, ACTIVATION="gelu")
 
 
 def gelu(x: Tensor, out: Tensor) -> None:
-    assert x.is_contiguous() and out.is_contiguous()
-    if programs := _programs(x):
-        overlap = can_overlap(x.device)
-        _gelu[programs](x, out, WIDTH=x.shape[-1], BLOCK=BLOCK, OVERLAP=overlap, num_warps=WARPS, launch_pdl=overlap)
+    _launch(_gelu, x, out, out)
 
 
 def soft_cap(x: Tensor, cap: float) -> None:
-    assert x.is_contiguous()
-    if programs := _programs(x):
-        overlap = can_overlap(x.device)
-        _soft_cap[programs](
-            x, cap, WIDTH=x.shape[-1], BLOCK=BLOCK, OVERLAP=overlap, num_warps=WARPS, launch_pdl=overlap
-        )
+    _launch(_soft_cap, x, cap, x)
 
 
-def _launch_gated(x: Tensor, out: Tensor, activation: str) -> None:
-    assert x.is_contiguous() and out.is_contiguous()
-    if programs := _programs(out):
-        overlap = can_overlap(x.device)
-        _gated[programs](
-            x, out, ACTIVATION=activation, WIDTH=out.shape[-1], BLOCK=BLOCK, OVERLAP=overlap, num_warps=WARPS,
-            launch_pdl=overlap,
-        )  # fmt: skip
-
-
-def _programs(whole: Tensor) -> tuple[int] | None:
-    """Return the grid of programs that each take a part of one row; None if there is nothing to do."""
+def _launch(kernel: Any, x: Tensor, other: Tensor | float, whole: Tensor, **constants: str) -> None:
+    """Launch a kernel of x and `other`, with programs that each take a part of a row of `whole`."""
+    assert x.is_contiguous() and whole.is_contiguous()
     width = whole.shape[-1]
-    rows = whole.numel() // width
-    return (rows * cdiv(width, BLOCK),) if rows else None
+    if rows := whole.numel() // width:
+        overlap = can_overlap(x.device)
+        kernel[(rows * cdiv(width, BLOCK),)](
+            x, other, **constants, WIDTH=width, BLOCK=BLOCK, OVERLAP=overlap, num_warps=WARPS, launch_pdl=overlap
+        )
 
 
 @fast_launch

@@ -33,7 +33,7 @@ from quire.compute.kernels.triton.experts.expert_gemms import (
 )
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap
 from quire.compute.kernels.triton.launching.device_properties import program_memory
-from quire.compute.kernels.triton.linear.coded_gemm import AnyCoded, coded_arguments
+from quire.compute.kernels.triton.linear.coded_gemm import coded_arguments
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from quire.compute.kernels.triton.linear.gemv import GemvConfig
 
@@ -60,57 +60,27 @@ def pack_experts(weights: Tensor) -> Tensor:
 
 def experts(
     x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: ExpertsWeight,
+    down: ExpertsWeight,
     numbers: Tensor,
     weights: Tensor,
     out: Tensor,
     others: int = 0,
     adapters: ExpertAdapters | None = None,
 ) -> None:
-    """All are contiguous, and the numbers are int32."""
-    assert all(tensor.is_contiguous() for tensor in (x, gate_up, down, numbers, weights, out))
+    """Weights are dense or codes. Dense ones and all other tensors are contiguous, and the numbers are int32."""
+    assert all(t.is_contiguous() for t in (x, gate_up, down, numbers, weights, out) if isinstance(t, Tensor))
     if not len(x):
         return
-    half = x.dtype != torch.float32
-    mixture = (len(down) + others, numbers.shape[1], down.shape[1], down.shape[2])
-    configs = tuned_config(mixture, len(x), program_memory(x.device)) if half else IN_FP32
+    configs = _configs_for(x, gate_up, down, numbers, others)
     overlap = can_overlap(x.device)
     experts_with_configs(
         x, gate_up, down, numbers, weights, out, configs, overlap=overlap, others=others, adapters=adapters
     )
 
 
-def coded_experts(
-    x: Tensor,
-    gate_up: AnyCoded | ScaledWeight,
-    down: AnyCoded | ScaledWeight,
-    numbers: Tensor,
-    weights: Tensor,
-    out: Tensor,
-    others: int = 0,
-    adapters: ExpertAdapters | None = None,
-) -> None:
-    """All tensors but the weights' are contiguous, and the numbers are int32."""
-    assert all(tensor.is_contiguous() for tensor in (x, numbers, weights, out))
-    if not len(x):
-        return
-    if isinstance(down, ScaledWeight):
-        mixture = (len(down.codes) + others, numbers.shape[1], *down.codes.shape[1:])
-        assert isinstance(gate_up, ScaledWeight)
-        block = next((weight.block[1] for weight in (gate_up, down) if weight.scales.shape[2] > 1), None)
-        configs = scaled_configs(mixture, len(x), down.codes.dtype, block, program_memory(x.device))
-    else:
-        count = len(coded_arguments(down).codes) + others
-        configs = next((config,) * 2 for most, config in EXPANDED if numbers.numel() <= most * count)
-    overlap = can_overlap(x.device)
-    experts_with_configs(
-        x, gate_up, down, numbers, weights, out, configs, overlap=overlap, others=others, adapters=adapters
-    )
-
-
-adapted_experts, adapted_coded_experts = experts, coded_experts
-"""Ops for tokens with adapters, which only GPUs have."""
+coded_experts = adapted_experts = adapted_coded_experts = experts
+"""Ops of the table that this function serves too."""
 
 
 def experts_with_configs(
@@ -126,12 +96,30 @@ def experts_with_configs(
     others: int = 0,
     adapters: ExpertAdapters | None = None,
 ) -> None:
-    """Compute `experts` or `coded_experts` with these configs; `overlap` as in dependent_launch."""
+    """Compute `experts` with these configs; `overlap` as in dependent_launch."""
     if isinstance(configs[0], GemvConfig):
         assert isinstance(gate_up, Tensor | ScaledWeight) and isinstance(down, Tensor | ScaledWeight)
         gemv_by_pair(x, gate_up, down, numbers, weights, out, configs, overlap, others > 0, adapters)
     else:
         gemm_by_expert(x, gate_up, down, numbers, weights, out, configs, overlap, others > 0, adapters)
+
+
+def _configs_for(x: Tensor, gate_up: ExpertsWeight, down: ExpertsWeight, numbers: Tensor, others: int) -> ExpertConfigs:
+    memory, chosen = program_memory(x.device), numbers.shape[1]
+    if isinstance(down, Tensor):
+        count, hidden, width = down.shape
+        return (
+            IN_FP32
+            if x.dtype == torch.float32
+            else tuned_config((count + others, chosen, hidden, width), len(x), memory)
+        )
+    if isinstance(down, ScaledWeight):
+        assert isinstance(gate_up, ScaledWeight)
+        count, hidden, width = down.codes.shape
+        block = next((weight.block[1] for weight in (gate_up, down) if weight.scales.shape[2] > 1), None)
+        return scaled_configs((count + others, chosen, hidden, width), len(x), down.codes.dtype, block, memory)
+    count = len(coded_arguments(down).codes) + others
+    return next((config,) * 2 for most, config in EXPANDED if numbers.numel() <= most * count)
 
 
 @functools.cache

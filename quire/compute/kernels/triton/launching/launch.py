@@ -36,7 +36,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime import JITFunction
 
 from quire.compute.kernels.triton.launching import triton_private
-from quire.compute.kernels.triton.launching.triton_private import CompiledLaunch, Parameter
+from quire.compute.kernels.triton.launching.triton_private import CompiledLaunch
 
 _MAX_DESCRIPTORS = 4_096
 """Descriptors that are kept: a weight of each layer of a large model, and tensors of steps."""
@@ -197,7 +197,7 @@ def _given_options(named: Mapping[str, object]) -> dict[str, object]:
     return {name: named[name] for name in OPTIONS if named.get(name) is not None}
 
 
-def _source(parameters: list[Parameter], on_device: str) -> str:
+def _source(parameters: list[Any], on_device: str) -> str:
     """Return the source of a function `launch(grid, *arguments, constants, options)` for these parameters."""
     names = [each.name for each in parameters]
     arguments = [each for each in parameters if not each.is_constexpr]
@@ -217,9 +217,9 @@ def _source(parameters: list[Parameter], on_device: str) -> str:
     )
 
 
-def _facts(argument: Parameter, on_device: str) -> str:
+def _facts(argument: Any, on_device: str) -> str:
     """Return the lines that look at one argument."""
-    name, by_value, by_16 = argument.name, argument.by_value, argument.by_alignment
+    name, by_value, by_16 = argument.name, not argument.do_not_specialize, not argument.do_not_specialize_on_alignment
     whole = f"16 if {name} & 15 == 0 else 0" if by_16 else "0"
     return _FACTS.format(
         name=name,

@@ -18,7 +18,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -99,32 +98,12 @@ def _found(name: str) -> bool:
 # --- launching ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """A kernel's parameter.
-
-    Attributes:
-        name: Its name.
-        is_constexpr: Each of its values has a compilation.
-        by_value: The integer 1 has a compilation of its own.
-        by_alignment: Values that 16 divides have a compilation of their own.
-    """
-
-    name: str
-    is_constexpr: bool
-    by_value: bool
-    by_alignment: bool
-
-
-def parameters_of(function: JITFunction[Any]) -> list[Parameter]:
+def parameters_of(function: JITFunction[Any]) -> list[Any]:
     """Return a kernel's parameters, of which only constants may have annotations, and none a default."""
-    found = []
     for each in function.params:
         assert not each.has_default, each.name
         assert each.is_constexpr or not each.annotation_type, each.name
-        by_value, by_alignment = not each.do_not_specialize, not each.do_not_specialize_on_alignment
-        found.append(Parameter(each.name, each.is_constexpr, by_value, by_alignment))
-    return found
+    return list(function.params)
 
 
 class CompiledLaunch(NamedTuple):
