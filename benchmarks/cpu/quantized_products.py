@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.cpu import grouped_linear, linear, scaled_linear
-from quire.compute.kernels.reference import grouped_linear as grouped_reference
-from quire.compute.kernels.reference import scaled_linear as scaled_reference
-from quire.compute.kernels.reference.scaled_linear import ScaledWeight
+from quire.compute.kernels.reference import linear as grouped_reference
+from quire.compute.kernels.reference import linear as scaled_reference
+from quire.compute.kernels.reference.linear import ScaledWeight
 
 WEIGHTS = 24
 """More than a processor's last cache holds."""

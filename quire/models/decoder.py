@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from quire.compute.attention.backend import AttentionBackend
-from quire.compute.collectives.delta import Delta
-from quire.compute.collectives.stream import Stream
+from quire.compute.collectives.delta import Delta, Stream
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.mlp import MLP
 from quire.models.layers.moe import MixtureOfExperts, Routing

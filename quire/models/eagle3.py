@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.compute.attention.backend import AttentionBackend
-from quire.compute.collectives.stream import Stream
+from quire.compute.collectives.delta import Stream
 from quire.compute.kernels.dispatch import kernel
 from quire.errors import CheckpointError
 from quire.models.layers.attention import Attention, Heads

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from quire.compute.attention.backend import AttentionBackend
-from quire.compute.collectives.delta import Delta
-from quire.compute.collectives.stream import Stream
+from quire.compute.collectives.delta import Delta, Stream
 from quire.compute.kernels.dispatch import kernel
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.norm import RMS

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from quire.compute.attention.backend import AttentionBackend
-from quire.compute.collectives.delta import Delta
-from quire.compute.collectives.stream import Stream
+from quire.compute.collectives.delta import Delta, Stream
 from quire.models.layers.attention import Heads
 from quire.models.layers.factory import LayerFactory, Outputs
 from quire.models.layers.rotary import Positions

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from quire.compute.collectives.stream import Stream
+from quire.compute.collectives.delta import Stream
 from quire.models.layers.rotary import Positions
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.compute.attention.backend import AttentionBackend
-from quire.compute.collectives.stream import Stream, StreamSink, StreamSource
+from quire.compute.collectives.delta import Stream, StreamSink, StreamSource
 from quire.models.families import HEADS
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.rotary import Positions

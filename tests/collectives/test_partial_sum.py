@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from quire.compute.collectives.collectives import Norms, norms_of
-from quire.compute.collectives.delta import PartialSum, total_of
-from quire.compute.collectives.stream import Stream
+from quire.compute.collectives.delta import PartialSum, Stream, total_of
 from quire.models.layers.divided import SummedOverRanks
 from quire.models.layers.norm import RMS, LayerNorm, RMSNorm
 from quire.models.quantization.scheme import RowForm

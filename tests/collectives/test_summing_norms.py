@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quire.compute.collectives import summing_norms
 from quire.compute.collectives.collectives import norms_of
-from quire.compute.collectives.summing_norms import NormWay, SummingNorms
+from quire.compute.collectives.rank_memory import NormWay, SummingNorms
 
 EPS = 1e-5
 X, WEIGHT, DELTA = torch.randn(3, 3, 8, generator=torch.Generator().manual_seed(0)).unbind()

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from quire import builtin
-from quire.compute.gguf.directory import directory_of
 from quire.compute.gguf.header import read_header
+from quire.compute.gguf.model_files import directory_of
 from quire.compute.gguf.tokenizer_files import tokenizer_files
 from quire.text.tokenizer import load_tokenizer
 from tests.checkpoints import make_llama, make_tiny

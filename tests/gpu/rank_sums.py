@@ -26,8 +26,7 @@ from quire.compute.collectives import cards as cards_module
 from quire.compute.collectives.cards import Cards
 from quire.compute.collectives.rank_memory import Way, way_of
 from quire.compute.kernels.reference.quantized_rows import QuantizedRows
-from quire.compute.kernels.triton.norm import rms_norm
-from quire.compute.kernels.triton.quantized_rows import rms_norm_quantized
+from quire.compute.kernels.triton.norm import rms_norm, rms_norm_quantized
 from quire.compute.kernels.triton.ranks.pushed_norm import can_push_rows
 from quire.compute.mesh import Mesh
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from quire.compute.collectives.card_links import CardLinks, StreamSize
-from quire.compute.collectives.stream import Stream
+from quire.compute.collectives.delta import Stream
 from quire.compute.mesh import Mesh
 from quire.runtime.worker.steps_in_flight import max_in_flight
 from tests.gpu.rank_sums import FileExchange, graph_of

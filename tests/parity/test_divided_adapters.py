@@ -39,7 +39,7 @@ def two_kinds(*modules: str) -> dict[str, dict[str, Any]]:
     return {"all": {"rank": 8, "modules": modules}, "dora": {"rank": 4, "modules": modules, "use_dora": True}}
 
 
-REFERENCES = dict.fromkeys(("route", "pack_experts", "experts", "adapted_experts"), "experts") | {
+REFERENCES = dict.fromkeys(("route", "pack_experts", "experts"), "experts") | {
     "lora_shrink": "lora",
     "lora_expand": "lora",
     "lora_expand_silu_and_mul": "lora",

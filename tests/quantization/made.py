@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from quire.compute.kernels.reference.codebook_linear import CODEBOOKS, nearest_codes
+from quire.compute.kernels.reference.linear import CODEBOOKS, nearest_codes
 from tests.checkpoints import edit_config
 
 Made = tuple[dict[str, Tensor], Tensor]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire.compute.gguf.directory import directory_of
+from quire.compute.gguf.model_files import directory_of
 from quire.compute.gguf.tensor_types import QUANTIZED
 from quire.errors import CheckpointError, ConfigError
 from quire.models.quantization.gguf_coded import read_coded

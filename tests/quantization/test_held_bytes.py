@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.compute.kernels.reference.codebook_linear import CodebookWeight
 from quire.compute.kernels.reference.gguf_blocks import BlockWeight
-from quire.compute.kernels.reference.grouped_linear import GroupedWeight
-from quire.compute.kernels.reference.scaled_linear import ScaledWeight
+from quire.compute.kernels.reference.linear import CodebookWeight, GroupedWeight, ScaledWeight
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.layer import weight_specs_of
 from quire.models.model import build_model

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.compute.kernels.reference.scaled_linear import ScaledWeight
+from quire.compute.kernels.reference.linear import ScaledWeight
 from quire.models.quantization.formats import Fp8Format
 from quire.models.quantization.scaled import ScaledLinearWeight
 from quire.models.quantization.scheme import LinearShape

@@ -13,11 +13,11 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from quire.compute.kernels.reference.coded_experts import stack_weights
+from quire.compute.kernels.reference.experts import stack_weights
 from quire.compute.kernels.triton.experts.experts import experts_with_configs
-from quire.compute.kernels.triton.linear.codebook import expand_codebook
 from quire.compute.kernels.triton.linear.coded_gemm import CodedConfig, coded_gemm
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
+from quire.compute.kernels.triton.linear.packed_expand import expand_codebook
 from tests.kernels.triton.linear.coded_weights import CODED
 
 SHAPES = ((4096, 4096), (14336, 4096))

@@ -8,8 +8,8 @@ Every config's result is checked against one product a pair in fp32, of quantize
 them. Prints the best, and what routing and grouping take, and writes
 
     DIR/experts_table.json   the figures
-    DIR/experts_table.py     the table; copy it to quire/compute/kernels/triton/experts/tuned_expert_configs.py, or with
-                             --codes its lines to coded_experts.py
+    DIR/experts_configs.json   the table; copy it to a "16-bit" or with --codes to the "8-bit" table in
+                               quire/compute/kernels/triton/experts/configs/
 
 The table names few different kernels, as that of tune_linear.py does.
 """
@@ -20,7 +20,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,14 @@ import torch.nn.functional as F
 from sweep import compile_all, few_enough, graph_seconds
 from torch import Tensor
 
+from quire.compute.kernels.reference.linear import ScaledWeight
 from quire.compute.kernels.reference.quantized_rows import quantize_rows as reference_quantize_rows
-from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 from quire.compute.kernels.triton.experts.expert_gemms import ExpertConfigs
 from quire.compute.kernels.triton.experts.experts import experts_with_configs
 from quire.compute.kernels.triton.experts.routing import group_by_expert, route
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from quire.compute.kernels.triton.linear.gemv import GemvConfig
-from quire.compute.kernels.triton.linear.quantize_rows import quantize_rows
+from quire.compute.kernels.triton.norm import quantize_rows
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
 BYTES_PER_S = 4.25e12
@@ -158,7 +158,7 @@ def main() -> None:
     print_overlap(figures, codes)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "experts_table.json").write_text(json.dumps(as_json(figures, chosen), indent=1))
-    (options.out / "experts_table.py").write_text(as_module(chosen))
+    (options.out / "experts_configs.json").write_text(as_table(chosen))
     print(f"{len(set(chosen.values()))} pairs of kernels, {time.perf_counter() - began:.0f} s")
 
 
@@ -403,36 +403,19 @@ def as_json(
     ]
 
 
-def as_module(chosen: dict[tuple[Mixture, int], ExpertConfigs]) -> str:
-    """The table as the source of a module."""
-    lines = []
+def as_table(chosen: dict[tuple[Mixture, int], ExpertConfigs]) -> str:
+    """The table as the JSON of configs/: by mixture, and by the largest number of tokens."""
+    names = {GemvConfig: "gemv", GemmConfig: "gemm"}
+    table: dict[str, dict[str, list[dict[str, object]]]] = {}
     for mixture in dict.fromkeys(mixture for mixture, _ in chosen):
         sizes = sorted(tokens for own, tokens in chosen if own == mixture)
-        lines.append(f"    {astuple(mixture)}: (\n")
+        rows = table[",".join(f"{name}={value}" for name, value in asdict(mixture).items())] = {}
         for tokens, following in zip(sizes, [*sizes[1:], None], strict=True):
             configs = chosen[mixture, tokens]
-            if following is None:
-                lines.append(f'        (float("inf"), {source(configs)}),\n')
-            elif chosen[mixture, following] != configs:
-                lines.append(f"        ({tokens}, {source(configs)}),\n")
-        lines.append("    ),\n")
-    return f'''"""Configs of the products of a mixture of experts, by its shape and the number of tokens.
-
-Written by tuning/h200/tune_experts.py on an {torch.cuda.get_device_name()}.
-"""
-
-from __future__ import annotations
-
-from quire.compute.kernels.triton.experts.expert_gemms import Table
-from quire.compute.kernels.triton.linear.gemm import GemmConfig
-from quire.compute.kernels.triton.linear.gemv import GemvConfig
-
-CONFIGS: Table = {{
-{"".join(lines)}}}
-
-OVERLAP = True
-"""Start while the kernel before ends; see dependent_launch."""
-'''
+            if following is None or chosen[mixture, following] != configs:
+                most = "inf" if following is None else str(tokens)
+                rows[most] = [{"kernel": names[type(each)], **asdict(each)} for each in configs]
+    return json.dumps(table, indent=2)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,7 @@ from quire.compute.kernels.triton.linear.packed_expand import expand_packed
 from quire.compute.kernels.triton.linear.packed_gemm import PackedGemmConfig, packed_gemm
 from quire.compute.kernels.triton.linear.packed_gemm_many import PackedGemmManyConfig, packed_gemm_many
 from quire.compute.kernels.triton.linear.packed_gemv import PackedGemvConfig, packed_gemv
-from quire.compute.kernels.triton.linear.packed_layout import PackedWeight, pack_int4
-from quire.compute.kernels.triton.linear.permute_columns import permute_columns
+from quire.compute.kernels.triton.linear.packed_layout import PackedWeight, pack_int4, permute_columns
 from quire.compute.kernels.triton.linear.tuned_configs import CONFIGS, configs_path, write_configs
 
 ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 2048)

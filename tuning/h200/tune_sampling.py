@@ -20,7 +20,7 @@ from sweep import compile_all, copies, graph_seconds
 
 from quire.compute.kernels.reference.sample import SamplingColumns
 from quire.compute.kernels.triton.sampling.logit_keys import VocabTiling
-from quire.compute.kernels.triton.sampling.sample import SampleConfig, sample_with_config
+from quire.compute.kernels.triton.sampling.sample import SampleConfig, sample
 
 READS = (1, 32, 256)
 WISHES = {
@@ -67,7 +67,7 @@ def call_of(reads: int, vocab: int, wishes: dict[str, float], config: SampleConf
     tokens = torch.empty(reads, dtype=torch.int64, device="cuda")
     faults, last = torch.empty(reads, dtype=torch.int8, device="cuda"), torch.zeros_like(tokens)
     asked, slots = SamplingColumns(*columns, seed, drawn), torch.arange(reads, device="cuda")
-    return lambda: sample_with_config(logits, slots, asked, tokens, faults, last, None, config)
+    return lambda: sample(logits, slots, asked, tokens, faults, last, None, config)
 
 
 def compile_one(job: tuple[int, SampleConfig]) -> None:

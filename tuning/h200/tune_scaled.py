@@ -22,16 +22,13 @@ from sweep import compile_all, copies, graph_seconds
 from torch import Tensor
 from tune_linear import LLAMA_8B, Weight, error, gated, table_of
 
-from quire.compute.kernels.reference.scaled_linear import ScaledWeight
+from quire.compute.kernels.reference.linear import ScaledWeight
 from quire.compute.kernels.triton.activation import silu_and_mul
-from quire.compute.kernels.triton.linear.gemm import GemmConfig
-from quire.compute.kernels.triton.linear.gemv import GemvConfig
-from quire.compute.kernels.triton.linear.int8_gemv import int8_gemv
+from quire.compute.kernels.triton.linear.gemm import GemmConfig, gemm
+from quire.compute.kernels.triton.linear.gemv import GemvConfig, gemv, int8_gemv
 from quire.compute.kernels.triton.linear.linear import KERNELS, LinearConfig
-from quire.compute.kernels.triton.linear.quantize_rows import quantize_rows
-from quire.compute.kernels.triton.linear.scaled_gemm import scaled_gemm
-from quire.compute.kernels.triton.linear.scaled_gemv import scaled_gemv
 from quire.compute.kernels.triton.linear.tuned_configs import CONFIGS, configs_path, read_configs, write_configs
+from quire.compute.kernels.triton.norm import quantize_rows
 
 ROWS = (1, 16, 32, 64, 128, 256)
 WEIGHTS = (*LLAMA_8B, Weight(28672, 4096))
@@ -132,13 +129,13 @@ def make(outputs: int, columns: int, dtype: torch.dtype) -> ScaledWeight:
 
 def run(config: GemvConfig | GemmConfig, x: Tensor, weight: ScaledWeight, y: Tensor, gate: bool) -> None:
     if isinstance(config, GemvConfig) and weight.codes.dtype != torch.int8:
-        scaled_gemv(x, weight, None, y, config, gate, True)
+        gemv(x, weight, None, y, config, gate, True)
         return
     codes = quantize_rows(x, weight.codes.dtype, x.shape[1])
     if isinstance(config, GemvConfig):
         int8_gemv(codes, weight, None, y, config, gate, True)
     else:
-        scaled_gemm(codes, weight, None, y, config, gate, True)
+        gemm(codes, weight, None, y, config, gate, True)
 
 
 def measure(weight: Weight, dtype: torch.dtype) -> Iterator[tuple[int, LinearConfig, float]]:

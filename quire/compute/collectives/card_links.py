@@ -1,7 +1,7 @@
-"""The ways between pipeline stages whose ranks have a card each on one host: each rank writes into the memory of one
-other card, that of the same place in the next stage; those of the last stage write into the first one's.
+"""Links between pipeline stages whose ranks have a card each on one host.
 
-Hosts have no part in it. What arrives is awaited on the device.
+Each rank writes into the memory of one other card, which has its place in the next stage; the last stage writes into
+the memory of the first. What arrives is awaited on the device; the host has no part in it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from quire.compute.collectives.cards import Exchange
+from quire.compute.collectives.delta import StageLinks, Stream
 from quire.compute.collectives.peer_memory import MappedMemory, OwnMemory, PeerMemoryError
-from quire.compute.collectives.stream import StageLinks, Stream
 from quire.compute.mesh import Mesh
 from quire.errors import ConfigError
 
@@ -23,7 +23,7 @@ class StreamSize(NamedTuple):
 
     Attributes:
         tokens, hidden, dtype: The shape and dtype of the largest stream.
-        slots: The slots of the slot table, including the dummy's.
+        slots: The slots of the slot table, with the dummy.
         steps: How many steps may be in all stages at the same time.
     """
 
@@ -93,7 +93,7 @@ class CardLinks:
 
 
 def _map(mesh: Mesh, exchange: Exchange, size: int) -> tuple[int, int]:
-    """The addresses here of this rank's window and of the one that it writes to."""
+    """Return the addresses of this rank's window and of the window that it writes to."""
     own: OwnMemory | None = None
     other = 0
     why_not = "another rank failed"

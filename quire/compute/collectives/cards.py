@@ -14,8 +14,7 @@ from torch import Tensor
 from quire.compute.collectives.collectives import Norms
 from quire.compute.collectives.nccl import ID_BYTES, Nccl, new_id
 from quire.compute.collectives.peer_memory import MappedMemory, OwnMemory, PeerMemoryError
-from quire.compute.collectives.rank_memory import RankMemory, way_of
-from quire.compute.collectives.summing_norms import SummingNorms
+from quire.compute.collectives.rank_memory import RankMemory, SummingNorms, way_of
 from quire.compute.mesh import Mesh
 
 Exchange = Callable[[bytes], Sequence[bytes]]
@@ -114,7 +113,6 @@ def _own_window(mesh: Mesh) -> tuple[OwnMemory | None, str]:
 
 
 def _all_addresses(mesh: Mesh, own: OwnMemory, handles: Sequence[bytes]) -> list[int]:
-    """Return the addresses of all ranks' windows in this process."""
     if not all(handles):
         raise PeerMemoryError("another rank has no memory to share")
     return [own.address if rank == mesh.tp_rank else MappedMemory(handles[rank]).address for rank in range(mesh.tp)]

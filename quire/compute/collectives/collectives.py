@@ -1,4 +1,4 @@
-"""The seam between layers and whatever carries tensors from rank to rank.
+"""The interface between layers and what carries tensors from rank to rank.
 
 Every rank calls the same operations in the same order, with tensors of the same shapes.
 """
@@ -15,9 +15,7 @@ from quire.compute.kernels.reference.quantized_rows import QuantizedRows
 
 
 class Norms(NamedTuple):
-    """Root mean square norms of the residual stream, with the addition before them; see reference/norm.py and
-    reference/quantized_rows.py.
-    """
+    """Root mean square norms of the residual stream, with the addition before them."""
 
     rms_norm: Callable[..., None]
     rms_norm_quantized: Callable[..., QuantizedRows]
@@ -32,7 +30,7 @@ class Collectives(Protocol):
     """Operations over all ranks that divide a layer. Like kernels, they are called within steps that are recorded.
 
     Attributes:
-        norms: Norms that add up over ranks what they add to the stream, which they may overwrite; None: no such norms.
+        norms: Norms that add up over ranks what they add to the stream, which they may overwrite; None: there are none.
     """
 
     @property

@@ -1,11 +1,11 @@
-"""What a layer adds to the residual stream, which the norm behind it may finish while it adds it.
+"""The residual stream between two blocks, and what a layer adds to it.
 
-Sums over ranks are such: they are made when they are read, so that whoever reads them may add up in its own kernel.
+A sum over ranks is made when it is read, so that the norm behind it may add up in its own kernel.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -13,16 +13,15 @@ from quire.compute.collectives.collectives import Collectives, Norms
 
 
 class PendingDelta(Protocol):
-    """A delta that is not finished yet. It is read once, by a norm or by somebody else."""
+    """A delta that is not finished yet, and is read once."""
 
     def total(self) -> Tensor:
-        """The finished delta."""
+        """Finish the delta and return it."""
         ...
 
     def for_norms(self, norms: Norms) -> tuple[Norms, Tensor]:
-        """The norms that can add this to the stream, and what they are given: those that finish it themselves, or
-        `norms` and the finished delta.
-        """
+        """Return norms that finish the delta themselves and its unfinished tensor, or `norms` and the finished
+        delta."""
         ...
 
 
@@ -31,7 +30,6 @@ Delta: TypeAlias = Tensor | PendingDelta
 
 
 def total_of(delta: Delta) -> Tensor:
-    """The finished delta."""
     return delta if isinstance(delta, Tensor) else delta.total()
 
 
@@ -40,7 +38,7 @@ class PartialSum:
 
     Args:
         own: This rank's summand, contiguous.
-        collectives: Of all ranks.
+        collectives: Make the sum.
     """
 
     def __init__(self, own: Tensor, collectives: Collectives) -> None:
@@ -49,17 +47,52 @@ class PartialSum:
         self._is_made = False
 
     def total(self) -> Tensor:
-        """The sum; it is made once, in place of the summand."""
+        """Make the sum, once, in place of the summand, and return it."""
         if not self._is_made:
             self._collectives.all_reduce(self._own)
             self._is_made = True
         return self._own
 
     def for_norms(self, norms: Norms) -> tuple[Norms, Tensor]:
-        """The norms that can add this to the stream, and what they are given: a summand for norms that add up over
-        ranks themselves; else the sum, for `norms`.
-        """
         summing = self._collectives.norms
         if summing is None or self._is_made:
             return norms, self.total()
         return summing, self._own
+
+
+class Stream(NamedTuple):
+    """The residual stream between two blocks.
+
+    Attributes:
+        x: [tokens, hidden]; blocks change it in place.
+        delta: [tokens, hidden], what is still to be added; None: nothing is.
+    """
+
+    x: Tensor
+    delta: Delta | None
+
+    def tensors(self) -> tuple[Tensor, Tensor | None]:
+        """Return x and the finished delta, for a reader other than the next norm."""
+        return self.x, None if self.delta is None else total_of(self.delta)
+
+
+class StreamSource(Protocol):
+    def receive(self, tokens: int) -> Stream:
+        """Wait for the stream of the next step, which has this many tokens, and return it."""
+        ...
+
+
+class StreamSink(Protocol):
+    def send(self, stream: Stream) -> None:
+        """Send the stream of a step; may wait while the next stage has steps to do."""
+        ...
+
+
+class StageLinks(NamedTuple):
+    """A rank's links from the stage before its own and to the stage after; None: there is no such stage."""
+
+    before: StreamSource | None = None
+    after: StreamSink | None = None
+
+
+NO_LINKS = StageLinks()

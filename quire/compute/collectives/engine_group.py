@@ -1,9 +1,9 @@
 """Engines that divide the experts of each layer among all their ranks, and so compute these layers together.
 
-Every engine has requests of its own, and attends to them by itself. In a layer with experts all ranks gather the rows
-of all engines (all-gather), each computes what its experts add to any of them, and each engine gets the sums of its own
-rows (reduce-scatter). So all ranks go through these layers equally often: while one engine has a step to compute, one
-that has none takes part by a dummy step, which has no rows, and consists of these layers alone.
+Every engine has requests and attention of its own. In a layer with experts all ranks gather the rows of all engines
+(all-gather), each computes what its experts add to any row, and each engine gets the sums of its own rows
+(reduce-scatter). So all ranks go through these layers equally often: an engine without a step takes part in the steps
+of others by a dummy step, which has no rows and consists of these layers alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,38 +23,14 @@ from quire.foundation.processes.pipe_lines import wait_readable
 from quire.foundation.processes.shared_memory import SharedMemory
 
 
-class ExpertLayers(Protocol):
-    """What layers with experts need of the group."""
-
-    def add(self, dummy: Callable[[], object]) -> bool:
-        """A layer is built, in the order in which steps come to them. Returns whether it is the first one.
-
-        Args:
-            dummy: Computes it for no rows of this engine.
-        """
-        ...
-
-    def count_rows(self, rows: int) -> None:
-        """The first layer of a step has so many rows; all others of the step have as many."""
-        ...
-
-    def gather(self, *x: Tensor) -> list[Tensor]:
-        """Each [rows, width] → [rows of all engines, width], one engine's behind the other's."""
-        ...
-
-    def reduce(self, x: Tensor) -> Tensor:
-        """[rows of all engines, width], of each rank a summand → [rows, width]."""
-        ...
-
-
 class EngineGroup:
     """A rank's part in the group.
 
     Args:
-        memory: Of `group_bytes`, which all ranks share.
+        memory: Memory of `group_bytes` that all ranks share.
         mesh: This rank's place.
         ranks: Collectives over all ranks of all engines, in this memory.
-        bells: Eventfds that do not block, by rank: what wakes each.
+        bells: Eventfds that do not block and wake a rank each.
         patience_s: How long `ranks` wait for one another.
     """
 
@@ -70,7 +45,7 @@ class EngineGroup:
 
     @property
     def bell(self) -> int:
-        """Readable when another engine wants something: look at `is_awaited`."""
+        """An eventfd that is readable when another engine may await this rank (`is_awaited`)."""
         return self._bells[self._mesh.ep_rank]
 
     @property
@@ -82,22 +57,30 @@ class EngineGroup:
     # --- layers -----------------------------------------------------------------------------------------------------
 
     def add(self, dummy: Callable[[], object]) -> bool:
+        """Add a layer, in the order of a step, and return whether it is the first one.
+
+        Args:
+            dummy: Computes the layer for no rows of this engine.
+        """
         self._dummies.append(dummy)
         return len(self._dummies) == 1
 
     def count_rows(self, rows: int) -> None:
+        """Tell the group how many rows all layers of a step have, before its first layer."""
         self._rows = [1] * self._mesh.engines
         (all_rows,) = self.gather(torch.tensor([[rows]]))
         self.check()
         self._rows = all_rows[:, 0].tolist()
 
     def gather(self, *x: Tensor) -> list[Tensor]:
+        """Gather each tensor [rows, width] → [rows of all engines, width], engine by engine."""
         total = sum(self._rows)
         out = [each.new_empty((total, each.shape[1])) for each in x]
         self._ranks.gather_rows([each.contiguous() for each in x], self._rows, out)
         return out
 
     def reduce(self, x: Tensor) -> Tensor:
+        """Add up the summands [rows of all engines, width] of all ranks → [rows, width]."""
         out = x.new_empty((self._rows[self._mesh.engine], x.shape[1]))
         self._ranks.reduce_rows(x, self._rows, out)
         return out
@@ -105,22 +88,22 @@ class EngineGroup:
     # --- life -------------------------------------------------------------------------------------------------------
 
     def wait_until_all_serve(self) -> None:
-        """The end of this rank's start, and of all others'. Whoever started them ends a start that takes too long."""
+        """Wait until all ranks have come here; the process that started them ends a start that takes too long."""
         self._come_to(RankState.SERVING)
         while not self._all_in(RankState.SERVING):
             self.wait()
 
     def leave(self) -> None:
-        """This engine has no more steps of its own."""
+        """Tell the group that this engine has no more steps of its own."""
         self._come_to(RankState.LEAVING)
 
     @property
     def all_leave(self) -> bool:
-        """Whether no engine has any."""
+        """Whether no engine has more steps of its own."""
         return self._all_in(RankState.LEAVING)
 
     def begin_step(self) -> None:
-        """A step of this engine begins: those who have none wake up while it comes to its first layer with experts."""
+        """Wake engines without a step while this step comes to its first layer with experts."""
         begin_step(self._words, self._mesh.ep_rank)
         self._ring_bells()
 
@@ -133,9 +116,10 @@ class EngineGroup:
         self.check()
 
     def check(self) -> None:
-        """
+        """Check that all ranks have come to the step.
+
         Raises:
-            EngineDeadError: A rank has not come to a step; what was computed since then is wrong.
+            EngineDeadError: A rank has not, so what was computed since then is wrong.
         """
         if (missing := self._ranks.missing) is not None:
             engine, rank = divmod(missing, self._mesh.tp)
@@ -145,12 +129,12 @@ class EngineGroup:
             )
 
     def wait(self) -> None:
-        """Until the bell rings."""
+        """Wait until the bell rings."""
         wait_readable(self.bell)
         self.silence()
 
     def silence(self) -> None:
-        """The bell is heard, if it has rung."""
+        """Reset the bell, if it has rung."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.bell)
 
@@ -162,7 +146,6 @@ class EngineGroup:
         return all(state_of(self._words, rank) >= state for rank in range(self._mesh.ep))
 
     def _ring_bells(self) -> None:
-        """Of all others."""
         for rank, bell in enumerate(self._bells):
             if rank != self._mesh.ep_rank:
                 os.eventfd_write(bell, 1)

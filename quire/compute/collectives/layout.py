@@ -1,8 +1,8 @@
-"""Where ranks that share memory write: a line each, one more, then two sets of a buffer each. Imports no torch.
+"""The layout of memory that ranks share: a line for each, one more, then two sets of a buffer for each. No torch.
 
-A line begins with the number of collectives that its rank has come to (uint32); the last one has 1 + the rank that
-another has waited for in vain. `compute/kernels/cpu/native/ranks.cpp` has the protocol. Of ranks of several engines a
-line also has how many steps its rank has begun, and how far its life has got.
+A line begins with the number of collectives that its rank has come to (uint32); the last line has 1 + the rank that
+another has waited for in vain. `compute/kernels/cpu/native/ranks.cpp` has the protocol. Where engines share experts, a
+line also has the number of steps that its rank has begun, and its state.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from enum import IntEnum
 from quire.compute.mesh import Mesh
 
 LINE = 64
-"""Bytes of a line: what different ranks write lies at least this far apart."""
+"""Bytes of a line; words that different ranks write are at least this far apart."""
 BUFFER_BYTES = 1 << 20
-"""The fewest bytes of a buffer. Larger tensors go piece by piece, so that what others read is still in a cache."""
+"""The fewest bytes of a buffer. Larger tensors go piece by piece, so that other ranks read from a cache."""
 _WORD = 4
 _BEGUN, _STATE = 2, 3
-"""Words of a line, behind what kernels use."""
+"""Words of a line behind those of the kernels."""
 
 
 class RankState(IntEnum):
-    """How far a rank has got that shares experts with other engines."""
+    """The state of a rank that shares experts with other engines."""
 
     LOADING = 0
     SERVING = 1
@@ -30,12 +30,12 @@ class RankState(IntEnum):
 
 
 def memory_bytes(mesh: Mesh, vocab_size: int) -> int:
-    """Return the bytes of the memory that ranks which divide layers share; `vocab_size` is the columns of logits."""
+    """Return the bytes of the memory of ranks that divide layers, for logits of `vocab_size` columns."""
     return LINE * (mesh.tp + 1) + 2 * mesh.tp * buffer_bytes(mesh, vocab_size)
 
 
 def buffer_bytes(mesh: Mesh, vocab_size: int) -> int:
-    """Return the bytes of a buffer, which has room at least for one position's logits of a rank, in fp32."""
+    """Return the bytes of a buffer, which has room for a rank's logits of one position, in fp32."""
     return max(BUFFER_BYTES, -(-4 * -(-vocab_size // mesh.tp) // LINE) * LINE)
 
 
@@ -51,7 +51,7 @@ def missing_rank(words: Sequence[int], ranks: int) -> int | None:
 
 
 def group_bytes(mesh: Mesh) -> int:
-    """Return the bytes of the memory that the ranks of all engines share which divide experts."""
+    """Return the bytes of the memory of the ranks of all engines that divide experts."""
     return memory_bytes(Mesh(tp=mesh.ep), 0)
 
 
@@ -61,15 +61,12 @@ def steps_begun(words: Sequence[int], rank: int) -> int:
 
 
 def begin_step(words: memoryview, rank: int) -> None:
-    """Record that a rank has begun one more step."""
     words[rank * LINE // _WORD + _BEGUN] = (steps_begun(words, rank) + 1) & 0xFFFFFFFF
 
 
 def state_of(words: Sequence[int], rank: int) -> RankState:
-    """Return how far a rank has got."""
     return RankState(words[rank * LINE // _WORD + _STATE])
 
 
 def set_state(words: memoryview, rank: int, state: RankState) -> None:
-    """Record how far a rank has got."""
     words[rank * LINE // _WORD + _STATE] = state

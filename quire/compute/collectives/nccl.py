@@ -1,6 +1,5 @@
-"""NCCL's sums and gatherings on the current stream, by its C interface: graphs can record them, and no other thread
-watches them. torch has loaded the library.
-"""
+"""NCCL's sums and gatherings on the current stream, through its C interface, so that graphs can record them and no
+thread watches them. torch has loaded the library."""
 
 from __future__ import annotations
 
@@ -23,13 +22,13 @@ class NcclError(Exception):
 
 
 class _Id(ctypes.Structure):
-    """ncclUniqueId, which is handed over by value."""
+    """ncclUniqueId, which is passed by value."""
 
     _fields_ = [("bytes", ctypes.c_char * ID_BYTES)]
 
 
 def new_id() -> bytes:
-    """What all ranks of one communicator are given, from one of them.
+    """Make the id of a communicator, which one rank gives all others.
 
     Raises:
         NcclError: There is no NCCL.
@@ -40,10 +39,10 @@ def new_id() -> bytes:
 
 
 class Nccl:
-    """A communicator of all ranks that divide a layer, made in a thread, since this takes a second or two.
+    """A communicator of all ranks that divide a layer, which a thread connects, because this takes a second or two.
 
     Args:
-        id: What `new_id` returned in one rank; all ranks have the same.
+        id: The result of `new_id` in one of the ranks.
         mesh: This rank's place.
         device: This rank's card.
     """
@@ -56,32 +55,18 @@ class Nccl:
         pool.shutdown(wait=False)
 
     def all_reduce(self, x: Tensor) -> None:
-        """Replace x, contiguous, by its sum over all ranks."""
         at = ctypes.c_void_p(x.data_ptr())
         _check("ncclAllReduce", at, at, ctypes.c_size_t(x.numel()), _TYPES[x.dtype], _SUM, *self._where())
 
-    def gather(self, x: Tensor) -> Tensor:
-        """Return the tensors of all ranks, which have the same shape: [ranks, *x.shape]."""
-        x = x.contiguous()
-        out = x.new_empty((self._mesh.tp, *x.shape))
-        own, all_of_them = ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(out.data_ptr())
-        _check("ncclAllGather", own, all_of_them, ctypes.c_size_t(x.numel()), _TYPES[x.dtype], *self._where())
-        return out
-
     def gather_columns(self, x: Tensor, out: Tensor) -> None:
-        """Write the columns of all ranks, side by side, to `out` in each rank.
-
-        Args:
-            x: [n, at least this rank's columns], of which each rank gives its `Mesh.padded_part` of out's.
-            out: [n, columns of all], of x's dtype.
-        """
-        each = self._mesh.padded_part(out.shape[1])
-        most = Mesh(0, tp=self._mesh.tp).padded_part(out.shape[1]).count
-        own = x[:, : each.count]
-        if each.count < most:
-            own = torch.nn.functional.pad(own, (0, most - each.count))
-        for rank, theirs in enumerate(self.gather(own)):
-            part = Mesh(rank, tp=self._mesh.tp).padded_part(out.shape[1])
+        """Compute `Collectives.gather_columns`."""
+        parts = [Mesh(rank, tp=self._mesh.tp).padded_part(out.shape[1]) for rank in range(self._mesh.tp)]
+        count = parts[self._mesh.tp_rank].count
+        own = torch.nn.functional.pad(x[:, :count], (0, parts[0].count - count)).contiguous()
+        gathered = own.new_empty((self._mesh.tp, *own.shape))
+        addresses = ctypes.c_void_p(own.data_ptr()), ctypes.c_void_p(gathered.data_ptr())
+        _check("ncclAllGather", *addresses, ctypes.c_size_t(own.numel()), _TYPES[x.dtype], *self._where())
+        for part, theirs in zip(parts, gathered, strict=True):
             out[:, part.start : part.start + part.count] = theirs[:, : part.count]
 
     def _where(self) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:

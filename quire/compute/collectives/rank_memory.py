@@ -1,18 +1,70 @@
-"""Sums of ranks with a card each by the memory of one another's cards: how large ones, and by which kernels.
+"""Sums of ranks with a card each by the memory of one another's cards: which kernels make sums of which sizes, and
+norms that add up over ranks what they add to the residual stream.
 
-What is chosen depends on what all ranks have alike: a tensor's size, its shape and its dtype.
-"""
+The choice depends on what all ranks have alike: a tensor's size, its shape and its dtype."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from quire.compute.collectives.summing_norms import NormWay
+from quire.compute.collectives.collectives import Norms, norms_of
+from quire.compute.kernels.reference.quantized_rows import QuantizedRows
 from quire.compute.mesh import Mesh
+
+NormWay = Literal["push", "pull", "separate"]
+
+
+class NormMemory(Protocol):
+    """The part of RankMemory that makes a sum and its norm by one kernel."""
+
+    def norm_way_of(self, x: Tensor, weight: Tensor) -> NormWay: ...
+
+    def norm(
+        self, x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None, delta: Tensor, way: NormWay
+    ) -> None: ...
+
+
+class SummingNorms:
+    """Norms that add up over ranks, by one kernel if one does both, otherwise by a sum and the card's own norm.
+
+    Args:
+        memory: Makes a sum and its norm by one kernel.
+        all_reduce: Makes a sum.
+
+    Attributes:
+        norms: The norms, for `Collectives.norms`.
+    """
+
+    def __init__(self, memory: NormMemory, all_reduce: Callable[[Tensor], None]) -> None:
+        self._memory = memory
+        self._all_reduce = all_reduce
+        self._separate = norms_of("cuda")
+        self.norms = Norms(self._rms_norm, self._rms_norm_quantized)
+
+    def _rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor) -> None:
+        way = self._memory.norm_way_of(x, weight)
+        if way == "separate":
+            self._all_reduce(delta)
+            self._separate.rms_norm(x, weight, eps, out, delta)
+        else:
+            self._memory.norm(x, weight, eps, out, None, delta, way)
+
+    def _rms_norm_quantized(
+        self, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, delta: Tensor
+    ) -> QuantizedRows:
+        way = self._memory.norm_way_of(x, weight)
+        if way == "separate":
+            self._all_reduce(delta)
+            return self._separate.rms_norm_quantized(x, weight, eps, dtype, delta)
+        codes = torch.empty(x.shape, dtype=dtype, device=x.device)
+        made = QuantizedRows(codes, torch.empty((len(x), 1), dtype=torch.float32, device=x.device), x.dtype)
+        self._memory.norm(x, weight, eps, made.codes, made.scales, delta, way)
+        return made
+
 
 Way = Literal["push", "pull", "nccl"]
 
@@ -21,9 +73,9 @@ class Limits(NamedTuple):
     """The largest sums, in bytes, that small packets carry, and that ranks read in one another's memory.
 
     Attributes:
-        pushed: With a norm behind the sum or without.
-        pulled: Without; for larger ones NCCL is faster.
-        normed: With; for larger ones a sum and then the norm is.
+        pushed: The largest sum in packets, with a norm behind it or without.
+        pulled: The largest sum that ranks read, without a norm; NCCL is faster for larger ones.
+        normed: The largest sum that ranks read, with a norm; a sum and a norm by themselves are faster for larger ones.
     """
 
     pushed: int
@@ -44,7 +96,6 @@ ranks, each reads the tensors of all others, so limits are lower.
 
 
 def limits_of(ranks: int) -> Limits:
-    """Return the limits for so many ranks."""
     return LIMITS[min((number for number in LIMITS if number >= ranks), default=max(LIMITS))]
 
 
@@ -61,8 +112,7 @@ def way_of(size: int, ranks: int) -> Way:
 
 
 class RankMemory:
-    """Sums and gatherings by kernels that read and write all ranks' windows; see
-    compute/kernels/triton/ranks/window.py.
+    """Sums and gatherings by kernels that read and write all ranks' windows (compute/kernels/triton/ranks/window.py).
 
     Args:
         addresses: The addresses of the windows in this process, by rank.
@@ -121,12 +171,7 @@ class RankMemory:
             self._pulled_norm.rms_norm_pulled(*given, windows, self._steps, *places, rank, ranks)
 
     def gather_columns(self, x: Tensor, out: Tensor) -> None:
-        """Write the columns of all ranks, side by side, to `out` in each rank.
-
-        Args:
-            x: [n, at least this rank's columns], of which each rank gives its `Mesh.padded_part` of out's.
-            out: [n, columns of all], contiguous, of x's dtype.
-        """
+        """Compute `Collectives.gather_columns`."""
         columns = Mesh(0, tp=self._mesh.tp).padded_part(out.shape[1]).count
         most = self._pulled.max_gathered_rows(columns, x.element_size())
         where = (self._windows, self._pulls, self._layout.buffers, self._mesh.tp_rank, self._mesh.tp)

@@ -1,15 +1,15 @@
 """Collectives of ranks on one machine's processors, through memory that all of them have mapped.
 
-A rank that waits for another spins for some microseconds only where each has cores of its own, and then sleeps until it
-is woken: ranks that share a core leave it to the one that is waited for. What the kernels do, plain torch does where
-there are none (`compute/kernels/cpu/native/ranks.cpp` has the protocol).
+A rank that waits for another sleeps until it is woken, so that the other may use its core. Where each rank has cores of
+its own, it first spins for some microseconds. Without our kernels torch does the same
+(`compute/kernels/cpu/native/ranks.cpp` has the protocol).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -22,51 +22,8 @@ from quire.compute.mesh import Mesh
 from quire.foundation.processes.shared_memory import SharedMemory
 
 SPINS = 3_000
-"""Pauses before a rank sleeps, where ranks have cores of their own: some 50 µs."""
+"""Pauses before a rank sleeps where ranks have cores of their own, which take some 50 µs."""
 _LONGEST_NAP_S = 1e-3
-
-
-class Ranks(Protocol):
-    """The Collectives of ranks that share memory, which `shared_memory_collectives` makes."""
-
-    def all_reduce(self, x: Tensor) -> None: ...
-
-    def gather_columns(self, x: Tensor, out: Tensor) -> None: ...
-
-    def gather_rows(self, x: Sequence[Tensor], rows: Sequence[int], out: Sequence[Tensor]) -> None:
-        """Write the rows of several groups of ranks, one group after the other, to `out` in each rank.
-
-        All groups have the same number of ranks, which are neighbours; the ranks of a group have the same rows.
-
-        Args:
-            x: [rows of this group, width] of each tensor, contiguous.
-            rows: How many rows each group has.
-            out: [rows of all, width] of each, contiguous, of the same dtype.
-        """
-        ...
-
-    def reduce_rows(self, x: Tensor, rows: Sequence[int], out: Tensor) -> None:
-        """Write the sum over all ranks of this group's rows to `out`, with the same bits as `all_reduce`.
-
-        Args:
-            x: [rows of all, width], contiguous, in the order of `gather_rows`.
-            rows: How many rows each group has.
-            out: [rows of this group, width], contiguous, of the same dtype.
-        """
-        ...
-
-    @property
-    def norms(self) -> Norms | None: ...
-
-    @property
-    def calls(self) -> int:
-        """How many collectives this rank has come to."""
-        ...
-
-    @property
-    def missing(self) -> int | None:
-        """The rank that another has waited for in vain; then all collectives return at once, and sums are wrong."""
-        ...
 
 
 def shared_memory_collectives(
@@ -110,10 +67,13 @@ class NativeRanks:
 
     @property
     def calls(self) -> int:
+        """The number of collectives that this rank has come to."""
         return int(self._state[4])
 
     @property
     def missing(self) -> int | None:
+        """The rank that another has waited for in vain; if there is one, collectives return at once, with wrong
+        sums."""
         return missing_rank(self._words, self._count)
 
     def all_reduce(self, x: Tensor) -> None:
@@ -127,6 +87,15 @@ class NativeRanks:
         self._kernels("gather_columns", x.dtype, state, x.data_ptr(), rows, stride, out.data_ptr(), width)
 
     def gather_rows(self, x: Sequence[Tensor], rows: Sequence[int], out: Sequence[Tensor]) -> None:
+        """Write the rows of several groups of ranks, one group after the other, to `out` in each rank.
+
+        All groups have equally many ranks, which are neighbours; the ranks of a group have the same rows.
+
+        Args:
+            x: [rows of this group, width] of each tensor, contiguous.
+            rows: How many rows each group has.
+            out: [rows of all, width] of each, contiguous, of the same dtype.
+        """
         for given, whole in zip(x, out, strict=True):
             assert given.is_contiguous() and whole.is_contiguous() and given.dtype == whole.dtype
         of_tensors = [[each.data_ptr() for each in x], [_row_bytes(each) for each in x], [o.data_ptr() for o in out]]
@@ -136,6 +105,13 @@ class NativeRanks:
         self._kernels("gather_rows", None, state, len(x), *addresses, *groups, whole.ctypes.data)
 
     def reduce_rows(self, x: Tensor, rows: Sequence[int], out: Tensor) -> None:
+        """Write the sum over all ranks of this group's rows to `out`, with the same bits as `all_reduce`.
+
+        Args:
+            x: [rows of all, width], contiguous, in the order of `gather_rows`.
+            rows: How many rows each group has.
+            out: [rows of this group, width], contiguous, of the same dtype.
+        """
         assert x.is_contiguous() and out.is_contiguous() and x.dtype == out.dtype
         sizes = np.array(rows, dtype=np.int64) * x.shape[1]
         state = self._state.ctypes.data
@@ -232,6 +208,10 @@ class PlainRanks:
                 time.sleep(nap)
                 waited, nap = waited + nap, min(2 * nap, _LONGEST_NAP_S)
         return True
+
+
+Ranks: TypeAlias = NativeRanks | PlainRanks
+"""The Collectives of ranks that share memory."""
 
 
 def _row_bytes(x: Tensor) -> int:

@@ -1,14 +1,16 @@
-"""What `general.architecture` of a GGUF file stands for: an architecture of config.json, and its weights' names.
+"""What `general.architecture` of a GGUF file stands for, and which of its tensors is which weight.
 
-Source: llama.cpp's docs and the `gguf` package's constants.py and tensor_mapping.py. Plain data.
-"""
+The weights are those of a checkpoint in Hugging Face layout. Source: llama.cpp's docs and the `gguf` package's
+constants.py and tensor_mapping.py."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.compute.gguf.header import GgufModel, GgufTensor
 from quire.errors import CheckpointError
 
 _ATTENTION = {
@@ -37,11 +39,11 @@ class Architecture:
 
     Attributes:
         name: The entry of `architectures` in config.json.
-        modules: The parts of a layer, by the file's names.
+        modules: A checkpoint's names of the parts of a layer, by the file's names.
         rotates_pairs: Whether queries and keys are stored for rotations of neighbours.
         norms_less: What is subtracted from the weights of norms.
-        experts: What a checkpoint calls a layer's experts; empty: the model has none.
-        expert_names: The projections of an expert, by the file's names.
+        experts: A checkpoint's name of a layer's experts; empty: the model has none.
+        expert_names: A checkpoint's names of an expert's projections, by the file's names.
     """
 
     name: str
@@ -97,7 +99,7 @@ def heads_of(metadata: Mapping[str, Any], part: str) -> int:
     """Return how many heads queries (`q`) or keys (`k`) have.
 
     Raises:
-        CheckpointError: The file does not say so, or by layer.
+        CheckpointError: The file has no such number, or different ones for layers.
     """
     key = f"{metadata.get('general.architecture')}.attention.head_count"
     value = metadata.get(key)
@@ -110,7 +112,7 @@ def heads_of(metadata: Mapping[str, Any], part: str) -> int:
 
 
 def one_for_all(key: str, value: Any) -> Any:
-    """A value that may stand there layer by layer.
+    """Return a value that a file may give layer by layer.
 
     Raises:
         CheckpointError: Layers differ.
@@ -120,3 +122,75 @@ def one_for_all(key: str, value: Any) -> Any:
     if not value or any(each != value[0] for each in value):
         raise CheckpointError(f"The GGUF file's '{key}' differs by layer, which is not supported.")
     return value[0]
+
+
+_IN_LAYER = re.compile(r"^blk\.(\d+)\.(.+)\.(weight|bias)$")
+_OF_EXPERTS = re.compile(r"^ffn_(gate|up|down)_exps$")
+_OF_ONE_EXPERT = re.compile(r"^ffn_(gate|up|down)\.(\d+)$")
+_OUTSIDE = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_READ_FOR_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors that model_config.py reads; some tools write the first one for each layer."""
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """The source of a weight.
+
+    Attributes:
+        tensor: The file's tensor.
+        shape: The weight's shape.
+        first_row: The weight's first row in a stack of experts.
+        heads: How many heads the rows belong to, in each of which the two halves of a pair are neighbours, where the
+            weight has all first halves first; 0: the rows are in the weight's order.
+        less: What is subtracted from the weight: Gemma's norms are stored with 1 added.
+    """
+
+    tensor: GgufTensor
+    shape: tuple[int, ...]
+    first_row: int = 0
+    heads: int = 0
+    less: float = 0.0
+
+
+def weight_sources(model: GgufModel) -> dict[str, WeightSource]:
+    """Return every weight by its name in a checkpoint; other tensors keep their names, which no model reads.
+
+    Raises:
+        CheckpointError: The architecture is not served.
+    """
+    return dict(_sources(model, architecture_of(model.metadata)))
+
+
+def _sources(model: GgufModel, architecture: Architecture) -> Iterator[tuple[str, WeightSource]]:
+    heads = {part: heads_of(model.metadata, part) for part in ("q", "k")} if architecture.rotates_pairs else {}
+    for name, tensor in model.tensors.items():
+        if name.endswith(_READ_FOR_CONFIG):
+            continue
+        found = _IN_LAYER.match(name)
+        if found is None:
+            less = architecture.norms_less if name.endswith("norm.weight") else 0.0
+            yield _OUTSIDE.get(name, name), WeightSource(tensor, tensor.shape, less=less)
+            continue
+        layer, part, kind = f"model.layers.{found[1]}", found[2], found[3]
+        if (stack := _OF_EXPERTS.match(part)) and architecture.experts and len(tensor.shape) == 3:
+            yield from _experts(f"{layer}.{architecture.experts}", architecture.expert_names[stack[1]], tensor)
+        elif (one := _OF_ONE_EXPERT.match(part)) and architecture.experts:
+            module = f"{layer}.{architecture.experts}.experts.{one[2]}.{architecture.expert_names[one[1]]}"
+            yield f"{module}.{kind}", WeightSource(tensor, tensor.shape)
+        else:
+            known = architecture.modules.get(part)
+            theirs = name if known is None else f"{layer}.{known}.{kind}"
+            less = architecture.norms_less if part.endswith("norm") else 0.0
+            rotated = heads.get(part.removeprefix("attn_"), 0) if part.startswith("attn_") else 0
+            yield theirs, WeightSource(tensor, tensor.shape, heads=rotated, less=less)
+
+
+def _experts(module: str, projection: str, tensor: GgufTensor) -> Iterator[tuple[str, WeightSource]]:
+    count, rows, columns = tensor.shape
+    for number in range(count):
+        name = f"{module}.experts.{number}.{projection}.weight"
+        yield name, WeightSource(tensor, (rows, columns), first_row=number * rows)

@@ -1,11 +1,12 @@
-"""A GGUF file's header: metadata, and where each tensor lies. Read as hostile: every count, length, offset and type is
-checked against the file's size before anything is allocated for it.
+"""A GGUF file's header: metadata, and where each tensor lies.
 
-Source: ggml's docs/gguf.md (versions 2 and 3, little endian). Knows nothing about models. Imports no torch.
+A file may be hostile: every count, length, offset and type is checked against the file's size before anything is
+allocated for it. Source: ggml's docs/gguf.md (versions 2 and 3, little endian). Imports no torch.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Mapping
@@ -24,30 +25,31 @@ _ALIGNMENT = "general.alignment"
 _LARGEST_ALIGNMENT = 1 << 20
 _LARGEST_DIMENSION = 1 << 40
 _LARGEST_HEADER = 1 << 30
-"""Bytes; the largest vocabularies take some 20 MB."""
+"""Bytes of a header; the largest vocabularies take some 20 MB."""
 _MAX_ELEMENTS = 1 << 23
-"""Of all arrays and tensors; a Python value takes some 60 bytes."""
+"""The most elements of all arrays and tensors; a Python value takes some 60 bytes."""
 _DEEPEST = 2
-"""Arrays in arrays; no tool writes any."""
+"""The deepest nesting of arrays, which no tool writes."""
+_AT_ONCE = 1 << 22
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
-"""By the number of a value's type, how struct reads it."""
+"""How struct reads values, by the number of their type."""
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _LEAST_BYTES = {_BOOL: 1, _STRING: 8, _ARRAY: 12} | {kind: struct.calcsize(code) for kind, code in _NUMBERS.items()}
 _LEAST_ENTRY_BYTES = 8 + 4 + 1
-"""Of a key and its value."""
+"""The fewest bytes of a key and its value."""
 _LEAST_TENSOR_BYTES = 8 + 4 + 4 + 8
 _ADVICE = "download it again"
 
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """Where a tensor lies.
+    """A tensor of a file.
 
     Attributes:
-        shape: Rows last but one, columns last, as torch has them (a file lists them the other way round).
-        form: Its type.
-        offset: Of its first byte in the file.
-        path: Of the file.
+        shape: The sizes as torch orders them, rows and columns last (a file lists them the other way round).
+        form: The tensor's type.
+        offset: The offset of its first byte in the file.
+        path: The file.
     """
 
     shape: tuple[int, ...]
@@ -57,43 +59,44 @@ class GgufTensor:
 
     @property
     def rows(self) -> int:
-        """Of all dimensions but the last."""
-        rows = 1
-        for size in self.shape[:-1]:
-            rows *= size
-        return rows
+        """The product of all sizes but the last."""
+        return math.prod(self.shape[:-1])
 
     @property
     def row_bytes(self) -> int:
-        """Of the last dimension."""
+        """The bytes of a row, which has the last size."""
         return self.shape[-1] // self.form.block * self.form.block_bytes
 
     @property
     def nbytes(self) -> int:
-        """In the file."""
         return self.rows * self.row_bytes
+
+    def equals(self, other: GgufTensor) -> bool:
+        if (self.form, self.shape) != (other.form, other.shape):
+            return False
+        return have_equal_bytes(self.path, self.offset, other.path, other.offset, self.nbytes)
 
 
 @dataclass(frozen=True)
-class GgufHeader:
-    """What a file says before its tensors' data.
+class GgufModel:
+    """What the files of a model say before their tensors' data.
 
     Attributes:
-        path: Of the file.
-        metadata: Numbers, booleans, strings and lists of them, by key.
-        tensors: By name.
+        paths: The files, in order.
+        metadata: Numbers, booleans, strings and lists of them, by key, of the first file.
+        tensors: The tensors of all files, by name.
     """
 
-    path: Path
+    paths: tuple[Path, ...]
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
 
 
-def read_header(path: Path) -> GgufHeader:
+def read_header(path: Path) -> GgufModel:
     """Read one file's header.
 
     Raises:
-        CheckpointError: It is no GGUF file, broken, cut short, or has tensors of a type that is not served.
+        CheckpointError: The file is no GGUF file, is broken or cut short, or has tensors of a type that is not served.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -103,7 +106,7 @@ def read_header(path: Path) -> GgufHeader:
 
 
 class _Parser:
-    """Reads from the front; `_at` is never beyond `_end`."""
+    """Reads a file from the front; `_at` is never beyond `_end`."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path
@@ -113,7 +116,7 @@ class _Parser:
         self._at = 0
         self._elements = 0
 
-    def header(self) -> GgufHeader:
+    def header(self) -> GgufModel:
         if self._take(4) != MAGIC:
             raise self._broken("does not begin with GGUF: it is another format")
         version = self._number("I")
@@ -130,7 +133,7 @@ class _Parser:
             if key in metadata or not key:
                 raise self._broken(f"has '{key}' twice" if key else "has a key without a name")
             metadata[key] = self._value(int(self._number("I")), key, 0)
-        return GgufHeader(self._path, metadata, self._tensors(tensors, self._alignment(metadata)))
+        return GgufModel((self._path,), metadata, self._tensors(tensors, self._alignment(metadata)))
 
     def _alignment(self, metadata: Mapping[str, Any]) -> int:
         alignment = metadata.get(_ALIGNMENT, DEFAULT_ALIGNMENT)
@@ -209,7 +212,7 @@ class _Parser:
         return [self._value(kind, key, depth + 1) for _ in range(count)]
 
     def _strings(self, count: int, key: str) -> list[str]:
-        """As `_string` one by one; vocabularies have some 500,000 of them."""
+        """Read strings as `_string` does, but fast: vocabularies have some 500,000."""
         data, at, end, values = self._data, self._at, self._end, []
         for _ in range(count):
             begin = at + 8
@@ -230,7 +233,7 @@ class _Parser:
         length = int(self._number("Q"))
         if length > self._end - self._at:
             raise self._broken(f"is cut short: {what} has {length:,} bytes")
-        # Some vocabularies have halves of characters; such a token is compared with nothing.
+        # Some vocabularies have halves of characters; such tokens are compared with nothing.
         return self._take(length).decode("utf-8", errors="replace")
 
     def _number(self, code: str) -> int | float:
@@ -250,3 +253,16 @@ class _Parser:
 
     def _broken(self, text: str) -> CheckpointError:
         return CheckpointError(f"{self._path} {text}: {_ADVICE}.")
+
+
+def have_equal_bytes(one: Path, at: int, other: Path, other_at: int, size: int) -> bool:
+    """Whether `size` bytes of two files from these offsets on are equal; reads no further than the first difference."""
+    with one.open("rb") as first, other.open("rb") as second:
+        first.seek(at)
+        second.seek(other_at)
+        while size:
+            part = first.read(min(size, _AT_ONCE))
+            if not part or part != second.read(len(part)):
+                return False
+            size -= len(part)
+    return True

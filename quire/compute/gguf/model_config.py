@@ -1,7 +1,7 @@
 """The metadata of a GGUF file as the config.json that the same model has in Hugging Face layout.
 
-Values are passed on as they are: whoever reads config.json checks them. Source of the keys: the `gguf` package's
-constants.py, and llama.cpp where it knows what a file does not say.
+Values are passed on unchanged, because the reader of config.json checks them. Source of the keys: the `gguf` package's
+constants.py, and llama.cpp for what a file does not say.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from quire.compute.gguf.architectures import architecture_of, heads_of, one_for_all
-from quire.compute.gguf.file_bytes import FileBytes, are_equal
-from quire.compute.gguf.header import GgufTensor
-from quire.compute.gguf.model_files import GgufModel
+from quire.compute.gguf.header import GgufModel, GgufTensor
 from quire.compute.gguf.tensor_types import QuantizedType
 from quire.errors import CheckpointError
 
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
-"""These scale attention by the stream's width for each head, not by a head's; llama.cpp tells them so too."""
+"""Layers of the models that scale attention by the stream's width over the heads; llama.cpp knows them so too."""
 _HEAD = "output.weight"
 _MAX_FACTORS = 1 << 14
 _SIZES = (
@@ -35,10 +34,10 @@ Keys = Mapping[str, Any]
 
 
 def model_config(model: GgufModel) -> dict[str, Any]:
-    """The model's config.json.
+    """Return the model's config.json.
 
     Raises:
-        CheckpointError: It is not served, or lacks what every file has.
+        CheckpointError: The model is not served, or its files lack what every file has.
     """
     metadata = model.metadata
     architecture = architecture_of(metadata)
@@ -49,11 +48,11 @@ def model_config(model: GgufModel) -> dict[str, Any]:
         raise CheckpointError(f"{model.paths[0]} has no token_embd.weight, so it is no language model.")
     heads, kv_heads = heads_of(metadata, "q"), heads_of(metadata, "k")
     _check_sizes(model, {**own, "heads": heads, "kv_heads": kv_heads})
-    tied = is_tied(model)
+    tied, types = is_tied(model), dict(Counter(tensor.form.name for tensor in model.tensors.values()))
     config = {
         "architectures": [architecture.name],
         "hidden_size": own.get("embedding_length"),
-        "intermediate_size": _of_layers(own, "feed_forward_length"),
+        "intermediate_size": one_for_all("feed_forward_length", own.get("feed_forward_length")),
         "num_hidden_layers": own.get("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
@@ -66,29 +65,22 @@ def model_config(model: GgufModel) -> dict[str, Any]:
         "attention_bias": "blk.0.attn_q.bias" in model.tensors and kind != "qwen2",
         "mlp_bias": "blk.0.ffn_down.bias" in model.tensors,
         "dtype": _dtype(model),
-        "quantization_config": {"quant_method": "gguf", "types": _types(model), **_sizes(model, tied)},
+        "quantization_config": {"quant_method": "gguf", "types": types, **_sizes(model, tied)},
     }
-    config |= _rope(model, own) | _EXTRAS.get(kind, _no_extras)(own, config) | _experts(own)
+    extras = _EXTRAS[kind](own, config) if kind in _EXTRAS else {}
+    config |= _rope(model, own) | extras | _experts(own)
     config |= {key: metadata.get(f"tokenizer.ggml.{key}") for key in ("bos_token_id", "eos_token_id")}
     return {key: value for key, value in config.items() if value is not None}
 
 
 def is_tied(model: GgufModel) -> bool:
-    """Whether the head is the embedding: the file has none of its own, or the same bytes twice."""
+    """Whether the head is the embedding: the model has no head of its own, or one with the same bytes."""
     head, embedding = model.tensors.get(_HEAD), model.tensors["token_embd.weight"]
-    if head is None:
-        return True
-    if (head.form, head.shape) != (embedding.form, embedding.shape):
-        return False
-    return are_equal(_bytes_of(head), _bytes_of(embedding))
-
-
-def _bytes_of(tensor: GgufTensor) -> FileBytes:
-    return FileBytes(tensor.path, tensor.offset, tensor.nbytes)
+    return head is None or head.equals(embedding)
 
 
 def _check_sizes(model: GgufModel, own: Keys) -> None:
-    """Refuse sizes larger than those of the tensors: nobody builds what they cannot fill."""
+    """Refuse sizes larger than those of the tensors, so that nothing is built that they cannot fill."""
     largest = max(max(tensor.shape) for tensor in model.tensors.values())
     limits = dict.fromkeys(_SIZES, largest) | {"block_count": len(model.tensors)}
     for key, limit in limits.items():
@@ -97,18 +89,11 @@ def _check_sizes(model: GgufModel, own: Keys) -> None:
             raise CheckpointError(f"The GGUF file's {key} is {value}, its tensors are smaller: download it again.")
 
 
-def _of_layers(own: Keys, key: str) -> Any:
-    return one_for_all(key, own.get(key))
-
-
-def _types(model: GgufModel) -> dict[str, int]:
-    """How many tensors have each type."""
-    return dict(Counter(tensor.form.name for tensor in model.tensors.values()))
-
-
 def _sizes(model: GgufModel, tied: bool) -> dict[str, int]:
-    """Weights that a processor keeps in the model's dtype, bytes of those that it keeps quantized, and the same of a
-    GPU, whose embeddings are all dense. An embedding that is not tied is only looked up, and kept dense."""
+    """Return how many weights a processor keeps dense and how many bytes quantized, and the same for a GPU.
+
+    A GPU's embeddings are all dense; a processor's are where they are not tied, because they are only looked up.
+    """
     dense = packed = gpu_dense = coded = 0
     for name, tensor in model.tensors.items():
         if tied and name == _HEAD:
@@ -126,13 +111,14 @@ def _sizes(model: GgufModel, tied: bool) -> dict[str, int]:
 
 
 def _dtype(model: GgufModel) -> str:
-    """float32 only where all weights are; activations of quantized ones are computed in bfloat16."""
+    """Return the one dtype of all weights, otherwise bfloat16, in which activations of quantized weights are
+    computed."""
     types = {tensor.form.name for tensor in model.tensors.values() if len(tensor.shape) > 1}
     return {frozenset({"F32"}): "float32", frozenset({"F16"}): "float16"}.get(frozenset(types), "bfloat16")
 
 
 def _rope(model: GgufModel, own: Keys) -> dict[str, Any]:
-    """`rope_scaling` of the older config.json, and how much of a head turns."""
+    """Return `rope_scaling`, as older config.json files have it, and which part of a head is rotated."""
     original = own.get("rope.scaling.original_context_length")
     found: dict[str, Any] = {}
     scaling = own.get("rope.scaling.type", "none")
@@ -170,7 +156,7 @@ def _rope(model: GgufModel, own: Keys) -> dict[str, Any]:
 
 
 def _turning_share(model: GgufModel, own: Keys) -> float | None:
-    """How much of a head turns; None: all of it."""
+    """Return which part of a head is rotated; None: all of it."""
     width: Any = own.get("attention.key_length")
     turning: Any = own.get("rope.dimension_count")
     if width is None and _is_number(own.get("embedding_length")):
@@ -181,12 +167,12 @@ def _turning_share(model: GgufModel, own: Keys) -> float | None:
 
 
 def _factors(model: GgufModel, name: str) -> list[float]:
-    """The values of a small tensor of fp32; of those that stand in every layer, the first's."""
+    """Return the values of a small fp32 tensor, which may stand in every layer."""
     tensor: GgufTensor | None = model.tensors.get(name, model.tensors.get(f"blk.0.{name}"))
     if tensor is None:
         return []
     for other, each in model.tensors.items():
-        if other.endswith(name) and not are_equal(_bytes_of(each), _bytes_of(tensor)):
+        if other.endswith(name) and not each.equals(tensor):
             raise CheckpointError(f"{tensor.path}: '{other}' differs from other layers', which is not supported.")
     if tensor.form.name != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > _MAX_FACTORS:
         raise CheckpointError(f"{tensor.path}: '{name}' is no row of F32: download it again.")
@@ -209,10 +195,6 @@ def _experts(own: Keys) -> dict[str, Any]:
     }
 
 
-def _no_extras(own: Keys, config: Keys) -> dict[str, Any]:
-    return {}
-
-
 def _gemma(own: Keys, config: Keys, layers_of_27b: int) -> dict[str, Any]:
     width = config["head_dim"]
     if config["num_hidden_layers"] == layers_of_27b and _is_number(config["hidden_size"]):
@@ -223,10 +205,6 @@ def _gemma(own: Keys, config: Keys, layers_of_27b: int) -> dict[str, Any]:
         "attn_logit_softcapping": own.get("attn_logit_softcapping"),
         "final_logit_softcapping": own.get("final_logit_softcapping"),
     }
-
-
-def _gemma2(own: Keys, config: Keys) -> dict[str, Any]:
-    return _gemma(own, config, _LAYERS_OF_27B["gemma2"])
 
 
 def _gemma3(own: Keys, config: Keys) -> dict[str, Any]:
@@ -247,7 +225,7 @@ def _phi3(own: Keys, config: Keys) -> dict[str, Any]:
     }
 
 
-_EXTRAS = {"gemma2": _gemma2, "gemma3": _gemma3, "phi3": _phi3}
+_EXTRAS = {"gemma2": partial(_gemma, layers_of_27b=_LAYERS_OF_27B["gemma2"]), "gemma3": _gemma3, "phi3": _phi3}
 
 
 def _is_number(value: object) -> bool:

@@ -1,49 +1,47 @@
-"""The files of one GGUF model: a single one, or all parts of a split one, as one set of metadata and tensors."""
+"""The files of one GGUF model, a single one or all parts of a split one, and the model as a directory in Hugging Face
+layout, so that all that reads a checkpoint reads it.
+
+The directory has files made from the metadata, and links to the model's files. It is written once for each state of the
+files, and kept with the user's caches."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
+import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import shutil
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from quire.compute.gguf.header import GgufTensor, read_header
+from quire.compute.gguf.header import GgufModel, GgufTensor, read_header
+from quire.compute.gguf.model_config import model_config
+from quire.compute.gguf.tokenizer_files import end_ids, tokenizer_files
 from quire.errors import CheckpointError, ModelNotFoundError
+from quire.foundation.config import environment
 
 SUFFIX = ".gguf"
 _PART = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
-
-
-@dataclass(frozen=True)
-class GgufModel:
-    """A model's headers.
-
-    Attributes:
-        paths: Of its files, in their order.
-        metadata: Of the first.
-        tensors: Of all.
-    """
-
-    paths: tuple[Path, ...]
-    metadata: Mapping[str, Any]
-    tensors: Mapping[str, GgufTensor]
 
 
 def read_model(paths: Sequence[Path]) -> GgufModel:
     """Read the headers of a model's files.
 
     Raises:
-        CheckpointError: One is broken, is no part of this model, or has a tensor of another.
+        CheckpointError: A file is broken, is no part of this model, or has a tensor that another has too.
     """
     headers = [read_header(path) for path in paths]
     tensors: dict[str, GgufTensor] = {}
     for number, header in enumerate(headers):
         declared = header.metadata.get("split.count", 1)
         if declared not in (0, 1, len(paths)) or header.metadata.get("split.no", number) != number:
-            raise CheckpointError(f"{header.path} is not part {number + 1} of {len(paths)}: download the model again.")
+            raise CheckpointError(
+                f"{paths[number]} is not part {number + 1} of {len(paths)}: download the model again."
+            )
         if again := sorted(tensors.keys() & header.tensors.keys()):
-            raise CheckpointError(f"{header.path}: '{again[0]}' stands in another part as well: download them again.")
+            raise CheckpointError(f"{paths[number]}: '{again[0]}' stands in another part as well: download them again.")
         tensors.update(header.tensors)
     expected = headers[0].metadata.get("split.tensors.count", len(tensors))
     if expected != len(tensors):
@@ -52,10 +50,10 @@ def read_model(paths: Sequence[Path]) -> GgufModel:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """All files of the model that this one belongs to.
+    """Return all files of the model that a file belongs to.
 
     Raises:
-        CheckpointError: A part is not there.
+        CheckpointError: A part is missing.
     """
     paths = [path.with_name(name) for name in part_names(path.name)]
     missing = [each.name for each in paths if not each.is_file()]
@@ -65,7 +63,7 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def part_names(name: str) -> list[str]:
-    """The names of all files of the model that the file of this name belongs to."""
+    """Return the names of all files of the model that the file of this name belongs to."""
     part = _PART.match(name)
     if part is None:
         return [name]
@@ -74,15 +72,15 @@ def part_names(name: str) -> list[str]:
 
 
 def choose(names: Sequence[str], quantization: str | None, where: str) -> str:
-    """Of GGUF files, the one that is meant (of a split model its first part).
+    """Choose a GGUF file, or the first part of a split model.
 
     Args:
-        names: Of the files.
-        quantization: What the name must contain, such as Q4_K_M; None: there is but one model.
-        where: They lie, for errors.
+        names: The names of the files.
+        quantization: A word of the name, such as Q4_K_M; None: there is only one model.
+        where: The place of the files, for errors.
 
     Raises:
-        ModelNotFoundError: None is meant, or several may be.
+        ModelNotFoundError: No file or several files fit.
     """
     models = [name for name in sorted(names) if part_names(name)[0] == name and not _is_projector(name)]
     found = models
@@ -102,5 +100,86 @@ def choose(names: Sequence[str], quantization: str | None, where: str) -> str:
 
 
 def _is_projector(name: str) -> bool:
-    """Of a model's images; not a model."""
     return name.rpartition("/")[2].startswith("mmproj")
+
+
+_log = logging.getLogger(__name__)
+
+
+def directory_of(paths: Sequence[Path], tokenizer: bool) -> Path:
+    """Return the directory of a model.
+
+    Args:
+        paths: The model's files, in order.
+        tokenizer: Whether the tokenizer is needed; otherwise one that is not served is left out.
+
+    Raises:
+        CheckpointError: The files are broken or not served, or the directory cannot be written.
+    """
+    cache = environment.gguf_cache()
+    try:
+        target = cache / f"{paths[0].stem[:80]}-{_identity(paths, tokenizer)}"
+        if target.is_dir():
+            return target
+        files = _contents(paths, tokenizer)
+        cache.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(cache)
+        with tempfile.TemporaryDirectory(prefix=".", dir=cache) as place:
+            written = Path(place) / "model"
+            written.mkdir()
+            for name, content in files.items():
+                (written / name).write_bytes(content)
+            for path in paths:
+                (written / path.name).symlink_to(path.resolve())  # a hub's cache has links with better names
+            _put(written, target)
+    except OSError as error:
+        raise CheckpointError(
+            f"{paths[0]}: its settings cannot be kept in {cache} ({error}): set XDG_CACHE_HOME to a place that can be "
+            "written."
+        ) from None
+    _log.info("gguf        settings and tokenizer are kept in %s", target)
+    return target
+
+
+def _contents(paths: Sequence[Path], tokenizer: bool) -> dict[str, bytes]:
+    model = read_model(paths)
+    config = model_config(model)
+    config |= {"eos_token_id": end_ids(model.metadata) or config.get("eos_token_id", [])}
+    files = {
+        "config.json": _dumped(config),
+        "generation_config.json": _dumped({"eos_token_id": config["eos_token_id"]}),
+    }
+    try:
+        return files | tokenizer_files(model.metadata)
+    except CheckpointError:
+        if tokenizer:
+            raise
+        return files
+
+
+def _identity(paths: Sequence[Path], tokenizer: bool) -> str:
+    """Return a name that changes with the files and with the code that reads them."""
+    facts = [
+        (path.name, str(path.resolve()), (s := path.stat()).st_size, s.st_mtime_ns, s.st_ctime_ns) for path in paths
+    ]
+    code = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    return hashlib.sha256(repr((facts, tokenizer, code)).encode()).hexdigest()[:16]
+
+
+def _put(written: Path, target: Path) -> None:
+    try:
+        os.rename(written, target)
+    except OSError:
+        if not target.is_dir():
+            raise
+
+
+def _remove_abandoned(cache: Path) -> None:
+    for directory in cache.iterdir():
+        links = list(directory.glob(f"*{SUFFIX}"))
+        if links and not any(link.exists() for link in links):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _dumped(value: object) -> bytes:
+    return json.dumps(value, indent=2).encode()

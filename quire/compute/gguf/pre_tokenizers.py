@@ -1,7 +1,7 @@
-"""How a byte-pair tokenizer of a GGUF file cuts texts: `tokenizer.ggml.pre` → what tokenizer.json has for it.
+"""How a byte-pair tokenizer cuts texts: what tokenizer.json has for the value of `tokenizer.ggml.pre`.
 
 Source: the tokenizer.json files of the models that each name stands for in llama.cpp's convert_hf_to_gguf_update.py.
-An unknown name is refused: a guess would give other tokens than the model was trained on.
+An unknown name is refused, because a guess would give other tokens than the model was trained on.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class PreTokenizer:
 
     Attributes:
         steps: `pre_tokenizer` of tokenizer.json.
-        normalizer: `normalizer` of it.
-        whole_words: A word that is a token is not merged from parts (`ignore_merges`).
-        adds_bos: Whether texts begin with the beginning-of-sequence token, where the file does not say so.
+        normalizer: `normalizer` of tokenizer.json.
+        whole_words: Whether a word that is a token is taken whole, without merges (`ignore_merges`).
+        adds_bos: Whether texts begin with the beginning-of-sequence token, if the file does not say it.
     """
 
     steps: dict[str, Any]
@@ -71,10 +71,10 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
 
 
 def pre_tokenizer_of(name: object) -> PreTokenizer:
-    """What this value of `tokenizer.ggml.pre` stands for.
+    """Return what a value of `tokenizer.ggml.pre` stands for.
 
     Raises:
-        CheckpointError: It is not known.
+        CheckpointError: The value is not known.
     """
     if isinstance(name, str) and name in PRE_TOKENIZERS:
         return PRE_TOKENIZERS[name]

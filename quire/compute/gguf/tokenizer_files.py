@@ -1,7 +1,8 @@
-"""The tokenizer in a GGUF file's metadata as the files that the same tokenizer has in Hugging Face layout.
+"""The tokenizer in a GGUF file's metadata as the files that it has in Hugging Face layout. Imports no tokenizer
+library.
 
-Byte-pair encodings over bytes (`gpt2`) become a tokenizer.json, sentencepiece's (`llama`) a tokenizer.model, whose
-protobuf fields text/spm_model.py reads. Imports no tokenizer library.
+Byte-pair encodings over bytes (`gpt2`) become a tokenizer.json. Sentencepiece's (`llama`) become a tokenizer.model,
+whose protobuf fields text/spm_model.py reads.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Any
 from quire.compute.gguf.pre_tokenizers import PreTokenizer, pre_tokenizer_of
 from quire.errors import CheckpointError
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-"""Types of tokens; sentencepiece has the same numbers."""
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = range(1, 5)
+"""Types of tokens, with the numbers of sentencepiece; 5 is UNUSED and 6 is BYTE."""
 _PREFIX = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
 _ADVICE = "give --tokenizer the directory or hub id of the model's own tokenizer"
@@ -26,9 +27,8 @@ _NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
 _MARKS = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _VARINT, _BYTES, _FLOAT = 0, 2, 5
 """Protobuf's wire types."""
-# Tokens that are known by their text to control a model, whatever type a file says they are of: converters wrote the
-# types of tokens that a fine-tune added as they found them, often as those of ordinary text. Source: llama.cpp's
-# llama-vocab.cpp, which knows these tokens by their text, too.
+# Tokens that are known by their text to control a model, whatever their type in the file: converters often wrote tokens
+# that a fine-tune added as ordinary text. Source: llama.cpp's llama-vocab.cpp, which knows them by their text, too.
 _ENDS = frozenset({
     "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>",  # Llama 3, Granite
     "<|im_end|>", "<|endoftext|>",  # ChatML, Qwen, GPT-2
@@ -46,11 +46,11 @@ FILL_IN_MIDDLE = frozenset({
     "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<SUF>", "<|code_suffix|>", "<|suffix|>",
     "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<MID>", "<|code_middle|>", "<|middle|>",
 })  # fmt: skip
-"""Tokens around the parts of a text whose middle is asked for."""
+"""Tokens around the parts of a text whose middle is to be filled in."""
 _WITHIN_TURNS: dict[str, tuple[frozenset[str], ...]] = {
     "<|end|>": (frozenset({"<|return|>", "<|call|>"}), frozenset({"<|flush|>", "<|calls|>"})),
 }
-"""Tokens that end a part of a turn where a vocabulary has all of these beside them."""
+"""Tokens that end only a part of a turn if the vocabulary has all tokens of one of these sets."""
 _log = logging.getLogger(__name__)
 
 
@@ -95,7 +95,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def end_ids(metadata: Mapping[str, Any]) -> list[int]:
-    """Return the ids of the tokens that end a sequence: those that the file names, and those that are known to."""
+    """Return the ids of the tokens that end a sequence, because the file names them or by their text."""
     tokens = _list_or_none(metadata, "tokens")
     named = [metadata.get(f"{_PREFIX}{name}_token_id") for name in ("eos", "eot", "eom")]
     ends = end_texts(tokens)
@@ -106,10 +106,7 @@ def end_ids(metadata: Mapping[str, Any]) -> list[int]:
 
 
 def _corrected(vocabulary: Vocabulary) -> Vocabulary:
-    """Return the vocabulary with tokens that end turns, and such, as control tokens.
-
-    Converters wrote other types for those that were added.
-    """
+    """Return the vocabulary with control tokens that converters gave other types."""
     special = end_texts(vocabulary.tokens) | FILL_IN_MIDDLE
     wrong = [n for n, text in enumerate(vocabulary.tokens) if text in special and vocabulary.types[n] != CONTROL]
     if not wrong:
@@ -142,13 +139,12 @@ def _list(metadata: Mapping[str, Any], name: str, kind: type) -> list[Any]:
 
 
 def _list_or_none(metadata: Mapping[str, Any], name: str) -> list[Any]:
-    """What is no list is none: whoever wants the tokenizer says so."""
+    """Return a list, which is empty if the metadata have another value; `_list` refuses it."""
     values = metadata.get(_PREFIX + name)
     return values if isinstance(values, list) else []
 
 
 def _byte_level(vocabulary: Vocabulary, split: PreTokenizer) -> dict[str, Any]:
-    """A tokenizer.json, as the tokenizers library writes it."""
     ids: dict[str, int] = {}
     for number, token in enumerate(vocabulary.tokens):
         ids.setdefault(token, number)
@@ -192,7 +188,7 @@ def _added(number: int, token: str, special: bool) -> dict[str, Any]:
 
 
 def _sentencepiece(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Iterator[bytes]:
-    """A serialized ModelProto: pieces, the trainer's kind (BPE) and how texts are normalized."""
+    """Yield a serialized ModelProto: pieces, the trainer's kind (BPE) and how texts are normalized."""
     if len(vocabulary.scores) != len(vocabulary.tokens):
         raise _refused(f"has {len(vocabulary.scores)} entries for {len(vocabulary.tokens)} tokens", "scores")
     for token, score, kind in zip(vocabulary.tokens, vocabulary.scores, vocabulary.types, strict=True):
@@ -239,7 +235,6 @@ def _stripping(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str,
 
 
 def _settings(metadata: Mapping[str, Any], vocabulary: Vocabulary, adds_bos: bool) -> dict[str, Any]:
-    """A tokenizer_config.json."""
     settings: dict[str, Any] = {}
     for theirs, ours in _MARKS.items():
         number = metadata.get(f"{_PREFIX}{theirs}_token_id")
@@ -265,7 +260,7 @@ def _refused(text: str, name: str) -> CheckpointError:
 
 
 def end_texts(tokens: Collection[object]) -> frozenset[str]:
-    """The texts that end a turn or a sequence, in a vocabulary of these tokens."""
+    """Return the texts that end a turn or a sequence in a vocabulary of these tokens."""
     found = _ENDS.intersection(token for token in tokens if isinstance(token, str))
     parts = {text for text, sets in _WITHIN_TURNS.items() if any(others <= found for others in sets)}
     return found - parts

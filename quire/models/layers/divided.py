@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire.compute.collectives.collectives import Collectives
 from quire.compute.collectives.delta import PartialSum
-from quire.compute.collectives.engine_group import ExpertLayers
+from quire.compute.collectives.engine_group import EngineGroup
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.mesh import Span
 from quire.models.quantization.scheme import ExpertsShape
@@ -54,7 +54,7 @@ class ExpertsOfEngines:
         shape: ExpertsShape,
         chosen: int,
         options: TensorOptions,
-        engines: ExpertLayers,
+        engines: EngineGroup,
     ) -> None:
         self._experts = experts
         self._own = own

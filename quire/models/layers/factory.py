@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.compute.attention.backend import AttentionLayer
 from quire.compute.collectives.collectives import Collectives, OneRank
 from quire.compute.collectives.delta import Delta
-from quire.compute.collectives.engine_group import ExpertLayers
+from quire.compute.collectives.engine_group import EngineGroup
 from quire.compute.mesh import Mesh, Span
 from quire.models.layers.adapted_experts import AdaptedExperts, SeparatelyAdaptedExperts
 from quire.models.layers.adapted_linear import AdaptedLinear
@@ -75,7 +75,7 @@ class LayerFactory:
         collectives: Collectives | None = None,
         updates: LowRankUpdates | None = None,
         stand_in: Callable[[Layer], Any] | None = None,
-        engines: ExpertLayers | None = None,
+        engines: EngineGroup | None = None,
     ) -> None:
         self.options = options
         self._quantization = quantization

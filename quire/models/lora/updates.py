@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quire.compute.collectives.collectives import Norms
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference.expert_adapters import ExpertAdapters, StackedLowRank
+from quire.compute.kernels.reference.experts import ExpertAdapters, StackedLowRank
 from quire.compute.kernels.reference.lora import LowRankWeights, RowUpdate, Scaling, Tiles
 from quire.compute.kernels.reference.quantized_rows import QuantizedRows
 from quire.models.lora.step_tiles import StepTiles

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference.codebook_linear import CodebookWeight, nearest_codes, pack_codebook
-from quire.compute.kernels.reference.grouped_linear import RUN
+from quire.compute.kernels.reference.linear import RUN, CodebookWeight, nearest_codes, pack_codebook
 from quire.compute.kernels.reference.quantized_rows import Rows
 from quire.errors import CheckpointError
 from quire.models.quantization.codebook_layouts import CODEBOOK_LAYOUTS, CodebookLayout, CodedModule

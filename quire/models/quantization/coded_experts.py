@@ -8,17 +8,14 @@ takes as much memory as the codes and scales of all experts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference.coded_experts import Coded, stack_weights
-from quire.compute.kernels.reference.expert_adapters import ExpertAdapters
-from quire.compute.kernels.reference.experts import experts
-from quire.compute.kernels.reference.grouped_linear import GroupedWeight
+from quire.compute.kernels.reference.experts import Coded, ExpertAdapters, experts, stack_weights
+from quire.compute.kernels.reference.linear import GroupedWeight
 from quire.errors import CheckpointError
 from quire.models.quantization.scheme import ExpertsShape, ExpertWeights, LinearShape, LinearWeight
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
@@ -108,12 +105,8 @@ class StackedCodes:
 
     def multiply_adapted(self, x: Tensor, numbers: Tensor, weights: Tensor, adapters: ExpertAdapters) -> Tensor:
         out = torch.empty_like(x)
-        self._adapted_experts(x, *self._stacks, numbers, weights, out, self._shape.others, adapters)
+        self._experts(x, *self._stacks, numbers, weights, out, self._shape.others, adapters)
         return out
-
-    @cached_property
-    def _adapted_experts(self) -> Callable[..., None]:
-        return kernel("adapted_coded_experts", self._options.device.type)
 
 
 class StackedExperts(StackedCodes):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference.expert_adapters import ExpertAdapters
+from quire.compute.kernels.reference.experts import ExpertAdapters
 from quire.compute.kernels.reference.lora import LowRankWeights, Tiles
 from quire.compute.kernels.reference.quantized_rows import Rows
 from quire.models.quantization.scheme import EmbeddingShape, ExpertsShape, LinearShape, RowForm
@@ -171,7 +170,7 @@ class DenseExperts:
 
     def multiply_adapted(self, x: Tensor, numbers: Tensor, weights: Tensor, adapters: ExpertAdapters) -> Tensor:
         out = torch.empty_like(x)
-        self._adapted_experts(x, self._gate_up, self._down, numbers, weights, out, self._shape.others, adapters)
+        self._experts(x, self._gate_up, self._down, numbers, weights, out, self._shape.others, adapters)
         return out
 
     def gate_up(self, number: int, x: Tensor) -> Tensor:
@@ -179,10 +178,6 @@ class DenseExperts:
 
     def down(self, number: int, x: Tensor) -> Tensor:
         return self._multiply_one(x, self._down, number)
-
-    @cached_property
-    def _adapted_experts(self) -> Callable[..., None]:
-        return kernel("adapted_experts", self._options.device.type)
 
     def _multiply_one(self, x: Tensor, weights: Sequence[Tensor] | Tensor, number: int) -> Tensor:
         y: Tensor = kernel("expert_linear", self._options.device.type)(x, weights, number)

@@ -14,11 +14,9 @@ from torch import Tensor
 
 from quire.compute.gguf.tensor_types import QUANTIZED
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference.codebook_linear import CodebookWeight, pack_codebook
-from quire.compute.kernels.reference.coded_experts import stack_weights
-from quire.compute.kernels.reference.expert_adapters import ExpertAdapters
+from quire.compute.kernels.reference.experts import ExpertAdapters, stack_weights
 from quire.compute.kernels.reference.gguf_blocks import Unpacked, unpack
-from quire.compute.kernels.reference.grouped_linear import GroupedWeight, pack_grouped
+from quire.compute.kernels.reference.linear import CodebookWeight, GroupedWeight, pack_codebook, pack_grouped
 from quire.models.quantization.coded_experts import StackedCodes
 from quire.models.quantization.dense import DenseExperts
 from quire.models.quantization.formats import GgufFormat

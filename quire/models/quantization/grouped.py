@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference.grouped_linear import GroupedWeight, pack_grouped
+from quire.compute.kernels.reference.linear import GroupedWeight, pack_grouped
 from quire.compute.kernels.reference.quantized_rows import Rows
 from quire.errors import CheckpointError
 from quire.models.quantization.formats import GroupFormat

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.reference.linear import ScaledWeight
 from quire.compute.kernels.reference.quantized_rows import LARGEST, Rows, quantize_rows
-from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 from quire.errors import CheckpointError
 from quire.models.quantization.dense import dense_specs, read_dense
 from quire.models.quantization.formats import Fp8Format, Int8Format

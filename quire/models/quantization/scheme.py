@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from quire.compute.kernels.reference.expert_adapters import ExpertAdapters
+from quire.compute.kernels.reference.experts import ExpertAdapters
 from quire.compute.kernels.reference.lora import LowRankWeights, Tiles
 from quire.compute.kernels.reference.quantized_rows import Rows
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
@@ -197,7 +197,7 @@ class AdaptableExperts(Protocol):
     """Weights of experts to whose products a GPU may add what adapters change."""
 
     def multiply_adapted(self, x: Tensor, numbers: Tensor, weights: Tensor, adapters: ExpertAdapters) -> Tensor:
-        """Compute `multiply` with the adapters' low-rank updates; see the op `adapted_experts`."""
+        """Compute `multiply` with the adapters' low-rank updates."""
         ...
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.compute.gguf.architectures import WeightSource, weight_sources
 from quire.compute.gguf.model_files import SUFFIX, read_model
-from quire.compute.gguf.tensor_names import WeightSource, weight_sources
 from quire.compute.gguf.tensor_types import QUANTIZED
 from quire.compute.kernels.reference.gguf_blocks import dequantize
 from quire.errors import CheckpointError
@@ -32,7 +32,7 @@ def find_gguf_files(directory: Path) -> list[Path]:
 
 
 class GgufCheckpoint:
-    """The GGUF model of a directory; see compute/gguf/directory.py.
+    """The GGUF model of a directory; see compute/gguf/model_files.py.
 
     Raises:
         CheckpointError: A file is broken or not served.

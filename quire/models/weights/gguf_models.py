@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.compute.gguf.directory import directory_of
-from quire.compute.gguf.model_files import SUFFIX, choose, part_names, parts_of
+from quire.compute.gguf.model_files import SUFFIX, choose, directory_of, part_names, parts_of
 from quire.errors import ConfigError, ModelNotFoundError
 
 _WITH_QUANTIZATION = re.compile(r"^(?P<model>.+):(?P<quantization>[A-Za-z0-9_.-]+)$")

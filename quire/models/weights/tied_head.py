@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from quire.compute.gguf.file_bytes import FileBytes, are_equal
+from quire.compute.gguf.header import have_equal_bytes
 from quire.errors import CheckpointError
 from quire.models.weights.headers import LocatedTensor, located_tensors, text_name
 from quire.models.weights.safetensors_files import find_files
@@ -37,4 +37,4 @@ def has_own_head(directory: Path) -> bool:
 def _are_equal(one: LocatedTensor, other: LocatedTensor) -> bool:
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
-    return are_equal(FileBytes(one.path, one.offset, one.size), FileBytes(other.path, other.offset, other.size))
+    return one.size == other.size and have_equal_bytes(one.path, one.offset, other.path, other.offset, one.size)

@@ -9,7 +9,7 @@ import torch
 from quire.compute.collectives.card_links import CardLinks, StreamSize
 from quire.compute.collectives.cards import Cards, Exchange
 from quire.compute.collectives.collectives import Collectives, OneRank
-from quire.compute.collectives.stream import NO_LINKS, StageLinks
+from quire.compute.collectives.delta import NO_LINKS, StageLinks
 from quire.compute.mesh import Mesh
 from quire.foundation.config import Config
 from quire.models.spec import read_spec

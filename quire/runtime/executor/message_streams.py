@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.compute.collectives.stream import StageLinks, Stream
+from quire.compute.collectives.delta import StageLinks, Stream
 from quire.foundation.processes.launch import StageEnds
 from quire.runtime.executor.message_ring import MessageReader, MessageWriter
 from quire.runtime.executor.stage_rings import open_reader, open_writer

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from quire.compute.collectives.collectives import Collectives, OneRank
-from quire.compute.collectives.engine_group import ExpertLayers
-from quire.compute.collectives.stream import NO_LINKS, StageLinks
+from quire.compute.collectives.delta import NO_LINKS, StageLinks
+from quire.compute.collectives.engine_group import EngineGroup
 from quire.compute.kernels.cpu.library import library
 from quire.compute.mesh import Mesh
 from quire.errors import MemoryBudgetError
@@ -96,7 +96,7 @@ class Worker:
         loan: Loan | None = None,
         followed: SlotTable | None = None,
         stages: StageSteps = WHOLE_MODEL,
-        engines: ExpertLayers | None = None,
+        engines: EngineGroup | None = None,
     ) -> None:
         self._config = config
         self._clock = clock

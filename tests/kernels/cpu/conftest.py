@@ -15,9 +15,9 @@ from quire.foundation.config import environment
 def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The instruction set that the library is compiled for in this test."""
     name: str = request.param
-    if name == "avx512" and INSTRUCTION_SETS["avx512_vnni"][0] <= this_processor().features:
+    if name == "avx512" and INSTRUCTION_SETS["avx512_vnni"] <= this_processor().features:
         pytest.skip("avx512_vnni is tested, which differs in how pairs of integers are multiplied, and nothing else")
-    if name != "none" and not INSTRUCTION_SETS[name][0] <= this_processor().features:
+    if name != "none" and not INSTRUCTION_SETS[name] <= this_processor().features:
         pytest.skip(f"this processor has no {name}")
     monkeypatch.setenv("QUIRE_CPU_ISA", name)
     library.cache_clear()

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from quire.compute.kernels.cpu import grouped_linear as kernels
 from quire.compute.kernels.cpu.library import library
-from quire.compute.kernels.reference import grouped_linear as reference
+from quire.compute.kernels.reference import linear as reference
 from quire.compute.kernels.reference.gguf_blocks import BlockWeight
-from quire.compute.kernels.reference.grouped_linear import GroupedWeight
+from quire.compute.kernels.reference.linear import GroupedWeight
 from tests.kernels.cpu.test_blocks import assert_close, rows_of
 
 ROUNDING = 5e-7

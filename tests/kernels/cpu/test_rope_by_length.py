@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.compute.kernels.cpu.rope_by_length import choose_frequencies, grow_frequencies, sequence_lengths
+from quire.compute.kernels.cpu.embedding import choose_frequencies, grow_frequencies, sequence_lengths
 from quire.compute.kernels.reference import rotary as reference
 
 pytestmark = pytest.mark.usefixtures("instructions")

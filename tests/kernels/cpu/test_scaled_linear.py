@@ -10,8 +10,8 @@ from torch import Tensor
 from quire.compute.kernels.cpu import scaled_linear as kernels
 from quire.compute.kernels.cpu.library import library
 from quire.compute.kernels.reference.gguf_blocks import BlockWeight
+from quire.compute.kernels.reference.linear import ScaledWeight
 from quire.compute.kernels.reference.quantized_rows import QuantizedRows, quantize_rows
-from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 from tests.kernels.cpu.test_blocks import assert_close
 
 ROUNDING = 5e-7

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.compute.kernels.cpu import embedding, step_inputs
+from quire.compute.kernels.cpu import embedding
 from quire.compute.kernels.cpu import rowwise_attention as cpu_paged_attention
 from quire.compute.kernels.reference import embedding as reference_embedding
 from quire.compute.kernels.reference import paged_attention
@@ -20,7 +20,7 @@ def test_prepare_inputs() -> None:
     rows, offsets = torch.tensor([0, 0, 0, 1, 2, 2]), torch.tensor([0, 1, 2, 0, 0, 1])
     ids = torch.tensor([11, 12, 13, -1, 0, 0])
     results = []
-    for prepare in (step_inputs.prepare_inputs, reference.prepare_inputs):
+    for prepare in (embedding.prepare_inputs, reference.prepare_inputs):
         length, last = torch.tensor([7, 1, 2, 40, 5, 0]), torch.tensor([100, 101, 102, 103, 104, 105])
         found = [torch.full((n,), -9) for n in (4, 6, 6, 6)]
         prepare(slots, counts, rows, offsets, ids, length, last, 5, *found)

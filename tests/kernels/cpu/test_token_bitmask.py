@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire.compute.kernels.cpu.sample import apply_token_bitmask
-from quire.compute.kernels.reference import filters as reference
+from quire.compute.kernels.reference import sample as reference
 
 pytestmark = pytest.mark.usefixtures("instructions")
 

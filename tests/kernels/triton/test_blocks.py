@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.reference import host_transfer as reference
-from quire.compute.kernels.triton.blocks import move_blocks
+from quire.compute.kernels.triton.host_transfer import move_blocks
 
 DTYPES = [torch.float32, torch.bfloat16]
 PIECES = [(4, 2, 3), (8, 1, 63), (16, 2, 128)]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.reference import embedding as reference
-from quire.compute.kernels.triton.embedding import angles, embed
+from quire.compute.kernels.triton.step_inputs import angles, embed
 
 DTYPES = [torch.float32, torch.bfloat16]
 

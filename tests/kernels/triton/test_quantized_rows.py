@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire.compute.kernels.reference import quantized_rows as reference
-from quire.compute.kernels.triton.quantized_rows import rms_norm_quantized
+from quire.compute.kernels.triton.norm import rms_norm_quantized
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.compute.kernels.triton.norm import rms_norm
-from quire.compute.kernels.triton.quantized_rows import rms_norm_quantized
+from quire.compute.kernels.triton.norm import rms_norm, rms_norm_quantized
 from quire.compute.kernels.triton.ranks import norm_rows, pulled_norm, pushed_norm
 from quire.compute.kernels.triton.ranks.window import (
     PULLED_PROGRAMS,

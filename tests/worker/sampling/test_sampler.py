@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from torch import Tensor
 
-from quire.compute.kernels.reference.filters import apply_min_p, apply_top_k_top_p
-from quire.compute.kernels.reference.sample import sample_from_scores
+from quire.compute.kernels.reference.sample import apply_min_p, apply_top_k_top_p, sample_from_scores
 from quire.runtime.worker.sampling.sampled_outputs import UNSOUND_TEXT, errors_of
 from quire.runtime.worker.sampling.sampler import sample, sample_and_advance, warm_up
 from quire.runtime.worker.slot_table import SlotTable

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.compute.kernels.reference import filters
+from quire.compute.kernels.reference import sample as reference
 from quire.runtime.worker.sampling import token_bitmasks
 from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 
@@ -24,5 +24,5 @@ def test_a_step_leaves_the_masks_of_the_step_before_alone(monkeypatch: pytest.Mo
         buffer.apply(logits, rows, [(1 << step).to_bytes(VOCAB // 8, "little")])
         if step % 2:
             for at, given in enumerate(launched[-2:]):
-                filters.apply_token_bitmask(*given)
+                reference.apply_token_bitmask(*given)
                 assert given[0].isfinite().nonzero()[:, 1].tolist() == [step - 1 + at]

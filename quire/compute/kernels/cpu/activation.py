@@ -4,44 +4,37 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.compute.kernels.cpu.library import Library, library
+from quire.compute.kernels.cpu.library import Library, library_for
 from quire.compute.kernels.reference import activation as reference
 
 
 def silu_and_mul(x: Tensor, out: Tensor) -> None:
-    """Arguments as in reference/activation.py."""
-    if (kernels := _serving(x, out)) is None:
+    if (kernels := _library_for_rows(x, out)) is None:
         reference.silu_and_mul(x, out)
     else:
-        kernels("silu_and_mul", x.dtype, x.data_ptr(), *out.shape, out.data_ptr())
+        kernels("silu_and_mul", x.dtype, x, *out.shape, out)
 
 
 def gelu_and_mul(x: Tensor, out: Tensor) -> None:
-    """Arguments as in reference/activation.py."""
-    if (kernels := _serving(x, out)) is None:
+    if (kernels := _library_for_rows(x, out)) is None:
         reference.gelu_and_mul(x, out)
     else:
-        kernels("gelu_and_mul", x.dtype, x.data_ptr(), *out.shape, out.data_ptr())
+        kernels("gelu_and_mul", x.dtype, x, *out.shape, out)
 
 
 def gelu(x: Tensor, out: Tensor) -> None:
-    """Arguments as in reference/activation.py."""
-    if (kernels := _serving(x, out)) is None:
+    if (kernels := _library_for_rows(x, out)) is None:
         reference.gelu(x, out)
     else:
-        kernels("gelu", x.dtype, x.data_ptr(), *out.shape, out.data_ptr())
+        kernels("gelu", x.dtype, x, *out.shape, out)
 
 
 def soft_cap(x: Tensor, cap: float) -> None:
-    """Arguments as in reference/activation.py."""
-    if (kernels := _serving(x, x)) is None:
+    if (kernels := _library_for_rows(x)) is None:
         reference.soft_cap(x, cap)
     else:
-        kernels("soft_cap", x.dtype, x.data_ptr(), *x.shape, cap)
+        kernels("soft_cap", x.dtype, x, *x.shape, cap)
 
 
-def _serving(x: Tensor, out: Tensor) -> Library | None:
-    """The kernels, if they can work on these."""
-    kernels = library()
-    whole = x.dim() == 2 and x.is_contiguous() and out.is_contiguous()
-    return kernels if kernels is not None and whole and kernels.serves(x, out) else None
+def _library_for_rows(*tensors: Tensor) -> Library | None:
+    return library_for(*tensors) if tensors[0].dim() == 2 else None

@@ -1,11 +1,11 @@
 """Products with weights in the blocks of a GGUF file, computed in integers; without our kernels by the reference.
 
-A weight is packed in panels of PANEL outputs, and in a panel block by block: d and dmin of all its outputs, fp16; s and
-m, int8, group by group; then codes, group by group. Codes of 8 bits lie in pairs of columns, output beside output.
-Those of 4 bits lie in words of 8 columns, of which columns 0, 2, 4 and 6 take the low half, from its lowest bits on,
-the others the high half: so that a shift gives 16-bit pairs of neighbours. Codes of 5 and 6 bits lie so with their low
-4 bits, and behind them is a word for each output with the other bits of all columns of the group: of even columns in
-its low half, of odd ones in its high half. See native/block_forms.h.
+A weight is packed in panels of PANEL outputs, and a panel block by block: d and dmin of all its outputs, fp16; s and m,
+int8, group by group; then codes, group by group. 8-bit codes lie in pairs of columns, output beside output. 4-bit codes
+lie in words of 8 columns: columns 0, 2, 4 and 6 take the low half, from its lowest bits on, and the others the high
+half, so that a shift gives 16-bit pairs of neighbours. The low 4 bits of 5-bit and 6-bit codes lie in the same way. A
+word for each output follows, which has the other bits of all columns of the group: of even columns in its low half, of
+odd columns in its high half. native/block_forms.h reads this layout.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 
 from quire.compute.gguf.tensor_types import PANEL, QUANTIZED, TYPES, QuantizedType
-from quire.compute.kernels.cpu import float8, int8
 from quire.compute.kernels.cpu.activation import silu_and_mul
-from quire.compute.kernels.cpu.library import address, library
+from quire.compute.kernels.cpu.library import library, library_for_indices
 from quire.compute.kernels.reference import gguf_blocks as reference
 from quire.compute.kernels.reference.gguf_blocks import BlockWeight, unpack
 
 _NUMBERS = {form.name: number for number, form in TYPES.items()}
 _OWN_NUMBERS = {"W4": 256, "W8": 257, "F8": 258, "I8": 259}
-"""Numbers of the types that no file has: see grouped_linear.py, float8.py and int8.py."""
-_OWN_PANELS = {"F8": float8.PANEL, "I8": int8.PANEL}
+"""Numbers of the types of grouped_linear.py and scaled_linear.py, which no file has."""
+OWN_PANELS = {"F8": 64, "I8": 32}
+"""Outputs of a panel, for types whose panels differ from PANEL."""
 CODES_AT_ONCE = 1 << 21
-"""How many codes are packed at a time, so that they stay in the processor's cache."""
+"""Codes that are packed at a time, so that they stay in the processor's cache."""
 _LOW, _HIGH = [0, 4, 1, 5], [2, 6, 3, 7]
 """Which of a word's 8 columns lie in the low halves of its bytes, and which in the high halves."""
 
@@ -53,7 +53,7 @@ def pack_blocks(blocks: Tensor, name: str) -> Tensor:
 
 
 def block_linear(x: Tensor, weight: BlockWeight, bias: Tensor | None, y: Tensor) -> None:
-    """Arguments as in reference/gguf_blocks.py; rows of x are rounded, see native/blocks.cpp."""
+    """Rows of x are rounded, as native/blocks.cpp says."""
     if weight.is_packed:
         _multiply("block_linear", x, weight, bias, y)
     else:
@@ -61,40 +61,25 @@ def block_linear(x: Tensor, weight: BlockWeight, bias: Tensor | None, y: Tensor)
 
 
 def block_linear_silu_and_mul(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Tensor) -> None:
-    """out = silu of the first half of x Wᵀ + bias times the second half; arguments as in reference/gguf_blocks.py."""
-    if weight.is_packed and weight.rows % (2 * _panel(weight.name)) == 0:
-        _multiply("block_linear_silu_and_mul", x, weight, bias, out)
-        return
+    panel = OWN_PANELS.get(weight.name.partition("/")[0], PANEL)
     if not weight.is_packed:
         reference.block_linear_silu_and_mul(x, weight, bias, out)
-        return
-    y = torch.empty((x.shape[0], weight.rows), dtype=x.dtype)
-    _multiply("block_linear", x, weight, bias, y)
-    silu_and_mul(y, out)
-
-
-def grouped_type(bits: int, group: int) -> str:
-    """The name of a type of grouped_linear.py, which no file has: a block is a group."""
-    return f"W{bits}/{group}"
+    elif weight.rows % (2 * panel) == 0:
+        _multiply("block_linear_silu_and_mul", x, weight, bias, out)
+    else:
+        y = torch.empty((x.shape[0], weight.rows), dtype=x.dtype)
+        _multiply("block_linear", x, weight, bias, y)
+        silu_and_mul(y, out)
 
 
 def block_embed(tokens: Tensor, weight: BlockWeight, scale: float | None, out: Tensor) -> None:
-    """Arguments as in reference/gguf_blocks.py."""
     if not weight.is_packed:
         reference.block_embed(tokens, weight, scale, out)
         return
-    kernels = library()
-    assert kernels is not None and tokens.is_contiguous() and out.is_contiguous()
-    factor, number = 1.0 if scale is None else scale, _number(weight.name)
-    data = weight.data.data_ptr()
-    kernels(
-        "block_embed", out.dtype, tokens.data_ptr(), len(tokens), data, weight.columns, number, factor, out.data_ptr()
-    )
-
-
-def _panel(name: str) -> int:
-    """Return how many outputs a panel of this type has."""
-    return _OWN_PANELS.get(name.partition("/")[0], PANEL)
+    kernels, factor = library_for_indices(tokens, out), 1.0 if scale is None else scale
+    assert kernels is not None
+    number = _number(weight.name)
+    kernels("block_embed", out.dtype, tokens, len(tokens), weight.data, weight.columns, number, factor, out)
 
 
 @functools.cache
@@ -111,15 +96,13 @@ def _multiply(name: str, x: Tensor, weight: BlockWeight, bias: Tensor | None, y:
     if x.stride(1) != 1:
         x = x.contiguous()
     assert kernels is not None and x.shape[1] == weight.columns and y.stride(1) == 1
-    if not kernels.serves(x, bias, y):  # fp16: there are no kernels of it
+    if not kernels.serves(x, bias, y):  # there are no kernels for fp16
         exact = torch.empty(y.shape, dtype=torch.float32)
         _multiply(name, x.float(), weight, None if bias is None else bias.float(), exact)
         y.copy_(exact)
         return
-    kernels(
-        name, x.dtype, x.data_ptr(), x.stride(0), x.shape[0], weight.data.data_ptr(), weight.rows, weight.columns,
-        _number(weight.name), address(bias), y.data_ptr(), y.stride(0),
-    )  # fmt: skip
+    shape = (weight.rows, weight.columns, _number(weight.name))
+    kernels(name, x.dtype, x, x.stride(0), x.shape[0], weight.data, *shape, bias, y, y.stride(0))
 
 
 def _pack(blocks: Tensor, form: QuantizedType, to: Tensor) -> None:

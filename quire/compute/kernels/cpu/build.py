@@ -1,6 +1,5 @@
-"""Compiles the C++ sources into a library with the machine's compiler, once: what was compiled is kept in a directory
-that all processes of a user share. Knows nothing about what the kernels compute.
-"""
+"""Compiles the C++ sources into a library with the machine's compiler, and keeps it where all processes of a user find
+it."""
 
 from __future__ import annotations
 
@@ -22,32 +21,17 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "native"
 FLAGS = (
-    "-std=c++17",
-    "-O3",
-    "-fPIC",
-    "-pthread",
-    "-mtune=native",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-ffp-contract=fast",
-    "-w",
-)
-INSTRUCTION_SETS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
-    "avx512_bf16": (
-        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "fma"}),
-        ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni", "-mfma"),
-    ),
-    "avx512_vnni": (
-        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "fma"}),
-        ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma"),
-    ),
-    "avx512": (
-        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}),
-        ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
-    ),
-    "avx2": (frozenset({"avx2", "fma", "f16c"}), ("-mavx2", "-mfma", "-mf16c")),
+    "-std=c++17", "-O3", "-fPIC", "-pthread", "-mtune=native", "-fno-math-errno", "-fno-trapping-math",
+    "-ffp-contract=fast", "-w",
+)  # fmt: skip
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "fma")
+INSTRUCTION_SETS: dict[str, frozenset[str]] = {
+    "avx512_bf16": frozenset({*_AVX512, "avx512_bf16", "avx512_vnni"}),
+    "avx512_vnni": frozenset({*_AVX512, "avx512_vnni"}),
+    "avx512": frozenset(_AVX512),
+    "avx2": frozenset({"avx2", "fma", "f16c"}),
 }
-"""Best first: the processor's features that each needs, and the compiler's flags."""
+"""The processor's features that each instruction set needs, the best first."""
 
 _TIMEOUT_S = 300
 _DIGEST_SIZE = hashlib.sha256().digest_size
@@ -55,16 +39,16 @@ _log = logging.getLogger(__name__)
 
 
 class BuildError(Exception):
-    """The library could not be built; the message says in one line why."""
+    """The library could not be built, for the reason in the message, which is one line."""
 
 
 @dataclass(frozen=True)
 class Processor:
-    """What a library is compiled for.
+    """The processor that a library is compiled for.
 
     Attributes:
         model: The name that the processor gives itself.
-        features: As Linux names them, which differs by architecture.
+        features: Its features, as Linux names them for the architecture.
     """
 
     model: str
@@ -72,7 +56,6 @@ class Processor:
 
     @property
     def multiplies_bfloat16(self) -> bool:
-        """Whether the processor has instructions that multiply bfloat16 numbers."""
         return not self.features.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
 
 
@@ -101,15 +84,15 @@ def usable_instruction_sets(processor: Processor, at_most: str | None) -> list[s
     """Return the names of the instruction sets that the processor has and the user allows, the best first.
 
     Args:
-        processor: What the kernels run on.
-        at_most: One of INSTRUCTION_SETS; better ones are not used. None allows all of them.
+        processor: The processor that the kernels run on.
+        at_most: The best of INSTRUCTION_SETS that may be used; None: all may.
 
     Raises:
         BuildError: No instruction set is left.
     """
     names = list(INSTRUCTION_SETS)
     allowed = names[names.index(at_most) if at_most else 0 :]
-    if usable := [name for name in allowed if INSTRUCTION_SETS[name][0] <= processor.features]:
+    if usable := [name for name in allowed if INSTRUCTION_SETS[name] <= processor.features]:
         return usable
     raise BuildError("the kernels need a processor with AVX2")
 
@@ -119,19 +102,21 @@ def can_build(compilers: Sequence[str], processor: Processor, at_most: str | Non
 
     Args:
         compilers: Commands of compilers, as in `build`.
-        processor: What the library is for.
+        processor: The processor that the library is for.
         at_most: As in `usable_instruction_sets`, or "none" if no library is wanted.
     """
     try:
-        return at_most != "none" and bool(
-            usable_instruction_sets(processor, at_most) and installed_compilers(compilers)
+        return (
+            at_most != "none"
+            and bool(usable_instruction_sets(processor, at_most))
+            and bool(installed_compilers(compilers))
         )
     except BuildError:
         return False
 
 
 def installed_compilers(candidates: Sequence[str]) -> list[list[str]]:
-    """Return the commands whose program is installed, each split into words, with the program's full path."""
+    """Return the commands whose program is installed, split into words, with the program's full path."""
     found = []
     for candidate in candidates:
         try:
@@ -149,19 +134,19 @@ def build(
     """Compile the library, unless it is there, and return its path.
 
     Args:
-        candidates: Commands; the first compiler that is there and does not fail is used.
-        cache: Where libraries are kept.
-        processor: What it is for.
+        candidates: Commands of compilers; the first one that is installed and does not fail is used.
+        cache: The directory of libraries.
+        processor: The processor that the library is for.
         instructions: One of INSTRUCTION_SETS.
-        flags: For the compiler and the linker.
+        flags: Flags of the compiler and the linker.
 
     Raises:
-        BuildError: No compiler, or all fail, or nothing can be written or loaded there.
+        BuildError: There is no compiler, or all fail, or the directory cannot be written or loaded from.
     """
     compilers = installed_compilers(candidates)
     if not compilers:
         raise BuildError(f"there is no C++ compiler ({', '.join(candidates)})")
-    flags = (*flags, *INSTRUCTION_SETS[instructions][1])
+    flags = (*flags, *sorted("-m" + feature.replace("_", "") for feature in INSTRUCTION_SETS[instructions]))
     targets = [cache / f"cpu-{instructions}-{_hash(compiler, processor.model, flags)}.so" for compiler in compilers]
     for target in targets:
         if _is_whole(target):
@@ -176,7 +161,7 @@ def build(
 
 
 def _build_once(compiler: list[str], flags: Sequence[str], target: Path) -> Path:
-    """The library's path; of several processes one compiles, the others wait for it."""
+    """Compile the library in one process; others wait for it."""
     cache = target.parent
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -214,16 +199,16 @@ def _compile(compiler: list[str], flags: Sequence[str], target: Path) -> None:
     _log.info("Compiled the CPU kernels in %.1f s", time.monotonic() - began)
 
 
-@functools.cache  # said once, although a compiler may be tried with several instruction sets
+@functools.cache  # once, although a compiler may be tried with several instruction sets
 def _announce(compiler: str, directory: Path) -> None:
-    # A warning, which is shown where nobody has set up logs, too: else a program stands still without a word.
+    # A warning is shown even where logs are not set up; otherwise a program would stand still without a word.
     _log.warning(
         "Compiling the CPU kernels with %s, once: this takes up to a minute. They are kept in %s", compiler, directory
     )
 
 
 def _is_whole(target: Path) -> bool:
-    """Whether the library is there and ends with the hash of the rest: the loader would crash on a part of it."""
+    """Whether the library is there and ends with the hash of the rest; the loader would crash on an incomplete one."""
     try:
         content = target.read_bytes()
     except OSError:
@@ -232,10 +217,7 @@ def _is_whole(target: Path) -> bool:
 
 
 def _hash(compiler: list[str], processor: str, flags: Sequence[str]) -> str:
-    """Return a hash of all that the library depends on.
-
-    The compiler is identified by its file, since asking for its version takes time.
-    """
+    """Hash all that the library depends on; the compiler's file stands for its version, which takes time to ask for."""
     program = os.stat(compiler[0])
     known = (compiler, os.path.realpath(compiler[0]), program.st_size, program.st_mtime_ns)
     parts = hashlib.sha256(repr((known, processor, flags)).encode())
@@ -245,11 +227,7 @@ def _hash(compiler: list[str], processor: str, flags: Sequence[str]) -> str:
 
 
 def _run(command: Sequence[str]) -> str:
-    """What it prints.
-
-    Raises:
-        BuildError: It fails.
-    """
+    """Run a command and return what it prints, or raise BuildError if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -8,30 +8,26 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.cpu.embedding import local_indices
-from quire.compute.kernels.cpu.library import library
+from quire.compute.kernels.cpu.library import library, library_for
 from quire.compute.kernels.cpu.linear import PANEL, PackedWeight, linear, pack_linear, packed_shape
 from quire.compute.kernels.reference import experts as reference
 
 _ALIGNED = 64
 """Bytes to a multiple of which the kernel places its intermediate results."""
 Packed = Sequence[Tensor | PackedWeight] | PackedWeight
-"""Of all experts: one weight whose `data` has a dimension more, or one for each expert."""
+"""The weights of all experts: one weight whose `data` has a dimension more, or one for each expert."""
 
 
 def route(
     logits: Tensor, chosen: int, renormalise: bool, first: int = 0, count: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Arguments as in reference/experts.py; of equally likely experts the first ones are taken."""
-    kernels = library()
-    if kernels is None or not logits.is_contiguous() or not kernels.serves(logits):
+    """Among equally likely experts the first ones are taken."""
+    if (kernels := library_for(logits)) is None:
         return reference.route(logits, chosen, renormalise, first, count)
     tokens, experts = logits.shape
     weights = torch.empty((tokens, chosen), dtype=logits.dtype)
     numbers = torch.empty((tokens, chosen), dtype=torch.int64)
-    kernels(
-        "route", logits.dtype, logits.data_ptr(), tokens, experts, chosen, renormalise, weights.data_ptr(),
-        numbers.data_ptr(),
-    )  # fmt: skip
+    kernels("route", logits.dtype, logits, tokens, experts, chosen, renormalise, weights, numbers)
     if count is None:
         return weights, numbers
     own = torch.empty_like(numbers)
@@ -40,34 +36,25 @@ def route(
 
 
 def pack_experts(weights: Tensor) -> Packed:
-    """The weights [experts, rows, columns] as `experts` wants them."""
     kernels = library()
     if kernels is None or not kernels.serves(weights) or weights.stride(2) != 1:
         return [pack_linear(weight) for weight in weights]
     count, rows, columns = weights.shape
     data = torch.empty((count, *packed_shape(rows, columns, weights.element_size())), dtype=weights.dtype)
     for weight, place in zip(weights, data, strict=True):
-        kernels("pack", weight.dtype, weight.data_ptr(), weight.stride(0), rows, columns, place.data_ptr())
+        kernels("pack", weight.dtype, weight, weight.stride(0), rows, columns, place)
     return PackedWeight(data, rows, columns, kernels)
 
 
 def expert_linear(x: Tensor, weights: Packed, number: int) -> Tensor:
-    """Arguments as in reference/experts.py."""
     if isinstance(weights, PackedWeight):
         return linear(x, weights._replace(data=weights.data[number]), None)
     return linear(x, weights[number], None)
 
 
 def experts(
-    x: Tensor,
-    gate_up: Packed,
-    down: Packed,
-    numbers: Tensor,
-    weights: Tensor,
-    out: Tensor,
-    others: int = 0,
+    x: Tensor, gate_up: Packed, down: Packed, numbers: Tensor, weights: Tensor, out: Tensor, others: int = 0
 ) -> None:
-    """Arguments as in reference/experts.py; `gate_up` and `down` are packed."""
     if not isinstance(gate_up, PackedWeight) or not isinstance(down, PackedWeight):
         reference.experts(x, gate_up, down, numbers, weights, out, others, linear=linear)
         return
@@ -78,14 +65,16 @@ def experts(
     fused = gate_up.rows % (2 * PANEL) == 0
     memory = torch.empty(workspace_bytes(tokens, count, hidden, width, chosen, x.element_size()), dtype=torch.uint8)
     gate_up.library(
-        "experts", x.dtype, x.data_ptr(), tokens, gate_up.data.data_ptr(), gate_up.data.numel() // count,
-        down.data.data_ptr(), down.data.numel() // count, count, hidden, width, fused, numbers.data_ptr(),
-        weights.data_ptr(), chosen, memory.data_ptr(), out.data_ptr(),
+        "experts", x.dtype, x, tokens, gate_up.data, gate_up.data.numel() // count, down.data,
+        down.data.numel() // count, count, hidden, width, fused, numbers, weights, chosen, memory, out,
     )  # fmt: skip
 
 
 def workspace_bytes(tokens: int, count: int, hidden: int, width: int, chosen: int, element: int) -> int:
-    """Of the kernel's intermediate results, for elements of so many bytes: a linear function of the tokens."""
+    """Return the bytes of the kernel's intermediate results, a linear function of the tokens.
+
+    Elements have `element` bytes.
+    """
     ungated = 0 if 2 * width % (2 * PANEL) == 0 else 2 * width
     each = 8 * chosen + 4 * hidden + element * (2 * hidden + width + ungated)
     pieces = 7

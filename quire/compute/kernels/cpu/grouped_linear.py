@@ -1,9 +1,8 @@
 """Products with integers of 4 or 8 bits whose columns share scales, computed in integers by the kernels of blocks.py.
 
-A weight is packed as blocks.py has it, a block being a group: first the scales of all its outputs, fp32, then their
-zeros, int8, then codes. Those of 8 bits are kept with a sign, 128 less than they were, as their zeros are.
-
-Rows of activations are rounded to 16 bits, see native/block_rows.h.
+A weight is packed as in blocks.py, where a block is a group: first the scales of all its outputs, fp32, then their
+zeros, int8, then codes. 8-bit codes and their zeros are stored with a sign, 128 less than they were. Rows of
+activations are rounded to 16 bits (native/block_rows.h).
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from torch import Tensor
 from quire.compute.gguf.tensor_types import PANEL
 from quire.compute.kernels.cpu import blocks
 from quire.compute.kernels.cpu.library import library
-from quire.compute.kernels.reference import grouped_linear as reference
+from quire.compute.kernels.reference import linear as reference
 from quire.compute.kernels.reference.gguf_blocks import BlockWeight
-from quire.compute.kernels.reference.grouped_linear import GroupedWeight
+from quire.compute.kernels.reference.linear import GroupedWeight
 
 RUN = 32
 """Columns whose products are added as integers."""
 SIGN = 128
 _SCALE_AND_ZERO = 5
-"""Bytes of both."""
+"""Bytes of a scale and a zero together."""
 
 
 class ReorderedBlocks(NamedTuple):
-    """A weight in our layout whose columns stand in another order than x's; see GroupedWeight."""
+    """A weight in our layout whose columns stand in another order than those of x, as GroupedWeight describes."""
 
     blocks: BlockWeight
     order: Tensor
@@ -41,8 +40,7 @@ def pack_grouped(
     codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, group: int, order: Tensor | None,
     gated: bool = False, dtype: torch.dtype = torch.bfloat16,
 ) -> _Weight:  # fmt: skip
-    """Arguments as in reference/grouped_linear.py; the reference's form without our kernels, or where 32 columns have
-    several scales."""
+    """The weight keeps the reference's form without our kernels, or where 32 columns have several scales."""
     if library() is None or group % RUN:
         return reference.pack_grouped(codes, scales, zeros, bits, group, order, gated)
     packed = pack_integers(codes, scales, zeros, bits, group)
@@ -50,7 +48,6 @@ def pack_grouped(
 
 
 def grouped_linear(x: Tensor, weight: _Weight, bias: Tensor | None) -> Tensor:
-    """Arguments as in reference/grouped_linear.py."""
     if isinstance(weight, GroupedWeight):
         return reference.grouped_linear(x, weight, bias)
     x, own = _in_order(x, weight)
@@ -60,7 +57,6 @@ def grouped_linear(x: Tensor, weight: _Weight, bias: Tensor | None) -> Tensor:
 
 
 def grouped_linear_silu_and_mul(x: Tensor, weight: _Weight, bias: Tensor | None, out: Tensor) -> None:
-    """Arguments as in reference/grouped_linear.py."""
     if isinstance(weight, GroupedWeight):
         reference.grouped_linear_silu_and_mul(x, weight, bias, out)
     else:
@@ -69,7 +65,7 @@ def grouped_linear_silu_and_mul(x: Tensor, weight: _Weight, bias: Tensor | None,
 
 
 def pack_integers(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, group: int) -> BlockWeight:
-    """Panels of a weight of such integers, zeros behind the last row; arguments as in reference/grouped_linear.py."""
+    """Pack a weight into panels, with zeros behind the last row; arguments as in reference/grouped_linear.py."""
     rows, columns = codes.shape
     groups, block_bytes = columns // group, PANEL * (_SCALE_AND_ZERO + group * bits // 8)
     packed = torch.empty((-(-rows // PANEL), groups, block_bytes), dtype=torch.uint8)
@@ -78,7 +74,7 @@ def pack_integers(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int
         part = slice(first * PANEL, (first + each) * PANEL)
         own = None if zeros is None else zeros[part]
         _pack_panels(codes[part], scales[part], own, bits, packed[first : first + each])
-    return BlockWeight(packed, blocks.grouped_type(bits, group), rows, columns)
+    return BlockWeight(packed, f"W{bits}/{group}", rows, columns)
 
 
 def _in_order(x: Tensor, weight: BlockWeight | ReorderedBlocks) -> tuple[Tensor, BlockWeight]:
@@ -88,7 +84,7 @@ def _in_order(x: Tensor, weight: BlockWeight | ReorderedBlocks) -> tuple[Tensor,
 
 
 def _pack_panels(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, to: Tensor) -> None:
-    """Some rows → to [panels, groups, bytes]."""
+    """Pack some rows into `to` [panels, groups, bytes]."""
     panels, count, _ = to.shape
     sign = SIGN if bits == 8 else 0
     if zeros is None:

@@ -1,4 +1,4 @@
-"""The compiled kernels, loaded once a process; None where they cannot be had, and then torch computes."""
+"""The compiled kernels, which a process loads once; where they cannot be compiled, torch computes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,7 +69,7 @@ INDEX_SIGNATURES: dict[str, tuple[type, ...]] = {
 }
 """The argument types of kernels that work on indices and whole rows, which are compiled once, for all dtypes."""
 Arguments = tuple[float | None, ...]
-"""A kernel's arguments: numbers and the addresses of tensors, None for an absent tensor."""
+"""A kernel's arguments: numbers and the addresses of tensors; None stands for an absent tensor."""
 
 _log = logging.getLogger(__name__)
 
@@ -79,8 +78,8 @@ class Kernel:
     """One kernel of the library.
 
     Attributes:
-        function: Takes its arguments one by one.
-        entry: The address of a function that takes them from an array; see native/calls.h.
+        function: Takes the arguments one by one.
+        entry: The address of a function that takes them from an array (native/calls.h).
         types: The types of the arguments.
     """
 
@@ -98,8 +97,8 @@ class Library:
     """The kernels by name and dtype, as functions of pointers and numbers.
 
     Attributes:
-        name: Differs for other sources, flags, compilers and processors.
-        multiplies_bytes: Whether its int8 products take rows of 8 bits; see int8.py.
+        name: A name that differs for other sources, flags, compilers and processors.
+        multiplies_bytes: Whether int8 products take rows of 8 bits (scaled_linear.py).
 
     Raises:
         OSError: The file is not the library.
@@ -122,13 +121,14 @@ class Library:
         self.set_threads(threads)
         self.multiplies_bytes = bool(loaded.quire_multiplies_bytes())
 
-    def __call__(self, name: str, dtype: torch.dtype | None, *arguments: Any) -> None:
-        """Run a kernel; see Arguments."""
+    def __call__(self, name: str, dtype: torch.dtype | None, *arguments: Tensor | float | None) -> None:
+        """Run a kernel, which is given the address of each tensor's first element."""
         kernel = self._kernels[name, dtype]
+        numbers = tuple([each.data_ptr() if isinstance(each, Tensor) else each for each in arguments])
         if self._recorders and (record := self._recorders.get(threading.get_ident())):
-            record(kernel, arguments)
+            record(kernel, numbers)
         else:
-            kernel.function(*arguments)
+            kernel.function(*numbers)
 
     def entries(self, name: str) -> set[int]:
         """Return the addresses `Kernel.entry` of a kernel's variants for all dtypes."""
@@ -146,7 +146,7 @@ class Library:
             del self._recorders[thread]
 
     def serves(self, first: Tensor, *others: Tensor | None) -> bool:
-        """Whether all of these have one dtype, and it is one that the kernels know."""
+        """Whether the tensors have one dtype, which is one that the kernels know."""
         dtype = first.dtype
         return dtype in SUFFIXES and all(tensor is None or tensor.dtype == dtype for tensor in others)
 
@@ -154,6 +154,17 @@ class Library:
 def address(tensor: Tensor | None) -> int | None:
     """Return the address of a tensor's first element; None for an absent tensor."""
     return None if tensor is None else tensor.data_ptr()
+
+
+def library_for(first: Tensor, *others: Tensor | None) -> Library | None:
+    """Return the kernels if the tensors are contiguous and have one dtype, which the kernels know; otherwise None."""
+    kernels = library_for_indices(first, *others)
+    return kernels if kernels is not None and kernels.serves(first, *others) else None
+
+
+def library_for_indices(*tensors: Tensor | None) -> Library | None:
+    """Return the kernels if the tensors, of any dtypes, are contiguous; otherwise None."""
+    return library() if all(tensor is None or tensor.is_contiguous() for tensor in tensors) else None
 
 
 class _Once:
@@ -172,7 +183,7 @@ class _Once:
 
 @_Once
 def library() -> Library | None:
-    """The kernels for this machine, compiled if this is the first time; if they cannot be, a warning says why."""
+    """Load the kernels for this machine, compiling them the first time; if that fails, a warning says why."""
     wanted = environment.native_kernels()
     if wanted.instructions == "none":
         return None
@@ -204,5 +215,4 @@ def _load(wanted: NativeKernels, processor: Processor, instructions: str) -> Lib
         return Library(path, torch.get_num_threads())
     except OSError:  # the file is broken
         path.unlink(missing_ok=True)
-    path = build(wanted.compilers, wanted.cache, processor, instructions, FLAGS)
-    return Library(path, torch.get_num_threads())
+    return Library(build(wanted.compilers, wanted.cache, processor, instructions, FLAGS), torch.get_num_threads())

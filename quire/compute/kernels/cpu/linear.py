@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.compute.kernels.cpu.activation import silu_and_mul
-from quire.compute.kernels.cpu.library import Library, address, library
+from quire.compute.kernels.cpu.library import Library, library
 
 PANEL = 64
 """Outputs that lie side by side in our layout."""
@@ -24,9 +24,9 @@ class PackedWeight(NamedTuple):
     """A weight [rows, columns] in our layout.
 
     Attributes:
-        data: [panels, groups of columns, PANEL, group], a group being two columns of bf16 or one of fp32; with zeros
-            behind the last row and column.
-        library: The kernels that know the layout.
+        data: [panels, groups of columns, PANEL, group], a group being two columns of bf16 or one of fp32; zeros follow
+            the last row and column.
+        library: The kernels that read the layout.
     """
 
     data: Tensor
@@ -36,12 +36,12 @@ class PackedWeight(NamedTuple):
 
 
 def pack_linear(weight: Tensor) -> Tensor | PackedWeight:
-    """The weight [rows, columns] as `linear` wants it; as it is where nobody serves its dtype."""
+    """Return the weight [rows, columns] as `linear` takes it: unchanged where no library serves its dtype."""
     kernels = library()
     if kernels is not None and kernels.serves(weight) and weight.stride(1) == 1:
         rows, columns = weight.shape
         data = torch.empty(packed_shape(rows, columns, weight.element_size()), dtype=weight.dtype)
-        kernels("pack", weight.dtype, weight.data_ptr(), weight.stride(0), rows, columns, data.data_ptr())
+        kernels("pack", weight.dtype, weight, weight.stride(0), rows, columns, data)
         return PackedWeight(data, rows, columns, kernels)
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return weight
@@ -54,13 +54,12 @@ def pack_linear(weight: Tensor) -> Tensor | PackedWeight:
 
 
 def packed_shape(rows: int, columns: int, element: int) -> tuple[int, int, int, int]:
-    """Of `PackedWeight.data`, for elements of so many bytes."""
+    """Return the shape of `PackedWeight.data` for elements of `element` bytes."""
     group = 4 // element
     return (-(-rows // PANEL), -(-columns // group), PANEL, group)
 
 
 def linear(x: Tensor, packed: Tensor | PackedWeight, bias: Tensor | None) -> Tensor:
-    """Arguments as in reference/linear.py."""
     if isinstance(packed, PackedWeight):
         y = torch.empty((x.shape[0], packed.rows), dtype=x.dtype)
         _multiply("linear", x, packed, bias, y)
@@ -72,7 +71,6 @@ def linear(x: Tensor, packed: Tensor | PackedWeight, bias: Tensor | None) -> Ten
 
 
 def linear_silu_and_mul(x: Tensor, packed: Tensor | PackedWeight, bias: Tensor | None, out: Tensor) -> None:
-    """Arguments as in reference/linear.py."""
     if isinstance(packed, PackedWeight) and packed.rows % (2 * PANEL) == 0:
         _multiply("linear_silu_and_mul", x, packed, bias, out)
     else:
@@ -85,7 +83,4 @@ def _multiply(name: str, x: Tensor, packed: PackedWeight, bias: Tensor | None, y
         x = x.contiguous()
     assert x.dtype == data.dtype and x.shape[1] == columns and y.stride(1) == 1
     assert bias is None or bias.dtype == x.dtype
-    kernels(
-        name, x.dtype, x.data_ptr(), x.stride(0), x.shape[0], data.data_ptr(), rows, columns, address(bias),
-        y.data_ptr(), y.stride(0),
-    )  # fmt: skip
+    kernels(name, x.dtype, x, x.stride(0), x.shape[0], data, rows, columns, bias, y, y.stride(0))

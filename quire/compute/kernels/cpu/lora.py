@@ -13,15 +13,14 @@ from quire.compute.kernels.reference.lora import LowRankWeights, Tiles, lies_bes
 
 
 def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
-    """Arguments as in reference/lora.py."""
     a, ranks, modules, most = weights.a, weights.ranks, len(weights.rows), weights.b.shape[2]
     if (kernels := _serving(x, weights, tiles)) is None or x.stride(1) != 1:
         return reference.lora_shrink(x, weights, tiles)
     assert a.stride(2) == 1 and a.stride(1) == x.shape[1] == a.shape[2]
     low = x.new_empty((1, len(tiles.slots), modules * most))
     kernels(
-        "lora_shrink", x.dtype, x.data_ptr(), x.stride(0), x.shape[1], a.data_ptr(), a.stride(0), ranks.data_ptr(),
-        ranks.stride(0), modules, most, tiles.slots.data_ptr(), tiles.rows.data_ptr(), len(tiles.slots), low.data_ptr(),
+        "lora_shrink", x.dtype, x, x.stride(0), x.shape[1], a, a.stride(0), ranks, ranks.stride(0), modules, most,
+        tiles.slots, tiles.rows, len(tiles.slots), low,
     )  # fmt: skip
     return low
 
@@ -29,12 +28,10 @@ def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
 def linear_and_shrink(
     x: Tensor, packed: Tensor | PackedWeight, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles
 ) -> tuple[Tensor, Tensor]:
-    """Arguments as in reference/lora.py."""
     return linear(x, packed, bias), lora_shrink(x, weights, tiles)
 
 
 def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -> None:
-    """Arguments as in reference/lora.py."""
     b, ranks, scaling = weights.b, weights.ranks, weights.scaling
     if (kernels := _serving(y, weights, tiles)) is None or y.stride(1) != 1:
         reference.lora_expand(low, weights, tiles, y)
@@ -44,17 +41,16 @@ def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -
     for module, outputs in enumerate(weights.rows):
         kernels(
             "lora_expand", y.dtype, low.data_ptr() + module * b.shape[2] * element, low.shape[2],
-            b.data_ptr() + begin * element, b.stride(0), b.stride(2), outputs, ranks.data_ptr(), ranks.stride(0),
-            b.shape[2], tiles.slots.data_ptr(), tiles.rows.data_ptr(), len(tiles.slots),
+            b.data_ptr() + begin * element, b.stride(0), b.stride(2), outputs, ranks, ranks.stride(0), b.shape[2],
+            tiles.slots, tiles.rows, len(tiles.slots),
             scaling.factors.data_ptr() + begin * element if scaling else 0,
-            scaling.summands.data_ptr() + begin * element if scaling else 0, scaling.used.data_ptr() if scaling else 0,
+            scaling.summands.data_ptr() + begin * element if scaling else 0, scaling.used if scaling else 0,
             y.data_ptr() + begin * element, y.stride(0),
         )  # fmt: skip
         begin += outputs
 
 
 def lora_expand_silu_and_mul(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor, out: Tensor) -> None:
-    """Arguments as in reference/lora.py."""
     lora_expand(low, weights, tiles, y)
     silu_and_mul(y, out)
 
@@ -63,13 +59,12 @@ def lora_rms_norm(
     low: Tensor, weights: LowRankWeights, tiles: Tiles, x: Tensor, weight: Tensor, eps: float, out: Tensor,
     delta: Tensor,
 ) -> None:  # fmt: skip
-    """Arguments as in reference/lora.py."""
     lora_expand(low, weights, tiles, delta)
     rms_norm(x, weight, eps, out, delta)
 
 
 def _serving(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Library | None:
-    """The kernels, if they can work on these: outputs of B lie side by side, and a tile is a token."""
+    """Return the kernels if outputs of B lie side by side and a tile is a token; otherwise None."""
     kernels = library()
     ours = tiles.rows.shape[1] == 1 and weights.b.stride(1) == 1
     return kernels if kernels is not None and ours and kernels.serves(x, weights.a, weights.b) else None

@@ -5,35 +5,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.compute.kernels.cpu.library import address, library
+from quire.compute.kernels.cpu.library import library_for
 from quire.compute.kernels.reference import norm as reference
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor | None = None) -> None:
-    """Arguments as in reference/norm.py."""
-    kernels = library()
-    whole = x.is_contiguous() and out.is_contiguous() and (delta is None or delta.is_contiguous())
-    if kernels is None or not whole or not kernels.serves(x, out, delta) or not serves_weight(weight, x):
+    kernels = library_for(x, out, delta)
+    if kernels is None or not serves_weight(weight, x):
         reference.rms_norm(x, weight, eps, out, delta)
         return
-    width = x.shape[-1]
-    kernels(
-        "rms_norm", x.dtype, x.data_ptr(), address(delta), weight.data_ptr(), weight.dtype == torch.float32,
-        weight.numel() // width, eps, x.numel() // width, width, out.data_ptr(),
-    )  # fmt: skip
+    width, in_fp32 = x.shape[-1], weight.dtype == torch.float32
+    rows, weights = x.numel() // width, weight.numel() // width
+    kernels("rms_norm", x.dtype, x, delta, weight, in_fp32, weights, eps, rows, width, out)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, delta: Tensor | None = None) -> None:
-    """Arguments as in reference/norm.py."""
-    kernels = library()
-    whole = x.is_contiguous() and out.is_contiguous() and (delta is None or delta.is_contiguous())
-    if kernels is None or not whole or not kernels.serves(x, weight, bias, out, delta):
+    if (kernels := library_for(x, weight, bias, out, delta)) is None:
         reference.layer_norm(x, weight, bias, eps, out, delta)
-        return
-    kernels(
-        "layer_norm", x.dtype, x.data_ptr(), address(delta), weight.data_ptr(), bias.data_ptr(), eps, *x.shape,
-        out.data_ptr(),
-    )  # fmt: skip
+    else:
+        kernels("layer_norm", x.dtype, x, delta, weight, bias, eps, *x.shape, out)
 
 
 def serves_weight(weight: Tensor, x: Tensor) -> bool:

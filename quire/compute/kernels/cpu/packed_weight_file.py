@@ -1,12 +1,11 @@
-"""Packed weights in a file that all processes map, so that a second start neither reads nor packs, and replicas share
-their memory. Knows nothing about checkpoints: whoever names the file says what it depends on.
+"""Packed weights in a file that all processes map, so that a second start does not pack, and replicas share memory.
 
-The file has the data, each name's at a multiple of PAGE, behind them an index in JSON, and last the index's hash and
-length. It is written beside its place and renamed when it is whole. Data are not hashed again at each start: a file
-whose length or index is wrong is written anew, bits that a disk has lost are not noticed.
+The file has the data, each at a multiple of PAGE, then an index in JSON, and last the index's hash and length. It is
+written under another name and renamed when it is whole. A file whose length or index is wrong is written anew; data are
+not hashed at each start, so bits that a disk has lost are not noticed.
 
-Linux keeps what is written at once, or read for a mapping that asks for it, in one large page where the file system
-can; weights that lie in such pages are read a tenth faster.
+Linux keeps what is written at once, or read for a mapping that asks for it, in a large page where the file system can;
+weights in such pages are read a tenth faster.
 """
 
 from __future__ import annotations
@@ -47,10 +46,9 @@ class PackedWeightFile:
 
     Where nothing can be written, weights are packed as if there were no file.
 
-    Args:
-        path: Where the file is, or will be. Its name must change when its contents would.
-        limit: Bytes that the files of this directory may take; those that were not used for the longest time go.
-        kernels: Know the layout.
+    Args: path: The file's path. Its name must change when its contents would. limit: Bytes that the files of the
+        directory may take; the files that were unused for the longest time are removed. kernels: The library that reads
+        the layout.
     """
 
     def __init__(self, path: Path, limit: int, kernels: Library) -> None:
@@ -85,12 +83,15 @@ class PackedWeightFile:
                 if self._lacking:  # written by other code: the next start writes it anew
                     self._path.unlink(missing_ok=True)
                 else:
-                    _touch(self._path)
+                    with suppress(OSError):  # of another user, or removed
+                        os.utime(self._path)
             self._reader = self._writer = None
 
     def get(self, name: str, pack: Callable[[], P]) -> P:
-        """What `pack` returns, mapped from the file if that is there: a tensor, a PackedWeight, a BlockWeight, or
-        a list of them. Anything else is packed at each start."""
+        """Return what `pack` returns, mapped from the file if it is there.
+
+        This may be a tensor, a PackedWeight, a BlockWeight, or a list of them. Anything else is packed at each start.
+        """
         if self._reader is not None:
             found: P | None = self._reader.get(name)
             if found is not None:
@@ -101,7 +102,7 @@ class PackedWeightFile:
         return packed if self._writer is None else self._writer.put(name, packed)
 
     def _lock(self) -> None:
-        """Of several processes one packs, the others wait for it."""
+        """Let one process pack, and others wait for it."""
         lock = self._held.enter_context(_lock_of(self._path).open("w"))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -111,8 +112,6 @@ class PackedWeightFile:
 
 
 class _Reader:
-    """A whole file, mapped."""
-
     def __init__(self, mapping: mmap.mmap, index: dict[str, Any], kernels: Library) -> None:
         self._mapping = mapping
         self._index = index
@@ -120,7 +119,7 @@ class _Reader:
 
     @classmethod
     def open(cls, path: Path, kernels: Library) -> _Reader | None:
-        """None if there is no file, or not all of it."""
+        """Map a file; None if it is not there or not whole."""
         try:
             with path.open("rb") as file:
                 index = _read_index(file)
@@ -140,7 +139,7 @@ class _Reader:
 
 
 class _Writer:
-    """A file that grows by what is put into it; each thread writes a part of its own."""
+    """A file that grows by what is put into it, by several threads at once."""
 
     def __init__(self, path: Path, kernels: Library) -> None:
         self._path = path
@@ -153,7 +152,7 @@ class _Writer:
         self._failed = False
 
     def put(self, name: str, packed: P) -> P:
-        """Write it, and return it as it will be mapped; as it is, if it cannot be written."""
+        """Write weights, and return them mapped from the file; unchanged if they cannot be written."""
         entry, tensors = _layout(packed)
         if self._failed or not tensors:
             self._names[name] = None
@@ -179,13 +178,13 @@ class _Writer:
         return result
 
     def _grow(self) -> None:
-        """Make the file at least as long as its data, by whole large pages."""
+        """Make the file at least as long as its data, in steps of large pages."""
         while self._end < self._size:
             _write(self._file.fileno(), torch.zeros(LARGE_PAGE, dtype=torch.uint8), self._end)
             self._end += LARGE_PAGE
 
     def close(self, whole: bool) -> bool:
-        """Whether the file is ready to be put into its place; otherwise it is gone."""
+        """Finish the file, and return whether it is whole; otherwise it is removed."""
         with self._file:
             if whole and not self._failed and any(self._names.values()):
                 try:
@@ -199,7 +198,8 @@ class _Writer:
 
 
 def _layout(packed: Any) -> tuple[dict[str, Any], list[Tensor]]:
-    """The index's entry, offsets from its own beginning, and what is written; no tensors if that is not possible."""
+    """Return the index's entry, with offsets from the first tensor, and the tensors to write; none if that is
+    impossible."""
     items = packed if isinstance(packed, list) else [packed]
     parts, tensors, offset = [], [], 0
     for item in items:
@@ -218,7 +218,7 @@ def _layout(packed: Any) -> tuple[dict[str, Any], list[Tensor]]:
 
 
 def _unpacked(entry: dict[str, Any], mapping: mmap.mmap, begin: int, kernels: Library) -> Any:
-    """What was put, over a mapping that starts at `begin`."""
+    """Return what was put, from a mapping of the file that starts at `begin`."""
     items: list[Tensor | PackedWeight | BlockWeight] = []
     for part in entry["parts"]:
         dtype, shape = _DTYPES[part["dtype"]], part["shape"]
@@ -232,7 +232,7 @@ def _unpacked(entry: dict[str, Any], mapping: mmap.mmap, begin: int, kernels: Li
 
 
 def _map(file: int, begin: int, size: int) -> mmap.mmap:
-    """A part of the file. Whoever wrote to it would change a copy of his own: the file stays as it is."""
+    """Map a part of the file; writes to it go to a private copy."""
     return mmap.mmap(file, size, access=mmap.ACCESS_COPY, offset=begin)
 
 
@@ -252,11 +252,7 @@ def _write_index(file: BinaryIO, index: dict[str, Any]) -> None:
 
 
 def _read_index(file: BinaryIO) -> dict[str, Any]:
-    """The index of a whole file.
-
-    Raises:
-        ValueError: It is not whole.
-    """
+    """Read the index, or raise ValueError if the file is not whole."""
     tail = _DIGEST_SIZE + _LENGTH_SIZE
     end = os.fstat(file.fileno()).st_size - tail
     if end < 0:
@@ -275,49 +271,28 @@ def _read_index(file: BinaryIO) -> dict[str, Any]:
 
 
 def _evict(kept: Path, limit: int) -> None:
-    """Remove the files that were not used for the longest time until the rest fits, and what killed processes left.
+    """Remove what killed processes left, and the files that were unused for the longest time, until the rest fits.
 
-    A process that has mapped a file that is removed keeps it until it ends.
+    A process that has mapped a removed file keeps it until it ends.
     """
     for partial in kept.parent.glob(f"*{SUFFIX}.partial"):
         _remove_if_abandoned(partial)
-    found = sorted((path for path in kept.parent.glob(f"*{SUFFIX}") if path != kept), key=_last_use, reverse=True)
-    total = kept.stat().st_size
-    for path in found:
-        total += _size(path)
-        if total > limit:
+    found = []
+    for path in kept.parent.glob(f"*{SUFFIX}"):
+        with suppress(OSError):  # removed by another process
+            found.append((path == kept, (status := path.stat()).st_mtime, status.st_size, path))
+    total = 0
+    for is_kept, _, size, path in sorted(found, reverse=True):
+        total += size
+        if total > limit and not is_kept:
             path.unlink(missing_ok=True)
 
 
 def _remove_if_abandoned(partial: Path) -> None:
-    lock_path = _lock_of(partial.with_suffix(""))
-    try:
-        with lock_path.open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            partial.unlink(missing_ok=True)
-    except OSError:  # somebody writes it now
-        return
-
-
-def _last_use(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def _touch(path: Path) -> None:
-    try:
-        os.utime(path)
-    except OSError:  # of another user, or removed
-        return
+    # an OSError: another process writes the file now
+    with suppress(OSError), _lock_of(partial.with_suffix("")).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        partial.unlink(missing_ok=True)
 
 
 def _partial(path: Path) -> Path:

@@ -1,10 +1,9 @@
 """Records the kernels that a step calls, so that one call replays them all without the interpreter.
 
-A step is traced at a few sizes. Its kernels do not run meanwhile: their arguments are noted, and tensors that the step
-makes are told apart from those that live longer. Every argument and the bytes of every tensor must turn out to be a
-constant plus a multiple of each size; then one recording serves steps of any sizes, and tensors get places in one
-piece of memory, by the calls that use them. Knows nothing about models: a step that computes anything by torch is not
-recordable.
+A step is traced at a few sizes. Its kernels do not run meanwhile; their arguments are noted, and tensors that the step
+makes are told apart from tensors that live longer. Every argument and the bytes of every tensor must be a constant plus
+a multiple of each size. Then one recording serves steps of any sizes, and tensors get places in one piece of memory, by
+the calls that use them. A step that computes anything by torch is not recordable.
 """
 
 from __future__ import annotations
@@ -39,18 +38,16 @@ _VIEWS = {
     _aten.alias.default,
 }
 _ALIGNED = 64
-"""Bytes to a multiple of which tensors are placed."""
+"""Tensors begin at multiples of so many bytes."""
 _ELSEWHERE = -1
-"""In place of a tensor's number: an address of something that lives longer than the step, or a plain number."""
+"""Stands for the number of a tensor where an argument is a number, or an address that outlives the step."""
 
 
 class NotRecordable(Exception):
-    """The step does something other than calling kernels, or arguments are no linear functions of its sizes."""
+    """The step does not only call kernels, or arguments are no linear functions of its sizes."""
 
 
 class Sizes(NamedTuple):
-    """Of a step."""
-
     tokens: int
     rows: int
     sampled: int
@@ -60,12 +57,12 @@ class Recording:
     """Calls of kernels, as functions of a step's sizes.
 
     Args:
-        kernels: Their library.
-        entries: [calls] uint64, addresses of their entries; see native/calls.h.
+        kernels: The library of the kernels.
+        entries: [calls] uint64, the addresses `Kernel.entry`.
         constant: [calls, arguments] int64.
-        factors: [calls, arguments, 3] int64, what a size adds to the argument for each unit.
-        memory: [bytes] uint8, where the step's tensors lie.
-        output: The step's, for the largest sizes; rows belong to sampled positions.
+        factors: [calls, arguments, 3] int64, what each unit of a size adds to the argument.
+        memory: [bytes] uint8, the memory of the step's tensors.
+        output: The step's output for the largest sizes, with a row for each sampled position.
     """
 
     def __init__(
@@ -89,14 +86,13 @@ class Recording:
 
     @property
     def last_entry(self) -> int:
-        """Of the kernel that is called last."""
         return int(self._entries[-1])
 
     def replay(self, sizes: Sizes, held_back: int = 0) -> Tensor:
-        """Call the kernels with what now stands where the traced steps' inputs stood.
+        """Call the kernels with what is now in the memory of the traced steps' inputs.
 
         Args:
-            sizes: The step's.
+            sizes: The step's sizes.
             held_back: How many of the last calls wait for `replay_rest`.
 
         Returns:
@@ -110,7 +106,7 @@ class Recording:
         return self._output[: sizes.sampled]
 
     def replay_rest(self) -> None:
-        """The calls that the last replay held back."""
+        """Make the calls that the last replay held back."""
         held_back, self._held_back = self._held_back, 0
         self._call(len(self._entries) - held_back, held_back)
 
@@ -123,13 +119,13 @@ def record(kernels: Library, step: Callable[[Sizes], Callable[[], Tensor]], most
     """Trace a step.
 
     Args:
-        kernels: The library whose kernels it calls.
-        step: Prepares a step of these sizes; what it returns is traced, and returns the output, [sampled, …], which
-            was allocated in it.
+        kernels: The library whose kernels the step calls.
+        step: Prepares a step of these sizes, and returns the function to trace, which allocates and returns the output,
+            [sampled, …].
         most: The largest sizes that will be replayed.
 
     Raises:
-        NotRecordable: See there.
+        NotRecordable: The step cannot be recorded.
     """
     base, other = Sizes(7, 4, 2), Sizes(23, 9, 5)
     larger = [base._replace(tokens=8), base._replace(rows=5), base._replace(sampled=3)]
@@ -150,11 +146,11 @@ class _Layout:
     """What traces of all sizes have in common.
 
     Attributes:
-        entries: Of the kernels that are called.
-        tensors: By call, for each argument the number of the traced tensor that it points into, or _ELSEWHERE.
-        output: The number of the tensor that is returned.
-        output_dtype: Its dtype.
-        output_width: Its shape without the first dimension.
+        entries: The entries of the kernels that are called.
+        tensors: By call and argument, the number of the traced tensor that it points into, or _ELSEWHERE.
+        output: The number of the output.
+        output_dtype: The output's dtype.
+        output_width: The output's shape without the first dimension.
     """
 
     entries: tuple[int, ...]
@@ -169,9 +165,9 @@ class _Traced:
     """One trace.
 
     Attributes:
-        layout: See there.
-        numbers: int64, of all calls the arguments, one behind another: numbers, addresses, or offsets into a traced
-            tensor; then the bytes of each tensor.
+        layout: What all traces have in common.
+        numbers: int64, the arguments of all calls: numbers, addresses, or offsets into a traced tensor; then the bytes
+            of each tensor.
     """
 
     layout: _Layout
@@ -179,7 +175,7 @@ class _Traced:
 
 
 class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps the tensors that are made within it."""
+    """Keeps the tensors that are allocated within the context."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -187,7 +183,7 @@ class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Skipping it means importing it, which takes torch a second."""
+        """Return False, because skipping dynamo means importing it, which takes a second."""
         return False
 
     def __torch_dispatch__(
@@ -210,7 +206,7 @@ def _trace(kernels: Library, step: Callable[[], Tensor]) -> _Traced:
     sizes = [tensor.nbytes for tensor in made.tensors]
 
     def locate(address: int) -> tuple[int, int]:
-        """The traced tensor that an address lies in, and where."""
+        """Return the number of the traced tensor that an address lies in, and the offset in it."""
         at = bisect_right(begins, address) - 1
         if at >= 0 and address - begins[at] < sizes[order[at]]:
             return order[at], address - begins[at]
@@ -238,7 +234,7 @@ def _trace(kernels: Library, step: Callable[[], Tensor]) -> _Traced:
 
 
 def _word(kind: type, value: Any) -> int:
-    """The first bytes of a word are the argument, as C has it."""
+    """Return the word whose first bytes are the argument, as C has it."""
     if kind is ctypes.c_float:
         return int.from_bytes(struct.pack("<f", value), "little")
     return int(value)
@@ -247,7 +243,7 @@ def _word(kind: type, value: Any) -> int:
 def _placed(
     kernels: Library, trace: _Traced, constant: npt.NDArray[np.int64], factors: npt.NDArray[np.int64], most: Sizes
 ) -> Recording:
-    """The calls with addresses in one piece of memory in place of traced tensors."""
+    """Return the recording, with places in one piece of memory for the traced tensors."""
     layout = trace.layout
     arguments = sum(map(len, layout.tensors))
     sizes = (constant + factors @ np.array(most, dtype=np.int64))[arguments:]
@@ -271,7 +267,8 @@ def _placed(
 
 
 def _place(sizes: Sequence[int], layout: _Layout) -> tuple[npt.NDArray[np.int64], int]:
-    """Where each tensor lies, and the bytes of all: those that are in use at the same time lie apart."""
+    """Return the place of each tensor, and the bytes of all; tensors that are in use at the same time do not
+    overlap."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for call, numbers in enumerate(layout.tensors):

@@ -7,19 +7,14 @@ from torch import Tensor
 
 
 def silu_and_mul(x: Tensor, out: Tensor) -> None:
-    """out = silu(gate) · up (Shazeer 2020, SwiGLU).
-
-    Args:
-        x: [tokens, 2 · width]: gate, then up.
-        out: [tokens, width], of the same dtype.
-    """
+    """out = silu(gate) · up (Shazeer 2020, SwiGLU): x [tokens, 2 · width] has gate, then up; out [tokens, width]."""
     gate, up = x.chunk(2, dim=-1)
     torch.ops.aten.silu.out(gate, out=out)
     out.mul_(up)
 
 
 def gelu_and_mul(x: Tensor, out: Tensor) -> None:
-    """out = gelu(gate) · up, the gelu in its tanh form (Shazeer 2020, GEGLU). Arguments as those of silu_and_mul."""
+    """out = gelu(gate) · up, with gelu in its tanh form (Shazeer 2020, GEGLU); arguments as for silu_and_mul."""
     gate, up = x.chunk(2, dim=-1)
     torch.ops.aten.gelu.out(gate, approximate="tanh", out=out)
     out.mul_(up)

@@ -1,36 +1,124 @@
-"""Mixture of experts: which experts a token goes to, and their gated MLPs."""
+"""Mixture of experts: which experts a token goes to, their gated MLPs, and low-rank updates of their products.
+
+Each token's choice of an expert has a row of its own, and its adapter has A and B of every expert. What an adapter adds
+to a product does not depend on the product, so it is computed first, and the product's kernel adds it before it applies
+a gate or a router's weight. Rows of tokens without an adapter are left out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quire.compute.kernels.reference.embedding import local_indices
-from quire.compute.kernels.reference.expert_adapters import (
-    AdaptedPairs,
-    ExpertAdapters,
-    StackedLowRank,
-    lora_of_pairs,
-)
+from quire.compute.kernels.reference.linear import CodebookWeight, GroupedWeight, ScaledWeight
+
+Coded = GroupedWeight | CodebookWeight | ScaledWeight
+_SHARED = ("table",)
+
+
+class StackedLowRank(NamedTuple):
+    """The low-rank weights of one product of all experts, for all adapters on the device.
+
+    Attributes: a: [slots, experts, modules · rank, columns], of the model's dtype. Gate and up are two modules, gate
+        first. Only
+            the first two dimensions have gaps. Ranks that are not in use are 0.
+        b: [slots, experts, outputs, rank], times the adapter's scale; only the first two dimensions have gaps. Modules
+            have equally many outputs.
+        ranks: [slots, experts] int64, how many of a module's ranks are in use; 0: the adapter does not change this
+            expert's product.
+    """
+
+    a: Tensor
+    b: Tensor
+    ranks: Tensor
+
+    @property
+    def modules(self) -> int:
+        return self.a.shape[2] // self.b.shape[3]
+
+
+class ExpertAdapters(NamedTuple):
+    """What adapters change of a layer's experts in a step.
+
+    Attributes:
+        slots: [tokens] int64, the slot of each token's adapter, from 1; 0: no adapter changes the token's experts.
+        gate_up, down: The weights of all adapters on the device.
+    """
+
+    slots: Tensor
+    gate_up: StackedLowRank
+    down: StackedLowRank
+
+
+class AdaptedPairs(NamedTuple):
+    """Pairs of a token and one of its experts, some of which have an adapter.
+
+    Attributes:
+        numbers: [pairs], each pair's expert; the number of experts here stands for an expert elsewhere.
+        slots: [pairs], the slot of each pair's adapter, from 1; 0: it has none.
+    """
+
+    numbers: Tensor
+    slots: Tensor
+
+
+def group_adapted_pairs(numbers: Tensor, slots: Tensor, weights: StackedLowRank) -> AdaptedPairs:
+    """Prepare a layer's tokens for `lora_of_pairs`.
+
+    Args:
+        numbers: [tokens, chosen], each token's experts here, and the number of experts here for others.
+        slots: [tokens] int64, as in ExpertAdapters.
+        weights: The weights of any of the layer's products.
+
+    Returns:
+        The pairs, token by token, in a form of the implementation's own.
+    """
+    return AdaptedPairs(numbers.flatten(), slots.repeat_interleave(numbers.shape[1]))
+
+
+def lora_of_pairs(x: Tensor, weights: StackedLowRank, pairs: AdaptedPairs, sharing: int) -> Tensor:
+    """Compute B A x of pairs whose token has an adapter and whose expert is here.
+
+    Args:
+        x: [pairs / sharing, columns].
+        weights: The product's weights.
+        pairs: As `group_adapted_pairs` returned them.
+        sharing: How many neighbouring pairs have one row of x.
+
+    Returns: [pairs, outputs] in x's dtype, to which A x is rounded too, as PEFT does. Other rows may have anything;
+        here they are 0.
+    """
+    count, most = weights.ranks.shape[1], weights.b.shape[3]
+    out = x.new_zeros((len(pairs.numbers), weights.b.shape[2]))
+    of_pair = torch.stack((pairs.slots.long(), pairs.numbers.long()), 1)
+    for slot, number in sorted({(slot, number) for slot, number in of_pair.tolist() if slot and number < count}):
+        own = ((pairs.slots == slot) & (pairs.numbers == number)).nonzero()[:, 0]
+        rank = int(weights.ranks[slot - 1, number])
+        a = weights.a[slot - 1, number].view(weights.modules, most, -1)
+        b = weights.b[slot - 1, number].view(weights.modules, -1, most)
+        for module, part in enumerate(out.view(len(out), weights.modules, -1).unbind(1)):
+            part[own] = (x[own // sharing] @ a[module, :rank].T) @ b[module, :, :rank].T
+    return out
 
 
 def route(
     logits: Tensor, chosen: int, renormalise: bool, first: int = 0, count: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The likeliest experts of each token, by a softmax in fp32 (Shazeer et al. 2017; Mixtral, eq. 1, renormalises).
+    """Choose the likeliest experts of each token, by a softmax in fp32 (Shazeer et al. 2017; Mixtral, eq. 1).
 
     Args:
         logits: [tokens, experts].
-        chosen: How many.
-        renormalise: Scale their weights to the sum 1.
+        chosen: Experts of each token.
+        renormalise: Scale a token's weights to the sum 1, as Mixtral does.
         first, count: The experts that are here: `first` to `first + count - 1`; None: all are.
 
     Returns:
-        [tokens, chosen] weights in the logits' dtype, and as many expert numbers, integers, from 0 on among those that
+        [tokens, chosen] weights in the logits' dtype, and as many expert numbers, integers from 0 on among those that
         are here; `count` for others.
     """
     weights, numbers = logits.float().softmax(-1).topk(chosen)
@@ -42,12 +130,12 @@ def route(
 
 
 def pack_experts(weights: Tensor) -> Sequence[Tensor]:
-    """The weights [experts, rows, columns] as `experts` wants them: one by one."""
+    """Return the weights [experts, rows, columns] as `experts` takes them: one by one."""
     return weights.unbind()
 
 
 def expert_linear(x: Tensor, weights: Sequence[Any], number: int) -> Tensor:
-    """x Wᵀ with one expert's weight: [tokens, columns] → [tokens, rows]; `weights` as from `pack_experts`."""
+    """Return x Wᵀ with one expert's weight from `pack_experts`: [tokens, columns] → [tokens, rows]."""
     return F.linear(x, weights[number])
 
 
@@ -59,20 +147,20 @@ def experts(
     weights: Tensor,
     out: Tensor,
     others: int = 0,
-    linear: Callable[[Tensor, Any, None], Tensor] = F.linear,
     adapters: ExpertAdapters | None = None,
+    linear: Callable[[Tensor, Any, None], Tensor] = F.linear,
 ) -> None:
     """out = Σ weight · down(silu(gate(x)) · up(x)) over each token's experts.
 
     Args:
         x: [tokens, hidden].
-        gate_up: By expert, [2 · width, hidden]: gate, then up.
-        down: By expert, [hidden, width].
-        numbers, weights: [tokens, chosen]; see `route`. What is not here adds nothing.
+        gate_up: [2 · width, hidden] of each expert: gate, then up.
+        down: [hidden, width] of each expert.
+        numbers, weights: [tokens, chosen], as `route` returns them. Experts that are elsewhere add nothing.
         out: [tokens, hidden].
-        others: How many experts are not here.
-        linear: The product with one of the weights; see the op of this name.
-        adapters: See adapted_experts.
+        others: How many experts are elsewhere.
+        adapters: What adapters of tokens add to all three products; not on a CPU, whose layers add it themselves.
+        linear: Multiplies x with one of the weights; not an argument of the op.
     """
     out.zero_()
     order = numbers.flatten().argsort(stable=True)  # (token, choice) pairs, expert by expert
@@ -85,33 +173,72 @@ def experts(
             rows = x.index_select(0, own)
             both = linear(rows, gate_up[expert], None)
             if adapters is not None:
-                both += _of_adapters(rows, adapters.gate_up, expert, adapters.slots[own])
+                both += _added(rows, adapters.gate_up, expert, adapters.slots[own])
             del rows
             gate, up = both.chunk(2, dim=-1)
             middle = F.silu(gate).mul_(up)
             del both, gate, up
             y = linear(middle, down[expert], None)
             if adapters is not None:
-                y += _of_adapters(middle, adapters.down, expert, adapters.slots[own])
+                y += _added(middle, adapters.down, expert, adapters.slots[own])
             out.index_add_(0, own, y.mul_(shares[first:end]))
             del middle, y  # or they stand beside the next expert's
         first = end
 
 
-def adapted_experts(
+def coded_experts(
     x: Tensor,
-    gate_up: Sequence[Any],
-    down: Sequence[Any],
+    gate_up: Coded,
+    down: Coded,
     numbers: Tensor,
     weights: Tensor,
     out: Tensor,
-    others: int,
-    adapters: ExpertAdapters,
+    others: int = 0,
+    adapters: ExpertAdapters | None = None,
 ) -> None:
-    """As the op `experts`; adapters of tokens add to all three products."""
-    experts(x, gate_up, down, numbers, weights, out, others, adapters=adapters)
+    """Compute `experts` with coded weights from `stack_weights`: [experts, 2 · width, hidden], [experts, hidden,
+    width].
+
+    Activations stay dense here. A version may quantize them for 8-bit codes, as `scaled_linear` does, and between the
+    two products in groups of any size.
+    """
+    stacks = [[one_of(stack, number) for number in range(_count(stack))] for stack in (gate_up, down)]
+    experts(x, *stacks, numbers, weights, out, others, adapters, linear=_multiply)
 
 
-def _of_adapters(x: Tensor, weights: StackedLowRank, expert: int, slots: Tensor) -> Tensor:
-    """What is added to one expert's product, for rows with these adapters."""
+adapted_experts, adapted_coded_experts = experts, coded_experts
+"""Ops for tokens with adapters, which only GPUs have."""
+
+
+def stack_weights(count: int, weight_of: Callable[[int], Coded]) -> Coded:
+    """Return the weights 0 to count - 1, all alike, as one weight whose tensors have one more dimension in front."""
+    first = weight_of(0)
+    stacks = {name: value.new_empty((count, *value.shape)) for name, value in _own_tensors(first).items()}
+    for number in range(count):
+        weight = first if number == 0 else weight_of(number)
+        for name, stack in stacks.items():
+            stack[number].copy_(getattr(weight, name))
+    return first._replace(**stacks)
+
+
+def one_of(stack: Coded, number: int) -> Coded:
+    """Return one weight of a stack."""
+    return stack._replace(**{name: value[number] for name, value in _own_tensors(stack).items()})
+
+
+def _own_tensors(weight: Coded) -> dict[str, Any]:
+    fields: dict[str, Any] = weight._asdict()
+    return {name: value for name, value in fields.items() if isinstance(value, Tensor) and name not in _SHARED}
+
+
+def _count(stack: Coded) -> int:
+    return len(stack.codes if isinstance(stack, ScaledWeight) else stack.packed)
+
+
+def _multiply(x: Tensor, weight: Coded, bias: None) -> Tensor:
+    return (x.float() @ weight.dense().T).to(x.dtype)
+
+
+def _added(x: Tensor, weights: StackedLowRank, expert: int, slots: Tensor) -> Tensor:
+    """Return what adapters add to one expert's product, for rows with adapters in these slots."""
     return lora_of_pairs(x, weights, AdaptedPairs(torch.full_like(slots, expert), slots), 1)

@@ -1,4 +1,4 @@
-"""Weights in the blocks of a GGUF file: what their bits mean, and products with them."""
+"""Weights in the blocks of a GGUF file: the meaning of their bits, and products with them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _HALF = 2
 
 
 class Unpacked(NamedTuple):
-    """A weight [rows, columns] in parts: d · s · (value(code) - zero) - dmin · m; see QuantizedType.
+    """A weight [rows, columns] in parts: d · s · (value(code) - zero) - dmin · m (see QuantizedType).
 
     Attributes:
-        codes: [rows, columns]: uint8 below 2^bits, int8 where the type keeps 8 bits.
-        d, dmin: [rows, blocks] fp16; dmin None: there is none.
-        s, m: [rows, groups] int8; None: there are none.
+        codes: [rows, columns] uint8 below 2^bits, or int8 where the type has 8 bits.
+        d, dmin: [rows, blocks] fp16; dmin None: there is no minimum.
+        s, m: [rows, groups] int8; None: all are 1.
     """
 
     codes: Tensor
@@ -33,11 +33,8 @@ class Unpacked(NamedTuple):
 class BlockWeight(NamedTuple):
     """A weight [rows, columns].
 
-    Attributes:
-        data: [rows, bytes of a row] uint8, as the file has it; or with three dimensions as a device's `pack_blocks` has
-            packed it.
-        name: Of its type.
-        rows, columns: Its shape.
+    Attributes: data: [rows, bytes of a row] uint8, as in the file; or with three dimensions, as a device's
+        `pack_blocks` made it. name: The name of its type. rows, columns: Its shape.
     """
 
     data: Tensor
@@ -47,12 +44,12 @@ class BlockWeight(NamedTuple):
 
     @property
     def is_packed(self) -> bool:
-        """Whether the device's kernels have their own layout."""
+        """Whether the data are in the layout of a device's kernels."""
         return self.data.dim() == 3
 
 
 def dequantize(blocks: Tensor, name: str) -> Tensor:
-    """[rows, bytes of a row] uint8 of this type → [rows, columns] fp32."""
+    """Dequantize [rows, bytes of a row] uint8 of this type → [rows, columns] fp32."""
     form = QUANTIZED[name]
     parts = unpack(blocks, name)
     rows, columns = parts.codes.shape
@@ -72,7 +69,7 @@ def dequantize(blocks: Tensor, name: str) -> Tensor:
 
 
 def unpack(blocks: Tensor, name: str) -> Unpacked:
-    """A weight of this type in parts; blocks as in `dequantize`."""
+    """Take a weight of this type apart; blocks as in `dequantize`."""
     form = QUANTIZED[name]
     rows = len(blocks)
     flat = blocks.reshape(-1, form.block_bytes)
@@ -87,52 +84,51 @@ def unpack(blocks: Tensor, name: str) -> Unpacked:
 
 
 def pack_blocks(blocks: Tensor, name: str) -> Tensor:
-    """The data of a BlockWeight; blocks as in `dequantize`."""
+    """Return the data of a BlockWeight; blocks as in `dequantize`."""
     return blocks
 
 
 def block_linear(x: Tensor, weight: BlockWeight, bias: Tensor | None, y: Tensor) -> None:
-    """x Wᵀ + bias → y, in x's dtype: x [tokens, columns], bias [rows], y [tokens, rows]."""
+    """Write x Wᵀ + bias in x's dtype to y: x [tokens, columns], bias [rows], y [tokens, rows]."""
     product = (x.float() @ dequantize(weight.data, weight.name).T).to(x.dtype)
     y.copy_(product if bias is None else product + bias)
 
 
 def block_linear_silu_and_mul(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Tensor) -> None:
-    """`block_linear`, and silu of the first half of its outputs times the second → out [tokens, rows / 2]."""
+    """Write silu of the first half of the outputs of `block_linear` times the second half to out [tokens, rows / 2]."""
     y = x.new_empty((len(x), weight.rows))
     block_linear(x, weight, bias, y)
     silu_and_mul(y, out)
 
 
 def block_embed(tokens: Tensor, weight: BlockWeight, scale: float | None, out: Tensor) -> None:
-    """Rows of the weight, times `scale` in out's dtype: tokens [n] int64 → out [n, columns]."""
+    """Write rows of the weight times `scale`, in out's dtype, to out: tokens [n] int64 → out [n, columns]."""
     rows = dequantize(weight.data[tokens], weight.name).to(out.dtype)
     out.copy_(rows if scale is None else rows * scale)
 
 
 _Parts = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
-"""Of blocks [n, bytes]: codes [n, block], d and dmin [n, 1], s and m [n, groups of a block]."""
+"""The parts of blocks [n, bytes]: codes [n, block], d and dmin [n, 1], s and m [n, groups of a block]."""
 
 
 def _half(flat: Tensor, at: int) -> Tensor:
-    """[n, 1] fp16 at this byte."""
     return flat[:, at : at + _HALF].contiguous().view(torch.float16)
 
 
 def _nibbles(packed: Tensor, run: int) -> Tensor:
-    """[n, bytes] → [n, 2 · bytes]: of each `run` bytes first all low halves, then all high ones."""
+    """Return [n, 2 · bytes], of each `run` of bytes first all low halves, then all high halves."""
     runs = packed.reshape(len(packed), -1, run)
     return torch.stack((runs & 15, runs >> 4), 2).flatten(1)
 
 
 def _bits(packed: Tensor, width: int) -> Tensor:
-    """[n, bytes] → [n, 8 / width, bytes]: of every byte the lowest `width` bits, then the next."""
+    """Return [n, 8 / width, bytes], of every byte the lowest `width` bits, then the next."""
     shifts = torch.arange(0, 8, width, dtype=torch.uint8).view(1, -1, 1)
     return packed.unsqueeze(1) >> shifts & (1 << width) - 1
 
 
 def _fifth_bits(flat: Tensor, at: int) -> Tensor:
-    """[n, 32]: the bits of 4 bytes, the lowest of the first byte first, where fifth bits of codes belong."""
+    """Return [n, 32], the bits of 4 bytes from the lowest on, at the place of the fifth bits of codes."""
     return (_bits(flat[:, at : at + 4], 1).transpose(1, 2).flatten(1) << 4).to(torch.uint8)
 
 

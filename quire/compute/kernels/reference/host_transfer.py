@@ -1,4 +1,4 @@
-"""What a step takes from the host's memory, and what it leaves there; and blocks of the KV cache, which come and go."""
+"""Copies between a step and the host's memory, and moves of blocks of the KV cache."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from torch import Tensor
 
 
 def copy_inputs_from_host(buffers: Tensor, turn: Tensor, out: Tensor) -> None:
-    """Bring what the host has laid for this step, and count the step.
+    """Copy what the host has prepared for this step, and count the step.
 
     Args:
-        buffers: [number, capacity] int64, the host's, one step's after another's.
-        turn: [any] int64, all the same: how many steps have fetched before; changed.
-        out: [entries] int64 out, the first of the buffer whose turn it is.
+        buffers: [number, capacity] int64, the host's buffers, which steps take in turn.
+        turn: [any] int64, equal entries: how many steps have copied before; changed.
+        out: [entries] int64 out, the first entries of the buffer whose turn it is.
     """
     number = len(buffers)
     out.copy_(buffers[int(turn[0]) % number, : len(out)])
@@ -19,12 +19,9 @@ def copy_inputs_from_host(buffers: Tensor, turn: Tensor, out: Tensor) -> None:
 
 
 def copy_outputs_to_host(outputs: Tensor, buffers: Tensor, turn: Tensor) -> None:
-    """Leave outputs with the host, in the buffer of the step that fetched last.
+    """Copy outputs [entries] int64 to the host's buffer [number, entries] of the step that copied inputs last.
 
-    Args:
-        outputs: [entries] int64.
-        buffers: [number, entries] int64, the host's; one is changed.
-        turn: See `copy_inputs_from_host`.
+    `turn` is as in `copy_inputs_from_host`, but not changed.
     """
     buffers[(int(turn[0]) - 1) % len(buffers)] = outputs
 
@@ -32,10 +29,9 @@ def copy_outputs_to_host(outputs: Tensor, buffers: Tensor, turn: Tensor) -> None
 def move_blocks(source: Tensor, origins: Tensor | None, target: Tensor, goals: Tensor | None) -> None:
     """target[goals] = source[origins]: whole blocks, of all layers at once.
 
-    Args:
-        source, target: [blocks, storages, …] of one dtype; they may be the same tensor.
-        origins, goals: [n] int64 block numbers; None: 0 to n - 1, for one of them. No goal stands twice, and none is an
-            origin where source and target are the same.
+    Args: source, target: [blocks, storages, …] of one dtype; they may be one tensor. origins, goals: [n] int64 block
+        numbers; one of them may be None, for 0 to n - 1. Goals are different, and no goal
+            is an origin where source and target are one tensor.
     """
     if origins is None:
         assert goals is not None

@@ -1,4 +1,4 @@
-"""What is reported of tokens: their log probabilities, their ranks, and the likeliest others."""
+"""Log probabilities and ranks of tokens, and the likeliest other tokens."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 
 
 class TokenScores(NamedTuple):
-    """Of n rows of logits and a token of each. A logit x is scored (x - best) - log_sum.
+    """Scores of a token in each of n rows of logits. The score of a logit x is (x - best) - log_sum.
 
     Attributes:
         own: [n] fp32, the token's score.
-        ranks: [n] int64, one more than there are tokens with a higher logit.
-        ids: [n, k] int64, the likeliest tokens in falling order, of equal ones the lower ids first.
-        values: [n, k] fp32, their scores.
-        best: [n] fp32, the highest logit.
-        log_sum: [n] fp32, the logarithm of the sum of all exp(x - best). Both are 0 where scores are the logits.
+        ranks: [n] int64, 1 plus the number of tokens with a higher logit.
+        ids: [n, k] int64, the likeliest tokens in falling order; of equal ones the lower ids come first.
+        values: [n, k] fp32, the scores of `ids`.
+        best: [n] fp32, the highest logit; 0 where scores are the logits.
+        log_sum: [n] fp32, the logarithm of the sum of all exp(x - best); 0 where scores are the logits.
     """
 
     own: Tensor
@@ -33,9 +33,9 @@ def token_logprobs(logits: Tensor, reads: Tensor, tokens: Tensor, k: int, *, nor
 
     Args:
         logits: [reads, vocab] floating; not changed.
-        reads: [n] int64, the rows that are asked for.
-        tokens: [n] int64, one token of each.
-        k: How many of the likeliest tokens are wanted; at most vocab.
+        reads: [n] int64, the rows.
+        tokens: [n] int64, a token of each row.
+        k: How many of the likeliest tokens to return; at most vocab.
         normalise: Whether scores are log probabilities, or the logits themselves.
     """
     x = logits.index_select(0, reads).float()
@@ -51,12 +51,11 @@ def token_logprobs(logits: Tensor, reads: Tensor, tokens: Tensor, k: int, *, nor
 
 
 def score(x: Tensor, best: Tensor, log_sum: Tensor) -> Tensor:
-    """[n, k] logits → their scores."""
     return (x - best.unsqueeze(1)) - log_sum.unsqueeze(1)
 
 
 def _highest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """[n, k] ids and logits, of equal logits the lower ids first."""
+    """Return ids and logits [n, k]; of equal logits the lower ids come first."""
     bits = (x + 0.0).view(torch.int32)  # -0 is 0
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # in the order of the numbers
     ids = (key.long() << 32).sub_(torch.arange(x.shape[-1], device=x.device)).topk(k).indices

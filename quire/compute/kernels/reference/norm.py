@@ -14,11 +14,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor |
         x: [tokens, …, width], the residual stream; changed in place where there is a delta.
         weight: [width], or [heads, width] for as many norms at once.
         eps: Added to the mean square.
-        out: As x; not x.
-        delta: As x, what the last block adds to the stream.
+        out: [tokens, …, width], not x.
+        delta: [tokens, …, width], what the last block adds to the stream.
 
-    All of one floating dtype, but the weight may be in fp32: then it is applied before the result is rounded. The mean
-    is taken in fp32.
+    All have one floating dtype, but the weight may be in fp32: then it is applied before the result is rounded. The
+    mean is computed in fp32.
     """
     if delta is not None:
         x.add_(delta)

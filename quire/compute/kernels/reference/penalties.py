@@ -1,7 +1,7 @@
-"""Presence, frequency and repetition penalties on logits, and the counts they go by.
+"""Presence, frequency and repetition penalties on logits, and the counts that they use.
 
-A row of `seen` says of each token how often an output has it, times two, plus one if the prompt has it. The formulas
-are those of Keskar et al. 2019 ("CTRL", section 4.1) and of OpenAI's API.
+A row of `seen` has, for each token, twice the number of times that it is in the output, plus one if it is in the
+prompt. The formulas are those of Keskar et al. 2019 ("CTRL", section 4.1) and of OpenAI's API.
 """
 
 from __future__ import annotations
@@ -10,20 +10,17 @@ import torch
 from torch import Tensor
 
 IN_PROMPT, ONE_MORE = 1, 2
-"""In an entry of `seen`."""
+"""What the prompt and one more time in the output add to an entry of `seen`."""
 
 
 def apply_penalties(logits: Tensor, reads: Tensor, rows: Tensor, seen: Tensor, weights: Tensor) -> None:
     """Change the logits of some reads.
 
-    Args:
-        logits: [reads, vocab] fp32, changed in place.
-        reads: [n] int64, which reads; each once.
-        rows: [n] int64, the row of `seen` and `weights` of each.
-        seen: [rows, vocab] int32.
-        weights: [rows, 3] fp32: presence, frequency, repetition. Repetition divides positive logits and multiplies the
-            others, of all tokens that the sequence has; then frequency is taken off for each time that the output has
-            the token, and presence once.
+    Args: logits: [reads, vocab] fp32, changed in place. reads: [n] int64, the reads, each once. rows: [n] int64, their
+        rows of `seen` and `weights`. seen: [rows, vocab] int32. weights: [rows, 3] fp32: presence, frequency,
+        repetition. For tokens of the sequence, repetition divides positive
+            logits and multiplies others; then frequency is subtracted for each time that the token is in the output,
+            and presence once.
     """
     for read, row in zip(reads.tolist(), rows.tolist(), strict=True):
         ids = seen[row].nonzero().squeeze(1)  # few, beside the vocabulary
@@ -36,12 +33,8 @@ def apply_penalties(logits: Tensor, reads: Tensor, rows: Tensor, seen: Tensor, w
 
 
 def count_sampled(tokens: Tensor, reads: Tensor, rows: Tensor, seen: Tensor) -> None:
-    """Count the tokens that some reads drew.
+    """Count the tokens [reads] int64 that some reads [n] int64 drew in their rows [n] of seen [rows, vocab] int32.
 
-    Args:
-        tokens: [reads] int64.
-        reads: [n] int64, which reads.
-        rows: [n] int64, the row of `seen` of each; no row twice.
-        seen: [rows, vocab] int32, changed in place.
+    No row is given twice.
     """
     seen[rows, tokens.index_select(0, reads)] += ONE_MORE

@@ -1,8 +1,8 @@
 """Random numbers by counting: Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as
 1, 2, 3").
 
-A number is a function of a key and a counter alone, so a sequence draws the same ones wherever it stands in a batch,
-after a preemption and on any device.
+A number depends on a key and a counter alone, so a sequence draws equal numbers wherever it is in a batch, after a
+preemption and on any device.
 """
 
 from __future__ import annotations
@@ -17,15 +17,7 @@ _LOW = 0xFFFFFFFF
 
 
 def philox(counter: Tensor, key: Tensor) -> Tensor:
-    """Four random words for each counter.
-
-    Args:
-        counter: [4, n] int64, each a 32-bit word.
-        key: [2, n] int64, each a 32-bit word.
-
-    Returns:
-        [4, n] int64, each a 32-bit word.
-    """
+    """Return four random words [4, n] for counters [4, n] and keys [2, n]; all are int64 that hold 32-bit words."""
     multipliers = torch.tensor(_MULTIPLIERS, device=counter.device).unsqueeze(1)
     weyl = torch.tensor(_WEYL, device=counter.device).unsqueeze(1)
     even, odd = counter[0::2], counter[1::2]
@@ -38,20 +30,9 @@ def philox(counter: Tensor, key: Tensor) -> Tensor:
 
 
 def uniform(seed: Tensor, draw: Tensor) -> Tensor:
-    """One number in [0, 1) with 53 random bits for each (seed, draw).
-
-    Args:
-        seed: [n] int64, the key's 64 bits.
-        draw: [n] int64, the counter.
-
-    Returns:
-        [n] float64.
-    """
+    """Return numbers [n] float64 in [0, 1) with 53 random bits for keys `seed` and counters `draw`, [n] int64 each."""
     zero = torch.zeros_like(draw)
-    words = philox(torch.stack((draw & _LOW, (draw >> 32) & _LOW, zero, zero)), _words(seed))
+    counter = torch.stack((draw & _LOW, (draw >> 32) & _LOW, zero, zero))
+    words = philox(counter, torch.stack((seed & _LOW, (seed >> 32) & _LOW)))
     bits = (words[0] << 21) | (words[1] >> 11)
     return bits.to(torch.float64) * 2.0**-53
-
-
-def _words(bits: Tensor) -> Tensor:
-    return torch.stack((bits & _LOW, (bits >> 32) & _LOW))

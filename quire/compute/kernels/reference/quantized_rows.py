@@ -10,9 +10,9 @@ from torch import Tensor
 from quire.compute.kernels.reference.norm import rms_norm
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
-"""The largest code, by dtype; int8 leaves -128 out. Of rows, weights and KV caches."""
+"""The largest code of rows, weights and KV caches, by dtype; int8 leaves -128 out."""
 SMALLEST = 1e-20
-"""What counts as the largest value of a row of zeros."""
+"""Stands for the largest value of a row of zeros."""
 
 
 class QuantizedRows(NamedTuple):
@@ -21,7 +21,7 @@ class QuantizedRows(NamedTuple):
     Attributes:
         codes: [rows, columns] float8_e4m3fn or int8.
         scales: [rows, 1] fp32.
-        dtype: Of what they stand for, and of a product with them.
+        dtype: The dtype of what they stand for, and of a product with them.
     """
 
     codes: Tensor
@@ -30,25 +30,21 @@ class QuantizedRows(NamedTuple):
 
     @property
     def shape(self) -> torch.Size:
-        """[rows, columns]."""
         return self.codes.shape
 
     def new_empty(self, shape: tuple[int, ...]) -> Tensor:
-        """A dense tensor beside them."""
+        """Allocate a dense tensor of the rows' dtype and device."""
         return torch.empty(shape, dtype=self.dtype, device=self.codes.device)
 
 
 Rows: TypeAlias = "Tensor | QuantizedRows"  # as text: compiler processes have no torch
-"""What a product may be given: [rows, columns]."""
+"""An operand [rows, columns] of a product."""
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype, group: int) -> tuple[Tensor, Tensor]:
-    """Codes of x and their scales: x ≈ codes · scale, the largest value of a group being the largest code.
+    """Quantize x [rows, columns] to codes of a dtype of LARGEST: x ≈ codes · scale.
 
-    Args:
-        x: [rows, columns].
-        dtype: One of LARGEST.
-        group: Columns that share a scale; they need not divide all.
+    Each `group` of columns, which need not divide them, shares a scale, by which its largest value is the largest code.
 
     Returns:
         [rows, columns] codes and [rows, groups] fp32 scales.
@@ -66,7 +62,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, group: int) -> tuple[Tensor, Te
 def rms_norm_quantized(
     x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, delta: Tensor | None = None
 ) -> QuantizedRows:
-    """`rms_norm`, whose result is quantized row by row; x is [rows, width]."""
+    """Compute `rms_norm` of x [rows, width], and quantize the result row by row."""
     out = torch.empty_like(x)
     rms_norm(x, weight, eps, out, delta)
     return QuantizedRows(*quantize_rows(out, dtype, out.shape[1]), x.dtype)

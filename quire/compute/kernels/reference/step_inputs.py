@@ -1,4 +1,4 @@
-"""The beginning of a step: who owns the slots of the slot table, and where its rows stand by it."""
+"""The beginning of a step: who owns the slots of the slot table, and where the step's rows stand by it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def prepare_inputs(
     """Look up each row's start and each token's position, slot and id; move the slots' lengths on.
 
     Args:
-        slots, counts: [rows] int64; no slot but the dummy stands in two rows.
-        row_of_token, offsets, ids: [tokens] int64; an id below 0 stands for what the row's slot drew last.
-        length, last: [slots] int64, columns of the slot table; `length` is changed, the dummy's stays 0.
+        slots, counts: [rows] int64; only the dummy slot may have several rows.
+        row_of_token, offsets, ids: [tokens] int64; an id below 0 stands for the token that the row's slot drew last.
+        length, last: [slots] int64, columns of the slot table; `length` is changed, but the dummy's stays 0.
         dummy: The slot of padding.
         starts: [rows] out.
         positions, slot_of_token, tokens: [tokens] out.
@@ -40,14 +40,12 @@ def prepare_inputs(
 
 
 def init_slots(slots: Tensor, ints: Tensor, floats: Tensor, of_ints: Tensor, of_floats: Tensor, tables: Tensor) -> None:
-    """New owners of slots: their columns of the slot table, and block tables that are empty.
+    """Give slots to new owners: write their columns of the slot table, and empty their block tables.
 
     Args:
         slots: [owners] int64, each once.
-        ints: [owners · columns] int64, what stands in `of_ints` from now on, one owner behind another.
-        floats: [owners · columns] float64, the same for `of_floats`.
-        of_ints: [columns, slots] int64, changed.
-        of_floats: [columns, slots] float32, changed.
+        ints, floats: [owners · columns] int64 and float64, the new values, owner by owner.
+        of_ints, of_floats: [columns, slots] int64 and float32, changed.
         tables: [groups, slots, blocks] int64, changed.
     """
     of_ints.index_copy_(1, slots, ints.view(len(slots), -1).T)

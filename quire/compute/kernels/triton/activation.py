@@ -1,10 +1,12 @@
 """The activations of MLPs, and the bound of logits: element by element, one pass over memory.
 
-A gated activation moves 3 elements for each of its output, a plain one 2. A program takes a part of one row, eight
-elements a thread: 16 bytes of bf16, and enough programs at one row to ask many multiprocessors for memory.
+A gated activation moves 3 elements for each of its outputs, a plain one 2. A program takes a part of one row, eight
+elements a thread: these are 16 bytes of bf16, and a single row still keeps many multiprocessors reading.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -14,52 +16,34 @@ from quire.compute.kernels.triton.launching.dependent_launch import can_overlap,
 from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
 
 BLOCK, WARPS = 1_024, 4
-"""Elements of a program, and its threads by 32. See tuning/h200/tune_small.py."""
+"""Elements and warps of a program, as tuning/h200/tune_small.py measured them."""
 
 
 def silu_and_mul(x: Tensor, out: Tensor) -> None:
-    """Arguments as in reference/activation.py; both contiguous."""
-    _launch_gated(x, out, "silu")
+    _launch(_gated, x, out, out, ACTIVATION="silu")
 
 
 def gelu_and_mul(x: Tensor, out: Tensor) -> None:
-    """Arguments as in reference/activation.py; both contiguous."""
-    _launch_gated(x, out, "gelu")
+    _launch(_gated, x, out, out, ACTIVATION="gelu")
 
 
 def gelu(x: Tensor, out: Tensor) -> None:
-    """Arguments as in reference/activation.py; both contiguous."""
-    assert x.is_contiguous() and out.is_contiguous()
-    if programs := _programs(x):
-        overlap = can_overlap(x.device)
-        _gelu[programs](x, out, WIDTH=x.shape[-1], BLOCK=BLOCK, OVERLAP=overlap, num_warps=WARPS, launch_pdl=overlap)
+    _launch(_gelu, x, out, out)
 
 
 def soft_cap(x: Tensor, cap: float) -> None:
-    """Arguments as in reference/activation.py; x is contiguous."""
-    assert x.is_contiguous()
-    if programs := _programs(x):
-        overlap = can_overlap(x.device)
-        _soft_cap[programs](
-            x, cap, WIDTH=x.shape[-1], BLOCK=BLOCK, OVERLAP=overlap, num_warps=WARPS, launch_pdl=overlap
-        )
+    _launch(_soft_cap, x, cap, x)
 
 
-def _launch_gated(x: Tensor, out: Tensor, activation: str) -> None:
-    assert x.is_contiguous() and out.is_contiguous()
-    if programs := _programs(out):
-        overlap = can_overlap(x.device)
-        _gated[programs](
-            x, out, ACTIVATION=activation, WIDTH=out.shape[-1], BLOCK=BLOCK, OVERLAP=overlap, num_warps=WARPS,
-            launch_pdl=overlap,
-        )  # fmt: skip
-
-
-def _programs(whole: Tensor) -> tuple[int] | None:
-    """How many share this, each a part of one row; None if there is nothing to do."""
+def _launch(kernel: Any, x: Tensor, other: Tensor | float, whole: Tensor, **constants: str) -> None:
+    """Launch a kernel of x and `other`, with programs that each take a part of a row of `whole`."""
+    assert x.is_contiguous() and whole.is_contiguous()
     width = whole.shape[-1]
-    rows = whole.numel() // width
-    return (rows * cdiv(width, BLOCK),) if rows else None
+    if rows := whole.numel() // width:
+        overlap = can_overlap(x.device)
+        kernel[(rows * cdiv(width, BLOCK),)](
+            x, other, **constants, WIDTH=width, BLOCK=BLOCK, OVERLAP=overlap, num_warps=WARPS, launch_pdl=overlap
+        )
 
 
 @fast_launch
@@ -107,7 +91,7 @@ def _soft_cap(x, cap, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.cons
 
 @triton.jit
 def _place(WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """A program's row, int64, and its columns [BLOCK]: the parts of a row are programs side by side."""
+    """Return a program's row, int64, and its columns [BLOCK]; neighbouring programs take the parts of a row."""
     PARTS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
     row, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
     return row.to(tl.int64), part * BLOCK + tl.arange(0, BLOCK)
@@ -115,7 +99,7 @@ def _place(WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def gated_silu(gate, up):
-    """silu(gate) · up, both rounded to the dtype of these."""
+    """Return silu(gate) · up; silu(gate) and the product are rounded to the dtype of gate."""
     wide = gate.to(tl.float32)
     activated = (wide * tl.sigmoid(wide)).to(gate.dtype).to(tl.float32)
     return (activated * up.to(tl.float32)).to(gate.dtype)
@@ -123,15 +107,15 @@ def gated_silu(gate, up):
 
 @triton.jit
 def tanh_gelu(x):
-    """Gelu in its tanh form, of fp32: x (1 + tanh z) / 2 is x · sigmoid(2 z)."""
+    """Return gelu in its tanh form, of fp32: x (1 + tanh z) / 2 is x · sigmoid(2 z)."""
     z = 0.7978845608028654 * (x + 0.044715 * x * x * x)  # sqrt(2 / pi)
     return x * tl.sigmoid(2 * z)
 
 
 @triton.jit
 def tanh(x):
-    """Of fp32, to 1e-6 of its value: by exponentials, and near 0, where their difference is inexact, by the fifth
-    convergent of its continued fraction x / (1 + x² / (3 + x² / (5 + …))) (Lambert 1768).
+    """Return tanh of fp32 to 1e-6 of its value: by exponentials, and near 0, where their difference is inexact, by the
+    fifth convergent of its continued fraction x / (1 + x² / (3 + x² / (5 + …))) (Lambert 1768).
     """
     s = x * x
     near = x * (945 + s * (105 + s)) / (945 + s * (420 + 15 * s))

@@ -1,15 +1,15 @@
-"""Low-rank updates of rows, tile by tile: a tile's rows share one adapter, and with it each read of its weights.
+"""Low-rank updates of rows, tile by tile: the rows of a tile share one adapter, and each read of its weights.
 
-Both kernels move little and wait for memory, so what counts is how many reads follow from one another, and how much of
-them hides behind other kernels. A x is computed while the product that is updated runs, which has what it needs as soon
-as A x can begin; `lora_linear.py` has both in one launch. Several programs share a row, and the last of them adds up
-what all have, in the order of the columns. B's weights are read while the product ends.
+Both kernels move little and wait for memory, so their time depends on how many reads follow from one another, and how
+many of them other kernels hide. A x is computed while the product that is updated runs, which needs no more than A x;
+`lora_linear.py` has both in one launch. Several programs share a row, and the last of them adds up all parts, in the
+order of the columns. B's weights are read while the product ends.
 
-What a program reads once the product is there is all asked for before any of it is used. Triton makes threads exchange
-what they read as soon as it is widened or multiplied, and no later read is asked for before that is done.
+Once the product is there, a program requests all that it reads before it uses any of it: Triton makes threads exchange
+what they read as soon as it is widened or multiplied, and requests no later read before that is done.
 
-Launches are made for the most tiles that a step of this size can have, so that they can stand in a CUDA graph; a
-program whose tile is empty ends at once.
+Launches are made for the most tiles that a step of this size can have, so that CUDA graphs can have them; a program
+whose tile is empty ends at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _FEW, _SOME = 64, 512
 _MAX_SPLITS = 16
 _WARPS = 4
 _EXPAND_STAGES = 1
-"""A loop over further ranks is no pipeline: its beginning would run, with barriers, also where there are none."""
+"""The loop over further ranks is not pipelined: the start of a pipeline would run, with barriers, without such
+ranks."""
 _PROGRAMS = 512
 """How many programs of this size a GPU runs at once: some four on each multiprocessor."""
 _MAX_BLOCKS = 65_536
@@ -43,7 +44,7 @@ _MAX_BLOCKS = 65_536
 
 
 def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
-    """Arguments as in reference/lora.py: x is contiguous, and the rank is a multiple of 16.
+    """x is contiguous, and the rank is a multiple of 16.
 
     Returns:
         [n, modules · rank], A x of rows with adapters, and anything in others.
@@ -68,10 +69,11 @@ def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
 
 
 def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -> None:
-    """Arguments as in reference/lora.py: y is contiguous, and there are up to three modules. `lora_shrink` was launched
-    before the product that made y, and nothing between them but kernels that wait for their inputs; or one launch made
-    both. So when this kernel starts, all kernels before A x have ended, and it may read what they wrote, like `tiles`,
-    before it waits.
+    """y is contiguous, and there are up to three modules.
+
+    `lora_shrink` was launched before the product that made y, with only kernels between them that wait for their
+    inputs, or one launch made both. So when this kernel starts, all kernels before A x have ended, and it may read what
+    they wrote, such as `tiles`, before it waits.
     """
     assert y.is_contiguous() and len(weights.rows) <= 3
     number, size = tiles.rows.shape
@@ -91,7 +93,7 @@ def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -
 
 
 def lora_expand_silu_and_mul(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor, out: Tensor) -> None:
-    """Arguments as in reference/lora.py, and as for `lora_expand`; y is left as it is."""
+    """Arguments are as for this module's `lora_expand`; y is not changed."""
     assert y.is_contiguous() and out.is_contiguous() and len(weights.rows) <= 2
     number, size = tiles.rows.shape
     if not number:
@@ -110,20 +112,21 @@ def lora_expand_silu_and_mul(low: Tensor, weights: LowRankWeights, tiles: Tiles,
 
 
 def scaling_of(weights: LowRankWeights) -> tuple[Tensor, Tensor, Tensor]:
-    """Factors, summands, and which adapters have them; if none has, something that is not read."""
+    """Return factors, summands, and which adapters have them; if none has, tensors that are not read."""
     assert weights.scaling is None or lies_beside(weights.scaling, weights)
     return weights.scaling or (weights.b, weights.b, weights.ranks)
 
 
 def _tiles_at_once(rows: int, tiles: int, blocks: int) -> int:
-    """How many tiles have programs of their own. A few rows have few tiles in use, out of many for which there is room:
-    then these come after one another in programs that all run at once.
+    """Return how many tiles have programs of their own.
+
+    A few rows use few of many tiles: then programs that all run at once take one tile after another.
     """
     return tiles if rows > _FEW else max(1, min(tiles, _PROGRAMS // blocks))
 
 
 def scratch_of_splits(low: Tensor, blocks: int, splits: int, size: int) -> tuple[Tensor, Tensor]:
-    """What `store_split_sum` needs for so many blocks of so many sums; where programs share none, it touches
+    """Return memory for `store_split_sum` of `blocks` with `size` sums each; with one program a block it touches
     neither."""
     if splits == 1:
         return low, low
@@ -133,13 +136,12 @@ def scratch_of_splits(low: Tensor, blocks: int, splits: int, size: int) -> tuple
 
 @functools.cache
 def _counters(device: torch.device) -> Tensor:
-    """[_MAX_BLOCKS] int32: how many programs of each block are done. Zeros whenever no kernel is under way: the last
-    program of a block puts them back."""
+    """Return [_MAX_BLOCKS] int32 zeros, which count the programs of a block; the last one sets its counter to 0
+    again."""
     return torch.zeros(_MAX_BLOCKS, dtype=torch.int32, device=device)
 
 
 def _splits(rows: int, columns: int) -> int:
-    """How many programs share a row."""
     each = 512 if rows <= _FEW else 2_048 if rows <= _SOME else columns
     return max(1, min(_MAX_SPLITS, columns // each))
 
@@ -151,10 +153,10 @@ def _shrink(
     COLUMNS: tl.constexpr, RANK: tl.constexpr, MODULES: tl.constexpr, SPLITS: tl.constexpr, SPLITS_UP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, IEEE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_R ranks of one module, of a tile's rows, over one of SPLITS parts of the columns.
+    """Compute BLOCK_R ranks of one module for a tile's rows, over one of SPLITS parts of the columns.
 
-    Dependents start only when all before this kernel has ended: so the product behind it may read x at once, and
-    `_expand`, the next but one, what earlier kernels wrote before it waits.
+    Dependents start only when all kernels before this one have ended, so the product behind it may read x at once, and
+    `_expand`, the next but one, may read what earlier kernels wrote before it waits.
     """
     GROUPS: tl.constexpr = RANK // BLOCK_R
     EACH: tl.constexpr = (COLUMNS + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
@@ -194,8 +196,10 @@ def store_split_sum(
     sums, to, mask, partial, arrived, block, split, splits,
     SPLITS_UP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """Store sums [BLOCK_M, BLOCK_R] of all columns, of which each of `splits` programs, SPLITS_UP at most, has a part:
-    the last one adds them up, in the order of the columns."""
+    """Store sums [BLOCK_M, BLOCK_R], of which each of `splits` programs, at most SPLITS_UP, has a part of the columns.
+
+    The last program adds the parts up, in the order of the columns.
+    """
     if splits == 1:
         tl.store(to, sums.to(to.dtype.element_ty), mask)
     else:
@@ -226,8 +230,10 @@ def _expand(
     BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, IEEE: tl.constexpr, SCALED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_N outputs of one module, of each `step`th tile's rows. Tiles and the first weights are read before the
-    product has ended."""
+    """Update BLOCK_N outputs of one module for the rows of each `step`th tile.
+
+    Tiles and the first weights are read before the product has ended.
+    """
     release_dependents(OVERLAP)
     BLOCKS_0: tl.constexpr = (ROWS_0 + BLOCK_N - 1) // BLOCK_N
     BLOCKS_1: tl.constexpr = BLOCKS_0 + (ROWS_1 + BLOCK_N - 1) // BLOCK_N
@@ -279,7 +285,7 @@ def _expand_silu_and_mul(
     WIDTH: tl.constexpr, RANK: tl.constexpr, MODULES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr, IEEE: tl.constexpr, SCALED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_N results, of each `step`th tile's rows, with an adapter or without."""
+    """Compute BLOCK_N results for the rows of each `step`th tile, with an adapter or without."""
     release_dependents(OVERLAP)
     BLOCKS: tl.constexpr = (WIDTH + BLOCK_N - 1) // BLOCK_N
     FETCHED: tl.constexpr = BLOCK_N * (RANK & -RANK)  # of a tile's weights, a power of two
@@ -334,22 +340,25 @@ def _expand_silu_and_mul(
 
 @triton.jit
 def _wait_for_all(tile, OVERLAP: tl.constexpr):
-    """What a program does that has no rows. Whoever waits for this kernel must see the work of those before it, so the
-    programs of the first tile wait for that; others end at once, and the next kernel's programs have their room."""
+    """End a program without rows; programs of the first tile wait for their inputs first.
+
+    A kernel that waits for this one must see the work of the kernels before it. The other programs end at once, which
+    leaves their room to the next kernel.
+    """
     if tile == 0:
         wait_for_inputs(OVERLAP)
 
 
 @triton.jit
 def _rows_of_b(b, slot, output, inside, b_stride, first, RANK: tl.constexpr, BLOCK_R: tl.constexpr):
-    """[outputs, BLOCK_R], B of an adapter from a rank on."""
+    """Return B of an adapter from a rank on: [outputs, BLOCK_R]."""
     rank = first + tl.arange(0, BLOCK_R)
     return tl.load(b + (slot - 1) * b_stride + output[:, None] * RANK + rank[None, :], inside[:, None], 0.0)
 
 
 @triton.jit
 def scaled_outputs(whole, factors, summands, rescaled, slot, output, inside, b_stride):
-    """A product's outputs, [rows, outputs], as an adapter's magnitudes scale them, if it has any."""
+    """Return a product's outputs [rows, outputs], scaled by the adapter's magnitudes if it has any."""
     if rescaled != 0:
         at_output = (slot - 1) * b_stride + output
         factor = tl.load(factors + at_output, inside, 0.0).to(tl.float32)
@@ -360,8 +369,10 @@ def scaled_outputs(whole, factors, summands, rescaled, slot, output, inside, b_s
 
 @triton.jit
 def _low_of_rows(low, row, module, RANK: tl.constexpr, MODULES: tl.constexpr, BLOCK_R: tl.constexpr):
-    """[rows, BLOCK_R], the first ranks of A x, or whatever stands there where the adapter changes nothing. It is read
-    together with what the product made, not once that is there."""
+    """Return the first ranks of A x [rows, BLOCK_R], or anything where the adapter changes nothing.
+
+    They are read together with what the product made, not once that is there.
+    """
     at = low + row[:, None] * (MODULES * RANK) + module * RANK + tl.arange(0, BLOCK_R)[None, :]
     return tl.load(at, (row >= 0)[:, None], 0.0)
 
@@ -371,7 +382,7 @@ def _b_low(
     low, b, own, weight, slot, used, row, module, output, inside, b_stride,
     RANK: tl.constexpr, MODULES: tl.constexpr, BLOCK_R: tl.constexpr, IEEE: tl.constexpr,
 ):  # fmt: skip
-    """[rows, outputs], B A x of a tile's rows, from A x; `own` and `weight` are the first ranks of that and of B."""
+    """Return B A x of a tile's rows [rows, outputs]; `own` and `weight` are the first ranks of A x and of B."""
     precision: tl.constexpr = "ieee" if IEEE else "tf32"
     sums = tl.dot(own, tl.trans(weight), input_precision=precision)
     for first in range(BLOCK_R, used, BLOCK_R):

@@ -1,10 +1,10 @@
 """A product of few rows, and A x of the low-rank updates of its rows, in one launch.
 
-A x takes next to nothing beside the product, but a kernel of its own in front of it is in the way: a product that comes
-directly behind the kernel that makes x has its programs in place, and their first weights on the way, when x is there.
-So programs of the product's own grid compute A x. The product's programs come first and are divided among
-multiprocessors as if they were alone; behind them come as many as there is room for, which compute A x only. What these
-would take longer for than a tile of the product takes falls to the product's programs, once they have their tiles.
+A x takes little time beside the product, but a kernel of its own would be in the way: a product that comes directly
+behind the kernel that makes x has its programs in place, and their first weights on the way, when x is there. So
+programs of the product's own grid compute A x. The product's programs come first and are divided among multiprocessors
+as if they were alone. Behind them come as many programs as there is room for, which only compute A x. What would take
+them longer than a tile of the product is computed by the product's programs after their tiles.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from quire.compute.kernels.triton.linear.gemm import (
     tiles_of,
 )
 from quire.compute.kernels.triton.linear.inner_loops import fetch_ahead
-from quire.compute.kernels.triton.linear.linear import config_for, linear_behind
+from quire.compute.kernels.triton.linear.linear import config_for, linear
 from quire.compute.kernels.triton.lora import lora_shrink, scratch_of_splits, store_split_sum
 
 _MAX_ROWS = 64
-"""With more rows A x is not small any more."""
+"""With more rows A x takes more time."""
 _MAX_TILES = 128
-"""So many rows have fewer. A program reads the slots of all at once."""
+"""More tiles than _MAX_ROWS rows can have, whose slots a program reads at once."""
 _BLOCK_R = 16
 _MAX_SPLITS = 8
-"""Of the columns of A x: adding up more parts takes longer than they save."""
+"""The most parts of the columns of A x; adding up more takes longer than they save."""
 _RESERVED = 1024
-"""Bytes of shared memory that each program takes beside its own."""
+"""Bytes of shared memory that each program takes in addition."""
 _THREADS = 2048
-"""Of a multiprocessor."""
+"""Threads of a multiprocessor."""
 
 
 def linear_and_shrink(
     x: Tensor, packed: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles
 ) -> tuple[Tensor, Tensor]:
-    """Arguments as in reference/lora.py: x is contiguous, and the rank is a multiple of 16."""
+    """x is contiguous, and the rank is a multiple of 16."""
     config = config_for(x, packed, gate=False)
     if isinstance(config, GemmConfig) and len(x) <= _MAX_ROWS and 0 < len(tiles.rows) <= _MAX_TILES:
         device, count = x.device, tiles_of(len(x), len(packed), config)
         programs = room_beside(config, multiprocessors(device), program_memory(device), count, x.element_size())
         return gemm_and_shrink(x, packed, bias, weights, tiles, config, programs, can_overlap(device))
     low = lora_shrink(x, weights, tiles)
-    return linear_behind(x, packed, bias), low
+    return linear(x, packed, bias, waits_late=True), low
 
 
 def gemm_and_shrink(
     x: Tensor, w: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles, config: GemmConfig, programs: int,
     overlap: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """x Wᵀ + bias by `gemm` with this config, and A x by so many programs beside it, which may be none."""
+    """Compute x Wᵀ + bias by `gemm` with this config, and A x by `programs` beside it, which may be 0."""
     (rows, columns), outputs, (number, size) = x.shape, len(w), tiles.rows.shape
     rank, modules, splits = weights.b.shape[2], len(weights.rows), config.splits
     assert x.is_contiguous() and tiles.rows.is_contiguous() and rank % _BLOCK_R == 0 and 0 < number <= _MAX_TILES
@@ -89,13 +89,15 @@ def gemm_and_shrink(
 
 @functools.cache
 def room_beside(config: GemmConfig, count: int, memory: int, tiles: int, element: int) -> int:
-    """How many programs fit beside a product's last wave, one on each multiprocessor at most. All run from the start:
-    dependents start only once the last of them has begun.
+    """Return how many programs fit beside a product's last wave, at most one on each multiprocessor.
+
+    They run from the start, because dependents start only once the last program has begun.
 
     Args:
-        count, memory: Multiprocessors, and what a program may have of one's shared memory, in bytes.
-        tiles: Of the product.
-        element: Bytes.
+        config: The product's config.
+        count, memory: The multiprocessors, and the bytes of shared memory that a program may have.
+        tiles: The product's tiles.
+        element: Bytes of an element.
     """
     each = config.stages * (config.block_m + config.block_n) * config.block_k * element
     at_once = min((memory + _RESERVED) // (each + _RESERVED), _THREADS // (32 * config.warps))
@@ -103,7 +105,7 @@ def room_beside(config: GemmConfig, count: int, memory: int, tiles: int, element
 
 
 def _columns_of_step(config: GemmConfig) -> int:
-    """Of A x, a power of two: its rows and those of x take no more memory than those of the product."""
+    """Return the columns of a step of A x, a power of two, which takes no more memory than a step of the product."""
     most = (config.block_m + config.block_n) * config.block_k // (2 * _BLOCK_R)
     return 1 << (most.bit_length() - 1)
 
@@ -121,11 +123,11 @@ def _tile_and_shrink_kernel(
     MAX_SPLITS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PARTS: tl.constexpr,
     WHOLE_C: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """A tile of the product, or nothing of it, and what falls to this program of A x.
+    """Compute a tile of the product, or none, and this program's part of A x.
 
-    Dependents start when all before this kernel has ended, not sooner: before they wait they read which rows have which
-    adapter, and in front of a step's first product there are only a few small kernels between them and the one that
-    writes it. For the same reason it is read here behind the wait.
+    Dependents start when all kernels before this one have ended, because they read which rows have which adapter before
+    they wait, and a step's first product comes only a few small kernels behind the kernel that writes this. For the
+    same reason it is read here behind the wait.
     """
     program = tl.program_id(0)
     shared = product_tiles * splits
@@ -169,8 +171,10 @@ def _shrink_blocks(
     RANK: tl.constexpr, MODULES: tl.constexpr, MAX_SPLITS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr, PARTS: tl.constexpr, WHOLE_C: tl.constexpr,
 ):  # fmt: skip
-    """What falls to worker `number` of some blocks of A x, each of BLOCK_R ranks of a tile's rows: these are cut by the
-    columns until every worker has some."""
+    """Compute the part of worker `number` of some blocks of A x, each of BLOCK_R ranks for a tile's rows.
+
+    Blocks are cut by the columns until every worker has a part.
+    """
     GROUPS: tl.constexpr = MODULES * (RANK // BLOCK_R)
     steps = tl.cdiv(columns, BLOCK_C)
     blocks = end_block - begin_block
@@ -200,8 +204,10 @@ def _shrink_loop(
     x, x_rows, x_mask, a, a_rows, columns, first, last,
     BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PARTS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """[BLOCK_T, BLOCK_R] fp32, as `gemm_loop` has it, but a step's columns are in PARTS, one for each warp: warps could
-    share nothing else of so small a tile, and all of its products would wait for each other."""
+    """Compute `gemm_loop` of a small tile [BLOCK_T, BLOCK_R] fp32, with a step's columns in PARTS, one for each warp.
+
+    Warps could share nothing else of so small a tile, and its products would wait for each other.
+    """
     EACH: tl.constexpr = BLOCK_C // PARTS
     column = tl.arange(0, PARTS)[:, None, None] * EACH + tl.arange(0, EACH)[None, None, :]
     x_pointers = x + x_rows[None, :, None] + column + first * BLOCK_C

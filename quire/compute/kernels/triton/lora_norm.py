@@ -1,7 +1,7 @@
 """A low-rank update, what it is added to, and the norm behind it, row by row.
 
-Behind a product of few rows a launch costs as much as B A x takes. A program of the norm has a row to itself; it reads
-B of that row's adapter, from the cache but for the first, while the product ends, and keeps it in registers.
+Behind a product of few rows a launch takes as long as B A x. A program of the norm has one row; it reads B of that
+row's adapter, mostly from the cache, while the product ends, and keeps it in registers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quire.compute.kernels.triton.lora import lora_expand, scaled_outputs, scali
 from quire.compute.kernels.triton.norm import PER_THREAD, program_shape, rms_norm, rms_normed
 
 _MAX_ROWS = 64
-"""Beyond these, rows that share an adapter read it less often in tiles."""
+"""The most rows; more rows that share an adapter read it less often in tiles."""
 _MAX_B = 65_536
 """Elements of B that a program keeps in registers."""
 _BLOCK_R = 16
@@ -27,7 +27,7 @@ def lora_rms_norm(
     low: Tensor, weights: LowRankWeights, tiles: Tiles, x: Tensor, weight: Tensor, eps: float, out: Tensor,
     delta: Tensor,
 ) -> None:  # fmt: skip
-    """Arguments as in reference/lora.py, all contiguous; the product that made delta is as `lora_expand` has it."""
+    """All are contiguous; the product that made delta was launched as for `lora_expand` of lora.py."""
     rows, width = x.shape
     block, _, warps = program_shape(width, 1, PER_THREAD)
     if rows > _MAX_ROWS or block * _BLOCK_R > _MAX_B:
@@ -52,7 +52,6 @@ def _lora_rms_norm(
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, RANK: tl.constexpr, BLOCK_R: tl.constexpr, SCALED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """A row."""
     release_dependents(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -91,5 +90,5 @@ def _lora_rms_norm(
 
 @triton.jit
 def _b_low(b, low):
-    """[outputs] fp32, of some ranks of B [outputs, ranks] and of A x."""
+    """Return [outputs] fp32, from some ranks of B [outputs, ranks] and of A x."""
     return tl.sum(b.to(tl.float32) * low.to(tl.float32)[None, :], 1)

@@ -1,33 +1,38 @@
-"""Norms of whole rows: one pass over memory.
+"""Norms of whole rows, and rows as 8-bit codes with scales, in one pass over memory.
 
-A program keeps its rows in registers from the first load to the last store, so a row of w elements costs 2 w elements
-of traffic (x in, out out), or 4 w where something is added first (x and delta in, x and out out). The weight stays in
-the cache. A wide row has a program of its own, with so many threads that each moves 16 to 64 bytes of every tensor, all
-asked for at once: with few rows it is latency that counts. Narrow rows, such as heads, share a program.
-"""
+A program keeps its rows in registers from the first load to the last store. A norm of w elements costs 2 w elements of
+traffic (x in, out out), or 4 w where something is added first (x and delta in, x and out out); codes take half of the
+bytes of bf16. The weight stays in the cache. A wide row has a program of its own, with so many threads that each moves
+16 to 64 bytes of every tensor, all requested at once, because latency decides the time of few rows. Narrow rows, such
+as heads, share a program; so do several groups of columns that have scales of their own.
+
+`rms_norm_quantized` rounds values to the row's dtype before it quantizes them, so its codes are those of `rms_norm`
+followed by `quantize_rows`."""
 
 from __future__ import annotations
 
 import functools
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.compute.kernels.reference.quantized_rows import LARGEST, SMALLEST, QuantizedRows
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
 
 WIDEST = 32_768
-"""A row of 1,024 threads' registers."""
+"""Elements of a row that fit the registers of 1,024 threads."""
 TILE = 1_024
 """Elements of a program of narrow rows."""
 PER_THREAD = 8
-"""Elements, 16 bytes of bf16; more in rows too wide for 1,024 threads of so many. See tuning/h200/tune_small.py."""
+"""Elements of a thread, 16 bytes of bf16, measured by tuning/h200/tune_small.py. Threads of wider rows have more."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor | None = None) -> None:
-    """Arguments as in reference/norm.py; x is [tokens, width] or [tokens, heads, width], and may be a part of something
-    wider, such as the queries and keys of a projection. The others are contiguous.
+    """x is [tokens, width] or [tokens, heads, width], and may be a part of something wider, such as the queries and
+    keys of a projection. The others are contiguous.
 
     Raises:
         ValueError: A row is wider than WIDEST.
@@ -48,7 +53,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor |
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, delta: Tensor | None = None) -> None:
-    """Arguments as in reference/norm.py; all are contiguous.
+    """All are contiguous.
 
     Raises:
         ValueError: A row is wider than WIDEST.
@@ -73,7 +78,7 @@ def _rms_norm(
     HEADS: tl.constexpr, EACH: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """TILE rows; row r is head r % HEADS of token r // HEADS. EACH head has a weight of its own, or all share one."""
+    """Norm TILE rows: row r is head r % HEADS of token r // HEADS. Where EACH, every head has a weight of its own."""
     release_dependents(OVERLAP)
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     column = tl.arange(0, BLOCK)
@@ -96,7 +101,7 @@ def _rms_norm(
 
 @triton.jit
 def rms_normed(values, w, eps, WIDTH: tl.constexpr, DTYPE: tl.constexpr):
-    """The norms of rows [rows, columns], of which all behind WIDTH are 0, times w [rows or 1, columns]."""
+    """Return the norms of rows [rows, columns] times w [rows or 1, columns]; columns behind WIDTH are 0."""
     wide = values.to(tl.float32)
     normed = wide * tl.rsqrt(tl.sum(wide * wide, 1) / WIDTH + eps)[:, None]
     if w.dtype == DTYPE:
@@ -129,9 +134,134 @@ def _layer_norm(
 
 @functools.cache
 def program_shape(width: int, tile: int, per_thread: int) -> tuple[int, int, int]:
-    """Of rows so wide: elements with padding, rows of a program of at least `tile` elements, and its threads by 32."""
+    """Return, for rows of this width, their elements with padding, and the rows and warps of a program.
+
+    A program has at least `tile` elements.
+    """
     if width > WIDEST:
         raise ValueError(f"Norms of rows of {width} elements are not supported on a GPU: at most {WIDEST}.")
     block = next_power_of_2(width)
     rows = max(1, tile // block)
     return block, rows, min(32, max(1, rows * block // (32 * per_thread)))
+
+
+GROUPS = 8
+"""Of a program, where a row has several."""
+_PER_THREAD = 16
+"""Elements of a thread."""
+
+
+def quantize_rows(x: Tensor, dtype: torch.dtype, group: int) -> tuple[Tensor, Tensor]:
+    """The columns of x lie side by side."""
+    rows, columns = x.shape
+    group = min(group, columns)
+    groups = cdiv(columns, group)
+    codes = torch.empty((rows, columns), dtype=dtype, device=x.device)
+    scales = torch.empty((rows, groups), dtype=torch.float32, device=x.device)
+    if not rows:
+        return codes, scales
+    block, tile = next_power_of_2(group), min(GROUPS, next_power_of_2(groups))
+    overlap = can_overlap(x.device)
+    _quantize_rows[(rows, cdiv(groups, tile))](
+        x, codes, scales, x.stride(0), LARGEST[dtype], SMALLEST,
+        COLUMNS=columns, GROUP=group, GROUPS=groups, BLOCK=block, TILE=tile, OVERLAP=overlap,
+        num_warps=min(16, max(1, tile * block // (32 * _PER_THREAD))), launch_pdl=overlap,
+    )  # fmt: skip
+    return codes, scales
+
+
+@fast_launch
+@triton.jit
+def _quantize_rows(
+    x, codes, scales, x_stride, largest, smallest, COLUMNS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    release_dependents(OVERLAP)
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    wait_for_inputs(OVERLAP)
+    quantize_groups(
+        x + row * x_stride, codes + row * COLUMNS, scales + row * GROUPS, group, largest, smallest,
+        COLUMNS, GROUP, GROUPS, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def quantize_groups(
+    x, codes, scales, group, largest, smallest, COLUMNS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write codes and scales of some groups [TILE] of a row, each of GROUP of its COLUMNS; BLOCK has room for one."""
+    within = tl.arange(0, BLOCK)
+    column = group[:, None] * GROUP + within[None, :]
+    inside = (within < GROUP)[None, :] & (column < COLUMNS)
+    values = tl.load(x + column, inside, 0.0).to(tl.float32)
+    scale, shrink = row_scales(values, largest, smallest, 1)
+    tl.store(codes + column, to_codes(values * shrink[:, None], codes.dtype.element_ty), inside)
+    tl.store(scales + group, scale, group < GROUPS)
+
+
+@triton.jit
+def to_codes(values, DTYPE: tl.constexpr):
+    """Values in the range of codes, as such."""
+    if tl.int8 == DTYPE:
+        values = (values + 12582912.0) - 12582912.0  # to the nearest integer, even at halves: 1.5 · 2^23
+    return values.to(DTYPE)
+
+
+@triton.jit
+def row_scales(values, largest, smallest, AXIS: tl.constexpr):
+    """Scales of fp32 values along an axis, NaN where one of them is not finite, and what makes codes of them.
+
+    Magnitudes are compared as integers, of which those of NaN are the largest: one operation a value.
+    """
+    magnitudes = values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    most = tl.max(magnitudes, AXIS).to(tl.float32, bitcast=True)
+    most = tl.maximum(most, smallest, propagate_nan=tl.PropagateNan.ALL)
+    scale = most / largest
+    return scale + (most - most), 1.0 / scale
+
+
+def rms_norm_quantized(
+    x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, delta: Tensor | None = None
+) -> QuantizedRows:
+    """The columns of x lie side by side; the others are contiguous."""
+    rows, width = x.shape
+    codes = torch.empty((rows, width), dtype=dtype, device=x.device)
+    made = QuantizedRows(codes, torch.empty((rows, 1), dtype=torch.float32, device=x.device), x.dtype)
+    assert x.stride(1) == 1 and weight.is_contiguous() and (delta is None or delta.is_contiguous())
+    if rows:
+        overlap, block = can_overlap(x.device), next_power_of_2(width)
+        _rms_norm_quantized[(rows,)](
+            x, delta, weight, made.codes, made.scales, x.stride(0), eps, LARGEST[dtype], SMALLEST,
+            WIDTH=width, BLOCK=block, OVERLAP=overlap,
+            num_warps=min(32, max(1, block // (32 * PER_THREAD))), launch_pdl=overlap,
+        )  # fmt: skip
+    return made
+
+
+@fast_launch
+@triton.jit
+def _rms_norm_quantized(
+    x, delta, weight, codes, scales, x_stride, eps, largest, smallest,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    release_dependents(OVERLAP)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    w = tl.load(weight + column, inside, 0.0)
+    wait_for_inputs(OVERLAP)
+    values = tl.load(x + row * x_stride + column, inside, 0.0)
+    if delta is not None:
+        more = tl.load(delta + row * WIDTH + column, inside, 0.0)
+        values = (values.to(tl.float32) + more.to(tl.float32)).to(values.dtype)
+        tl.store(x + row * x_stride + column, values, inside)
+    wide = values.to(tl.float32)
+    normed = wide * tl.rsqrt(tl.sum(wide * wide) / WIDTH + eps)
+    if w.dtype == values.dtype:
+        normed = normed.to(values.dtype).to(tl.float32)
+    normed = (normed * w.to(tl.float32)).to(values.dtype).to(tl.float32)
+    scale, shrink = row_scales(normed, largest, smallest, 0)
+    tl.store(codes + row * WIDTH + column, to_codes(normed * shrink, codes.dtype.element_ty), inside)
+    tl.store(scales + row, scale)

@@ -1,10 +1,13 @@
-"""The beginning of a step: who owns the slots of the slot table, and where rows and tokens stand by it.
+"""The beginning of a step: who owns the slots of the slot table, where rows and tokens stand by it, and the tokens'
+embeddings and angles.
 
-A few integers a token, so what counts is how many launches there are. Where each row has one token, one kernel reads a
-slot's length and moves it on. Otherwise programs that know nothing of each other read the same length, and it is moved
-by a second kernel. A new owner is a few numbers and one line of each block table: programs share out the lines, and
-those of the first part write the numbers.
-"""
+There are a few integers a token, so the number of launches decides the time. Where each row has one token, one kernel
+reads a slot's length and moves it on. Otherwise several programs read the same length, and a second kernel moves it. A
+new owner is a few numbers and one line of each block table: programs share the lines, and the programs of the first
+part write the numbers.
+
+An embedding reads and writes its row, 16 bytes a thread. Angles write a number for each turning dimension and read next
+to nothing; sines and cosines are the precise ones, whose arguments are reduced exactly even at 100,000 radians."""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
-from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
+from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
 
 _BLOCK = 256
 _WARPS = 4
 _LINE = 1_024
 """Entries of a block table that a program empties."""
-_COLUMNS = (
+_COLUMNS = [
     "slots",
     "counts",
     "row_of_token",
@@ -31,16 +34,15 @@ _COLUMNS = (
     "positions",
     "slot_of_token",
     "tokens",
-)
-"""Columns may begin anywhere in a buffer: where they do must not ask for another compilation."""
+]
+"""Columns may begin anywhere in a buffer: their alignment must not ask for another compilation."""
 
 
 def prepare_inputs(
     slots: Tensor, counts: Tensor, row_of_token: Tensor, offsets: Tensor, ids: Tensor, length: Tensor, last: Tensor,
     dummy: int, starts: Tensor, positions: Tensor, slot_of_token: Tensor, tokens: Tensor,
 ) -> None:  # fmt: skip
-    """Arguments as in reference/step_inputs.py; rows stand in order, and each has one token if there are as many; all
-    are contiguous."""
+    """Rows stand in order, and each has one token if there are as many rows as tokens; all are contiguous."""
     rows, total = len(slots), len(ids)
     options = {"BLOCK": _BLOCK, "OVERLAP": can_overlap(slots.device), "num_warps": _WARPS}
     options["launch_pdl"] = options["OVERLAP"]
@@ -56,7 +58,7 @@ def prepare_inputs(
 
 
 def init_slots(slots: Tensor, ints: Tensor, floats: Tensor, of_ints: Tensor, of_floats: Tensor, tables: Tensor) -> None:
-    """Arguments as in reference/step_inputs.py; all are contiguous."""
+    """All are contiguous."""
     groups, every, blocks = tables.shape
     columns = len(of_ints), len(of_floats)
     _init_slots[(len(slots), cdiv(blocks, _LINE), groups)](
@@ -70,7 +72,7 @@ def _prepare_decode_inputs(
     slots, ids, length, last, rows, dummy, starts, positions, slot_of_token, tokens,
     BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Row r has token r. Several rows may be the dummy's, but nobody else's."""
+    """Row r has token r. Only the dummy slot may have several rows."""
     release_dependents(OVERLAP)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < rows
@@ -137,3 +139,74 @@ def _init_slots(
     index = part * LINE + tl.arange(0, LINE)
     line = tables + (group * every + slot) * blocks
     tl.store(line + index, 0, index < blocks)
+
+
+_COLUMNS_AT_ONCE = 1_024
+"""Columns of an embedding that a program copies."""
+_TOKENS = 8
+"""Tokens whose angles one program computes."""
+
+
+def embed(tokens: Tensor, weight: Tensor, scale: float | None, out: Tensor) -> None:
+    assert weight.is_contiguous() and out.is_contiguous()
+    if not len(tokens):
+        return
+    width, overlap = weight.shape[1], can_overlap(weight.device)
+    parts = cdiv(width, _COLUMNS_AT_ONCE)
+    _embed[(len(tokens) * parts,)](
+        tokens, weight, scale, out, WIDTH=width, PARTS=parts, BLOCK=_COLUMNS_AT_ONCE, OVERLAP=overlap, num_warps=_WARPS,
+        launch_pdl=overlap,
+    )  # fmt: skip
+
+
+def angles(positions: Tensor, frequencies: Tensor, scale: float, cos: Tensor, sin: Tensor) -> None:
+    assert all(t.is_contiguous() for t in (positions, frequencies, cos, sin))
+    total, half = cos.shape
+    if not total:
+        return
+    overlap = can_overlap(cos.device)
+    _angles[(cdiv(total, _TOKENS),)](
+        positions, frequencies, cos, sin, total, scale,
+        HALF=half, BLOCK=next_power_of_2(half), TOKENS=_TOKENS, EACH=frequencies.dim() == 2, OVERLAP=overlap,
+        num_warps=_WARPS, launch_pdl=overlap,
+    )  # fmt: skip
+
+
+@fast_launch
+@triton.jit(do_not_specialize_on_alignment=["tokens"])
+def _embed(
+    tokens, weight, scale, out,
+    WIDTH: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    release_dependents(OVERLAP)
+    place = (tl.program_id(0) // PARTS).to(tl.int64)
+    column = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)
+    wait_for_inputs(OVERLAP)
+    row = tl.load(tokens + place)
+    values = tl.load(weight + row * WIDTH + column, column < WIDTH, 0.0)
+    if scale is not None:
+        values = (values.to(tl.float32) * scale).to(values.dtype)
+    tl.store(out + place * WIDTH + column, values, column < WIDTH)
+
+
+@fast_launch
+@triton.jit(do_not_specialize=["total"], do_not_specialize_on_alignment=["positions"])
+def _angles(
+    positions, frequencies, cos, sin, total, scale,
+    HALF: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr, EACH: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Compute angles of TOKENS tokens, which have frequencies of their own where EACH, and otherwise share them."""
+    release_dependents(OVERLAP)
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    pair = tl.arange(0, BLOCK)
+    place = token.to(tl.int64)[:, None] * HALF + pair[None, :]
+    mask = (token < total)[:, None] & (pair < HALF)[None, :]
+    wait_for_inputs(OVERLAP)
+    position = tl.load(positions + token, token < total, 0).to(tl.float32)
+    if EACH:
+        frequency = tl.load(frequencies + place, mask, 0.0)
+    else:
+        frequency = tl.load(frequencies + pair, pair < HALF, 0.0)[None, :]
+    angle = position[:, None] * frequency
+    tl.store(cos + place, (tl.cos(angle) * scale).to(cos.dtype.element_ty), mask)
+    tl.store(sin + place, (tl.sin(angle) * scale).to(sin.dtype.element_ty), mask)

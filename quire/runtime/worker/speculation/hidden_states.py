@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire.compute.collectives.stream import Stream
+from quire.compute.collectives.delta import Stream
 from quire.compute.kernels.dispatch import kernel
 from quire.foundation.config import Config
 from quire.models.layers.factory import LayerFactory

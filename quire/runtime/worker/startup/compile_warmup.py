@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.compute.collectives.collectives import Collectives
-from quire.compute.collectives.stream import NO_LINKS, StageLinks
+from quire.compute.collectives.delta import NO_LINKS, StageLinks
 from quire.compute.mesh import Mesh
 from quire.models.layers.factory import LayerFactory
 from quire.models.lora.updates import LowRankUpdates

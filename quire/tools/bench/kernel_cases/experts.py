@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference.expert_adapters import ExpertAdapters, StackedLowRank
-from quire.compute.kernels.reference.grouped_linear import GroupedWeight
+from quire.compute.kernels.reference.experts import ExpertAdapters, StackedLowRank
+from quire.compute.kernels.reference.linear import GroupedWeight, ScaledWeight
 from quire.compute.kernels.reference.quantized_rows import LARGEST
-from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 from quire.tools.bench.kernel_cases import ITEM, Arguments, KernelCase, scaled_normal
 
 _GROUP = 32

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.reference.linear import ScaledWeight
 from quire.compute.kernels.reference.quantized_rows import quantize_rows as reference_codes
-from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 from quire.tools.bench.kernel_cases import ITEM, Arguments, KernelCase, scaled_normal
 
 _GROUP = 128

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.compute.kernels.reference.coded_experts import one_of
-from quire.compute.kernels.reference.expert_adapters import ExpertAdapters, StackedLowRank
+from quire.compute.kernels.reference.experts import ExpertAdapters, StackedLowRank, one_of
+from quire.compute.kernels.reference.linear import ScaledWeight
 from quire.compute.kernels.reference.quantized_rows import quantize_rows
-from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 from quire.compute.kernels.triton.experts.expert_gemms import ExpertConfigs
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from tests.kernels.triton.linear.coded_weights import gate_and_up

@@ -34,7 +34,7 @@ KINDS = EXPERTS | {"attention": {"rank": 4, "modules": ("q_proj", "k_proj")}}
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts' products are its kernels', and what finishes low-rank updates of attention."""
     serve_as_a_gpu(monkeypatch)
-    for op in ("route", "pack_experts", "experts", "adapted_experts", "qk_norm_rope_and_cache"):
+    for op in ("route", "pack_experts", "experts", "qk_norm_rope_and_cache"):
         monkeypatch.setitem(KERNELS, (op, "cpu"), KERNELS[op, "cuda"])
 
 

@@ -8,24 +8,28 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from quire.compute.kernels.reference import coded_experts as reference
-from quire.compute.kernels.reference.coded_experts import Coded, one_of, stack_weights
-from quire.compute.kernels.reference.scaled_linear import ScaledWeight
-from quire.compute.kernels.triton.experts import coded_experts as module
-from quire.compute.kernels.triton.experts.coded_experts import SCALED as TABLE
-from quire.compute.kernels.triton.experts.coded_experts import coded_experts, scaled_configs
+from quire.compute.kernels.reference import experts as reference
+from quire.compute.kernels.reference.experts import Coded, one_of, stack_weights
+from quire.compute.kernels.reference.linear import ScaledWeight
+from quire.compute.kernels.triton.experts import experts as module
 from quire.compute.kernels.triton.experts.expert_gemms import ExpertConfigs
-from quire.compute.kernels.triton.experts.experts import experts_with_configs
+from quire.compute.kernels.triton.experts.experts import (
+    coded_experts,
+    experts_with_configs,
+    measured_configs,
+    scaled_configs,
+)
 from quire.compute.kernels.triton.experts.routing import group_and_quantize, group_by_expert
 from quire.compute.kernels.triton.linear.coded_gemm import CodedConfig, coded_gemm, coded_linear
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from quire.compute.kernels.triton.linear.gemv import GemvConfig
-from quire.compute.kernels.triton.linear.quantize_rows import quantize_rows as quantize_rows_alone
+from quire.compute.kernels.triton.norm import quantize_rows as quantize_rows_alone
 from tests.kernels.triton.experts.expected import close_in_codes, quantized
 from tests.kernels.triton.experts.test_experts import close, exact, mixture
 from tests.kernels.triton.linear.coded_weights import CODED, gate_and_up
 
 EXPERTS, CHOSEN, HIDDEN, WIDTH = 3, 2, 128, 128
+TABLE = measured_configs("8-bit")
 CONFIGS = [GemmConfig(16, 32, 128, 1, 4, 3, True), GemmConfig(32, 64, 64, 1, 4, 3, True)]
 EXPANDED = [scheme for scheme in CODED if "fp8" not in scheme and "int8" not in scheme]
 SCALED = [scheme for scheme in CODED if scheme not in EXPANDED]

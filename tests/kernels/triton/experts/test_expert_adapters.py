@@ -11,16 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference import coded_experts as reference_coded
-from quire.compute.kernels.reference import expert_adapters as reference
-from quire.compute.kernels.reference import experts as reference_experts
-from quire.compute.kernels.reference.coded_experts import Coded, stack_weights
-from quire.compute.kernels.reference.expert_adapters import ExpertAdapters, StackedLowRank
-from quire.compute.kernels.reference.scaled_linear import ScaledWeight
+from quire.compute.kernels.reference import experts as reference
+from quire.compute.kernels.reference.experts import Coded, ExpertAdapters, StackedLowRank, stack_weights
+from quire.compute.kernels.reference.linear import ScaledWeight
 from quire.compute.kernels.triton.experts import expert_adapters as ours
-from quire.compute.kernels.triton.experts.coded_experts import adapted_coded_experts, scaled_configs
 from quire.compute.kernels.triton.experts.expert_gemms import ExpertConfigs
-from quire.compute.kernels.triton.experts.experts import adapted_experts, experts_with_configs
+from quire.compute.kernels.triton.experts.experts import (
+    coded_experts,
+    experts,
+    experts_with_configs,
+    scaled_configs,
+)
 from quire.compute.kernels.triton.experts.routing import group_by_adapter
 from quire.compute.kernels.triton.launching.device_properties import program_memory
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
@@ -211,7 +212,7 @@ def test_products_with_adapters(others: int, configs: ExpertConfigs, dtype: torc
     changed = (adapters.slots % 2 > 0) & (numbers < EXPERTS).any(1)  # the second one's may be an expert it leaves alone
     assert changed.any()
     assert (out[changed] != plain[changed]).any(1).all()
-    reference_experts.adapted_experts(x, gate_up, down, numbers, weights, out, others, adapters)
+    reference.experts(x, gate_up, down, numbers, weights, out, others, adapters)
     close(out, expected)
 
 
@@ -241,13 +242,13 @@ def test_products_of_codes_with_adapters(tokens: int, scheme: str, columns: int,
     if tokens == 1:
         adapters = adapters._replace(slots=adapters.slots + 1)
     out = torch.empty_like(x)
-    adapted_coded_experts(x, gate_up, down, numbers, weights, out, 1, adapters)
+    coded_experts(x, gate_up, down, numbers, weights, out, 1, adapters)
     expected = exact(x, dense(gate_up), dense(down), numbers, weights, adapters)
     if isinstance(gate_up, ScaledWeight):
         close_to_codes(out, x, gate_up, down, numbers, weights, adapters, 1)
     else:
         close(out, expected)
-    reference_coded.adapted_coded_experts(x, gate_up, down, numbers, weights, out, 1, adapters)
+    reference.coded_experts(x, gate_up, down, numbers, weights, out, 1, adapters)
     close(out, expected)
 
 
@@ -256,7 +257,7 @@ def test_op_in_fp32(device: str) -> None:
         arguments = mixture(tokens, EXPERTS, 2, 32, 48, torch.float32, device)
         adapters = adapters_of(tokens, 16, 32, 48, torch.float32, device)
         out = torch.full_like(arguments[0], float("nan"))
-        adapted_experts(*arguments, out, 0, adapters)
+        experts(*arguments, out, 0, adapters)
         if tokens:
             close(out, exact(*arguments, adapters))
 
@@ -298,7 +299,7 @@ def test_layers_with_adapters_in_a_graph(tokens: int, coded: bool) -> None:
             )
             for _ in layers
         ]
-    op = kernel("adapted_coded_experts" if coded else "adapted_experts", "cuda")
+    op = kernel("coded_experts" if coded else "experts", "cuda")
     all_adapters = [adapters_of(tokens, 16, hidden, width, dtype, "cuda", count) for _ in layers]
     routers = [torch.randn(count, hidden, dtype=dtype, device="cuda") / 8 for _ in layers]
     x, weight = torch.empty(tokens, hidden, dtype=dtype, device="cuda"), torch.ones(hidden, dtype=dtype, device="cuda")

@@ -12,9 +12,8 @@ from torch import Tensor
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.experts import route as reference_route
 from quire.compute.kernels.triton.experts.expert_gemms import ExpertConfigs
-from quire.compute.kernels.triton.experts.experts import IN_FP32, experts_with_configs, tuned_config
+from quire.compute.kernels.triton.experts.experts import IN_FP32, experts_with_configs, measured_configs, tuned_config
 from quire.compute.kernels.triton.experts.routing import group_by_expert, route
-from quire.compute.kernels.triton.experts.tuned_expert_configs import CONFIGS
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from quire.compute.kernels.triton.linear.gemv import GemvConfig
 
@@ -23,6 +22,7 @@ WAYS: tuple[ExpertConfigs, ...] = (
     (GemmConfig(16, 64, 64, 1, 4, 4, True), GemmConfig(16, 64, 32, 1, 4, 3, True)),
     (GemmConfig(32, 32, 32, 1, 4, 3, False), GemmConfig(32, 64, 64, 1, 4, 3, False)),
 )
+CONFIGS = measured_configs("16-bit")
 HOPPER = 227 * 1024
 """Bytes of shared memory that a program may have."""
 NEAR = {torch.float32: 3e-6, torch.bfloat16: 1.5e-2, torch.float16: 3e-3}

@@ -20,9 +20,9 @@ from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.triton.embedding import embed
 from quire.compute.kernels.triton.launching.compiler_processes import CompilerProcesses
 from quire.compute.kernels.triton.launching.precompiler import Precompiler
+from quire.compute.kernels.triton.step_inputs import embed
 from quire.tools.bench.kernels import all_cases
 from tests.kernels.triton.compile_cases import NoCard
 

@@ -17,8 +17,8 @@ from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from quire.compute.kernels.triton.attention.slot_mapping import compute_slot_mapping
-from quire.compute.kernels.triton.embedding import embed
 from quire.compute.kernels.triton.launching.precompiler import Precompiler
+from quire.compute.kernels.triton.step_inputs import embed
 from tests.kernels.triton.compile_cases import NoCard
 
 

@@ -79,7 +79,7 @@ def until(come_true: Callable[[], bool]) -> None:
 def test_errors_come_back(two: CompilerProcesses, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert ask(two, "lost").result(SECONDS) is False
-    assert ask(two, module="quire.compute.kernels.triton.embedding").result(SECONDS) is False
+    assert ask(two, module="quire.compute.kernels.triton.step_inputs").result(SECONDS) is False
     assert "lost was not compiled by another process: ModuleNotFoundError" in caplog.text
     assert "f was not compiled by another process: AttributeError" in caplog.text
 

@@ -24,8 +24,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction, compute_cache_key, create_function_from_signature
 
 from quire.compute.kernels.triton.launching import launch
-from quire.compute.kernels.triton.launching.launch import Kernel, cdiv, fast_launch, next_power_of_2
-from quire.compute.kernels.triton.launching.tensor_descriptors import tensor_descriptor
+from quire.compute.kernels.triton.launching.launch import Kernel, cdiv, fast_launch, next_power_of_2, tensor_descriptor
 
 STREAM = 77
 

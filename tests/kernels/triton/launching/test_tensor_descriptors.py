@@ -8,7 +8,7 @@ import weakref
 import torch
 from triton.experimental.gluon import language as gl
 
-from quire.compute.kernels.triton.launching.tensor_descriptors import specialization_of, tensor_descriptor
+from quire.compute.kernels.triton.launching.launch import specialization_of, tensor_descriptor
 
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 

@@ -9,11 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.compute.kernels.reference.codebook_linear import pack_codebook
-from quire.compute.kernels.reference.coded_experts import Coded
-from quire.compute.kernels.reference.grouped_linear import pack_grouped
+from quire.compute.kernels.reference.experts import Coded
+from quire.compute.kernels.reference.linear import ScaledWeight, pack_codebook, pack_grouped
 from quire.compute.kernels.reference.quantized_rows import LARGEST, quantize_rows
-from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 
 
 def codebook(rows: int, columns: int, seed: int, device: str, values: str, group: int) -> Coded:

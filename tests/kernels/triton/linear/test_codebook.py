@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.compute.kernels.reference.codebook_linear import CODEBOOKS, CodebookWeight
-from quire.compute.kernels.triton.linear import codebook
-from quire.compute.kernels.triton.linear.codebook import expand_codebook, pack_codebook
+from quire.compute.kernels.reference.linear import CODEBOOKS, CodebookWeight
+from quire.compute.kernels.triton.linear import grouped
+from quire.compute.kernels.triton.linear.packed_expand import expand_codebook
 
 SCALES = {64: torch.float32, 32: torch.float8_e8m0fnu, 16: torch.float8_e4m3fn}
 """By columns of a group."""
@@ -30,7 +30,7 @@ def coded(rows: int, columns: int, values: str, group: int, device: str) -> tupl
     if factors is not None:
         dense *= factors.double().unsqueeze(1)
         factors = factors.to(device)
-    return pack_codebook(codes.to(device), scales.to(device), factors, values, group), dense.to(device)
+    return grouped.pack_codebook(codes.to(device), scales.to(device), factors, values, group), dense.to(device)
 
 
 def exact(x: Tensor, weight: Tensor, gate: bool) -> Tensor:
@@ -54,7 +54,7 @@ def test_codes_are_expanded(values: str, group: int, device: str) -> None:
 def test_a_scale_may_be_the_smallest_there_is(device: str) -> None:
     codes = torch.full((1, 32), 7, dtype=torch.uint8, device=device)
     scales = torch.tensor([[0]], dtype=torch.uint8, device=device).view(torch.float8_e8m0fnu)
-    weight = pack_codebook(codes, scales, None, "e2m1", 32)
+    weight = grouped.pack_codebook(codes, scales, None, "e2m1", 32)
     assert (expand_codebook(weight, torch.float32) == 6 * 2.0**-127).all()
 
 
@@ -64,7 +64,7 @@ def test_the_op_agrees_with_its_reference(rows: int, values: str, group: int, de
     weight, dense = coded(32, 192, values, group, device)
     dtype = torch.bfloat16 if rows == 1 else torch.float16
     x, bias = torch.randn(rows, 192, device=device).to(dtype), torch.randn(32, device=device).to(dtype)
-    close(codebook.codebook_linear(x, weight, bias), exact(x, dense, False) + bias.double())
+    close(grouped.codebook_linear(x, weight, bias), exact(x, dense, False) + bias.double())
     out = x.new_empty(rows, 16)
-    codebook.codebook_linear_silu_and_mul(x, weight, None, out)
+    grouped.codebook_linear_silu_and_mul(x, weight, None, out)
     close(out, exact(x, dense, True))

@@ -7,14 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.compute.kernels.reference.linear import ScaledWeight
 from quire.compute.kernels.reference.quantized_rows import QuantizedRows, quantize_rows
-from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 from quire.compute.kernels.triton.linear import linear, scaled
 from quire.compute.kernels.triton.linear.gated import (
     gated_gemm,
-    scaled_gated_gemm,
     supports_gated_gemm,
-    supports_scaled_gated_gemm,
 )
 from quire.compute.kernels.triton.linear.linear import LARGE_WEIGHT, MANY_ROWS, prefers_gated_gemm
 from tests.kernels.triton.linear.test_linear import close, exact, poisoned, random
@@ -44,8 +42,8 @@ def test_many_rows_of_fp8(rows: int, overlap: bool) -> None:
         x, w = x * torch.logspace(0, 2, rows).cuda().bfloat16()[:, None], w * torch.rand(len(w), 1).cuda().bfloat16()
         codes, of_w = quantize_rows(x, torch.float8_e4m3fn, columns), quantize_rows(w, torch.float8_e4m3fn, columns)
         y = poisoned(rows, outputs, x)
-        assert supports_scaled_gated_gemm(codes[0], of_w[0], y)
-        scaled_gated_gemm(codes, of_w, y, overlap)
+        assert supports_gated_gemm(codes[0], of_w[0], y)
+        gated_gemm(codes[0], of_w[0], y, overlap, (codes[1], of_w[1]))
         seen = ScaledWeight(*of_w, (1, columns)).dense()
         expected = exact(codes[0].double() * codes[1].double(), seen.double(), None, True)
         relative = (y.double() - expected).abs().amax(1) / expected.abs().amax(1)

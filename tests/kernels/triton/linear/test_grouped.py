@@ -7,15 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.compute.kernels.reference import grouped_linear as reference
+from quire.compute.kernels.reference import linear as reference
 from quire.compute.kernels.triton.linear import grouped
 from quire.compute.kernels.triton.linear.grouped import MAX_ROWS, PackedConfig, packed_configs
 from quire.compute.kernels.triton.linear.packed_expand import expand_grouped, expand_packed
 from quire.compute.kernels.triton.linear.packed_gemm import PackedGemmConfig, packed_gemm
 from quire.compute.kernels.triton.linear.packed_gemm_many import PackedGemmManyConfig, packed_gemm_many
 from quire.compute.kernels.triton.linear.packed_gemv import PackedGemvConfig, packed_gemv
-from quire.compute.kernels.triton.linear.packed_layout import PackedWeight, pack_int4, permuted
-from quire.compute.kernels.triton.linear.permute_columns import permute_columns
+from quire.compute.kernels.triton.linear.packed_layout import PackedWeight, pack_int4, pairs_of, permute_columns
 
 NEAR = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Beside the largest value."""
@@ -54,6 +53,12 @@ def close(found: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> 
     assert dtype is None or found.dtype == dtype
     error = (found.double() - expected).abs().max() / expected.abs().max()
     assert error < NEAR[found.dtype], f"{error:.2e}"
+
+
+def permuted(x: Tensor) -> Tensor:
+    """Columns of 16-bit values in the tensor core's order, by torch."""
+    pairs = pairs_of(x).reshape(len(x), -1, 4, 4)  # [rows, of 32 columns, l, s and c]
+    return pairs.transpose(2, 3).contiguous().view(len(x), -1).view(x.dtype)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])

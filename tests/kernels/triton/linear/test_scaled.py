@@ -11,15 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference import scaled_linear as reference
-from quire.compute.kernels.reference.scaled_linear import ScaledWeight
-from quire.compute.kernels.triton.linear.gemm import GemmConfig
-from quire.compute.kernels.triton.linear.gemv import GemvConfig
-from quire.compute.kernels.triton.linear.int8_gemv import int8_gemv, supports_int8_gemv
-from quire.compute.kernels.triton.linear.quantize_rows import quantize_rows
+from quire.compute.kernels.reference import linear as reference
+from quire.compute.kernels.reference.linear import ScaledWeight
+from quire.compute.kernels.triton.linear.gemm import GemmConfig, gemm
+from quire.compute.kernels.triton.linear.gemv import GemvConfig, gemv, int8_gemv, supports_int8_gemv
 from quire.compute.kernels.triton.linear.scaled import MANY, fitting, scaled_config, scaled_configs, scaled_linear
-from quire.compute.kernels.triton.linear.scaled_gemm import scaled_gemm
-from quire.compute.kernels.triton.linear.scaled_gemv import scaled_gemv
+from quire.compute.kernels.triton.norm import quantize_rows
 
 UP_TO, PLAIN, GATED = scaled_configs().up_to, scaled_configs().plain, scaled_configs().gated
 DTYPES = (torch.float8_e4m3fn, torch.int8)
@@ -113,11 +110,11 @@ def test_products(
         for _ in range(2):  # the second call finds the counters of the first one's splits as they were
             y.fill_(float("nan"))
             if isinstance(config, GemvConfig):
-                scaled_gemv(x, weight, bias if biased else None, y, config, gate, False)
+                gemv(x, weight, bias if biased else None, y, config, gate, False)
                 seen = x
             else:
                 codes, scales = reference.quantize_rows(x, dtype, weight.block[1])
-                scaled_gemm((codes, scales), weight, bias if biased else None, y, config, gate, False)
+                gemm((codes, scales), weight, bias if biased else None, y, config, gate, False)
                 seen = codes.float() * scales.repeat_interleave(weight.block[1], 1)[:, :columns]
             close(y, exact(seen, weight, bias if biased else None, gate), 2e-3 if gate and y.is_cuda else 0.0)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quire.compute.kernels.reference.logprobs import TokenScores, token_logprobs
 from quire.compute.kernels.triton.sampling.logit_keys import VocabTiling
-from quire.compute.kernels.triton.sampling.logprobs import MOST, score_with_tiling
+from quire.compute.kernels.triton.sampling.logprobs import MOST
 from quire.compute.kernels.triton.sampling.logprobs import token_logprobs as on_device
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -42,7 +42,7 @@ def test_scores_ranks_and_the_likeliest(rows: int, vocab: int, k: int, dtype: to
     for normalise in (True, False):
         expected = token_logprobs(logits, reads, tokens, k, normalise=normalise)
         inputs = (logits.to(device), reads.to(device), tokens.to(device))
-        found = score_with_tiling(*inputs, k, VocabTiling.of(vocab, 64, 512), normalise=normalise)
+        found = on_device(*inputs, k, shape=VocabTiling.of(vocab, 64, 512), normalise=normalise)
         if k > MOST:  # torch has the order of equals as it likes
             found = found._replace(ids=found.ids.sort(-1).values)
             expected = expected._replace(ids=expected.ids.sort(-1).values)
@@ -56,9 +56,8 @@ def test_cut_logits_are_scored(device: str) -> None:
     reads, tokens = torch.arange(2), torch.tensor([3, 9])
     expected = token_logprobs(logits, reads, tokens, 5, normalise=True)
     assert expected.ids[0].tolist() == [650, 3, 0, 1, 2]
-    found = score_with_tiling(
-        logits.to(device), reads.to(device), tokens.to(device), 5, VocabTiling.of(700, 16, 128), normalise=True
-    )
+    shape = VocabTiling.of(700, 16, 128)
+    found = on_device(logits.to(device), reads.to(device), tokens.to(device), 5, shape=shape, normalise=True)
     assert_close(found, expected)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire.compute.kernels.reference import penalties as reference
-from quire.compute.kernels.triton.sampling.penalties import apply_penalties, count_sampled
+from quire.compute.kernels.triton.sampling.logits_transforms import apply_penalties, count_sampled
 
 
 def state(rows: int, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:

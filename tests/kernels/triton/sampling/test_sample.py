@@ -17,7 +17,7 @@ from quire.compute.kernels.reference.sample import ALL_TIES, SamplingColumns, Sa
 from quire.compute.kernels.reference.sample import sample as reference
 from quire.compute.kernels.triton.sampling import sample as sample_module
 from quire.compute.kernels.triton.sampling.logit_keys import VocabTiling
-from quire.compute.kernels.triton.sampling.sample import SampleConfig, sample, sample_with_config
+from quire.compute.kernels.triton.sampling.sample import SampleConfig, sample
 from tests.kernels.exact_sampling import columns, truths
 from tests.sampling.test_distributions import CASES, LOGITS, expected, surprise
 
@@ -69,7 +69,7 @@ def run(
     faults = torch.full((reads,), 99, dtype=torch.int8, device=logits.device)
     thresholds = SamplingThresholds(torch.full((reads,), torch.nan, device=logits.device), tokens.clone())
     if small:
-        sample_with_config(logits, slots, asked, tokens, faults, last, thresholds, small_config(vocab))
+        sample(logits, slots, asked, tokens, faults, last, thresholds, small_config(vocab))
     else:
         sample(logits, slots, asked, tokens, faults, last, thresholds)
     return tokens.cpu(), faults.cpu(), SamplingThresholds(thresholds.value.cpu(), thresholds.last_id.cpu())
@@ -210,7 +210,7 @@ def test_few_finite_logits_are_found_at_once(device: str, monkeypatch: pytest.Mo
     tokens = torch.full((3,), -9, device=device)
     faults = torch.full((3,), 9, dtype=torch.int8, device=device)
     with pytest.raises(TypeError):  # the launch of the search, behind all that is looked at here
-        sample_with_config(logits, torch.arange(3, device=device), asked, tokens, faults, None, None, small_config(900))
+        sample(logits, torch.arange(3, device=device), asked, tokens, faults, None, None, small_config(900))
     assert_drawn(logits, asked, torch.arange(3, device=device), tokens.cpu())
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.compute.kernels.reference import filters as reference
-from quire.compute.kernels.triton.sampling.token_bitmask import apply_token_bitmask
+from quire.compute.kernels.reference import sample as reference
+from quire.compute.kernels.triton.sampling.logits_transforms import apply_token_bitmask
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,4 +1,4 @@
-// Products with weights of fp8 (e4m3) that share scales in blocks; see quire/compute/kernels/cpu/float8.py.
+// Products with weights of fp8 (e4m3) that share scales in blocks; see quire/compute/kernels/cpu/scaled_linear.py.
 #pragma once
 
 #include <cstdint>

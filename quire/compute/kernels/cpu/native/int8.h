@@ -1,4 +1,4 @@
-// Products of int8 weights with rows that are rounded to 8 bits; see quire/compute/kernels/cpu/int8.py.
+// Products of int8 weights with rows that are rounded to 8 bits; see quire/compute/kernels/cpu/scaled_linear.py.
 #pragma once
 
 #include <cstdint>

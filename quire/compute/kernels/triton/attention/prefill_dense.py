@@ -34,8 +34,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.compute.kernels.triton.attention.score_scaling import score_factors
 from quire.compute.kernels.triton.launching.device_properties import is_sm_90, multiprocessors
-from quire.compute.kernels.triton.launching.launch import fast_launch
-from quire.compute.kernels.triton.launching.tensor_descriptors import tensor_descriptor
+from quire.compute.kernels.triton.launching.launch import fast_launch, tensor_descriptor
 
 ask_for_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # the name before Triton 3.9
 

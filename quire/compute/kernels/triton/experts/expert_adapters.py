@@ -1,17 +1,16 @@
-"""What adapters add to the products of experts, before these are computed.
+"""Computes what adapters add to the products of experts, before the products.
 
-A token's adapter has A and B of each expert, so pairs of token and choice are grouped by adapter and expert, as
-`group_by_expert` groups them by expert, and a program multiplies a tile of one group's pairs: with some ranks of A, or
-with the rows of B of some outputs. Each A and B that a pair needs is read from memory once; second tiles of a group
-find it in the cache. Tiles have places for the most there can be, so launches follow from the number of tokens alone;
-a program whose place is empty ends at once.
+A token's adapter has A and B of each expert, so pairs of token and choice are grouped by adapter and expert, and a
+program multiplies a tile of one group's pairs by some ranks of A, or by the rows of B for some outputs. An A or B that
+pairs need is read from memory once; second tiles of a group find it in the cache. There are places for as many tiles as
+there can be, so that launches depend on the number of tokens alone; a program whose place is empty ends at once.
 
-Few tokens make few programs, each of which waits for memory: then several share the columns of a tile, as in the
-updates of other products (`triton/lora.py`).
+Few tokens make few programs, which wait for memory: then several programs share the columns of a tile, as in lora.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.compute.kernels.reference.expert_adapters import ExpertAdapters, StackedLowRank
+from quire.compute.kernels.reference.experts import ExpertAdapters, StackedLowRank
 from quire.compute.kernels.triton.experts.routing import group_by_adapter
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
@@ -27,13 +26,13 @@ from quire.compute.kernels.triton.linear.inner_loops import gemm_loop
 from quire.compute.kernels.triton.lora import WIDEST_RANK, scratch_of_splits, store_split_sum
 
 _TILE, _LARGE_TILE = 16, 64
-"""Pairs of a tile: as few as a tensor core multiplies, and where groups may have many."""
+"""Pairs of a tile: as few as a tensor core multiplies, and more where groups may be large."""
 _FEW = 64
-"""Pairs of an expert on average, up to which tiles are small."""
+"""The average number of pairs of an expert up to which tiles are small."""
 _PROGRAMS = 264
-"""As many as keep an H100 busy: two for each multiprocessor."""
+"""Programs that keep an H100 busy: two for each multiprocessor."""
 _LEAST_COLUMNS, _MAX_SPLITS = 512, 16
-"""Of programs that share the columns of a tile."""
+"""The fewest columns of a program that shares a tile, and the most programs that share one."""
 _BLOCK_N = 128
 _WARPS = 4
 
@@ -42,8 +41,8 @@ class AdaptedTiles(NamedTuple):
     """Pairs that adapters change, in tiles.
 
     Attributes:
-        order, tiles: See group_by_adapter.
-        size: Most pairs of a tile.
+        order, tiles: As group_by_adapter returns them.
+        size: The most pairs of a tile.
     """
 
     order: Tensor
@@ -51,38 +50,35 @@ class AdaptedTiles(NamedTuple):
     size: int
 
 
-class AddedRows:
-    """What adapters add in one layer and step: [pairs, outputs], anything where a token has no adapter.
+def added_rows(
+    numbers: Tensor, adapters: ExpertAdapters | None
+) -> Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor]]:
+    """Return a function of x, y and whether y is the first product of x rather than the second, in one layer and step.
 
-    Args:
-        numbers, adapters: As of the op `experts`.
+    The function returns what adapters add to y, [pairs, outputs], with anything where a token has no adapter, and the
+    slot of each token's adapter. Without adapters, these are tensors that no kernel reads. Arguments are as in
+    `experts`.
     """
+    if adapters is None:
+        return lambda x, y, first: (y, y)
+    pairs = group_adapted_pairs(numbers, adapters.slots, adapters.gate_up)
 
-    def __init__(self, numbers: Tensor, adapters: ExpertAdapters) -> None:
-        self.slots = adapters.slots
-        self._adapters = adapters
-        self._chosen = numbers.shape[1]
-        self._pairs = group_adapted_pairs(numbers, adapters.slots, adapters.gate_up)
+    def added(x: Tensor, y: Tensor, first: bool) -> tuple[Tensor, Tensor]:
+        weights, sharing = (adapters.gate_up, numbers.shape[1]) if first else (adapters.down, 1)
+        return lora_of_pairs(x, weights, pairs, sharing), adapters.slots
 
-    def to_gate_up(self, x: Tensor) -> Tensor:
-        """To the first product of these tokens."""
-        return lora_of_pairs(x, self._adapters.gate_up, self._pairs, self._chosen)
-
-    def to_down(self, middle: Tensor) -> Tensor:
-        """To the second product of these pairs."""
-        return lora_of_pairs(middle, self._adapters.down, self._pairs, 1)
+    return added
 
 
 def group_adapted_pairs(numbers: Tensor, slots: Tensor, weights: StackedLowRank) -> AdaptedTiles:
-    """Arguments as in reference/expert_adapters.py; numbers are int32."""
+    """The numbers are int32."""
     adapters, experts = weights.ranks.shape
     size = _TILE if next_power_of_2(numbers.numel()) <= _FEW * experts else _LARGE_TILE
     return AdaptedTiles(*group_by_adapter(numbers, slots, experts, adapters, size), size)
 
 
 def lora_of_pairs(x: Tensor, weights: StackedLowRank, pairs: AdaptedTiles, sharing: int) -> Tensor:
-    """Arguments as in reference/expert_adapters.py; x is contiguous, and the rank a multiple of 16. Rows that are in no
-    tile stay as they were in memory."""
+    """x is contiguous, and the rank a multiple of 16. Rows that are in no tile have anything."""
     assert x.is_contiguous() and weights.a.stride(3) == weights.b.stride(3) == 1
     (_, experts), (*_, outputs, rank), columns = weights.ranks.shape, weights.b.shape, x.shape[1]
     number, places, modules, overlap = len(pairs.order), pairs.tiles.shape[1], weights.modules, can_overlap(x.device)
@@ -112,8 +108,10 @@ def lora_of_pairs(x: Tensor, weights: StackedLowRank, pairs: AdaptedTiles, shari
 
 
 def _splits(pairs: int, size: int, groups: int, of_place: int, columns: int) -> int:
-    """How many programs share the columns of a tile: as few as keep the GPU busy. The same for all numbers of pairs up
-    to a power of two, so that compile warm-up finds each kernel."""
+    """Return how many programs share the columns of a tile: as few as keep the GPU busy.
+
+    All numbers of pairs up to a power of two get the same number, so that the compile warm-up finds each kernel.
+    """
     most = next_power_of_2(pairs)
     blocks = min(most, most // size + groups) * of_place
     return max(1, min(_PROGRAMS // blocks, columns // _LEAST_COLUMNS, _MAX_SPLITS))
@@ -147,10 +145,10 @@ def _shrink_pairs(
     BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """BLOCK_R ranks of one module, of a tile's pairs, over one of SPLITS parts of the columns: low [pairs, MODULES ·
-    RANK].
+    """Compute BLOCK_R ranks of one module of low [pairs, MODULES · RANK], over one of SPLITS parts of the columns.
 
-    Dependents start only when all before this kernel has ended: so the next one may read tiles before it waits.
+    Dependents start only when all kernels before this one have ended, so the next kernel may read tiles before it
+    waits.
     """
     GROUPS: tl.constexpr = RANK // BLOCK_R
     STEPS: tl.constexpr = (COLUMNS + BLOCK_K - 1) // BLOCK_K
@@ -217,9 +215,9 @@ def _expand_pairs(
     BLOCK_N: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """BLOCK_N outputs of one module, of a tile's pairs; zeros, where their adapter leaves the expert alone. Tiles and
-    the first ranks' weights are read before A x is there: of what may be in a multiprocessor's own cache, in the shared
-    one.
+    """Compute BLOCK_N outputs of one module for a tile's pairs: zeros where their adapter does not change the expert.
+
+    Tiles and the weights of the first ranks are read before A x is there, tiles from the shared cache.
     """
     release_dependents(OVERLAP)
     ACROSS: tl.constexpr = (ROWS + BLOCK_N - 1) // BLOCK_N

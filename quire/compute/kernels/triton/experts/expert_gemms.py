@@ -1,25 +1,25 @@
 """The products of a mixture of experts, whose weights may be dense, 8-bit codes with scales, or codes of other schemes.
 
-Few tokens, so that hardly two go to the same expert: `gemv_by_pair`. Each program multiplies one pair of token and
-expert with a few rows of the expert's weight, and those of the second product add up all of a token's experts, so two
-kernels do all. The experts' weights of a pair are read: 3 · hidden · width values. fp8 is widened in registers.
+`gemv_by_pair` serves few tokens, of which hardly two go to the same expert. A program of the first kernel multiplies
+one pair of token and expert by a few rows of the expert's weight; a program of the second one adds up all of a token's
+experts. Each pair reads 3 · hidden · width values. fp8 is widened in registers.
 
-More: `gemm_by_expert`. Pairs stand in the order of experts (see `routing`), and a program multiplies a tile of one
-expert's pairs with a tile of its weight on the tensor cores: the gate is applied in the first product, the router's
-weight in the second, and a last kernel adds each token's outputs in the order of its choices. Every weight that a token
-goes to is read from memory once; second tiles of an expert find it in the cache. With many tokens the tensor cores are
-the limit: 6 · pairs · hidden · width operations.
+`gemm_by_expert` serves more tokens. Pairs stand in the order of experts (see `routing`), and a program multiplies a
+tile of one expert's pairs by a tile of its weight on the tensor cores. The first product applies the gate, the second
+one the router's weight, and a last kernel adds each token's outputs in the order of its choices. A weight that tokens
+go to is read from memory once; second tiles of an expert find it in the cache. With many tokens the 6 · pairs · hidden
+· width operations of the tensor cores are the limit.
 
-Forms differ in what is done before and behind a tile's loop. 8-bit codes are multiplied as they are: the kernel that
-groups pairs quantizes the tokens too, and the first product quantizes what it makes, with a scale for each of its tiles
-of outputs, since no program sees a whole row; the second one multiplies its sums by that scale at each of its steps,
-which is as many columns or a part of them. Other codes are expanded in the loop; their activations stay dense.
+8-bit codes are multiplied as they are: the kernel that groups pairs also quantizes the tokens, and the first product
+quantizes its result, with a scale for each of its tiles of outputs, because no program sees a whole row. The second
+product multiplies its sums by that scale at each step, which has as many columns or a part of them. Other codes are
+expanded in the loop; their activations stay dense.
 
-What adapters add to a product is computed before it (see expert_adapters), and added to its sums; steps without such
-adapters launch what they would in an engine that serves none.
+What adapters add to a product is computed before it (see expert_adapters), and added to its sums. Steps without such
+adapters launch the kernels of an engine without adapters.
 
-No sum depends on the order in which programs run. What a kernel reads before it waits for the one before, it reads from
-the GPU's shared cache (.cg): its multiprocessor's own may still hold what stood there earlier.
+No sum depends on the order in which programs run. What a kernel reads before it waits for the kernel before, it reads
+from the GPU's shared cache (.cg), because its multiprocessor's own cache may still hold older values.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.compute.kernels.reference.expert_adapters import ExpertAdapters
+from quire.compute.kernels.reference.experts import ExpertAdapters
+from quire.compute.kernels.reference.linear import ScaledWeight
 from quire.compute.kernels.reference.quantized_rows import LARGEST, SMALLEST
-from quire.compute.kernels.reference.scaled_linear import ScaledWeight
-from quire.compute.kernels.triton.experts.expert_adapters import AddedRows
+from quire.compute.kernels.triton.experts.expert_adapters import added_rows
 from quire.compute.kernels.triton.experts.routing import group_and_quantize, group_by_expert
 from quire.compute.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
-from quire.compute.kernels.triton.linear.coded_loop import (
+from quire.compute.kernels.triton.linear.coded_gemm import (
     AnyCoded,
     CodedArguments,
     coded_arguments,
@@ -56,20 +56,21 @@ from quire.compute.kernels.triton.linear.inner_loops import (
     silu_times,
     weight_rows,
 )
-from quire.compute.kernels.triton.linear.quantize_rows import quantize_rows, row_scales, to_codes
+from quire.compute.kernels.triton.norm import quantize_rows, row_scales, to_codes
 
 ExpertsWeight: TypeAlias = "Tensor | AnyCoded | ScaledWeight"  # as text: compiler processes have no torch
-"""Of all experts: [experts, rows, columns], or codes with one more dimension in front than in the reference's form."""
+"""Weights of all experts: [experts, rows, columns], or codes in the reference's form with one more dimension in
+front."""
 ExpertConfigs = tuple[GemvConfig, GemvConfig] | tuple[GemmConfig, GemmConfig]
-"""Of the first product, whose rows of weight are gates and ups together, and of the second."""
+"""Configs of the first product, whose rows of the weight are gates and ups together, and of the second product."""
 Table = dict[tuple[int, int, int, int], tuple[tuple[float, ExpertConfigs], ...]]
-"""(experts, chosen, hidden, width) → up to how many tokens, and the configs of both products."""
+"""By (experts, chosen, hidden, width): up to how many tokens, and the configs of both products."""
 
 _SUM_BLOCK = 1024
 _QUANTIZED_BESIDE = 512
-"""Tokens, up to which grouping and quantizing them share a launch; the programs for more pairs are too large for it."""
+"""Tokens up to which grouping and quantizing them share a launch; programs for more pairs are too large for that."""
 _MANY = 128
-"""Rows of tiles of which the tensor cores are the limit: sums of 8-bit floats stay in them to the end."""
+"""Rows of tiles for which the tensor cores are the limit, so that sums of 8-bit floats stay in them to the end."""
 
 
 def gemv_by_pair(
@@ -84,22 +85,28 @@ def gemv_by_pair(
     partial: bool = False,
     adapters: ExpertAdapters | None = None,
 ) -> None:
-    """Arguments as those of the op `experts`, the configs of both products, and `overlap` as in dependent_launch;
-    `partial`: whether some experts are elsewhere. Their pairs are left out."""
+    """Compute the op `experts` pair by pair.
+
+    Args:
+        x, gate_up, down, numbers, weights, out, adapters: As in `experts`.
+        configs: The configs of both products.
+        overlap: As in dependent_launch.
+        partial: Whether some experts are elsewhere; their pairs are left out.
+    """
     (tokens, hidden), chosen = x.shape, numbers.shape[1]
     w, w_scales, w_facts = _widened(gate_up)
     of_down, down_scales, down_facts = _widened(down)
     width = of_down.shape[2]
     middle = torch.empty((tokens * chosen, width), dtype=x.dtype, device=x.device)
     first, second = configs
-    by_adapters = None if adapters is None else AddedRows(numbers, adapters)
-    added, slots = added_to(x, middle, True, by_adapters)
+    added_to = added_rows(numbers, adapters)
+    added, slots = added_to(x, middle, True)
     _pair_kernel[(cdiv(width, first.block_n // 2) * tokens * chosen,)](
         x, w, w_scales, numbers, added, slots, middle, tokens * chosen, width, len(of_down), CHOSEN=chosen,
         COLUMNS=hidden, BLOCK_N=first.block_n, BLOCK_K=first.block_k, **w_facts, PARTIAL=partial,
         ADAPTED=adapters is not None, OVERLAP=overlap, num_warps=first.warps, launch_pdl=overlap,
     )  # fmt: skip
-    added, slots = added_to(middle, out, False, by_adapters)
+    added, slots = added_to(middle, out, False)
     _token_kernel[(cdiv(hidden, second.block_n) * tokens,)](
         middle, of_down, down_scales, numbers, weights, added, slots, out, tokens, hidden, len(of_down),
         CHOSEN=chosen, SLOTS=next_power_of_2(chosen), COLUMNS=width, BLOCK_N=second.block_n, BLOCK_K=second.block_k,
@@ -109,7 +116,7 @@ def gemv_by_pair(
 
 
 def _widened(weight: Tensor | ScaledWeight) -> tuple[Tensor, Tensor | None, dict[str, int]]:
-    """Values or codes, their scales, and what kernels are compiled for."""
+    """Return values or codes, their scales, and the constants that kernels are compiled for."""
     if isinstance(weight, Tensor):
         return weight, None, {"GROUPS": 0, "GROUP": 0, "SCALE_ROWS": 1}
     facts = {"GROUPS": weight.scales.shape[2], "GROUP": _group_of(weight), "SCALE_ROWS": weight.block[0]}
@@ -117,12 +124,12 @@ def _widened(weight: Tensor | ScaledWeight) -> tuple[Tensor, Tensor | None, dict
 
 
 def _group_of(weight: ScaledWeight) -> int:
-    """How many columns of a row share a scale; 0: all."""
+    """Return how many columns of a row share a scale; 0: all."""
     return weight.block[1] if weight.scales.shape[2] > 1 else 0
 
 
 class _Rows(NamedTuple):
-    """Rows of activations: dense, or 8-bit codes with a scale for `group` columns each; 0: for all of a row."""
+    """Rows of activations: dense, or 8-bit codes with a scale for each `group` of columns; 0: for each row."""
 
     values: Tensor
     scales: Tensor | None = None
@@ -141,29 +148,31 @@ def gemm_by_expert(
     partial: bool = False,
     adapters: ExpertAdapters | None = None,
 ) -> None:
-    """Arguments as those of `gemv_by_pair`; both configs have the same block_m and no splits. With 8-bit codes, each
-    block_k divides a weight's blocks. If the second one does not divide the outputs of the first product's tiles, rows
-    are quantized between the products."""
+    """Compute the op `experts` expert by expert; arguments as those of `gemv_by_pair`.
+
+    Both configs have the same block_m and no splits. With 8-bit codes, each block_k divides a weight's blocks. If the
+    second block_k does not divide the outputs of the first product's tiles, rows are quantized between the products.
+    """
     first, second = configs
     assert first.block_m == second.block_m and first.splits == second.splits == 1
     w, of_down, of_tile = _arguments(gate_up), _arguments(down), first.block_n // 2
     order, tiles, rows = _grouped(x, gate_up, numbers, first.block_m)
     codes = down.codes.dtype if isinstance(down, ScaledWeight) else None
-    added = None if adapters is None else AddedRows(numbers, adapters)
-    at_once = codes if adapters is None and of_tile % second.block_k == 0 else None
+    added_to, adapted = added_rows(numbers, adapters), adapters is not None
+    at_once = codes if not adapted and of_tile % second.block_k == 0 else None
     middle = _middle(x, len(order), of_down.columns, of_tile, at_once)
     parts = _Rows(torch.empty((len(order), of_down.rows), dtype=x.dtype, device=x.device))
     shared = (order, tiles, weights, numbers.shape[1], overlap)
-    _launch_tiles(*shared, rows, w, middle, first, True, *added_to(x, middle.values, True, added), added is not None)
-    more = added_to(middle.values, parts.values, False, added)
+    _launch_tiles(*shared, rows, w, middle, first, True, *added_to(x, middle.values, True), adapted)
+    more = added_to(middle.values, parts.values, False)
     if isinstance(down, ScaledWeight) and middle.scales is None:
         middle = _Rows(*quantize_rows(middle.values, down.codes.dtype, down.block[1]), _group_of(down))
-    _launch_tiles(*shared, middle, of_down, parts, second, False, *more, added is not None)
+    _launch_tiles(*shared, middle, of_down, parts, second, False, *more, adapted)
     sum_choices(parts.values, out, numbers, len(of_down.codes), overlap, partial)
 
 
 def _grouped(x: Tensor, gate_up: ExpertsWeight, numbers: Tensor, tile: int) -> tuple[Tensor, Tensor, _Rows]:
-    """Pairs and tiles as group_by_expert makes them, and x as the first product takes it."""
+    """Return pairs and tiles as group_by_expert makes them, and x as the first product takes it."""
     experts = len(_arguments(gate_up).codes)
     if not isinstance(gate_up, ScaledWeight):
         return *group_by_expert(numbers, experts, tile), _Rows(x)
@@ -177,7 +186,7 @@ def _grouped(x: Tensor, gate_up: ExpertsWeight, numbers: Tensor, tile: int) -> t
 
 
 def _middle(x: Tensor, pairs: int, width: int, of_tile: int, codes: torch.dtype | None) -> _Rows:
-    """For what the first product makes, as codes or of the dtype of x."""
+    """Allocate the result of the first product, as codes or in the dtype of x."""
     values = torch.empty((pairs, width), dtype=codes or x.dtype, device=x.device)
     if codes is None:
         return _Rows(values)
@@ -185,7 +194,7 @@ def _middle(x: Tensor, pairs: int, width: int, of_tile: int, codes: torch.dtype 
 
 
 def _arguments(weight: ExpertsWeight) -> CodedArguments:
-    """What kernels are given of a weight of any form; a group of 0 columns: all of a row share a scale."""
+    """Return the kernels' arguments for a weight of any form; a group of 0 columns: all of a row share a scale."""
     if isinstance(weight, Tensor):
         _, rows, columns = weight.shape
         return CodedArguments(weight, None, None, None, None, rows, columns, facts_of(16, 0))
@@ -196,13 +205,13 @@ def _arguments(weight: ExpertsWeight) -> CodedArguments:
 
 
 def sum_choices(parts: Tensor, out: Tensor, numbers: Tensor, experts: int, overlap: bool, partial: bool) -> None:
-    """out [tokens, hidden]: the sum of each token's rows of parts [tokens · chosen, hidden].
+    """Write the sum of each token's rows of parts [tokens · chosen, hidden] to out [tokens, hidden].
 
     Args:
-        parts, out: See above.
-        numbers: [tokens, chosen], the experts that have made them.
-        experts: How many are here.
-        overlap, partial: As of `gemv_by_pair`; rows of experts that are elsewhere are left out.
+        parts, out: The rows and their sums.
+        numbers: [tokens, chosen], the experts that have made the rows.
+        experts: The number of experts here.
+        overlap, partial: As in `gemv_by_pair`; rows of experts that are elsewhere are left out.
     """
     tokens, hidden = out.shape
     _sum_kernel[(tokens, -(-hidden // _SUM_BLOCK))](
@@ -238,14 +247,6 @@ def _launch_tiles(
     )  # fmt: skip
 
 
-def added_to(x: Tensor, y: Tensor, first: bool, adapters: AddedRows | None) -> tuple[Tensor, Tensor]:
-    """What adapters add to the first or second product of x, and the adapter of each token; without adapters, tensors
-    that are not looked at."""
-    if adapters is None:
-        return y, y
-    return adapters.to_gate_up(x) if first else adapters.to_down(x), adapters.slots
-
-
 @fast_launch
 @triton.jit(do_not_specialize=["pairs", "experts"], do_not_specialize_on_alignment=["slots"])
 def _pair_kernel(
@@ -253,19 +254,14 @@ def _pair_kernel(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
     PARTIAL: tl.constexpr, ADAPTED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """y [pairs, width] = silu(gate) · up. Pairs that share an expert read the same rows at about the same time."""
+    """Write y [pairs, width] = silu(gate) · up. Pairs that share an expert read the same rows at about the same
+    time."""
     pair = tl.program_id(0) % pairs
     begin = tl.program_id(0) // pairs * (BLOCK_N // 2)
     wait_for_inputs(OVERLAP)
     release_dependents(OVERLAP)  # not before, so that the next kernel may read the experts' numbers without waiting
     expert = tl.load(numbers + pair).to(tl.int64)
-    if PARTIAL:
-        if expert < experts:
-            _multiply_pair(
-                x, w, scales, added, slots, y, expert, pair, begin, width,
-                CHOSEN, COLUMNS, BLOCK_N, BLOCK_K, SCALE_ROWS, GROUPS, GROUP, ADAPTED,
-            )  # fmt: skip
-    else:
+    if not PARTIAL or expert < experts:
         _multiply_pair(
             x, w, scales, added, slots, y, expert, pair, begin, width,
             CHOSEN, COLUMNS, BLOCK_N, BLOCK_K, SCALE_ROWS, GROUPS, GROUP, ADAPTED,
@@ -278,7 +274,7 @@ def _multiply_pair(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
     ADAPTED: tl.constexpr,
 ):  # fmt: skip
-    """The outputs from `begin` on of a pair."""
+    """Write the outputs of a pair from `begin` on."""
     MADE: tl.constexpr = BLOCK_N // 2
     rows = weight_rows(begin, width, BLOCK_N, True)
     own = x + (pair // CHOSEN).to(tl.int64) * COLUMNS
@@ -306,7 +302,7 @@ def _token_kernel(
     SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, PARTIAL: tl.constexpr, ADAPTED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """y [tokens, hidden]: each token's experts on its rows of x [pairs, COLUMNS], by weight."""
+    """Write y [tokens, hidden]: the weighted sum of each token's experts on its rows of x [pairs, COLUMNS]."""
     release_dependents(OVERLAP)
     token = (tl.program_id(0) % tokens).to(tl.int64)
     begin = tl.program_id(0) // tokens * BLOCK_N
@@ -364,7 +360,7 @@ def _token_kernel(
 
 @triton.jit
 def _scales_at(scales, expert, rows, outputs, SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr):
-    """[rows, experts]: where the scales of these rows of experts' weights begin."""
+    """Return [rows, experts], where the scales of these rows of the experts' weights begin."""
     return scales + (expert[None, :] * tl.cdiv(outputs, SCALE_ROWS) + (rows // SCALE_ROWS)[:, None]) * GROUPS
 
 
@@ -372,7 +368,7 @@ def _scales_at(scales, expert, rows, outputs, SCALE_ROWS: tl.constexpr, GROUPS: 
 def _added_to_token(
     added, slots, numbers, weights, token, n, hidden, experts, CHOSEN: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """What a token's adapter adds to the outputs n [BLOCK_N], by the router's weights."""
+    """Return what a token's adapter adds to the outputs n [BLOCK_N], by the router's weights."""
     total = tl.zeros((BLOCK_N,), tl.float32)
     if tl.load(slots + token) > 0:
         for choice in tl.static_range(CHOSEN):
@@ -394,12 +390,12 @@ def _tile_kernel(
     WHOLE: tl.constexpr, SWAPPED: tl.constexpr, FAST: tl.constexpr, FIRST: tl.constexpr, ADAPTED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """y [pairs, made]: x's row of each pair by its expert's weight.
+    """Write y [pairs, made]: x's row of each pair by its expert's weight.
 
-    FIRST, a token's pairs have one row of x, and the weight is a gate and an up; else each has its own, and the result
-    is scaled by the router's weight. ADAPTED, rows of tokens with adapters have something added. An expert's last tile
-    may have few pairs; where tiles are large, and operations the limit, it goes as one of half the size if it can.
-    The weight is dense where it has no scales, else codes: expanded where x has none (see CodedArguments).
+    FIRST, the pairs of a token have one row of x, and the weight is a gate and an up; otherwise each pair has its own
+    row, and the router's weight scales the result. ADAPTED, adapters add to rows of their tokens. An expert's last tile
+    may have few pairs; where tiles are large, and operations the limit, it is computed in half the size if it can be.
+    A weight without scales is dense. Codes are expanded where x has no scales (see CodedArguments).
     """
     MADE: tl.constexpr = BLOCK_N // 2 if FIRST else BLOCK_N
     across = tl.cdiv(made, MADE)
@@ -452,7 +448,7 @@ def _multiply(
     EXPONENTS: tl.constexpr, FACTORS: tl.constexpr, VALUES: tl.constexpr,
     WHOLE: tl.constexpr, SWAPPED: tl.constexpr, FAST: tl.constexpr, FIRST: tl.constexpr, ADAPTED: tl.constexpr,
 ):  # fmt: skip
-    """A tile of at most BLOCK_M pairs, by `rows` of an expert's weight, which make the outputs from `begin` on."""
+    """Compute a tile of at most BLOCK_M pairs by `rows` of an expert's weight, for the outputs from `begin` on."""
     MADE: tl.constexpr = BLOCK_N // 2 if FIRST else BLOCK_N
     m = from_pair + tl.arange(0, BLOCK_M)
     there = m < to_pair
@@ -509,13 +505,13 @@ def finished(
     values, added, slots, weights, pair, there, begin, made, ROWS: tl.constexpr, MADE: tl.constexpr,
     RUN: tl.constexpr, CHOSEN: tl.constexpr, FIRST: tl.constexpr, ADAPTED: tl.constexpr,
 ):  # fmt: skip
-    """[ROWS, MADE]: what becomes of a product's sums for the outputs from `begin` on.
+    """Return [ROWS, MADE], what a product's sums make of the outputs from `begin` on.
 
     Args:
-        values: [ROWS, MADE], or FIRST [ROWS, 2 · MADE], RUN gates before their ups.
-        added: Of rows with adapters, which `slots` says by token, what is added to them.
-        weights: The router's, by which they are scaled; FIRST they are gated instead.
-        pair, there: [ROWS], whose they are, int64, and which of them there are.
+        values: The sums [ROWS, MADE]; FIRST, [ROWS, 2 · MADE] with RUN gates before their ups.
+        added, slots: What adapters add to their rows, and the slot of each token's adapter.
+        weights: The router's weights, which scale the sums; FIRST, the sums are gated instead.
+        pair, there: [ROWS], each row's pair, int64, and whether there is one.
     """
     if ADAPTED:
         n = begin + tl.arange(0, MADE)
@@ -541,7 +537,7 @@ def _sum_kernel(
     parts, out, numbers, hidden, experts, CHOSEN: tl.constexpr, BLOCK: tl.constexpr, PARTIAL: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """out [tokens, hidden]: the sum of each token's CHOSEN rows of parts."""
+    """Write the sum of each token's CHOSEN rows of parts to out [tokens, hidden]."""
     release_dependents(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -550,9 +546,6 @@ def _sum_kernel(
     total = tl.zeros((BLOCK,), tl.float32)
     for choice in tl.static_range(CHOSEN):
         pair = token * CHOSEN + choice
-        if PARTIAL:
-            if tl.load(numbers + pair) < experts:
-                total += tl.load(parts + pair * hidden + n, inside, 0.0).to(tl.float32)
-        else:
+        if not PARTIAL or tl.load(numbers + pair) < experts:
             total += tl.load(parts + pair * hidden + n, inside, 0.0).to(tl.float32)
     tl.store(out + token * hidden + n, total.to(out.dtype.element_ty), inside)

@@ -1,19 +1,28 @@
 """A mixture of experts on a GPU, captured in graphs at any number of tokens: no launch depends on where tokens go.
 
-The configs of products are a table of measured choices, `tuned_expert_configs`; a mixture that was not measured is
-served like the measured one nearest to it, at the number of tokens that gives an expert as many.
+Which kernels serve how many tokens is a table of measured choices in `configs/`, by the mixture and the number of
+tokens, which tuning/h200/tune_experts.py writes. A mixture that was not measured is served like the measured one
+nearest to it, at the number of tokens that gives an expert as many.
+
+Coded weights take 0.5 to 1 byte for each value that is read. fp8 and int8 are multiplied by activations of 8 bits,
+except for few tokens of fp8, whose activations stay dense; other codes are expanded as they are multiplied.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from quire.compute.kernels.reference.expert_adapters import ExpertAdapters
-from quire.compute.kernels.reference.scaled_linear import ScaledWeight
+from quire.compute.kernels.reference.experts import ExpertAdapters
+from quire.compute.kernels.reference.linear import ScaledWeight
 from quire.compute.kernels.triton.experts import routing
 from quire.compute.kernels.triton.experts.expert_gemms import (
     ExpertConfigs,
@@ -22,52 +31,56 @@ from quire.compute.kernels.triton.experts.expert_gemms import (
     gemm_by_expert,
     gemv_by_pair,
 )
-from quire.compute.kernels.triton.experts.tuned_expert_configs import CONFIGS, OVERLAP
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap
 from quire.compute.kernels.triton.launching.device_properties import program_memory
+from quire.compute.kernels.triton.linear.coded_gemm import coded_arguments
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from quire.compute.kernels.triton.linear.gemv import GemvConfig
 
 IN_FP32 = (GemmConfig(16, 32, 32, 1, 4, 3, False), GemmConfig(16, 32, 32, 1, 4, 3, False))
-"""Tensor cores have no fp32: this is for correctness."""
+"""The tensor cores have no fp32, so these configs are not fast."""
+EXPANDED = (
+    (0.5, GemmConfig(16, 64, 128, 1, 8, 3, True)),
+    (8, GemmConfig(16, 128, 64, 1, 4, 3, True)),
+    (32, GemmConfig(32, 64, 64, 1, 4, 3, True)),
+    (float("inf"), GemmConfig(64, 64, 64, 1, 4, 3, True)),
+)
+"""Configs of codes that are expanded, for up to how many pairs an expert has on average. The first two were measured on
+an NVIDIA H200."""
+_CONFIGS = Path(__file__).parent / "configs" / "device_name=NVIDIA_H200.json"
+_LARGEST_BLOCKED = 128
+"""The most rows of a weight in a tile whose sums are scaled at each step: more would take too many registers."""
 
 route = routing.route
 
 
 def pack_experts(weights: Tensor) -> Tensor:
-    """The weights [experts, rows, columns] as `experts` wants them: as they are."""
     return weights
 
 
 def experts(
-    x: Tensor, gate_up: Tensor, down: Tensor, numbers: Tensor, weights: Tensor, out: Tensor, others: int = 0
-) -> None:
-    """Arguments as in reference/experts.py; all are contiguous, the weights as `pack_experts` gives them and the
-    numbers int32."""
-    adapted_experts(x, gate_up, down, numbers, weights, out, others, None)
-
-
-def adapted_experts(
     x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: ExpertsWeight,
+    down: ExpertsWeight,
     numbers: Tensor,
     weights: Tensor,
     out: Tensor,
-    others: int,
-    adapters: ExpertAdapters | None,
+    others: int = 0,
+    adapters: ExpertAdapters | None = None,
 ) -> None:
-    """Arguments as in reference/experts.py, and as of `experts`."""
-    assert all(tensor.is_contiguous() for tensor in (x, gate_up, down, numbers, weights, out))
+    """Weights are dense or codes. Dense ones and all other tensors are contiguous, and the numbers are int32."""
+    assert all(t.is_contiguous() for t in (x, gate_up, down, numbers, weights, out) if isinstance(t, Tensor))
     if not len(x):
         return
-    half = x.dtype != torch.float32
-    mixture = (len(down) + others, numbers.shape[1], down.shape[1], down.shape[2])
-    configs = tuned_config(mixture, len(x), program_memory(x.device)) if half else IN_FP32
-    overlap = OVERLAP and can_overlap(x.device)
+    configs = _configs_for(x, gate_up, down, numbers, others)
+    overlap = can_overlap(x.device)
     experts_with_configs(
         x, gate_up, down, numbers, weights, out, configs, overlap=overlap, others=others, adapters=adapters
     )
+
+
+coded_experts = adapted_experts = adapted_coded_experts = experts
+"""Ops of the table that this function serves too."""
 
 
 def experts_with_configs(
@@ -83,8 +96,7 @@ def experts_with_configs(
     others: int = 0,
     adapters: ExpertAdapters | None = None,
 ) -> None:
-    """`adapted_experts` or `adapted_coded_experts`, or without adapters `experts` or `coded_experts`, with these
-    configs; `overlap`: see dependent_launch."""
+    """Compute `experts` with these configs; `overlap` as in dependent_launch."""
     if isinstance(configs[0], GemvConfig):
         assert isinstance(gate_up, Tensor | ScaledWeight) and isinstance(down, Tensor | ScaledWeight)
         gemv_by_pair(x, gate_up, down, numbers, weights, out, configs, overlap, others > 0, adapters)
@@ -92,17 +104,71 @@ def experts_with_configs(
         gemm_by_expert(x, gate_up, down, numbers, weights, out, configs, overlap, others > 0, adapters)
 
 
+def _configs_for(x: Tensor, gate_up: ExpertsWeight, down: ExpertsWeight, numbers: Tensor, others: int) -> ExpertConfigs:
+    memory, chosen = program_memory(x.device), numbers.shape[1]
+    if isinstance(down, Tensor):
+        count, hidden, width = down.shape
+        return (
+            IN_FP32
+            if x.dtype == torch.float32
+            else tuned_config((count + others, chosen, hidden, width), len(x), memory)
+        )
+    if isinstance(down, ScaledWeight):
+        assert isinstance(gate_up, ScaledWeight)
+        count, hidden, width = down.codes.shape
+        block = next((weight.block[1] for weight in (gate_up, down) if weight.scales.shape[2] > 1), None)
+        return scaled_configs((count + others, chosen, hidden, width), len(x), down.codes.dtype, block, memory)
+    count = len(coded_arguments(down).codes) + others
+    return next((config,) * 2 for most, config in EXPANDED if numbers.numel() <= most * count)
+
+
+@functools.cache
+def measured_configs(weights: str) -> Table:
+    """Return the table for "16-bit" or "8-bit" weights, read once."""
+    tables: dict[str, dict[str, dict[str, list[dict[str, Any]]]]] = json.loads(_CONFIGS.read_bytes())
+
+    def config(kernel: str, **fields: Any) -> GemvConfig | GemmConfig:
+        return GemvConfig(**fields) if kernel == "gemv" else GemmConfig(**fields)
+
+    return {
+        tuple(map(int, re.findall(r"\d+", mixture))): tuple(
+            (float(most), tuple(config(**each) for each in pair)) for most, pair in rows.items()
+        )
+        for mixture, rows in tables[weights].items()
+    }  # type: ignore[return-value]
+
+
 @functools.cache
 def tuned_config(mixture: tuple[int, int, int, int], tokens: int, memory: int) -> ExpertConfigs:
-    """The configs for a mixture (experts, chosen, hidden, width) and this many tokens; of tiles that are larger than a
-    program's shared memory, the next smaller ones."""
-    return nearest_configs(CONFIGS, mixture, tokens, memory)
+    """Return the configs for a mixture (experts, chosen, hidden, width) of 16-bit weights and this many tokens.
+
+    Where the tiles are larger than the `memory` of a program, these are the configs with the next smaller tiles.
+    """
+    return nearest_configs(measured_configs("16-bit"), mixture, tokens, memory)
+
+
+@functools.cache
+def scaled_configs(
+    mixture: tuple[int, int, int, int], tokens: int, codes: torch.dtype, block: int | None, memory: int
+) -> ExpertConfigs:
+    """Return the configs for a mixture of 8-bit codes, as `tuned_config` does for 16-bit weights.
+
+    No step of a product has more than the `block` columns that share a scale; None: all columns of a row share one.
+    """
+    table, in_tiles = measured_configs("8-bit"), codes == torch.int8
+    first, second = nearest_configs(table, mixture, tokens, memory, item=1, in_tiles=in_tiles)
+    if block is None or isinstance(first, GemvConfig) or isinstance(second, GemvConfig):
+        return first, second  # type: ignore[return-value]
+    longer = max(1, first.block_k // block)
+    rows = min(_LARGEST_BLOCKED, first.block_n)
+    first = replace(first, block_n=rows, block_k=first.block_k // longer, stages=min(6, first.stages * longer))
+    return first, replace(second, block_k=min(second.block_k, block))
 
 
 def nearest_configs(
     table: Table, mixture: tuple[int, int, int, int], tokens: int, memory: int, item: int = 2, in_tiles: bool = False
 ) -> ExpertConfigs:
-    """`tuned_config`, of a table, for values of `item` bytes; `in_tiles`: only such as multiply tiles."""
+    """Return what `tuned_config` does from a table, for values of `item` bytes; `in_tiles`: no GemvConfig."""
 
     def distance(measured: tuple[int, int, int, int]) -> float:
         return sum(abs(math.log(ours / theirs)) for ours, theirs in zip(mixture, measured, strict=True))
@@ -120,7 +186,7 @@ def nearest_configs(
 
 
 def _bytes_of(config: GemvConfig | GemmConfig, item: int) -> int:
-    """Of shared memory, on GPUs before Hopper; for that tables were measured, and it has as much as is asked for."""
+    """Return the shared memory of a program before Hopper; Hopper, where tables were measured, has enough for all."""
     if isinstance(config, GemvConfig):
         return 0
     return (config.block_m + config.block_n) * config.block_k * item * (config.stages - 1)

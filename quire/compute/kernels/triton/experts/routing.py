@@ -1,18 +1,18 @@
 """Which tokens go to which experts: each token's choice, and the pairs of token and choice in the order of experts.
 
-Choosing: one warp a token; a logit and its expert's number make one 64-bit key, so that each of the `chosen` rounds is
-one maximum, and equal logits go to the lower number.
+Choosing: each token has one warp. A logit and its expert's number make one 64-bit key, so that each of the `chosen`
+rounds is one maximum, and of equal logits the lower number is taken.
 
-Grouping: a product over an expert's tokens is cut into tiles of some rows. How many an expert has is known on the GPU
-only, so tiles have places for the most there can be: expert e's begin at place `pairs before e // tile + e`, which
-leaves each as many places as it can need, or at `pairs before e`, if that is less. One program an expert counts the
-pairs before its own, writes its own in their order, and fills its places; none waits for another. The last one fills
-those of experts that are elsewhere too: nothing is in them.
+Grouping: a product over an expert's tokens is cut into tiles of some rows. Only the GPU knows how many an expert has,
+so there are places for as many tiles as there can be: those of expert e begin at place `pairs before e // tile + e`,
+which leaves every expert enough places, or at `pairs before e`, if that is less. Each expert has a program, which
+counts the pairs before its own, writes its own in their order, and fills its places; none waits for another. The last
+program also fills the places of experts that are elsewhere, with nothing.
 
-Rows that products take as 8-bit codes are quantized by further programs of the same launch, one a token.
+Rows that products take as 8-bit codes are quantized by further programs of the same launch, one for each token.
 
-Pairs with adapters that change experts are grouped once more, by adapter and expert: such a group is then what an
-expert is above. Those of other tokens are in no group.
+Pairs with adapters that change experts are grouped once more, by adapter and expert, as they are by expert; pairs of
+other tokens are in no group.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from torch import Tensor
 from quire.compute.kernels.reference.quantized_rows import LARGEST, SMALLEST
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
-from quire.compute.kernels.triton.linear.quantize_rows import GROUPS, quantize_groups
+from quire.compute.kernels.triton.norm import GROUPS, quantize_groups
 
 _BLOCKS = ((512, 1), (2048, 4), (4096, 8), (8192, 16))
-"""Pairs that a program looks at together, and by how many warps: the first that has room for all, or the last."""
+"""Pairs that a program reads together, and its warps: the first entry with room for all pairs is taken, or the last."""
 _ELEMENTS_PER_WARP = 2048
-"""Of a row that is quantized."""
+"""Elements of a row for each warp that quantizes it."""
 
 
 def route(
     logits: Tensor, chosen: int, renormalise: bool, first: int = 0, count: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Arguments as in reference/experts.py; logits are contiguous, and the numbers are int32."""
+    """Logits are contiguous; the numbers are int32."""
     assert logits.is_contiguous()
     tokens, experts = logits.shape
     weights = torch.empty((tokens, chosen), dtype=logits.dtype, device=logits.device)
@@ -52,17 +52,17 @@ def route(
 
 
 def group_by_expert(numbers: Tensor, experts: int, tile: int) -> tuple[Tensor, Tensor]:
-    """Pairs by expert, and the tiles they make.
+    """Sort pairs by expert, and cut them into tiles.
 
     Args:
         numbers: [tokens, chosen] int32, contiguous; pair p is choice p % chosen of token p // chosen. Pairs of the
             number `experts` are left out.
-        experts: How many there are.
-        tile: Most pairs of a tile.
+        experts: The number of experts.
+        tile: The most pairs of a tile.
 
     Returns:
-        The pairs [pairs] int32, expert by expert, and behind them nothing in particular. And for each place of a tile,
-        [3, places] int32: its expert, and from where to where its pairs stand among all; no more places than pairs.
+        [pairs] int32, the pairs, expert by expert, and anything behind them; and [3, places] int32, for each place of a
+        tile its expert and the begin and end of its pairs among all. There are no more places than pairs.
     """
     return _group(numbers, None, experts, experts, tile)
 
@@ -70,7 +70,7 @@ def group_by_expert(numbers: Tensor, experts: int, tile: int) -> tuple[Tensor, T
 def group_and_quantize(
     numbers: Tensor, experts: int, tile: int, x: Tensor, dtype: torch.dtype, group: int
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """`group_by_expert` and, in the same launch, `quantize_rows` of x: [tokens, columns], contiguous."""
+    """Compute `group_by_expert` and, in one launch with it, `quantize_rows` of x [tokens, columns], contiguous."""
     tokens, columns = x.shape
     group = min(group, columns)
     codes = torch.empty((tokens, columns), dtype=dtype, device=x.device)
@@ -80,15 +80,15 @@ def group_and_quantize(
 
 
 def group_by_adapter(numbers: Tensor, slots: Tensor, experts: int, adapters: int, tile: int) -> tuple[Tensor, Tensor]:
-    """Pairs by adapter and expert, and the tiles they make.
+    """Sort pairs by adapter and expert, and cut them into tiles.
 
     Args:
-        numbers, experts, tile: See group_by_expert.
+        numbers, experts, tile: As in group_by_expert.
         slots: [tokens] int64, contiguous, the adapter of each token, from 1 to `adapters`; 0: its pairs are left out.
-        adapters: How many there are.
+        adapters: The number of adapters.
 
     Returns:
-        As group_by_expert; in place of an expert, a tile has `adapter · experts + expert`, adapters counted from 0.
+        As group_by_expert; in place of an expert, a tile has `adapter · experts + expert`, with adapters from 0 on.
     """
     assert slots.is_contiguous()
     return _group(numbers, slots, experts, adapters * experts, tile)
@@ -102,7 +102,7 @@ def _group(
     tile: int,
     quantized: tuple[Tensor, Tensor, Tensor, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`quantized`: rows, their codes and scales, and how many columns share one."""
+    """Sort pairs by group; `quantized` has rows, their codes and scales, and how many columns share a scale."""
     pairs = numbers.numel()
     order = torch.empty(pairs, dtype=torch.int32, device=numbers.device)
     tiles = torch.empty((3, min(pairs, pairs // tile + groups)), dtype=torch.int32, device=numbers.device)
@@ -167,8 +167,8 @@ def _group_kernel(
     CHOSEN: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, SCALED: tl.constexpr,
     SCALES: tl.constexpr, SCALED_UP: tl.constexpr, TOGETHER: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """With slots, a group is one of an adapter and an expert, else an expert. With x, each of its rows has a program
-    behind those of groups, which looks at scales TOGETHER, each for SCALED of its COLUMNS."""
+    """With slots, a group is an adapter and an expert, otherwise an expert. With x, programs behind those of groups
+    quantize a row each, TOGETHER scales at a time, each for SCALED of its COLUMNS."""
     release_dependents(OVERLAP)
     program = tl.program_id(0)
     wait_for_inputs(OVERLAP)
@@ -222,14 +222,15 @@ def _group_pairs(
 
 @triton.jit
 def _adapted_groups(numbers, slots, pair, pairs, experts, CHOSEN: tl.constexpr):
-    """Which group of an adapter and an expert each pair is in; one of none or of an expert elsewhere, behind all."""
+    """Return the group of an adapter and an expert of each pair; pairs without either have a number behind all
+    groups."""
     slot = tl.load(slots + pair // CHOSEN, pair < pairs, 0).to(tl.int32)
     return tl.where((slot > 0) & (numbers < experts), (slot - 1) * experts + numbers, 0x7FFFFFFF)
 
 
 @triton.jit
 def _write_pairs(order, end, pair, own):
-    """Write those of the pairs that are one's own to order, from `end` on; where they end."""
+    """Write the pairs that are `own` to order, from `end` on, and return where they end."""
     counts = tl.cumsum(own.to(tl.int32), 0)
     tl.store(order + end + counts - 1, pair, own)
     return end + tl.max(counts, 0)

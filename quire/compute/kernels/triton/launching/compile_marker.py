@@ -1,9 +1,8 @@
-"""A marker in Triton's cache: an earlier start with these settings has left all its kernels on disk, so no processes
-need to get ready to compile.
+"""A marker in Triton's cache, which says that a start with these settings has left all its kernels on disk.
 
-The marker is an empty file whose name stands for the settings, the sources of kernels, the tables of their configs and
-Triton; it goes with the cache. It may be wrong, because the GPU is another one or somebody tidied up: then threads
-compile, that start takes longer, and nothing else happens. Imports no Triton.
+Then no processes need to get ready to compile. The marker is an empty file whose name stands for the settings, the
+sources of kernels, the tables of their configs and Triton. It may be wrong, because the GPU is another one or somebody
+removed kernels: then threads compile, and the start takes longer. Imports no Triton.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ _log = logging.getLogger(__name__)
 
 
 def marker_path(cache: Path, settings: bytes) -> Path:
-    """Where the marker is, once a start with these settings has come to its end.
+    """Return the path of the marker for these settings.
 
     Args:
-        cache: Triton's directory.
-        settings: Whatever decides which kernels there are, the environment too, but for sources, tables and Triton.
+        cache: Triton's cache.
+        settings: All that decides which kernels there are, with the environment, but for sources, tables and Triton.
     """
     digest = hashlib.sha256(settings)
     triton = util.find_spec("triton")  # whatever its package is called
@@ -37,12 +36,10 @@ def marker_path(cache: Path, settings: bytes) -> Path:
 
 
 def is_written(marker: Path) -> bool:
-    """Whether an earlier start has; not, where the directory may not be read."""
     return os.path.exists(marker)
 
 
 def write(marker: Path) -> None:
-    """Let the next start know."""
     try:
         marker.touch()
     except OSError as error:

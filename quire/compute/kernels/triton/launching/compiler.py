@@ -1,14 +1,13 @@
-"""A process that compiles kernels for another one, into Triton's cache on disk, where that one finds them.
+"""A process that compiles kernels for another process, into Triton's cache on disk.
 
     python -c "…; main([descriptor, …])"
 
-Started by `compiler_processes`, at each start of an engine on a GPU, and ready before that engine has imported torch:
-it prepares what all compilations need, then forks a worker for each socket that it was given. A worker reads requests
-as lines of JSON, compiles one at a time and answers each: `{"error": ""}`, or why it failed. It leaves when the other
-end of its socket is closed: when it is told so, or when the parent is gone and whoever the parent forked.
+`compiler_processes` starts it at each start of an engine on a GPU. It is ready before the engine has imported torch: it
+prepares what all compilations need, then forks a worker for each socket that it was given. A worker reads requests as
+lines of JSON, compiles one at a time and answers each: `{"error": ""}`, or why it failed. It exits when the other end
+of its socket is closed, by the parent or by its death.
 
-Nothing here touches a device, so all of it may run on a machine without one. Keys on disk are made by Triton itself
-from the same sources, settings and environment as the parent's.
+Nothing here uses a device. Triton makes keys on disk from the same sources, settings and environment as in the parent.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from typing import Any
 
 
 def main(descriptors: Sequence[int]) -> None:
-    """Serve these sockets; each is one worker's. Returns once all workers are gone."""
+    """Serve these sockets, each by one worker. Return once all workers are gone."""
     channels = [socket.socket(fileno=descriptor) for descriptor in descriptors]
     for channel in channels:
         channel.set_inheritable(False)  # or ptxas would hold it open after the worker's death
@@ -38,11 +37,12 @@ def main(descriptors: Sequence[int]) -> None:
             with suppress(OSError):  # the parent is gone
                 channel.sendall(_answer(error))
         return
-    _wait_for(_fork(channels))
+    for worker in _fork(channels):
+        os.waitpid(worker, 0)
 
 
 def _prepare() -> None:
-    """What all workers share: Triton, the hash of its 400 MB, and our kernels."""
+    """Load what all workers share: Triton, the hash of its 400 MB, and our kernels."""
     _stub_torch()
     import quire.compute.kernels.triton as kernels
     from quire.compute.kernels.triton.launching.triton_private import hash_triton
@@ -53,14 +53,14 @@ def _prepare() -> None:
 
 
 def _stub_torch() -> None:
-    """Put stubs in torch's place: importing it takes seconds, and modules of kernels use it only to launch them."""
+    """Put stubs in torch's place, whose import takes seconds: modules of kernels need it only to launch them."""
     if "torch" not in sys.modules:
         for name in ("torch", "torch.nn", "torch.nn.functional"):
             sys.modules[name] = _StubModule(name)
 
 
 class _StubModule(ModuleType):
-    """A module of which every attribute is such a module again."""
+    """A module whose attributes are all stub modules again."""
 
     def __getattr__(self, name: str) -> ModuleType:
         if name.startswith("__"):
@@ -70,7 +70,7 @@ class _StubModule(ModuleType):
 
 
 def _fork(channels: list[socket.socket]) -> list[int]:
-    """A worker for each; their process ids. A request to leave ends them, whatever they are at."""
+    """Fork a worker for each channel, and return their process ids. SIGTERM kills them."""
     workers: list[int] = []
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -96,13 +96,8 @@ def _fork(channels: list[socket.socket]) -> list[int]:
     return workers
 
 
-def _wait_for(workers: list[int]) -> None:
-    for worker in workers:
-        os.waitpid(worker, 0)
-
-
 def _serve(channel: socket.socket) -> None:
-    """Answer requests until there will be no more."""
+    """Answer requests until the channel is closed."""
     with suppress(OSError):  # the parent is gone
         for line in channel.makefile("rb"):
             try:
@@ -118,25 +113,21 @@ def _answer(error: Exception | None) -> bytes:
 
 
 def _compile(module: str, name: str, target: dict[str, Any], specialization: str, deferred: bool) -> None:
-    """Put one specialisation of a kernel into Triton's cache, with what launches it.
+    """Put one compilation of a kernel into Triton's cache, with what launches it.
 
     Args:
-        module: Where the kernel is.
-        name: Its own, there.
+        module: The kernel's module.
+        name: The kernel's name in it.
         target: The fields of Triton's `GPUTarget`.
-        specialization: See triton_private.CacheMiss.
-        deferred: Nobody waits for it.
+        specialization: As in triton_private.CacheMiss.
+        deferred: Nobody waits for the compilation.
     """
     from quire.compute.kernels.triton.launching.triton_private import compile_for, compile_on_disk, make_cache_key
 
-    if deferred:  # from now on, for nearly all that comes afterwards is deferred too
-        os.setpriority(os.PRIO_PROCESS, 0, _LOW_PRIORITY)
+    if deferred:  # nearly all later compilations are deferred too, so the priority stays; the engine serves meanwhile
+        os.setpriority(os.PRIO_PROCESS, 0, 10)
     compile_for(target)
     function = getattr(importlib.import_module(module), name)
     function = getattr(function, "function", function)  # of `launch.Kernel`
     make_cache_key(function)
     compile_on_disk(function, specialization)
-
-
-_LOW_PRIORITY = 10
-"""A nice value: the engine serves meanwhile."""

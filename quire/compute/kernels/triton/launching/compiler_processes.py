@@ -1,12 +1,12 @@
-"""Processes that compile kernels for this one. Triton's front end holds the interpreter's lock: threads hardly compile
-side by side, and who else computes here waits for them.
+"""Processes that compile kernels for this one. Imports no Triton, so that they can start before it is imported.
 
-They are children of one child, see `compiler`. It is begun before this process imports anything large, is ready before
-anybody asks for a kernel, and needs no torch. What is compiled there lies in Triton's cache on disk. Whoever asks for a
-kernel that lies there already has his answer in milliseconds, so all kernels are asked for.
+Triton's front end holds the interpreter's lock, so threads hardly compile side by side, and other threads wait for
+them. The processes are children of one child (`compiler`), which starts before this process imports anything large, is
+ready before a kernel is requested, and needs no torch. Compiled kernels are in Triton's cache on disk. A request for a
+kernel that is there already is answered in milliseconds, so all kernels are requested.
 
-Nothing depends on them: where they fail, are gone or never were, whoever asked compiles by himself. They leave when all
-is done, and when this process is gone, however it ended. Imports no Triton, so that they can begin before it is there.
+Nothing depends on the processes: where they fail, are gone or never were, this process compiles. They exit when all is
+done, and when this process is gone, however it ended.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from triton.runtime.jit import JITFunction
 
 MIN_CORES = 4
-"""With fewer cores threads compile sooner: preparing processes takes longer than the lock costs."""
+"""With fewer cores threads are faster, because preparing processes takes longer than the lock costs."""
 _MOST = 16
-"""Of the some fifty kernels of a start, the longest takes as long as a dozen processes need for all others."""
+"""The longest of the some fifty kernels of a start takes as long as a dozen processes need for all others."""
 _PROGRAM = "import sys; sys.path[:] = {}; from quire.compute.kernels.triton.launching.compiler import main; main({})"
 _LEAVING_S = 5.0
-"""What it may take the processes to end."""
+"""How long the processes may take to end."""
 _log = logging.getLogger(__name__)
 
 
 def start_compiler_processes(cores: int) -> CompilerProcesses | None:
-    """As many as there are cores, at most _MOST; None where threads do as well, or where there can be none."""
+    """Start a process for each core, at most _MOST; None where threads do as well, or where no process can start."""
     if cores < MIN_CORES:
         return None
     try:
@@ -51,7 +51,7 @@ def start_compiler_processes(cores: int) -> CompilerProcesses | None:
 
 @dataclass(frozen=True, order=True)
 class _Job:
-    """A kernel to compile; the most urgent is the least."""
+    """A kernel to compile; the most urgent job is the smallest."""
 
     deferred: bool
     number: int
@@ -60,18 +60,17 @@ class _Job:
 
 
 class CompilerProcesses:
-    """As many processes as compile at the same time, and a thread for each that hands it one kernel after another.
+    """Processes that compile at the same time, and a thread for each that hands it one kernel after another.
 
     Args:
-        number: Of the processes.
+        number: The number of processes.
     """
 
     def __init__(self, number: int) -> None:
         pairs = [socket.socketpair() for _ in range(number)]
         theirs = [their.fileno() for _, their in pairs]
         try:
-            # Not by multiprocessing, which would import the user's main module. In a session of its own: Ctrl-C is
-            # this process's to hear.
+            # multiprocessing would import the user's main module. In a session of its own it does not get Ctrl-C.
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM.format([*map(str, sys.path)], theirs)],
                 pass_fds=theirs,
@@ -102,22 +101,21 @@ class CompilerProcesses:
 
     @property
     def pid(self) -> int:
-        """Of the process whose children compile."""
         return self._process.pid
 
     def submit(
         self, function: JITFunction[Any], specialization: str, target: dict[str, Any], *, deferred: bool = False
     ) -> Future[bool]:
-        """Have one of a function's specialisations compiled, if it is not on disk.
+        """Have one of a function's compilations made, if it is not on disk.
 
         Args:
-            function: Triton's, at the top of one of our modules.
-            specialization: As Triton writes it down.
+            function: Triton's function, at the top of one of our modules.
+            specialization: As in triton_private.CacheMiss.
             target: The fields of Triton's `GPUTarget`.
-            deferred: Whether it comes after all others, and not before `release`.
+            deferred: Compile it after all others, and not before `release`.
 
         Returns:
-            Whether it is on disk then.
+            Whether the compilation is on disk then.
         """
         request = {
             "module": function.fn.__module__,
@@ -137,20 +135,19 @@ class CompilerProcesses:
         return job.done
 
     def release(self) -> None:
-        """What is urgent has been asked for: what is deferred may follow."""
+        """Let deferred jobs begin: all urgent ones have been submitted."""
         with self._changed:
             self._may_begin_deferred = True
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Nobody will ask for more: let the processes end when all is done."""
+        """Let the processes end when all is done: nothing more will be submitted."""
         with self._changed:
             self._ending = self._may_begin_deferred = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let the processes end, whatever they are at; return when they are gone. What they began, ptxas for example,
-        is over soon."""
+        """End the processes at once, and return when they are gone. Their children, such as ptxas, end soon after."""
         self.finish()
         self._fail_pending()
         for channel in self._channels:
@@ -160,18 +157,18 @@ class CompilerProcesses:
             each.join()
 
     def _kill(self) -> None:
-        """All processes and what they have begun, compilers of C for example; they have a session of their own."""
+        """Kill all processes and their children, such as C compilers, which have a session of their own."""
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _feed_worker(self, channel: socket.socket) -> None:
-        """Give one process the most urgent job, one after another, until none is left."""
+        """Give one process the most urgent job, again and again, until none is left."""
         with channel:
             while (job := self._next_job()) is not None:
                 try:
                     error = _request(channel, job.request)
-                except Exception as gone:  # whatever it is, nobody shall wait for the job for ever
+                except Exception as gone:  # nobody shall wait for the job for ever
                     _log.debug("kernels     a process that compiles is gone: %r", gone)
                     job.done.set_result(False)
                     break
@@ -189,7 +186,7 @@ class CompilerProcesses:
             self._wait_or_kill()
 
     def _next_job(self) -> _Job | None:
-        """The most urgent job, once there is one; None if there will be none."""
+        """Wait for the most urgent job and return it; None if there will be no more."""
 
         def is_there() -> bool:
             return bool(self._jobs) and (self._may_begin_deferred or not self._jobs[0].deferred)
@@ -201,14 +198,14 @@ class CompilerProcesses:
             return heapq.heappop(self._jobs) if self._jobs else None
 
     def _fail_pending(self) -> None:
-        """Answer all jobs that have not begun with False: whoever waits for one compiles it himself."""
+        """Answer all jobs that have not begun with False, so that this process compiles them."""
         with self._changed:
             jobs, self._jobs = self._jobs, []
         for job in jobs:
             job.done.set_result(False)
 
     def _wait_or_kill(self) -> None:
-        """Wait for the parent of the compiling processes to end; kill all of them if it takes too long."""
+        """Wait until the compiling processes have ended; kill them if that takes too long."""
         try:
             self._process.wait(_LEAVING_S)
         except subprocess.TimeoutExpired:
@@ -217,13 +214,13 @@ class CompilerProcesses:
 
 
 def _shut_down(channel: socket.socket) -> None:
-    """End the connection for the other end too, even if a child of this process holds this end open."""
+    """Close the connection for the other end too, even if a child of this process holds this end open."""
     with suppress(OSError):  # it is closed already
         channel.shutdown(socket.SHUT_RDWR)
 
 
 def _request(channel: socket.socket, request: dict[str, Any]) -> str:
-    """The process's answer: what went wrong, if anything did."""
+    """Send a request to a process, and return what went wrong, or ""."""
     channel.sendall(json.dumps(request).encode() + b"\n")
     answer = b""
     while not answer.endswith(b"\n"):

@@ -1,8 +1,8 @@
-"""Kernels that start while the one before still ends: programmatic dependent launch, which GPUs have from sm_90 on.
+"""Starts kernels while the kernel before still ends: programmatic dependent launch, which GPUs have from sm_90 on.
 
 A kernel launched this way may run as soon as every program of the kernel before has called `release_dependents` or
-ended. It must call `wait_for_inputs` before it reads what earlier kernels wrote, and before it writes anything; what
-never changes, a weight, may be read sooner. Each kernel waits, so whoever has waited sees the work of all before it.
+ended. It must call `wait_for_inputs` before it reads what earlier kernels wrote, and before it writes anything; it may
+read a weight, which never changes, sooner. Each kernel waits, so after its wait it sees the work of all before it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def can_overlap(device: torch.device) -> bool:
 
 @triton.jit
 def wait_for_inputs(OVERLAP: tl.constexpr):
-    """Until the kernels before have ended and their writes are seen."""
+    """Wait until the kernels before have ended and their writes are visible."""
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
 def release_dependents(OVERLAP: tl.constexpr):
-    """Let the next kernel's programs start as soon as there is room for them."""
+    """Let the programs of the next kernel start as soon as there is room for them."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()

@@ -1,6 +1,4 @@
-"""What the GPU is, and how large: for grids of as many programs as it runs at once, and for programs of a size that it
-takes.
-"""
+"""The kind and size of the GPU, which decide how many programs run at once and how large one may be."""
 
 from __future__ import annotations
 

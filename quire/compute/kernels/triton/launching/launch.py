@@ -1,40 +1,104 @@
-"""Launching kernels in a few microseconds, where Triton's own way takes ten to twenty.
+"""Launches kernels in a few microseconds, where Triton's own way takes ten to twenty.
 
-Triton looks at every argument anew at each launch: of what type it is, whether 16 divides it, and so which compilation
-of the kernel serves. Here a function is written for each kernel (`_source`) that makes a key of these facts from values
-that Python compares by identity, finds the compilation that Triton made for them, and calls what launches it. A key
-that is new goes through Triton, which compiles; and so does every launch in which something is not as usual: an
-argument that is no tensor of the device, no number and not None, or a profiler's hook.
+At each launch Triton looks at every argument anew: at its type, and whether 16 divides it, and so which compilation of
+the kernel serves. Here a function is written for each kernel (`_source`) that makes a key of these facts from values
+that Python compares by identity, finds the compilation that Triton made for them, and calls what launches it. A new key
+goes through Triton, which compiles. So does every launch with something unusual: an argument that is no tensor of the
+device, no number and not None, or a profiler's hook.
 
 The key says at least as much as Triton's own: for a tensor its dtype and whether 16 divides its address, for an integer
-whether it is 1 and whether 16 divides it, each as far as the kernel asks to be specialised; for a descriptor what its
-tiles are; for others their type; and the values of all that is known at compile time. Addresses are handed on as
-numbers, which saves asking the driver about each; that they are the device's is part of the key, but for descriptors,
-of which Triton does not ask it either.
+whether it is 1 and whether 16 divides it, each as far as the kernel asks to be specialised; for a descriptor its tiles;
+for others their type; and the values of all constants. Addresses are handed on as numbers, which saves asking the
+driver about each; the key says that they are the device's, but not for descriptors, of which Triton does not ask it
+either.
 
-What this uses of Triton's inside is in triton_private.py. A process launches on one device, the one that is current
-when a kernel is launched first.
+The copy engine is given descriptors of tensors that it takes tiles of. Making one of Triton's TensorDescriptors, and
+saying what a kernel is specialised by for it, takes some 3 µs: as long as the rest of a launch, where three are given.
+So one is kept for each address, shape and cut, and a step's tensors come to the same addresses layer after layer. Only
+the address is kept, so memory is free when its tensors are.
+
+triton_private.py has the uses of Triton's private API. A process launches on one device, which is the current one when
+a kernel is launched first.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from triton import knobs
+from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime import JITFunction
 
 from quire.compute.kernels.triton.launching import triton_private
-from quire.compute.kernels.triton.launching.tensor_descriptors import specialization_of
-from quire.compute.kernels.triton.launching.triton_private import CompiledLaunch, Parameter
+from quire.compute.kernels.triton.launching.triton_private import CompiledLaunch
+
+_MAX_DESCRIPTORS = 4_096
+"""Descriptors that are kept: a weight of each layer of a large model, and tensors of steps."""
+
+_KIND = "_quire_kind"
+"""The attribute of a descriptor that has the result of `specialization_of`."""
+
+
+class _Memory(NamedTuple):
+    """The part of a tensor that Triton reads through a descriptor."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def tensor_descriptor(
+    x: Tensor,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    tile: tuple[int, ...],
+    layout: gl.NVMMASharedLayout,
+) -> TensorDescriptor:
+    """Describe the memory of `x`, seen as this shape, to the copy engine.
+
+    Args:
+        x: 16 bytes divide its address.
+        shape: Entries along each axis.
+        strides: Entries between neighbours along each axis: the last is 1, and 16 bytes divide the others.
+        tile: Entries of a tile along each axis.
+        layout: The layout of a tile in shared memory.
+    """
+    return _tensor_descriptor(x.data_ptr(), x.dtype, shape, strides, tile, layout)
+
+
+@functools.lru_cache(_MAX_DESCRIPTORS)
+def _tensor_descriptor(
+    address: int,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    tile: tuple[int, ...],
+    layout: gl.NVMMASharedLayout,
+) -> TensorDescriptor:
+    return TensorDescriptor(_Memory(address, dtype), [*shape], [*strides], [*tile], layout)
+
+
+def specialization_of(descriptor: TensorDescriptor) -> str:
+    """Return what a kernel is specialised by for a descriptor."""
+    kind: str | None = getattr(descriptor, _KIND, None)
+    if kind is None:
+        kind = f"{descriptor.base.dtype} {descriptor.block_shape} {descriptor.layout}"
+        setattr(descriptor, _KIND, kind)
+    return kind
+
 
 OPTIONS = ("num_warps", "num_stages", "launch_pdl", "maxnreg")
-"""What a launch may say beside the kernel's own parameters."""
+"""What a launch may give beside the kernel's own parameters."""
 _ELSE = object()
-"""In a key: a kind of argument that is left to Triton."""
+"""Stands in a key for a kind of argument that is left to Triton."""
 _FUNCTION = f"""
 def launch(_grid, {{parameters}}):
 {{facts}}
@@ -70,18 +134,18 @@ _FACTS = """
 
 
 def fast_launch(function: Any) -> Any:
-    """What Triton made of a kernel, launched in the same way but sooner. Stands above `triton.jit` or `gluon.jit` where
-    a kernel is launched from Python; functions that kernels call do without. Interpreted kernels stay what they are,
-    and so do all where Triton lacks what this needs.
+    """Make Triton's kernel launch faster; stands above `triton.jit` or `gluon.jit` where Python launches the kernel.
+
+    Interpreted kernels are returned unchanged, and so are all where Triton lacks what this needs.
     """
     return Kernel(function) if isinstance(function, JITFunction) and triton_private.can_launch() else function
 
 
 class Kernel:
-    """A kernel: `kernel[grid](*arguments, CONSTANT=…, num_warps=…)` launches it.
+    """A kernel, which `kernel[grid](*arguments, CONSTANT=…, num_warps=…)` launches.
 
     Args:
-        function: Triton's. Only constants among its parameters have annotations, and none has a default.
+        function: Triton's function. Only constants among its parameters have annotations, and none has a default.
         on_device: The attribute of a tensor that says whether it is the device's.
     """
 
@@ -102,13 +166,13 @@ class Kernel:
         self._launch: Callable[..., None] = names["launch"]
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        """What launches it on this grid of programs."""
+        """Return the function that launches the kernel on this grid of programs."""
         return partial(self._launch, grid)
 
     def look_up(self, *arguments: object, **named: object) -> None:
-        """Let Triton look for what serves this launch, as the launch itself would, and launch nothing."""
+        """Let Triton look for the compilation that serves this launch, and launch nothing."""
         constants = {name: value for name, value in named.items() if name not in OPTIONS}
-        triton_private.look_up(self.function, arguments, constants | _given_options(named))
+        self.function.run(*arguments, **constants, **_given_options(named), grid=None, warmup=True)
 
     def _launch_by_triton(
         self,
@@ -126,14 +190,15 @@ class Kernel:
 
 
 def _given_options(named: Mapping[str, object]) -> dict[str, object]:
-    """The options that a launch gives, always in one order: Triton's key of a compilation has them as they come, and
-    would not find under another what was compiled ahead.
+    """Return the options that a launch gives, always in one order.
+
+    Triton's key of a compilation has them in the order given, and another order would not find what was compiled ahead.
     """
     return {name: named[name] for name in OPTIONS if named.get(name) is not None}
 
 
-def _source(parameters: list[Parameter], on_device: str) -> str:
-    """A function that launches a kernel with these parameters: `launch(grid, *arguments, constants, options)`."""
+def _source(parameters: list[Any], on_device: str) -> str:
+    """Return the source of a function `launch(grid, *arguments, constants, options)` for these parameters."""
     names = [each.name for each in parameters]
     arguments = [each for each in parameters if not each.is_constexpr]
     key = [
@@ -152,9 +217,9 @@ def _source(parameters: list[Parameter], on_device: str) -> str:
     )
 
 
-def _facts(argument: Parameter, on_device: str) -> str:
-    """The lines that look at one argument."""
-    name, by_value, by_16 = argument.name, argument.by_value, argument.by_alignment
+def _facts(argument: Any, on_device: str) -> str:
+    """Return the lines that look at one argument."""
+    name, by_value, by_16 = argument.name, not argument.do_not_specialize, not argument.do_not_specialize_on_alignment
     whole = f"16 if {name} & 15 == 0 else 0" if by_16 else "0"
     return _FACTS.format(
         name=name,
@@ -165,10 +230,10 @@ def _facts(argument: Parameter, on_device: str) -> str:
 
 
 def cdiv(whole: int, part: int) -> int:
-    """How many parts hold the whole. `triton.cdiv` takes 2 µs, for it serves kernels too; so does the next."""
+    """Return how many parts hold the whole; `triton.cdiv`, which serves kernels too, takes 2 µs."""
     return -(-whole // part)
 
 
 def next_power_of_2(n: int) -> int:
-    """The smallest power of 2 from `n` on; `n` is positive."""
+    """Return the smallest power of 2 that is at least `n`, which is positive."""
     return 1 << (n - 1).bit_length()

@@ -1,13 +1,13 @@
-"""Compiles kernels side by side before they are needed; Triton alone compiles one after another, at each first launch.
+"""Compiles kernels side by side before they are needed; Triton compiles one after another, each at its first launch.
 
-In a compile warm-up, all that will be launched later is launched on tensors of the same shapes, but nothing runs:
-Triton only looks up what serves each launch, and cuBLAS is not asked. What Triton has not compiled yet, other processes
-compile into its cache on disk, and threads of this one load it from there. Where there are no such processes, or they
-fail, the threads compile: they spend much of their time in LLVM, in ptxas and in a C compiler, without the
-interpreter's lock. Outputs are left as they are found, so nothing in a warm-up may depend on them.
+A compile warm-up launches all that will be launched later, on tensors of the same shapes, but nothing runs: Triton only
+looks up what serves each launch, and cuBLAS is not called. Other processes compile what Triton has not compiled yet
+into its cache on disk, and threads of this process load it from there. Without such processes, or where they fail, the
+threads compile; they spend much of their time in LLVM, in ptxas and in a C compiler, without the interpreter's lock.
+Nothing in a warm-up may depend on outputs, which are not written.
 
-Triton makes all keys itself, so a warm-up can do no harm: a kernel that it misses is compiled when it is launched.
-Imports no torch, so that work can begin while torch is imported.
+Triton makes all keys itself, so a kernel that a warm-up misses is compiled when it is launched. Imports no torch, so
+that work can begin while torch is imported.
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Compile = Callable[[JITFunction[Any], str], Any]
-"""A function and one of its specialisations (see triton_private.CacheMiss) → the compiled kernel."""
+"""Returns the compiled kernel for a function and one of its specialisations (see triton_private.CacheMiss)."""
 _LATER_PART = 8
-"""One thread in so many loads or compiles what is deferred: they share the interpreter's lock with the first
-requests."""
+"""One thread in so many loads or compiles deferred kernels, because it shares the interpreter's lock with requests."""
 _SWITCH_INTERVAL_S = 2e-4
-"""For which a thread that loads or compiles what is deferred holds the interpreter's lock while others wait for it:
+"""How long a thread that loads or compiles deferred kernels holds the interpreter's lock while others wait for it;
 Python's usual 5 ms are longer than a step."""
 _log = logging.getLogger(__name__)
 
 
 class Precompiler:
-    """Threads that compile what warm-ups miss. At the end of `with` all is compiled that the start needs, or given up
-    if that is an error; the rest is, some time before `close`.
+    """Threads that compile what warm-ups miss.
+
+    At the end of `with` all kernels that the start needs are compiled, or given up if there was an error; deferred
+    kernels are compiled some time before `close`.
 
     Args:
         threads: How many load or compile at the same time.
         compile: Compiles one of a function's specialisations, or finds it on disk, in a thread.
-        prepare: What every compilation needs, in a thread before the first.
-        processes: Compile to the disk, before `compile` is called; this object lets them end.
-        done: Called in a thread when all is compiled, what is deferred too, unless something could not be.
+        prepare: Makes what every compilation needs, in a thread, before the first.
+        processes: Compile to the disk before `compile` is called; this object lets them end.
+        done: Called in a thread when all is compiled, deferred kernels too, unless something could not be.
 
     Attributes:
         names: The kernels of all compilations, in the order in which warm-ups missed them.
@@ -75,7 +76,7 @@ class Precompiler:
         self._later = ThreadPoolExecutor(max(1, threads // _LATER_PART), "compile later")
         self._prepared = self._now.submit(prepare or triton_private.prepare_to_load)
         self._undisturbed = threading.Event()  # set while there is no warm-up
-        self._needed = threading.Event()  # what was to be compiled later is waited for, or all else is done
+        self._needed = threading.Event()  # a deferred kernel is waited for, or all others are done
         self._warming_up = self._deferred = self._closed = False
         self._short_switch_interval = _ShortSwitchInterval()
         self._begun: list[_Compilation] = []
@@ -106,7 +107,7 @@ class Precompiler:
             done()
 
     def close(self) -> None:
-        """Compile nothing more, and wait for what is being compiled: the device's context must be there till then."""
+        """Compile nothing more, and wait for what is being compiled, which needs the device's context."""
         self._closed = True
         self._needed.set()
         if self._processes is not None:
@@ -116,14 +117,13 @@ class Precompiler:
 
     @contextmanager
     def warmup(self, *, deferred: bool = False) -> Iterator[None]:
-        """What this thread launches inside does not run; what is not compiled yet, is: by other processes at once, by
-        this one from the end on. Sooner it would only take the interpreter's lock from the warm-up, which is over
-        before the first compilation would be.
+        """Compile what this thread launches inside, which does not run. May stand within another.
 
-        May stand within another.
+        Other processes compile at once, this process when the context ends: sooner it would only take the interpreter's
+        lock from the warm-up, which takes less time than one compilation.
 
         Args:
-            deferred: Whether the start does without what is launched inside, so that `finish` need not wait for it.
+            deferred: The start does not need these kernels, so `finish` does not wait for them.
         """
         before, self._deferred = self._deferred, deferred
         try:
@@ -170,7 +170,7 @@ class Precompiler:
             with triton_private.intercept_launches(on_miss, look_up_in_triton):
                 yield
         except BaseException:
-            self._done = None  # who knows what would have been missed
+            self._done = None  # the rest of the warm-up might have missed more
             raise
         finally:
             F.linear, Kernel.__getitem__ = linear, launches  # type: ignore[method-assign]
@@ -180,7 +180,7 @@ class Precompiler:
                 self._processes.release()
 
     def _start_compilation(self, miss: CacheMiss) -> None:
-        """Compile what a launch missed, and say so where Triton looks for it."""
+        """Compile what a launch missed, and put a placeholder where Triton looks for it."""
         function, specialization, kernels, key = miss
         self.names.append(function.fn.__name__)
         pool, begins = (self._later, self._needed) if self._deferred else (self._now, self._undisturbed)
@@ -195,7 +195,7 @@ class Precompiler:
             self._begun.append(compilation)
 
     def _ask_processes(self, function: JITFunction[Any], specialization: str) -> Future[bool] | None:
-        """Done when they are, whether they could compile it or not."""
+        """Return a future that ends when the processes have compiled it or failed; None: there are no processes."""
         if self._processes is None:
             return None
         return self._processes.submit(
@@ -243,14 +243,14 @@ class _ShortSwitchInterval:
 
 
 class _Compilation:
-    """Stands where Triton keeps a compiled kernel, until there is one: who launches it before waits.
+    """Stands where Triton keeps a compiled kernel until there is one, so that a launch waits for it.
 
     Args:
-        kernels: Triton's, by key.
-        key: Of the kernel.
-        done: The compiled kernel, some time.
-        again: Compiles it.
-        needed: What to set if somebody waits for it.
+        kernels: Triton's kernels, by key.
+        key: The kernel's key.
+        done: The compiled kernel, once it is there.
+        again: Compiles the kernel.
+        needed: Is set when a launch waits for the kernel.
     """
 
     def __init__(
@@ -268,8 +268,10 @@ class _Compilation:
         self._needed = needed
 
     def result(self) -> Any:
-        """Triton asks for it at a launch. What a thread could not compile, for want of room on the disk for example, is
-        tried once more: an error here is the engine's end.
+        """Return the kernel to Triton at a launch.
+
+        What a thread could not compile, because a disk was full for example, is tried once more: an error here ends the
+        engine.
         """
         if self._needed is not None:
             self._needed.set()
@@ -281,7 +283,8 @@ class _Compilation:
             return kernel
 
     def end(self) -> None:
-        """Wait, and leave the place to the kernel. If there is none, the launch that needs it compiles and says why."""
+        """Wait, and leave the place to the kernel, or empty, so that the launch that needs it compiles and says why
+        not."""
         try:
             self._done.result()
         except Exception as error:

@@ -1,13 +1,13 @@
-"""All that launching and compiling ahead use of Triton's inside, which it may rename with any version.
+"""The uses of Triton's private API, which may change with any version. Imports no torch.
 
-Checked with Triton 3.6.0, on GPUs, and 3.9.0. Two features stand on these names:
+Two features need it:
 
     launching          launch.py calls what launches a compilation, without Triton's own look at each argument
     compiling ahead    precompiler.py and compiler.py learn which compilations will be wanted, and make them early
 
 Each is used only where all of its names are found (LAUNCHING, COMPILING_AHEAD). Otherwise one line of the log says what
 is missing and what it costs, and Triton launches, or compiles at the first launch, by itself. The rest of Quire uses
-`triton.jit`, `gluon.jit`, the two languages, tensor descriptors and `triton.knobs` only. Imports no torch.
+`triton.jit`, `gluon.jit`, the two languages, tensor descriptors and `triton.knobs` only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -27,8 +26,7 @@ from triton import knobs
 from triton.runtime import JITFunction
 from triton.runtime.driver import driver
 
-CHECKED = ("3.6", "3.9")
-"""The oldest and the newest Triton that this file was checked with."""
+# Checked with Triton 3.6.0, on GPUs, and 3.9.0.
 LAUNCHING = (
     "triton.compiler:CompiledKernel.run",
     "triton.knobs:runtime.launch_enter_hook.calls",
@@ -40,8 +38,8 @@ LAUNCHING = (
 )
 """Names of Triton that launching uses, as "module:path".
 
-Launching also uses attributes of objects: `params`, `arg_names` and `pre_run_hooks` of a JITFunction, `module`,
-`function` and `packed_metadata` of a CompiledKernel, and what its `run` takes (see RUN).
+Launching also uses `params` and `pre_run_hooks` of a JITFunction, `module`, `function` and `packed_metadata` of a
+CompiledKernel, and the arguments of its `run` (see RUN).
 """
 COMPILING_AHEAD = (
     "triton.backends.compiler:GPUTarget",
@@ -55,10 +53,10 @@ COMPILING_AHEAD = (
 )
 """Names of Triton that compiling ahead uses, as "module:path".
 
-Compiling ahead also uses a JITFunction's `device_caches` and `fn`, and what the hook is called with (see `CacheMiss`).
+Compiling ahead also uses `device_caches` and `fn` of a JITFunction, and the arguments of the hook (see CacheMiss).
 """
 RUN = "_run(_x, _y, _z, _stream_of(_device), _function, _metadata, None, None, None, {values})"
-"""How `CompiledKernel.run` is called: the grid, the stream, the loaded function and its metadata; no metadata of the
+"""The call of `CompiledKernel.run`: the grid, the stream, the loaded function and its metadata; no metadata of the
 launch and no hooks; then the kernel's arguments, constants too."""
 _log = logging.getLogger(__name__)
 _loading = threading.Lock()
@@ -77,7 +75,7 @@ def can_compile_ahead() -> bool:
 
 
 def missing(names: tuple[str, ...]) -> list[str]:
-    """Return those of `names` ("module:path") that the installed Triton does not have."""
+    """Return the `names` ("module:path") that the installed Triton does not have."""
     return [name for name in names if not _found(name)]
 
 
@@ -100,32 +98,12 @@ def _found(name: str) -> bool:
 # --- launching ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """A kernel's.
-
-    Attributes:
-        name: As it is called.
-        is_constexpr: Known at compile time: every value is a compilation.
-        by_value: Whether there is a compilation for the integer 1.
-        by_alignment: Whether there is one for what 16 divides.
-    """
-
-    name: str
-    is_constexpr: bool
-    by_value: bool
-    by_alignment: bool
-
-
-def parameters_of(function: JITFunction[Any]) -> list[Parameter]:
-    """A kernel's parameters. Only constants among them may have annotations, and none a default."""
-    found = []
+def parameters_of(function: JITFunction[Any]) -> list[Any]:
+    """Return a kernel's parameters, of which only constants may have annotations, and none a default."""
     for each in function.params:
         assert not each.has_default, each.name
         assert each.is_constexpr or not each.annotation_type, each.name
-        by_value, by_alignment = not each.do_not_specialize, not each.do_not_specialize_on_alignment
-        found.append(Parameter(each.name, each.is_constexpr, by_value, by_alignment))
-    return found
+    return list(function.params)
 
 
 class CompiledLaunch(NamedTuple):
@@ -139,10 +117,7 @@ class CompiledLaunch(NamedTuple):
 
 
 def compiled_launch(kernel: Any) -> CompiledLaunch | None:
-    """Return what `kernel`, the result of a launch by Triton, needs to be launched again.
-
-    None if the result is not a compiled kernel, or is not loaded.
-    """
+    """Return what launches `kernel`, the result of a launch by Triton, again; None if it is not compiled or loaded."""
     from triton.compiler import CompiledKernel
 
     if not isinstance(kernel, CompiledKernel) or kernel.module is None:
@@ -153,11 +128,6 @@ def compiled_launch(kernel: Any) -> CompiledLaunch | None:
     )
 
 
-def look_up(function: JITFunction[Any], arguments: tuple[object, ...], named: dict[str, object]) -> None:
-    """Let Triton look for the compilation that serves this launch, as a launch would, and launch nothing."""
-    function.run(*arguments, **named, grid=None, warmup=True)
-
-
 # --- compiling ahead ------------------------------------------------------------------------------------------------
 
 
@@ -166,8 +136,8 @@ class CacheMiss(NamedTuple):
 
     Attributes:
         function: The kernel.
-        specialization: Which of its compilations, as JSON for `compile_specialization`.
-        kernels: Where Triton looks for it, and at which key.
+        specialization: Says which of its compilations, as JSON of Triton's.
+        kernels, key: Where Triton looks for the compilation.
     """
 
     function: JITFunction[Any]
@@ -180,8 +150,9 @@ class CacheMiss(NamedTuple):
 def intercept_launches(
     on_miss: Callable[[CacheMiss], bool], getitem: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Within, launches that find no compilation are shown to `on_miss`, which says whether Triton shall leave it, and
-    `getitem` makes `kernel[grid]` of Triton's own.
+    """Within the context, show launches without a compilation to `on_miss`, and let `getitem` make `kernel[grid]`.
+
+    `on_miss` returns whether Triton shall not compile; `getitem` is given Triton's own `__getitem__`.
     """
     hook, own = knobs.runtime.jit_cache_hook, JITFunction.__getitem__
 
@@ -199,7 +170,7 @@ def intercept_launches(
 
 @functools.cache
 def prepare_to_load() -> None:
-    """What Triton wants for its first kernel: a module that it compiles from C, and the hash of its own 400 MB."""
+    """Make what Triton needs for its first kernel: a module that it compiles from C, and the hash of its own 400 MB."""
     from triton.backends.nvidia.driver import CudaUtils
 
     CudaUtils()
@@ -207,27 +178,25 @@ def prepare_to_load() -> None:
 
 
 def hash_triton() -> None:
-    """Part of every key on disk; kept for this process and its forks."""
+    """Let Triton make and keep the hash that is part of every key on disk, for this process and its forks."""
     from triton.runtime import cache
 
     cache.triton_key()
 
 
-def compile_specialization(function: JITFunction[Any], specialization: str) -> Any:
-    """One of a function's compilations, from Triton's cache on disk if it lies there."""
-    return function.preload(specialization)
-
-
 def compile_and_load(function: JITFunction[Any], specialization: str) -> Any:
-    """The compilation on the device, with what launches it, which Triton makes by a C compiler."""
-    kernel = compile_specialization(function, specialization)
+    """Load one of a function's compilations onto the device, from the cache on disk if it is there.
+
+    Triton makes what launches it by a C compiler.
+    """
+    kernel = function.preload(specialization)
     kernel.run  # noqa: B018
     return kernel
 
 
 def compile_on_disk(function: JITFunction[Any], specialization: str) -> None:
-    """Put the compilation into Triton's cache; and what launches it, where Triton compiles that too."""
-    kernel = compile_specialization(function, specialization)
+    """Put one of a function's compilations into the cache on disk, and what launches it where Triton compiles that."""
+    kernel = function.preload(specialization)
     function.device_caches.clear()
     with suppress(Exception):  # no C compiler, or no driver to link to: the parent will say so. Later Tritons need none
         from triton.backends.nvidia.driver import CudaLauncher
@@ -236,13 +205,13 @@ def compile_on_disk(function: JITFunction[Any], specialization: str) -> None:
 
 
 def current_target() -> dict[str, Any]:
-    """What this process compiles for: the fields of Triton's `GPUTarget`."""
+    """Return what this process compiles for: the fields of Triton's `GPUTarget`."""
     target: dict[str, Any] = vars(driver.active.get_current_target())
     return target
 
 
 def compile_for(target: dict[str, Any]) -> None:
-    """Compile for this from now on, with a GPU or without."""
+    """Compile for this target from now on, with a GPU or without."""
     from triton.backends.compiler import GPUTarget
 
     driver.set_active(_TargetOnly(GPUTarget(**target)))
@@ -262,15 +231,14 @@ class _TargetOnly:
 
 
 def make_cache_key(function: Any, met: set[Callable[..., Any]] | None = None) -> None:
-    """Let Triton make this function's key on disk after those of all that it calls. Safe in several threads.
+    """Let Triton make this function's key on disk after the keys of all functions that it calls. Thread-safe.
 
-    A key says which constants the function reads, and which the functions read that it calls. Triton 3.6 takes the
-    latter from what it knows of these already: nothing, until their own keys have been made. A kernel that was compiled
-    before another that calls the same function, or after it, had different keys. Made from the inside out, they are the
-    same in every process.
+    A key has the constants that the function and its callees read. Triton 3.6 knows the constants of a callee only when
+    the callee has a key, so the key of a kernel would depend on which kernels were compiled before it. Made from the
+    inside out, keys are equal in every process.
 
     Args:
-        function: A JITFunction, or another that kernels call.
+        function: A JITFunction, or another function that kernels call.
         met: Functions whose keys are made, or are about to be.
     """
     from triton.runtime.jit import JITCallable
@@ -285,16 +253,16 @@ def make_cache_key(function: Any, met: set[Callable[..., Any]] | None = None) ->
 
 
 def has_cache_key(function: JITFunction[Any]) -> bool:
-    """Whether its key on disk is made, or another thread is about to."""
+    """Whether a function's key on disk is made, or is being made by another thread."""
     return getattr(function, "hash", None) is not None
 
 
 def load_launchers_apart() -> None:
     """Make each module that Triton loads from now on an object of its own.
 
-    Triton 3.6 compiles a C module for each signature of a kernel, and calls all of them by one name. CPython gives
-    modules of one name one object with the contents of the last: a thread that takes its launcher from there may find
-    another thread's, which reads other arguments. Later Tritons have one launcher for all.
+    Triton 3.6 compiles a C module for each signature of a kernel, all under one name. CPython gives modules of one name
+    one object with the contents of the last, so a thread may find the launcher of another thread, which reads other
+    arguments. Later Tritons have one launcher for all.
     """
     from triton.runtime import build
 

@@ -1,22 +1,29 @@
 """y = x Wᵀ for few rows of x and a weight of codes in the reference's form, which is expanded as it is multiplied.
 
-It serves what no other kernel takes as it lies: groups of 16, 32 and 64 columns, 8-bit integers in groups, and e2m1.
-Tiles are as in gemm.py, without splits.
+These kernels serve what no other kernel takes as it lies: groups of 16, 32 and 64 columns, 8-bit integers in groups,
+and e2m1. Tiles are as in gemm.py, without splits.
+
+A step takes whole runs of 32 columns. 4-bit codes lie two to a byte, 16 columns apart, so the low halves of a run's
+bytes are its first columns and the high halves its last ones: each half is multiplied with the same columns of x, and
+threads exchange nothing. A scale is loaded once for a run, or for half of one. The weight is the tensor core's first
+operand (see inner_loops.py), because these products have few rows: 0.5 to 1 byte is read for each value of the weight,
+and expanded in registers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.compute.kernels.reference.codebook_linear import CodebookWeight
+from quire.compute.kernels.reference.linear import CodebookWeight, GroupedWeight
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
-from quire.compute.kernels.triton.linear.coded_loop import AnyCoded, coded_arguments, coded_loop
-from quire.compute.kernels.triton.linear.gemm import _tile_at, _write_tile
+from quire.compute.kernels.triton.linear.gemm import tile_at, write_tile
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,7 @@ class CodedConfig:
     Attributes:
         block_m, block_n, block_k: Rows of x, rows of W (gates and ups together where the product is gated) and columns
             of a tile; 32 divides the columns.
-        warps: Of 32 threads, by program.
+        warps: Warps of a program.
         stages: Tiles under way at the same time.
     """
 
@@ -38,13 +45,13 @@ class CodedConfig:
 
 
 CONFIG = CodedConfig(16, 16, 128, 2, 4)
-"""Measured on an NVIDIA H200: see docs/performance.md."""
+"""The config that was the fastest on an NVIDIA H200 (docs/performance.md)."""
 MAX_ROWS = CONFIG.block_m
-"""Of x; with more, to expand the weight once costs less."""
+"""The most rows of x; with more, it costs less to expand the weight once."""
 
 
 def suits(x: Tensor, weight: AnyCoded) -> bool:
-    """Whether this costs less than to expand the weight: with few rows, and where codes need no look-up."""
+    """Whether these kernels cost less than expanding the weight: x has few rows, and codes need no look-up."""
     return x.shape[0] <= MAX_ROWS and not (isinstance(weight, CodebookWeight) and weight.values != "e2m1")
 
 
@@ -52,7 +59,7 @@ def coded_linear(x: Tensor, weight: AnyCoded, bias: Tensor | None, y: Tensor, ga
     """y = x Wᵀ + bias, or silu of its first half times the second where `gate`.
 
     Args:
-        x: [rows, columns]; few rows.
+        x: [rows, columns], few rows.
         y: [rows, outputs], contiguous.
     """
     if not len(x):
@@ -63,7 +70,7 @@ def coded_linear(x: Tensor, weight: AnyCoded, bias: Tensor | None, y: Tensor, ga
 def coded_gemm(
     x: Tensor, weight: AnyCoded, bias: Tensor | None, y: Tensor, config: CodedConfig, gate: bool, overlap: bool
 ) -> None:
-    """`coded_linear` with this config, and `overlap` as in dependent_launch."""
+    """Compute `coded_linear` with this config; `overlap` as in dependent_launch."""
     rows, outputs = y.shape
     w = coded_arguments(weight)
     tiles = cdiv(outputs, config.block_n // 2 if gate else config.block_n) * cdiv(rows, config.block_m)
@@ -85,10 +92,162 @@ def _coded_kernel(
     EXPONENTS: tl.constexpr, FACTORS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     release_dependents(OVERLAP)
-    begin, m, w_rows = _tile_at(tl.program_id(0), tl.cdiv(rows, BLOCK_M), outputs, BLOCK_M, BLOCK_N, GATED)
+    begin, m, w_rows = tile_at(tl.program_id(0), tl.cdiv(rows, BLOCK_M), outputs, BLOCK_M, BLOCK_N, GATED)
     wait_for_inputs(OVERLAP)
     sums = coded_loop(
         x, m.to(tl.int64) * x_stride, m < rows, codes, scales, zeros, factors, table, w_rows, columns,
         BLOCK_M, BLOCK_N, BLOCK_K, BITS, GROUP, MIDDLE, ZEROS, EXPONENTS, FACTORS, VALUES,
     )  # fmt: skip
-    _write_tile(sums, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N, GATED, BIASED)
+    write_tile(sums, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N, GATED, BIASED)
+
+
+AnyCoded = GroupedWeight | CodebookWeight
+
+
+class CodedArguments(NamedTuple):
+    """The kernels' arguments for a weight of any scheme, or for several weights with one more dimension in front.
+
+    Attributes:
+        codes: [rows, columns] 8-bit codes, or [rows, columns / 2] 4-bit codes.
+        scales: [rows / scale_rows, groups], of any dtype; the bytes of e8m0.
+        zeros: [rows / scale_rows, groups], which are subtracted from codes; anything where there are none.
+        factors: [rows] fp32, which multiply the scales; anything where there are none.
+        table: [16] fp32, what codes stand for where they are looked up; else anything.
+        rows, columns: The shape of the weight.
+        facts: The constants that kernels are compiled for.
+    """
+
+    codes: Tensor
+    scales: Tensor | None
+    zeros: Tensor | None
+    factors: Tensor | None
+    table: Tensor | None
+    rows: int
+    columns: int
+    facts: dict[str, int | bool | str]
+    scale_rows: int = 1
+
+
+def coded_arguments(weight: AnyCoded) -> CodedArguments:
+    """Return the arguments for a weight in the reference's form; x has its columns in the weight's order."""
+    rows = weight.packed.shape[-2]
+    if isinstance(weight, CodebookWeight):
+        exponents = weight.scales.dtype == torch.float8_e8m0fnu
+        scales = weight.scales.view(torch.uint8) if exponents else weight.scales
+        factors = weight.table if weight.factors is None else weight.factors
+        facts = facts_of(4, weight.group, exponents=exponents, factors=weight.factors is not None, values=weight.values)
+        return CodedArguments(weight.packed, scales, scales, factors, weight.table, rows, weight.columns, facts)
+    zeros = weight.scales if weight.zeros is None else weight.zeros
+    facts = facts_of(weight.bits, weight.group, middle=weight.zeros is None, zeros=weight.zeros is not None)
+    return CodedArguments(weight.packed, weight.scales, zeros, *(weight.scales,) * 2, rows, weight.columns, facts)
+
+
+def facts_of(
+    bits: int,
+    group: int,
+    *,
+    middle: bool = False,
+    zeros: bool = False,
+    exponents: bool = False,
+    factors: bool = False,
+    values: str = "unsigned",
+) -> dict[str, int | bool | str]:
+    return {
+        "BITS": bits,
+        "GROUP": group,
+        "MIDDLE": 1 << (bits - 1) if middle else 0,
+        "ZEROS": zeros,
+        "EXPONENTS": exponents,
+        "FACTORS": factors,
+        "VALUES": values,
+    }
+
+
+@triton.jit
+def coded_loop(
+    x, x_rows, x_mask, codes, scales, zeros, factors, table, rows, columns,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, MIDDLE: tl.constexpr, ZEROS: tl.constexpr,
+    EXPONENTS: tl.constexpr, FACTORS: tl.constexpr, VALUES: tl.constexpr,
+):  # fmt: skip
+    """Return [BLOCK_M, BLOCK_N] fp32: rows of x by rows of a weight.
+
+    Args:
+        x_rows, x_mask: Where each row of x begins, int64, and which rows there are; the others count as zeros.
+        codes, scales, zeros, factors, table: As in CodedArguments.
+        rows: Rows of the weight, [BLOCK_N] int64.
+    """
+    RUNS: tl.constexpr = BLOCK_K // 32
+    PART: tl.constexpr = 16 if BITS == 4 or GROUP % 32 != 0 else 32  # of a run, that is multiplied at once
+    groups = tl.cdiv(columns, GROUP)
+    code_rows = (rows * (columns // 2 if BITS == 4 else columns))[:, None, None]
+    scale_rows = (rows * groups)[:, None]
+    run = tl.arange(0, RUNS)
+    place = tl.arange(0, PART)
+    flat = tl.arange(0, RUNS * PART)
+    sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for begin in range(0, columns, BLOCK_K):
+        first = begin + run * 32
+        there = (first < columns)[None, :]
+        for half in tl.static_range(32 // PART):
+            if BITS == 8:
+                at = (first + half * PART)[:, None] + place[None, :]
+                inside = (at < columns)[None, :, :]
+                found = tl.load(codes + code_rows + at[None, :, :], inside, 0.0, eviction_policy="evict_first")
+            else:
+                if half == 0:
+                    at = (first // 2)[:, None] + place[None, :]
+                    inside = (at < columns // 2)[None, :, :]
+                    stored = tl.load(codes + code_rows + at[None, :, :], inside, 0.0, eviction_policy="evict_first")
+                found = (stored.to(tl.int32) >> (4 * half)) & 15
+            k = begin + flat // PART * 32 + half * PART + flat % PART
+            group = (first + half * PART) // GROUP
+            own = scale_values(tl.load(scales + scale_rows + group[None, :], there, 0.0), EXPONENTS)
+            values = code_values(found, table, VALUES)
+            if ZEROS:
+                zero = tl.load(zeros + scale_rows + group[None, :], there, 0.0).to(tl.float32)
+                values -= zero[:, :, None]
+            else:
+                values -= MIDDLE
+            w = tl.reshape(values * own[:, :, None], (BLOCK_N, RUNS * PART)).to(x.dtype.element_ty)
+            a = tl.load(x + x_rows[:, None] + k[None, :], x_mask[:, None] & (k < columns)[None, :], 0.0)
+            sums = tl.dot(w, tl.trans(a), sums, input_precision="ieee")
+    if FACTORS:
+        sums *= tl.load(factors + rows)[:, None]
+    return tl.trans(sums)
+
+
+@triton.jit
+def scale_values(stored, EXPONENTS: tl.constexpr):
+    """Return stored scales as fp32; EXPONENTS: they are exponents of powers of two, biased as those of fp32."""
+    if EXPONENTS:
+        bits = tl.maximum(stored.to(tl.int32) << 23, 0x400000)  # 2^-127 is less than the least normal number
+        return bits.to(tl.float32, bitcast=True)
+    return stored.to(tl.float32)
+
+
+@triton.jit
+def code_values(codes, table, VALUES: tl.constexpr):
+    """Return what codes stand for, fp32: they are numbers without a sign, e2m1, or places in a table.
+
+    Integers are not converted, which GPUs do at an eighth of the rate of other operations: a number below 2^23 is
+    what its bits are in the last places of 2^23, and e2m1's bits are those of an fp16 that is 2^14 times less.
+    """
+    if VALUES == "unsigned":
+        values = (codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+    elif VALUES == "e2m1":
+        bits = codes.to(tl.int32)
+        half = ((bits & 8) << 12) | ((bits & 7) << 9)
+        values = half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
+    else:
+        values = _looked_up(codes.to(tl.int32), table)
+    return values
+
+
+@triton.jit
+def _looked_up(bits, table):
+    """Return table[bits] by selecting: loads from places that differ from thread to thread take longer."""
+    values = tl.zeros_like(bits).to(tl.float32) + tl.load(table)
+    for number in tl.static_range(1, 16):
+        values = tl.where(bits == number, tl.load(table + number), values)
+    return values

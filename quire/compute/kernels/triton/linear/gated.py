@@ -1,16 +1,15 @@
 """silu(x Gᵀ) · (x Uᵀ) for many rows of x on Hopper, where the weight has the gates G above the ups U: one kernel.
 
-It is bound by its operations, 4 · rows · outputs · columns. It moves x, the weight and what it makes, once each where
-the cache keeps what tiles share; a product and a kernel for the gate write 2 · outputs values a row, and read them.
+Its 4 · rows · outputs · columns operations bound it. It moves x, the weight and its result once each where the cache
+keeps what tiles share; a product followed by a kernel for the gate also writes and reads 2 · outputs values a row.
 
-A program is two kinds of warps (the scheme that CUTLASS 3 calls warp-specialized, persistent and cooperative). One warp
-asks the copy engine for tiles of x and the weight, some steps ahead. Two groups of four warps each own 64 rows of x;
+A program has two kinds of warps (CUTLASS 3 calls the scheme warp-specialized, persistent and cooperative). One warp
+asks the copy engine for tiles of x and the weight, some steps ahead. Two groups of four warps own 64 rows of x each;
 both multiply the same 256 rows of the weight, so a step of 64 columns brings 48 KB for 2 · 128 · 256 · 64 operations.
-Programs stay on the GPU and take one tile after the other; what the next one needs is read while the last one is
-written.
+Programs stay on the GPU and take one tile after the other; a tile's data are read while the tile before is written.
 
-The copy engine takes eight rows of gates, the same eight of ups, and so on: both of an output meet in one thread's
-registers, as sums in fp32. Operands of 8 bits have 128 columns a step; their scales multiply these sums.
+The copy engine takes eight rows of gates, the same eight rows of ups, and so on, so that gate and up of an output meet
+in one thread's registers, as sums in fp32. 8-bit operands have 128 columns a step; their scales multiply these sums.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.compute.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.device_properties import multiprocessors
-from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
-from quire.compute.kernels.triton.launching.tensor_descriptors import tensor_descriptor
+from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, tensor_descriptor
 
 ask_for_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # the name before Triton 3.9
 send_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
@@ -42,42 +40,39 @@ _GROUPS = gl.constexpr(2)
 _ROWS = gl.constexpr(64)
 """Rows of x that a group of four warps owns."""
 _BLOCK = gl.constexpr(256)
-"""Rows of the weight in a tile: half of them are gates."""
+"""Rows of the weight in a tile, half of which are gates."""
 _BYTES = gl.constexpr(128)
 """Bytes of a row in a step, as the copy engine lays them out for the matrix units."""
 _STAGES = gl.constexpr(4)
 """Steps under way at the same time."""
 _BAND = gl.constexpr(16)
-"""Tiles of rows that run side by side, so that they find each other's rows in the GPU's cache."""
+"""Tiles of rows that run side by side, so that they share rows in the GPU's cache."""
 _MOST = gl.constexpr(240)
-"""Registers of a thread that multiplies, which takes them from the copying ones."""
+"""Registers of a thread that multiplies, which takes them from the threads that copy."""
 _REGISTERS = 168
 """Registers of a thread at the start; 384 threads with so many fill a multiprocessor."""
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
 def supports_gated_gemm(x: Tensor, w: Tensor, y: Tensor) -> bool:
-    """Whether `gated_gemm` takes these operands on sm_90: 16-bit floats, aligned to 16 bytes for the copy engine."""
-    return x.dtype in _DTYPES and x.dtype == w.dtype == y.dtype and _fit_copy_engine(x, w, y)
+    """Whether `gated_gemm` takes these operands on sm_90: 16-bit floats, or e4m3 codes x and w, and a 16-bit y.
 
-
-def supports_scaled_gated_gemm(x: Tensor, w: Tensor, y: Tensor) -> bool:
-    """Whether `scaled_gated_gemm` takes these operands on sm_90: e4m3 codes x and w, a 16-bit y, all aligned."""
-    return x.dtype == w.dtype == torch.float8_e4m3fn and y.dtype in _DTYPES and _fit_copy_engine(x, w, y)
-
-
-def _fit_copy_engine(x: Tensor, w: Tensor, y: Tensor) -> bool:
-    outputs, columns = w.shape[0] // 2, w.shape[1]
-    item = x.element_size()
+    The copy engine needs them to be aligned to 16 bytes.
+    """
+    (outputs, columns), item = (w.shape[0] // 2, w.shape[1]), x.element_size()
+    is_coded = x.dtype == torch.float8_e4m3fn
     return (
-        x.stride(1) == y.stride(1) == 1
+        x.dtype == w.dtype
+        and y.dtype in _DTYPES
+        and (is_coded or x.dtype == y.dtype)
+        and x.stride(1) == y.stride(1) == 1
         and w.is_contiguous()
         and outputs % 8 == columns * item % 16 == x.stride(0) * item % 16 == y.stride(0) % 8 == 0
         and x.data_ptr() % 16 == w.data_ptr() % 16 == y.data_ptr() % 16 == 0
     )
 
 
-def gated_gemm(x: Tensor, w: Tensor, y: Tensor, overlap: bool) -> None:
+def gated_gemm(x: Tensor, w: Tensor, y: Tensor, overlap: bool, scales: tuple[Tensor, Tensor] | None = None) -> None:
     """y = silu of the first half of x Wᵀ times the second. Rows of x and y may lie apart.
 
     Args:
@@ -85,27 +80,12 @@ def gated_gemm(x: Tensor, w: Tensor, y: Tensor, overlap: bool) -> None:
         w: [2 · outputs, columns].
         y: [rows, outputs].
         overlap: Whether the kernel may start before the previous one ends; see dependent_launch.
+        scales: The scales [rows, 1] and [2 · outputs, 1] fp32 of x and w, if these are codes.
     """
-    _launch(x, w, None, y, overlap)
-
-
-def scaled_gated_gemm(x: tuple[Tensor, Tensor], w: tuple[Tensor, Tensor], y: Tensor, overlap: bool) -> None:
-    """y = silu of the first half of x Wᵀ times the second, for fp8 codes with a scale for each row.
-
-    Args:
-        x: Codes [rows, columns] e4m3, and their scales [rows, 1] fp32.
-        w: Codes [2 · outputs, columns] e4m3, and their scales [2 · outputs, 1] fp32.
-        y: [rows, outputs], bf16 or fp16.
-        overlap: Whether the kernel may start before the previous one ends; see dependent_launch.
-    """
-    _launch(x[0], w[0], (x[1], w[1]), y, overlap)
-
-
-def _launch(x: Tensor, w: Tensor, scales: tuple[Tensor, Tensor] | None, y: Tensor, overlap: bool) -> None:
     rows, outputs = y.shape
     down, across = cdiv(rows, 128), cdiv(outputs, 128)
     columns = 128 // x.element_size()
-    x_scales, w_scales = (y, y) if scales is None else scales  # y is not touched as scales
+    x_scales, w_scales = scales or (y, y)  # y is not touched as scales
     _gated_gemm_kernel[(min(down * across, multiprocessors(x.device)),)](
         _tensor_descriptor(x, 64, columns), _weight_descriptor(w, columns), _tensor_descriptor(y, 64, 128), x_scales,
         w_scales, rows, outputs, cdiv(x.shape[1], columns), down, across,
@@ -115,12 +95,12 @@ def _launch(x: Tensor, w: Tensor, scales: tuple[Tensor, Tensor] | None, y: Tenso
 
 
 def _tensor_descriptor(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """[rows, columns] for the copy engine, which takes so many of both at a time."""
+    """Describe x to the copy engine, which takes tiles [rows, columns] of it."""
     return tensor_descriptor(x, tuple(x.shape), (x.stride(0), 1), (rows, columns), _layout(2, 8 * x.element_size()))
 
 
 def _weight_descriptor(w: Tensor, columns: int) -> TensorDescriptor:
-    """Eight rows of gates come before the same eight of ups: [eights, gate or up, 8, columns]."""
+    """Describe w as [eights of rows, gate or up, 8, columns]: eight rows of gates come before the same eight of ups."""
     outputs, width = w.shape[0] // 2, w.shape[1]
     strides = (8 * width, outputs * width, width, 1)
     shape = (outputs // 8, 2, 8, width)
@@ -139,7 +119,7 @@ def _gated_gemm_kernel(
     x_tiles, w_tiles, y_tiles, x_scales, w_scales, rows, outputs, steps, down, across,
     COLUMNS: gl.constexpr, SCALED: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
-    """Barriers say ready: what the copy engine was asked for is there; and free: both groups are done with it."""
+    """Barriers are `ready` when a requested tile is there, and `free` when both groups are done with it."""
     release_dependents(OVERLAP)
     dtype: gl.constexpr = x_tiles.dtype
     layout: gl.constexpr = x_tiles.layout
@@ -168,7 +148,7 @@ def _gated_gemm_kernel(
 
 @gluon.jit
 def _producer_warp(memory, work, x_tiles, w_tiles, COLUMNS: gl.constexpr, OVERLAP: gl.constexpr):
-    """One warp: asks for what the groups will need, as soon as they leave room for it; for W even before x is there."""
+    """One warp requests tiles for both groups as soon as there is room, and tiles of W even before x is there."""
     steps, down, across = work
     a, _, _, ready, free = memory
     ahead = 0
@@ -193,7 +173,7 @@ def _producer_warp(memory, work, x_tiles, w_tiles, COLUMNS: gl.constexpr, OVERLA
 
 @gluon.jit
 def _load_w_async(w_tiles, n, step, stage, memory, COLUMNS: gl.constexpr, pred):
-    """And say how much is asked for at this step."""
+    """Request a tile of W, and tell the barrier how many bytes of W and x this step brings."""
     _, b, _, ready, _ = memory
     mbarrier.expect(ready.index(stage), (_GROUPS * _ROWS + _BLOCK) * _BYTES, pred=pred)
     into = b.index(stage).reshape([_BLOCK // 16, 2, 8, COLUMNS])
@@ -202,7 +182,7 @@ def _load_w_async(w_tiles, n, step, stage, memory, COLUMNS: gl.constexpr, pred):
 
 @gluon.jit
 def _consumer_warps(memory, work, scales, y_tiles, COLUMNS: gl.constexpr, SCALED: gl.constexpr, NUMBER: gl.constexpr):
-    """Four warps: 64 rows of each tile. One step's products run while the next one is waited for."""
+    """Four warps multiply 64 rows of each tile. The products of one step run while the next step is waited for."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _BLOCK, COLUMNS // 4])
     steps, down, across = work
     a, b, c, ready, free = memory
@@ -241,7 +221,7 @@ def _consumer_warps(memory, work, scales, y_tiles, COLUMNS: gl.constexpr, SCALED
 
 @gluon.jit
 def _scaled(values, scales, first_row, n, LAYOUT: gl.constexpr):
-    """Sums times the scales of their rows and outputs."""
+    """Return sums times the scales of their rows and outputs."""
     x_scales, w_scales, rows, outputs = scales
     row = first_row + gl.arange(0, _ROWS, layout=gl.SliceLayout(1, LAYOUT))
     place = gl.arange(0, _BLOCK, layout=gl.SliceLayout(0, LAYOUT))
@@ -252,7 +232,7 @@ def _scaled(values, scales, first_row, n, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def _gated(values):
-    """silu(gate) · up of sums, eight gates before eight ups: [64, 256] → [64, 128]."""
+    """Return silu(gate) · up of sums that have eight gates before eight ups: [64, 256] → [64, 128]."""
     pairs = gl.permute(gl.reshape(values, [_ROWS, _BLOCK // 16, 2, 8]), (0, 1, 3, 2))
     gate, up = gl.split(pairs)
     return gl.reshape(gate * up / (1.0 + gl.exp2(gate * -1.4426950408889634)), [_ROWS, _BLOCK // 2])

@@ -1,10 +1,12 @@
-"""y = x Wᵀ for few rows of x, on the tensor cores.
+"""y = x Wᵀ on the tensor cores, for few rows of x, or for any number where the weight is 8-bit codes with scales.
 
 A program multiplies a tile of x with a tile of W over a part of the columns; tiles of x that share one of W run side by
-side, so W is read from memory once: 2 · outputs · columns bytes, while x comes from the cache. Where there are too few
-tiles to keep the whole GPU reading, the columns are cut into splits. Each split leaves its sums in memory, and the
-program that finds itself the last one of a tile adds them in the order of the splits, not of their arrival, so that the
-result is always the same.
+side, so W is read from memory once, while x comes from the cache. Where there are too few tiles to keep the whole GPU
+reading, the columns are cut into splits. Each split leaves its sums in memory, and the program that is the last one of
+a tile to end adds them in the order of the splits, not of their arrival, so that the result is always the same.
+
+Scales of rows and outputs multiply the sums at the end. Scales of blocks multiply the sums of their columns, one block
+a step, which also keeps sums in fp32, as the tensor cores add fewer bits.
 """
 
 from __future__ import annotations
@@ -17,12 +19,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.compute.kernels.reference.linear import ScaledWeight
 from quire.compute.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
 from quire.compute.kernels.triton.linear.inner_loops import fetch_ahead, gated, gemm_loop, weight_rows
 
+BLOCK_COLUMNS = 128
+"""The number of neighbouring columns that share a scale, in weights whose scales are of blocks."""
 _MAX_TILES = 65_536
-"""Of a product whose tiles have several programs."""
+"""The most tiles of a product whose tiles have several programs."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class GemmConfig:
         block_m, block_n, block_k: Rows of x, rows of W (gates and ups together where the product is gated) and
             columns of a tile.
         splits: Parts of the columns.
-        warps: Of 32 threads, by program.
+        warps: Warps of a program.
         stages: Tiles under way at the same time.
         swapped: W is the tensor core's first operand.
     """
@@ -48,34 +53,46 @@ class GemmConfig:
 
 
 def gemm(
-    x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, config: GemmConfig, gate: bool, overlap: bool, *,
-    waits_late: bool = False,
+    x: Tensor | tuple[Tensor, Tensor], w: Tensor | ScaledWeight, bias: Tensor | None, y: Tensor, config: GemmConfig,
+    gate: bool, overlap: bool, *, waits_late: bool = False,
 ) -> None:  # fmt: skip
-    """y = x Wᵀ + bias, or silu of its first half times the second where `gate`: x [rows, columns], y [rows, outputs].
+    """y = x Wᵀ + bias, or silu of its first half times the second where `gate`.
 
-    The rows of x may lie apart; y is contiguous. `waits_late`: the kernel that was launched last lets others start when
-    it has waited for x, so this one waits for it only before it writes.
+    Args:
+        x: [rows, columns], whose rows may lie apart; for a weight of codes, codes [rows, columns] and scales
+            [rows, groups], as quantize_rows makes them.
+        y: [rows, outputs], contiguous.
+        config: With scales of blocks, its block_k is the columns of a block.
+        waits_late: Wait for the kernel that was launched last only before the sums are written. That kernel lets others
+            start when it has waited for x.
     """
-    rows, outputs = y.shape
-    columns = w.shape[1]
+    values, scales = (x, None) if isinstance(x, Tensor) else x
+    weight, w_scales, block = (w, None, (1, 0)) if isinstance(w, Tensor) else w
+    groups = 0 if w_scales is None else w_scales.shape[1]
+    assert groups < 2 or config.block_k == block[1]
+    (rows, outputs), columns = y.shape, weight.shape[1]
     tiles = tiles_of(rows, outputs, config, gate)
     sums, arrived = scratch_of_tiles(y, tiles, config.splits, config.block_m * config.block_n)
     _tile_kernel[(tiles, config.splits)](
-        x, w, w if bias is None else bias, y, sums, arrived, rows, outputs, columns, x.stride(0),
-        BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLIT=config.splits > 1,
-        WHOLE=columns % config.block_k == 0, SWAPPED=config.swapped, GATED=gate, BIASED=bias is not None,
-        OVERLAP=overlap, WAITS_LATE=waits_late, num_warps=config.warps, num_stages=config.stages, launch_pdl=overlap,
+        values, scales, weight, w_scales, weight if bias is None else bias, y, sums, arrived, rows, outputs, columns,
+        values.stride(0), BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SCALE_ROWS=block[0],
+        GROUPS=groups, SPLIT=config.splits > 1, WHOLE=columns % config.block_k == 0, SWAPPED=config.swapped,
+        GATED=gate, BIASED=bias is not None, OVERLAP=overlap, WAITS_LATE=waits_late, num_warps=config.warps,
+        num_stages=config.stages, launch_pdl=overlap,
     )  # fmt: skip
 
 
 def tiles_of(rows: int, outputs: int, config: GemmConfig, gate: bool = False) -> int:
-    """How many tiles make y [rows, outputs]."""
+    """Return how many tiles make y [rows, outputs]."""
     return cdiv(outputs, config.block_n // 2 if gate else config.block_n) * cdiv(rows, config.block_m)
 
 
 def scratch_of_tiles(y: Tensor, tiles: int, splits: int, size: int) -> tuple[Tensor, Tensor]:
-    """What a product y needs that has so many programs a tile of `size` sums: [tiles, splits, size] fp32 for these, and
-    how many programs of each tile are done. Where a tile has one program, it touches neither."""
+    """Return memory for the splits of a product y whose tiles have `size` sums.
+
+    These are sums [tiles, splits, size] fp32, and how many programs of each tile have ended. Where a tile has one
+    program, it touches neither.
+    """
     if splits == 1:
         return y, y
     assert tiles <= _MAX_TILES
@@ -84,17 +101,21 @@ def scratch_of_tiles(y: Tensor, tiles: int, splits: int, size: int) -> tuple[Ten
 
 @functools.cache
 def _counters(device: torch.device) -> Tensor:
-    """[_MAX_TILES] int32. Zeros whenever no product is under way, for the last program of a tile puts them back;
-    products of a device run one after another, on one stream."""
+    """Return [_MAX_TILES] int32 zeros.
+
+    The last program of a tile sets its counter to 0 again, and products of a device run one after another, on one
+    stream.
+    """
     return torch.zeros(_MAX_TILES, dtype=torch.int32, device=device)
 
 
 @fast_launch
 @triton.jit(do_not_specialize=["rows"])
 def _tile_kernel(
-    x, w, bias, y, sums, arrived, rows, outputs, columns, x_stride,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, WHOLE: tl.constexpr,
-    SWAPPED: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, OVERLAP: tl.constexpr, WAITS_LATE: tl.constexpr,
+    x, x_scales, w, w_scales, bias, y, sums, arrived, rows, outputs, columns, x_stride,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr,
+    SPLIT: tl.constexpr, WHOLE: tl.constexpr, SWAPPED: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
+    OVERLAP: tl.constexpr, WAITS_LATE: tl.constexpr,
 ):  # fmt: skip
     release_dependents(OVERLAP)
     split = 0
@@ -113,6 +134,7 @@ def _tile_kernel(
         tl.program_id(0), split, splits, begin, m, w_rows, first, last, x, w, bias, y, sums, arrived,
         rows, outputs, columns, x_stride,
         BLOCK_M, BLOCK_N, BLOCK_K, SPLIT, WHOLE, SWAPPED, GATED, BIASED, OVERLAP, WAITS_LATE,
+        x_scales, w_scales, SCALE_ROWS, GROUPS,
     )  # fmt: skip
 
 
@@ -121,9 +143,9 @@ def place_of_tile(
     tile, split, splits, rows, outputs, columns,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    """A tile's first output, its rows of x [BLOCK_M], and its rows of the weight [BLOCK_N]; then a split's first step
-    of BLOCK_K columns, and the one behind its last."""
-    begin, m, w_rows = _tile_at(tile, tl.cdiv(rows, BLOCK_M), outputs, BLOCK_M, BLOCK_N, GATED)
+    """Return a tile's first output, its rows of x [BLOCK_M] and its rows of the weight [BLOCK_N]; then a split's first
+    step of BLOCK_K columns, and the step behind its last."""
+    begin, m, w_rows = tile_at(tile, tl.cdiv(rows, BLOCK_M), outputs, BLOCK_M, BLOCK_N, GATED)
     steps = tl.cdiv(columns, BLOCK_K)
     first = 0
     last = steps
@@ -138,24 +160,26 @@ def multiply_tile(
     tile, split, splits, begin, m, w_rows, first, last, x, w, bias, y, sums, arrived, rows, outputs, columns, x_stride,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, WHOLE: tl.constexpr,
     SWAPPED: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, OVERLAP: tl.constexpr, WAITS_LATE: tl.constexpr,
+    x_scales=None, w_scales=None, SCALE_ROWS: tl.constexpr = 1, GROUPS: tl.constexpr = 0,
 ):  # fmt: skip
-    """A tile of the product at its place, over one of `splits` parts of the columns. The caller has waited for x,
-    unless x is there and WAITS_LATE."""
-    values = gemm_loop(
-        x,
-        m.to(tl.int64) * x_stride,
-        m < rows,
-        w,
-        w_rows * columns,
-        columns,
-        first,
-        last,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_K,
-        WHOLE,
-        SWAPPED,
-    )
+    """Compute a tile of the product at its place, over one of `splits` parts of the columns.
+
+    The caller has waited for x, unless WAITS_LATE, where x is there. Weights of codes have GROUPS scales a row;
+    SCALE_ROWS rows share them.
+    """
+    row = m.to(tl.int64)
+    if GROUPS > 0:
+        GROUP: tl.constexpr = BLOCK_K if GROUPS > 1 else 0
+        values = gemm_loop(
+            x, row * x_stride, m < rows, w, w_rows * columns, columns, first, last,
+            BLOCK_M, BLOCK_N, BLOCK_K, WHOLE, SWAPPED,
+            x_scales + row * GROUPS, w_scales + w_rows // SCALE_ROWS * GROUPS, GROUP, GROUP,
+        )  # fmt: skip
+    else:
+        values = gemm_loop(
+            x, row * x_stride, m < rows, w, w_rows * columns, columns, first, last,
+            BLOCK_M, BLOCK_N, BLOCK_K, WHOLE, SWAPPED,
+        )  # fmt: skip
     if WAITS_LATE:
         wait_for_inputs(OVERLAP)
     if SPLIT:
@@ -169,16 +193,22 @@ def multiply_tile(
             values = tl.load(own + place, cache_modifier=".cg")
             for other in range(1, splits):
                 values += tl.load(own + other * SIZE + place, cache_modifier=".cg")
-            _write_tile(values, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N, GATED, BIASED)
+            write_tile(
+                values, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N, GATED, BIASED,
+                x_scales, w_scales, GROUPS,
+            )  # fmt: skip
     else:
-        _write_tile(values, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N, GATED, BIASED)
+        write_tile(
+            values, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N, GATED, BIASED,
+            x_scales, w_scales, GROUPS,
+        )  # fmt: skip
 
 
 @triton.jit
-def _tile_at(tile, down, outputs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
-    """A tile's first output, its rows of x [BLOCK_M], and its rows of the weight [BLOCK_N].
+def tile_at(tile, down, outputs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
+    """Return a tile's first output, its rows of x [BLOCK_M] and its rows of the weight [BLOCK_N].
 
-    Those with the same rows of the weight, `down` of them, have numbers side by side.
+    The `down` tiles with the same rows of the weight have neighbouring numbers.
     """
     begin = tile // down * (BLOCK_N // 2 if GATED else BLOCK_N)
     m = tile % down * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -186,12 +216,15 @@ def _tile_at(tile, down, outputs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, 
 
 
 @triton.jit
-def _write_tile(
+def write_tile(
     sums, bias, y, m, w_rows, begin, rows, outputs,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
+    x_scales=None, w_scales=None, GROUPS: tl.constexpr = 0,
 ):  # fmt: skip
-    """What sums [BLOCK_M, BLOCK_N] make of y [rows, outputs]."""
+    """Write what sums [BLOCK_M, BLOCK_N] make of y [rows, outputs]."""
     MADE: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
+    if GROUPS == 1:
+        sums *= tl.load(x_scales + m, m < rows, 0.0)[:, None] * tl.load(w_scales + w_rows)[None, :]
     if BIASED:
         sums += tl.load(bias + w_rows).to(tl.float32)[None, :]
     if GATED:

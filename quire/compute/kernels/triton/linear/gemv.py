@@ -1,20 +1,26 @@
-"""y = x Wᵀ for one row of x.
+"""y = x Wᵀ for one row of x, by a weight that is dense or 8-bit codes with scales.
 
-Each program multiplies x with a few rows of W: 2 · outputs · columns bytes of a 16-bit W, read once, in 16-byte loads;
-x stays in the cache. Sums are fp32 and in a fixed order.
+Each program multiplies x with a few rows of W, whose bytes are read once, in 16-byte loads; x stays in the cache. Sums
+are in a fixed order. fp8 codes become fp32 in registers, so x need not be quantized. Turning int8 codes into fp32 would
+take longer than reading them: x is quantized, and one instruction (`dp4a`) multiplies and adds four codes of a word.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.compute.kernels.triton.launching.dependent_launch import release_dependents
-from quire.compute.kernels.triton.launching.launch import fast_launch
+from quire.compute.kernels.reference.linear import ScaledWeight
+from quire.compute.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
+from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
 from quire.compute.kernels.triton.linear.inner_loops import gated, gemv_loop, weight_rows
+
+_MAX_COLUMNS = 2**17
+"""The most columns whose sum of int8 products fits 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +28,9 @@ class GemvConfig:
     """How the work is divided into programs.
 
     Attributes:
-        block_n: Rows of W by program; gates and ups together where the product is gated.
+        block_n: Rows of W of a program; gates and ups together where the product is gated.
         block_k: Columns at a time.
-        warps: Of 32 threads, by program.
+        warps: Warps of a program.
     """
 
     block_n: int
@@ -32,33 +38,128 @@ class GemvConfig:
     warps: int
 
 
-def gemv(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, config: GemvConfig, gate: bool, overlap: bool) -> None:
+def gemv(
+    x: Tensor, w: Tensor | ScaledWeight, bias: Tensor | None, y: Tensor, config: GemvConfig, gate: bool, overlap: bool
+) -> None:
     """y = x Wᵀ + bias, or silu of its first half times the second where `gate`: x [1, columns], y [1, outputs]."""
+    values, scales, block = (w, None, (1, 1)) if isinstance(w, Tensor) else w
     outputs = y.shape[1]
-    made = config.block_n // 2 if gate else config.block_n
-    _gemv_kernel[(-(-outputs // made),)](
-        x, w, w if bias is None else bias, y, outputs,
-        COLUMNS=w.shape[1], BLOCK_N=config.block_n, BLOCK_K=config.block_k, GATED=gate, BIASED=bias is not None,
-        OVERLAP=overlap, num_warps=config.warps, launch_pdl=overlap,
+    _gemv_kernel[(cdiv(outputs, config.block_n // 2 if gate else config.block_n),)](
+        x, values, scales, values if bias is None else bias, y, outputs,
+        COLUMNS=values.shape[1], SCALE_ROWS=block[0], SCALE_COLUMNS=block[1],
+        GROUPS=0 if scales is None else scales.shape[1], BLOCK_N=config.block_n, BLOCK_K=config.block_k, GATED=gate,
+        BIASED=bias is not None, OVERLAP=overlap, num_warps=config.warps, launch_pdl=overlap,
+    )  # fmt: skip
+
+
+def supports_int8_gemv(weight: ScaledWeight) -> bool:
+    """Whether words of codes can be read 16 bytes at a time, and outputs have one scale each."""
+    columns = weight.codes.shape[1]
+    return (
+        weight.codes.dtype == torch.int8
+        and weight.scales.shape[1] == 1
+        and weight.block[0] == 1
+        and columns % 16 == 0
+        and columns <= _MAX_COLUMNS
+    )
+
+
+def int8_gemv(
+    x: tuple[Tensor, Tensor],
+    weight: ScaledWeight,
+    bias: Tensor | None,
+    y: Tensor,
+    config: GemvConfig,
+    gate: bool,
+    overlap: bool,
+) -> None:
+    """y = x Wᵀ + bias, or silu of its first half times the second where `gate`.
+
+    Args:
+        x: [1, columns] codes and [1, 1] scales, as quantize_rows makes them.
+        y: [1, outputs].
+    """
+    codes, scales = x
+    outputs, columns = y.shape[1], weight.codes.shape[1]
+    _int8_gemv_kernel[(cdiv(outputs, config.block_n // 2 if gate else config.block_n),)](
+        codes.view(torch.int32), scales, weight.codes.view(torch.int32), weight.scales,
+        weight.codes if bias is None else bias, y, outputs,
+        WORDS=columns // 4, BLOCK_N=config.block_n, BLOCK_K=config.block_k // 4, GATED=gate, BIASED=bias is not None,
+        DP4A=codes.is_cuda, OVERLAP=overlap, num_warps=config.warps, launch_pdl=overlap,
     )  # fmt: skip
 
 
 @fast_launch
 @triton.jit
 def _gemv_kernel(
-    x, w, bias, y, outputs,
-    COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
+    x, w, scales, bias, y, outputs, COLUMNS: tl.constexpr, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
+    GROUPS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     release_dependents(OVERLAP)
-    MADE: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
-    begin = tl.program_id(0) * MADE
+    begin = tl.program_id(0) * (BLOCK_N // 2 if GATED else BLOCK_N)
     rows = weight_rows(begin, outputs, BLOCK_N, GATED)
-    sums = gemv_loop(tl.zeros((BLOCK_N, BLOCK_K), tl.float32), x, w, rows, COLUMNS, BLOCK_K, OVERLAP)
-    values = tl.sum(sums, 1)
+    sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    if scales is None:
+        values = tl.sum(gemv_loop(sums, x, w, rows, COLUMNS, BLOCK_K, OVERLAP), 1)
+    elif GROUPS == 1:
+        values = tl.sum(gemv_loop(sums, x, w, rows, COLUMNS, BLOCK_K, OVERLAP), 1) * tl.load(scales + rows)
+    else:
+        own = scales + rows // SCALE_ROWS * GROUPS
+        values = tl.sum(gemv_loop(sums, x, w, rows, COLUMNS, BLOCK_K, OVERLAP, own, SCALE_COLUMNS), 1)
+    _store_outputs(values, bias, y, rows, begin, outputs, BLOCK_N, GATED, BIASED)
+
+
+@fast_launch
+@triton.jit
+def _int8_gemv_kernel(
+    x, x_scale, w, w_scales, bias, y, outputs,
+    WORDS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
+    DP4A: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Each part of w is requested before the part in front of it is used, and the first before x is there."""
+    release_dependents(OVERLAP)
+    begin = tl.program_id(0) * (BLOCK_N // 2 if GATED else BLOCK_N)
+    rows = weight_rows(begin, outputs, BLOCK_N, GATED)
+    k = tl.arange(0, BLOCK_K)
+    pointers = w + rows[:, None] * WORDS + k[None, :]
+    ahead = tl.load(pointers, (k < WORDS)[None, :], 0, eviction_policy="evict_first")
+    wait_for_inputs(OVERLAP)
+    sums = tl.zeros((BLOCK_N, BLOCK_K), tl.int32)
+    for first in tl.static_range(0, WORDS, BLOCK_K):
+        part = ahead
+        if first + BLOCK_K < WORDS:
+            pointers += BLOCK_K
+            inside = (first + BLOCK_K + k < WORDS)[None, :]
+            ahead = tl.load(pointers, inside, 0, eviction_policy="evict_first")
+        values = tl.load(x + first + k, first + k < WORDS, 0)
+        sums = _add_products(sums, part, values[None, :], DP4A)
+    values = tl.sum(sums, 1).to(tl.float32) * tl.load(x_scale) * tl.load(w_scales + rows)
+    _store_outputs(values, bias, y, rows, begin, outputs, BLOCK_N, GATED, BIASED)
+
+
+@triton.jit
+def _store_outputs(
+    values, bias, y, rows, begin, outputs, BLOCK_N: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr
+):
+    """Store what sums [BLOCK_N] make of y, from the output `begin` on."""
+    MADE: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     if BIASED:
         values += tl.load(bias + rows).to(tl.float32)
     if GATED:
         values = tl.reshape(gated(values[None, :], 1, MADE), (MADE,))
     n = begin + tl.arange(0, MADE)
     tl.store(y + n, values.to(y.dtype.element_ty), n < outputs)
+
+
+@triton.jit
+def _add_products(sums, a, b, DP4A: tl.constexpr):
+    """Return sums plus the products of the four int8 in each word of a and b; without DP4A as the interpreter can."""
+    if DP4A:
+        sums = tl.inline_asm_elementwise(
+            "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, sums], dtype=tl.int32, is_pure=True, pack=1
+        )
+    else:
+        for byte in tl.static_range(4):
+            sums += ((a << (24 - 8 * byte)) >> 24) * ((b << (24 - 8 * byte)) >> 24)
+    return sums

@@ -1,8 +1,8 @@
-"""Matrix products with integers of 4 or 8 bits in groups: which kernel serves which weight and how many rows.
+"""Matrix products with integers in groups and codes of sixteen values: which kernel serves which weight and rows.
 
-4 bits in groups of 128 columns or more lie packed, and are multiplied as they are for up to some thousand rows of x;
-other formats for up to 16, by coded_gemm.py. Beyond, the weight is expanded to a dense one that lives for the
-product.
+4-bit integers in groups of 128 columns or more lie packed, and are multiplied as they lie for up to some thousand rows
+of x. coded_gemm.py multiplies other integers and e2m1 for up to 16 rows. In all other cases the weight is expanded to a
+dense one that lives for the product.
 """
 
 from __future__ import annotations
@@ -13,18 +13,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.compute.kernels.reference import grouped_linear as reference
-from quire.compute.kernels.reference.grouped_linear import GroupedWeight
+from quire.compute.kernels.reference import linear as reference
+from quire.compute.kernels.reference.linear import CodebookWeight, GroupedWeight
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap
 from quire.compute.kernels.triton.launching.device_properties import is_sm_90
 from quire.compute.kernels.triton.linear.coded_gemm import coded_linear, suits
 from quire.compute.kernels.triton.linear.linear import linear_silu_and_mul
-from quire.compute.kernels.triton.linear.packed_expand import expand_grouped, expand_packed
+from quire.compute.kernels.triton.linear.packed_expand import expand_codebook, expand_grouped, expand_packed
 from quire.compute.kernels.triton.linear.packed_gemm import PackedGemmConfig, packed_gemm
 from quire.compute.kernels.triton.linear.packed_gemm_many import PackedGemmManyConfig, packed_gemm_many
 from quire.compute.kernels.triton.linear.packed_gemv import PackedGemvConfig, packed_gemv
-from quire.compute.kernels.triton.linear.packed_layout import COLUMNS, FIRST_INTEGER, PackedWeight, pack_int4
-from quire.compute.kernels.triton.linear.permute_columns import permute_columns
+from quire.compute.kernels.triton.linear.packed_layout import (
+    COLUMNS,
+    FIRST_INTEGER,
+    PackedWeight,
+    pack_int4,
+    permute_columns,
+)
 from quire.compute.kernels.triton.linear.tuned_configs import TunedConfigs, read_configs
 
 PackedConfig = PackedGemvConfig | PackedGemmConfig | PackedGemmManyConfig
@@ -35,16 +40,16 @@ KERNELS: dict[str, type[PackedConfig]] = {
 }
 """The classes of configs, by the names that the table has for them."""
 MAX_ROWS = 4096
-"""For more rows of x than this the weight is expanded; the table has no more."""
+"""The most rows of x for which the table has configs; with more, the weight is expanded."""
 _ROW_TILE = 128
-"""Of the largest tile of a weight: its rows are divided by it."""
+"""Rows of the largest tile of a weight, which must divide the weight's rows."""
+pack_codebook = reference.pack_codebook
 
 
 def pack_grouped(
     codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, group: int, order: Tensor | None, gated: bool,
     dtype: torch.dtype = torch.bfloat16,
 ) -> PackedWeight | GroupedWeight:  # fmt: skip
-    """Arguments as in reference/grouped_linear.py."""
     rows, columns = codes.shape
     fits = bits == 4 and group % COLUMNS == columns % COLUMNS == rows % _ROW_TILE == 0
     if fits and dtype in FIRST_INTEGER and is_sm_90(codes.device):
@@ -55,7 +60,6 @@ def pack_grouped(
 
 
 def grouped_linear(x: Tensor, weight: PackedWeight | GroupedWeight, bias: Tensor | None) -> Tensor:
-    """Arguments as in reference/grouped_linear.py."""
     if weight.order is not None:
         x = x.index_select(1, weight.order)
     if isinstance(weight, GroupedWeight) and suits(x, weight):
@@ -74,7 +78,7 @@ def grouped_linear(x: Tensor, weight: PackedWeight | GroupedWeight, bias: Tensor
 def grouped_linear_silu_and_mul(
     x: Tensor, weight: PackedWeight | GroupedWeight, bias: Tensor | None, out: Tensor
 ) -> None:
-    """Arguments as in reference/grouped_linear.py; a packed weight without a bias takes a single kernel."""
+    """A packed weight without a bias takes a single kernel."""
     config = None
     if isinstance(weight, PackedWeight) and weight.gated and bias is None:
         config = _config_for(x, weight)
@@ -90,8 +94,23 @@ def grouped_linear_silu_and_mul(
     _multiply(x, weight, out, config)
 
 
+def codebook_linear(x: Tensor, weight: CodebookWeight, bias: Tensor | None) -> Tensor:
+    if suits(x, weight):
+        y = x.new_empty((x.shape[0], len(weight.packed)))
+        coded_linear(x, weight, bias, y, gate=False)
+        return y
+    return F.linear(x, expand_codebook(weight, x.dtype), bias)
+
+
+def codebook_linear_silu_and_mul(x: Tensor, weight: CodebookWeight, bias: Tensor | None, out: Tensor) -> None:
+    if suits(x, weight):
+        coded_linear(x, weight, bias, out, gate=True)
+        return
+    linear_silu_and_mul(x, expand_codebook(weight, x.dtype), bias, out)
+
+
 def _config_for(x: Tensor, weight: PackedWeight) -> PackedConfig | None:
-    """None: the weight is expanded."""
+    """Return the config for x and the weight; None: the weight is expanded."""
     if not 0 < x.shape[0] <= MAX_ROWS or x.dtype != weight.scales.dtype:
         return None
     return packed_config(weight.rows, weight.columns, x.shape[0])
@@ -99,13 +118,12 @@ def _config_for(x: Tensor, weight: PackedWeight) -> PackedConfig | None:
 
 @functools.cache
 def packed_config(outputs: int, columns: int, rows: int) -> PackedConfig | None:
-    """The table's config for `rows` of x and a weight of this shape."""
     return packed_configs().config(outputs, columns, rows, gate=False)
 
 
 @functools.cache
 def packed_configs() -> TunedConfigs[PackedConfig]:
-    """The table for packed weights of 4-bit codes, with a gate or without, read once. None: the weight is expanded."""
+    """Return the table for packed weights, gated or not, read once. None in it: the weight is expanded."""
     return read_configs("int4_w4a16", KERNELS)
 
 

@@ -1,9 +1,9 @@
-"""The two inner loops of all matrix products here, for weights that are read once: what limits them is memory.
+"""The two inner loops of all matrix products here, which read weights once and are limited by memory.
 
-`gemv_loop` multiplies one vector with a few rows of a weight on the ordinary arithmetic units. `gemm_loop`
-multiplies a tile of rows of x with a tile of rows of a weight on the tensor cores. A tensor core of sm_90 takes 64 rows
-of its first operand but as few as 8 of its second, so for few rows of x the weight goes first (SWAPPED) and nothing is
-wasted on rows that are not there.
+`gemv_loop` multiplies one vector by a few rows of a weight on the ordinary arithmetic units. `gemm_loop` multiplies a
+tile of rows of x by a tile of rows of a weight on the tensor cores. A tensor core of sm_90 takes 64 rows of its first
+operand but as few as 8 of its second, so for few rows of x the weight goes first (SWAPPED), which wastes no work on
+rows that are not there.
 
 Weights are [outputs, columns] with the columns side by side, as checkpoints have them.
 """
@@ -21,10 +21,10 @@ def gemv_loop(
     sums, x, w, rows, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr, WAIT: tl.constexpr, w_scales=None,
     W_GROUP: tl.constexpr = 0,
 ):  # fmt: skip
-    """sums [rows, BLOCK_K] fp32, plus the products of x [COLUMNS] and w's rows, not yet summed over BLOCK_K.
+    """Return sums [rows, BLOCK_K] fp32 plus the products of x [COLUMNS] and w's rows, not yet summed over BLOCK_K.
 
-    The next part of w is asked for before the last one is used, and the first, where WAIT, before x is there. Where
-    W_GROUP columns share a scale, those of each row begin at w_scales [rows]; W_GROUP divides BLOCK_K.
+    Each part of w is requested before the part in front of it is used, and the first, where WAIT, before x is there.
+    Where W_GROUP columns share a scale, the scales of each row begin at w_scales [rows]; W_GROUP divides BLOCK_K.
     """
     k = tl.arange(0, BLOCK_K)
     whole: tl.constexpr = COLUMNS % BLOCK_K == 0
@@ -55,8 +55,10 @@ def gemv_loop(
 
 @triton.jit
 def scaled_by_group(products, w_scales, begin, COLUMNS: tl.constexpr, APART: tl.constexpr):
-    """products [..., BLOCK_K] of the columns from `begin` on by scales, those of each row from w_scales [...] on.
-    APART: [..., groups, columns that share a scale]."""
+    """Return products [..., BLOCK_K] of the columns from `begin` on times their scales, which begin at w_scales [...].
+
+    APART is the shape [..., groups, columns that share a scale].
+    """
     GROUPS: tl.constexpr = APART[len(APART) - 2]
     GROUP: tl.constexpr = APART[len(APART) - 1]
     number = tl.minimum(begin // GROUP + tl.arange(0, GROUPS), (COLUMNS - 1) // GROUP)
@@ -70,18 +72,18 @@ def gemm_loop(
     BLOCK_K: tl.constexpr, WHOLE: tl.constexpr, SWAPPED: tl.constexpr, x_scales=None, w_scales=None,
     X_GROUP: tl.constexpr = 0, W_GROUP: tl.constexpr = 0, FAST: tl.constexpr = False,
 ):  # fmt: skip
-    """[BLOCK_M, BLOCK_N] fp32: rows of x by rows of w over the steps first to last of BLOCK_K columns.
+    """Return [BLOCK_M, BLOCK_N] fp32: rows of x by rows of w over the steps first to last of BLOCK_K columns.
 
-    Scales of groups of columns multiply the sums of a step, those of the next one on their way meanwhile; those of
-    whole rows are left to the caller. Sums of 8-bit floats leave the tensor cores, which add fewer bits than fp32 has,
-    after each step; FAST, only at the end.
+    Scales of groups of columns multiply the sums of a step, while the scales of the next step are on their way; scales
+    of whole rows are left to the caller. Sums of 8-bit floats leave the tensor cores, which add fewer bits than fp32
+    has, after each step; FAST, only at the end.
 
     Args:
         x_rows, w_rows: Where each row begins, int64.
         x_mask: Which rows of x there are; the others count as zeros.
-        columns: How many there are; WHOLE says that BLOCK_K divides them.
+        columns: The number of columns; WHOLE says that BLOCK_K divides it.
         x_scales, w_scales: [BLOCK_M] and [BLOCK_N], where each row's scales begin: one for X_GROUP or W_GROUP columns,
-            which BLOCK_K divides. 0: there are none.
+            which BLOCK_K divides; 0: there are no scales.
     """
     IN_8_BITS: tl.constexpr = w.dtype.element_ty.primitive_bitwidth == 8
     KIND: tl.constexpr = tl.int32 if w.dtype.element_ty == tl.int8 else tl.float32
@@ -135,7 +137,7 @@ def gemm_loop(
 
 @triton.jit
 def fetch_ahead(w, w_rows, begin, columns, BLOCK_N: tl.constexpr, LENGTH: tl.constexpr):
-    """Bring the columns from `begin` on of rows of a weight to the GPU's cache while x is not there yet."""
+    """Bring LENGTH columns of rows of a weight, from `begin` on, to the GPU's cache while x is not there yet."""
     LINE: tl.constexpr = 1024 // w.dtype.element_ty.primitive_bitwidth  # 128 bytes
     LINES: tl.constexpr = LENGTH // LINE if LENGTH > LINE else 1
     k = tl.minimum(begin + tl.arange(0, LINES) * LINE, columns - 1)
@@ -151,14 +153,14 @@ def fetch_ahead(w, w_rows, begin, columns, BLOCK_N: tl.constexpr, LENGTH: tl.con
 
 @triton.jit
 def gated(sums, ROWS: tl.constexpr, PAIRS: tl.constexpr):
-    """[ROWS, PAIRS]: silu(gate) · up, of sums [ROWS, 2 · PAIRS] in which each gate stands before its up."""
+    """Return silu(gate) · up [ROWS, PAIRS] of sums [ROWS, 2 · PAIRS] in which each gate stands before its up."""
     gate, up = gates_and_ups(sums, ROWS, PAIRS)
     return silu_times(gate, up)
 
 
 @triton.jit
 def gates_and_ups(sums, ROWS: tl.constexpr, PAIRS: tl.constexpr, RUN: tl.constexpr = 1):
-    """[ROWS, PAIRS] twice, of sums as `weight_rows` has them."""
+    """Return gates and ups, [ROWS, PAIRS] each, of sums in the order of `weight_rows`."""
     if RUN == 1:
         return tl.split(tl.reshape(sums, (ROWS, PAIRS, 2)))
     gate, up = tl.split(tl.permute(tl.reshape(sums, (ROWS, PAIRS // RUN, 2, RUN)), (0, 1, 3, 2)))
@@ -167,17 +169,16 @@ def gates_and_ups(sums, ROWS: tl.constexpr, PAIRS: tl.constexpr, RUN: tl.constex
 
 @triton.jit
 def silu_times(gate, up):
-    """silu(gate) · up."""
     return gate * tl.sigmoid(gate) * up
 
 
 @triton.jit
 def weight_rows(begin, width, BLOCK: tl.constexpr, GATED: tl.constexpr, RUN: tl.constexpr = 1):
-    """[BLOCK] int64: which rows of a weight make the outputs from `begin`; past the end the last one again.
+    """Return [BLOCK] int64, the rows of a weight for the outputs from `begin` on; past the end the last row again.
 
-    GATED, the weight has `width` rows of gates and as many ups, and BLOCK rows make BLOCK / 2 outputs: RUN gates, as
-    many ups, and so on, so that both of an output meet in one thread's registers. Of tensor cores a thread has the sums
-    of two neighbours, and of the same two among the next eight rows.
+    GATED, the weight has `width` rows of gates and as many rows of ups, and BLOCK rows make BLOCK / 2 outputs: RUN
+    gates, as many ups, and so on, so that gate and up of an output meet in one thread's registers. With tensor cores a
+    thread has the sums of two neighbours, and of the same two among the next eight rows.
     """
     number = tl.arange(0, BLOCK)
     if GATED:

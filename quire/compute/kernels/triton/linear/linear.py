@@ -1,8 +1,8 @@
 """Matrix products on a GPU: own kernels for few rows and for large gated products on sm_90, cuBLAS for all else.
 
-With few rows a product is bound by reading its weight; cuBLAS reads at half to nine tenths of the memory's speed there.
-What serves which shape is a table of measured choices (tuned_configs.py); a shape that was not measured is served like
-the measured one nearest to it. With many rows cuBLAS is as fast as products can be, but knows nothing of gates.
+With few rows a product is bound by reading its weight, and cuBLAS reads at half to nine tenths of the memory's speed.
+Which kernel serves which shape is a table of measured choices (tuned_configs.py). With many rows cuBLAS is as fast as
+products can be, but does not apply gates.
 """
 
 from __future__ import annotations
@@ -22,45 +22,42 @@ from quire.compute.kernels.triton.linear.gemv import GemvConfig, gemv
 from quire.compute.kernels.triton.linear.tuned_configs import TunedConfigs, read_configs
 
 LinearConfig = GemvConfig | GemmConfig | None
-"""Which kernel multiplies, and how its work is divided into programs; None is cuBLAS."""
+"""The kernel that multiplies, and how its work is divided into programs; None is cuBLAS."""
 KERNELS: dict[str, type[GemvConfig | GemmConfig]] = {"gemv": GemvConfig, "gemm": GemmConfig}
 """The classes of configs, by the names that tables have for them."""
 MAX_ROWS = 128
-"""More rows of x than this are cuBLAS's; a table has no more."""
+"""The most rows of x for which the table has configs; cuBLAS multiplies more."""
 MANY_ROWS = 1024
 """The number of rows from which a gated product of a large weight is one kernel.
 
-This is 5 to 9 % faster than cuBLAS and a kernel for the gate. With fewer rows it is not faster, and launching it, with
-three descriptors for the copy engine, takes the host 70 µs. Measured by tuning/h200/tune_gated.py.
+One kernel is 5 to 9 % faster than cuBLAS and a kernel for the gate, as tuning/h200/tune_gated.py measured. With fewer
+rows it is not faster, and launching it, with three descriptors for the copy engine, takes the host 70 µs.
 """
 LARGE_WEIGHT = (28_672, 4_096)
 """Outputs and columns of the smallest weight for which the kernel for gated products was measured."""
 
 
 def pack_linear(weight: Tensor) -> Tensor:
-    """Return the weight [outputs, columns] in the layout that `linear` takes, which on a GPU is the weight itself."""
     return weight
 
 
-def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """Arguments as in reference/linear.py."""
-    return _linear(x, packed, bias, waits_late=False)
-
-
-def linear_behind(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """y = x Wᵀ + bias, computed while the kernel that was launched last still runs.
+def linear(x: Tensor, packed: Tensor, bias: Tensor | None, *, waits_late: bool = False) -> Tensor:
+    """With `waits_late`, the product is computed while the kernel that was launched last still runs.
 
     That kernel must release its dependents only after it has waited for x, and must write nothing that this product
-    reads. Arguments as in reference/linear.py.
+    reads.
     """
-    return _linear(x, packed, bias, waits_late=True)
+    config = config_for(x, packed, gate=False)
+    if config is None:
+        return F.linear(x, packed, bias)
+    y = x.new_empty((x.shape[0], packed.shape[0]))
+    overlap = can_overlap(x.device)
+    linear_with_config(x, packed, bias, y, config, gate=False, overlap=overlap, waits_late=waits_late)
+    return y
 
 
 def linear_silu_and_mul(x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """out = silu of the first half of x Wᵀ + bias times the second; arguments as in reference/linear.py.
-
-    With few rows, and with many, this is a single kernel that applies the gate to sums in fp32.
-    """
+    """With few rows, and with many, a single kernel applies the gate to sums in fp32."""
     overlap = can_overlap(x.device)
     if (
         bias is None
@@ -92,8 +89,8 @@ def linear_with_config(
         bias: [outputs of w].
         y: [rows, outputs].
         config: A GemvConfig takes a single row of x.
-        overlap: See dependent_launch.
-        waits_late: See gemm; a single row does not.
+        overlap: As in dependent_launch.
+        waits_late: As in `gemm`; without effect for a GemvConfig.
     """
     if isinstance(config, GemvConfig):
         gemv(x, w, bias, y, config, gate, overlap)
@@ -102,7 +99,7 @@ def linear_with_config(
 
 
 def config_for(x: Tensor, w: Tensor, gate: bool) -> LinearConfig:
-    """Return the config of the kernel that multiplies x [rows, columns] with w [outputs, columns]; None: cuBLAS."""
+    """Return the config of the kernel that multiplies x [rows, columns] by w [outputs, columns]; None: cuBLAS."""
     rows = x.shape[0]
     if not 0 < rows <= MAX_ROWS or x.dtype == torch.float32 or x.stride(1) != 1 or not is_sm_90(x.device):
         return None
@@ -111,7 +108,6 @@ def config_for(x: Tensor, w: Tensor, gate: bool) -> LinearConfig:
 
 @functools.cache
 def tuned_config(outputs: int, columns: int, rows: int, gate: bool) -> LinearConfig:
-    """The config for `rows` of x and a weight of this shape: that of the nearest shape, by the ratios of its sides."""
     if columns % 16:
         return None  # rows of the weight do not begin at 16-byte addresses
     return dense_configs().config(outputs, columns, rows, gate)
@@ -119,15 +115,5 @@ def tuned_config(outputs: int, columns: int, rows: int, gate: bool) -> LinearCon
 
 @functools.cache
 def dense_configs() -> TunedConfigs[GemvConfig | GemmConfig]:
-    """The table for dense weights, read once. None in it is cuBLAS, and a kernel for the gate behind it."""
+    """Return the table for dense weights, read once. None in it is cuBLAS, followed by a kernel for the gate."""
     return read_configs("bf16", KERNELS)
-
-
-def _linear(x: Tensor, packed: Tensor, bias: Tensor | None, *, waits_late: bool) -> Tensor:
-    config = config_for(x, packed, gate=False)
-    if config is None:
-        return F.linear(x, packed, bias)
-    y = x.new_empty((x.shape[0], packed.shape[0]))
-    overlap = can_overlap(x.device)
-    linear_with_config(x, packed, bias, y, config, gate=False, overlap=overlap, waits_late=waits_late)
-    return y

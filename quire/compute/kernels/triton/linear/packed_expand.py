@@ -1,7 +1,7 @@
-"""A weight of integers back to dense: for products of so many rows that expanding it once and a library's product cost
-less than expanding it for each tile, and for formats that no other kernel takes.
+"""Expands a weight of codes into a dense one, for a library's product.
 
-It reads half a byte or a byte a weight and writes two; a program expands a part of one row.
+With many rows of x this costs less than expanding codes for each tile, and it serves forms that no other kernel takes.
+It reads half a byte or a byte for each value of the weight and writes two; a program expands a part of one row.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.compute.kernels.reference.grouped_linear import RUN, GroupedWeight
+from quire.compute.kernels.reference.linear import RUN, CodebookWeight, GroupedWeight
 from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
+from quire.compute.kernels.triton.linear.coded_gemm import scale_values
 from quire.compute.kernels.triton.linear.packed_layout import FIRST_INTEGER, PackedWeight
 
 BLOCK = 1024
 
 
 def expand_packed(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
-    """[rows, columns], gates before ups."""
+    """Return the weight as [rows, columns] of `dtype`, gates before ups."""
     dense = torch.empty((weight.rows, weight.columns), dtype=dtype, device=weight.words.device)
     _expand_packed[(weight.rows, cdiv(weight.columns, BLOCK))](
         weight.words, weight.scales, weight.scales if weight.zeros is None else weight.zeros, dense,
@@ -31,13 +32,25 @@ def expand_packed(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
 
 
 def expand_grouped(weight: GroupedWeight, dtype: torch.dtype) -> Tensor:
-    """[rows, columns]."""
+    """Return the weight as [rows, columns] of `dtype`, its columns in the weight's order."""
     rows, columns = len(weight.packed), weight.columns
     dense = torch.empty((rows, columns), dtype=dtype, device=weight.packed.device)
     _expand_grouped[(rows, cdiv(columns, BLOCK))](
         weight.packed, weight.scales, weight.scales if weight.zeros is None else weight.zeros, dense,
         columns, weight.group,
         SYMMETRIC=weight.zeros is None, BITS=weight.bits, RUN=RUN, BLOCK=BLOCK, num_warps=4,
+    )  # fmt: skip
+    return dense
+
+
+def expand_codebook(weight: CodebookWeight, dtype: torch.dtype) -> Tensor:
+    rows, columns = len(weight.packed), weight.columns
+    dense = torch.empty((rows, columns), dtype=dtype, device=weight.packed.device)
+    exponents = weight.scales.dtype == torch.float8_e8m0fnu
+    _expand_codebook[(rows, cdiv(columns, BLOCK))](
+        weight.packed, weight.scales.view(torch.uint8) if exponents else weight.scales,
+        weight.table if weight.factors is None else weight.factors, weight.table, dense, columns, weight.group,
+        EXPONENTS=exponents, FACTORS=weight.factors is not None, RUN=RUN, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
     return dense
 
@@ -93,4 +106,22 @@ def _expand_grouped(
     else:
         zero = tl.load(zeros + place, inside, 0).to(tl.float32)
     value = (code.to(tl.float32) - zero) * scale
+    tl.store(dense + row * columns + column, value.to(dense.dtype.element_ty), inside)
+
+
+@fast_launch
+@triton.jit
+def _expand_codebook(
+    packed, scales, factors, table, dense, columns, group,
+    EXPONENTS: tl.constexpr, FACTORS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < columns
+    byte = tl.load(packed + row * (columns // 2) + column // (2 * RUN) * RUN + column % RUN, inside, 0)
+    code = (byte.to(tl.int32) >> (column // RUN % 2 * 4)) & 15
+    scale = scale_values(tl.load(scales + row * (columns // group) + column // group, inside, 0.0), EXPONENTS)
+    if FACTORS:
+        scale *= tl.load(factors + row)
+    value = tl.load(table + code) * scale
     tl.store(dense + row * columns + column, value.to(dense.dtype.element_ty), inside)

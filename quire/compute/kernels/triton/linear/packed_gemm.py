@@ -1,9 +1,9 @@
 """y = x Wᵀ for tens of rows of x and a packed weight of 4-bit codes, on Hopper's matrix units.
 
 Codes become bf16 or fp16, as x is, in registers, from which `wgmma` takes its first operand, while the copy engine
-brings x to shared memory. The weight lies as packed_gemv.py has it, four tiles of 16 rows for each warpgroup; x has its
-columns in the tensor core's order (`permuted`). While one step is multiplied, the next one's codes are expanded. Splits
-of the columns are added as in gemm.py.
+brings x to shared memory. Each warpgroup has four tiles of 16 rows of the weight; x has its columns in the tensor
+core's order (`permute_columns`). While one step is multiplied, the codes of the next step are expanded. Splits of the
+columns are added as in gemm.py.
 """
 
 from __future__ import annotations
@@ -25,59 +25,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from quire.compute.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
-from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
-from quire.compute.kernels.triton.launching.tensor_descriptors import tensor_descriptor
+from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, tensor_descriptor
 from quire.compute.kernels.triton.linear.gemm import scratch_of_tiles
-from quire.compute.kernels.triton.linear.packed_layout import PackedWeight
+from quire.compute.kernels.triton.linear.packed_layout import PackedWeight, expansion
 
 ask_for_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # the name before Triton 3.9
 copy_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # the name before Triton 3.7
 
-# A word's codes as pairs of bf16, (code - zero) · scale: 0x4300 | code is 128 + code. Scales and zeros come as pairs
-# of rows 8 apart.
-_EXPAND_BF16 = gl.constexpr("""
-{
- .reg .b32 a, b, s0, s1, z0, z1;
- .reg .b32 t;
- prmt.b32 s0, $10, $10, 0x1010;
- prmt.b32 s1, $10, $10, 0x3232;
- prmt.b32 z0, $12, $12, 0x1010;
- prmt.b32 z1, $12, $12, 0x3232;
- lop3.b32 t, $8, 0x000F000F, 0x43004300, 0xEA;
- sub.rn.bf16x2 t, t, z0;
- mul.rn.bf16x2 $0, t, s0;
- shr.b32 a, $8, 4;
- lop3.b32 t, a, 0x000F000F, 0x43004300, 0xEA;
- sub.rn.bf16x2 t, t, z1;
- mul.rn.bf16x2 $1, t, s1;
- shr.b32 a, $8, 8;
- lop3.b32 t, a, 0x000F000F, 0x43004300, 0xEA;
- sub.rn.bf16x2 t, t, z0;
- mul.rn.bf16x2 $2, t, s0;
- shr.b32 a, $8, 12;
- lop3.b32 t, a, 0x000F000F, 0x43004300, 0xEA;
- sub.rn.bf16x2 t, t, z1;
- mul.rn.bf16x2 $3, t, s1;
- lop3.b32 t, $9, 0x000F000F, 0x43004300, 0xEA;
- sub.rn.bf16x2 t, t, z0;
- mul.rn.bf16x2 $4, t, s0;
- shr.b32 b, $9, 4;
- lop3.b32 t, b, 0x000F000F, 0x43004300, 0xEA;
- sub.rn.bf16x2 t, t, z1;
- mul.rn.bf16x2 $5, t, s1;
- shr.b32 b, $9, 8;
- lop3.b32 t, b, 0x000F000F, 0x43004300, 0xEA;
- sub.rn.bf16x2 t, t, z0;
- mul.rn.bf16x2 $6, t, s0;
- shr.b32 b, $9, 12;
- lop3.b32 t, b, 0x000F000F, 0x43004300, 0xEA;
- sub.rn.bf16x2 t, t, z1;
- mul.rn.bf16x2 $7, t, s1;
-}
-""")
-_EXPAND_FP16 = gl.constexpr(_EXPAND_BF16.value.replace("0x43004300", "0x64006400").replace("bf16x2", "f16x2"))
-"""Pairs of fp16: 0x6400 | code is 1024 + code."""
+_EXPAND_BF16 = gl.constexpr(expansion(torch.bfloat16, scaled=True))
+_EXPAND_FP16 = gl.constexpr(expansion(torch.float16, scaled=True))
 
 
 @dataclass(frozen=True)
@@ -86,7 +43,7 @@ class PackedGemmConfig:
 
     Attributes:
         block_m: Rows of x of a tile.
-        warpgroups: By program, each with 64 rows of the weight.
+        warpgroups: Warpgroups of a program, each with 64 rows of the weight.
         stages: Steps of 128 columns under way at the same time.
         splits: Parts of the columns.
     """
@@ -98,13 +55,13 @@ class PackedGemmConfig:
 
 
 def packed_gemm(x: Tensor, weight: PackedWeight, y: Tensor, config: PackedGemmConfig, overlap: bool) -> None:
-    """y = x Wᵀ, or where the weight is gated silu of its first half times the second.
+    """y = x Wᵀ, or silu of its first half times the second where the weight is gated.
 
     Args:
-        x: [rows, columns] in the dtype of the weight's scales, `permuted`, contiguous.
+        x: [rows, columns] in the dtype of the weight's scales, from `permute_columns`.
         weight: 64 · warpgroups divides its rows.
-        y: [rows, outputs], as x, contiguous; half as many outputs where the weight is gated.
-        overlap: See dependent_launch.
+        y: [rows, outputs] in the dtype of x, contiguous; half as many outputs where the weight is gated.
+        overlap: As in dependent_launch.
     """
     rows, m, t = x.shape[0], config.block_m, config.warpgroups
     assert weight.rows % (64 * t) == 0
@@ -122,7 +79,6 @@ def packed_gemm(x: Tensor, weight: PackedWeight, y: Tensor, config: PackedGemmCo
 
 @functools.cache
 def layout_of_x() -> gl.NVMMASharedLayout:
-    """Of a tile of x in shared memory."""
     return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
@@ -138,15 +94,7 @@ def _packed_gemm_kernel(
     dtype: gl.constexpr = y.dtype.element_ty
     flat: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [T, 4], [1, 0])
     release_dependents(OVERLAP)
-    tile = gl.program_id(0)
-    down = gl.cdiv(rows, M)
-    n_tile = tile // down * T
-    m_begin = tile % down * M
-    first = 0
-    last = GROUPS
-    if SPLIT:
-        first = gl.program_id(1) * GROUPS // gl.num_programs(1)
-        last = (gl.program_id(1) + 1) * GROUPS // gl.num_programs(1)
+    tile, n_tile, m_begin, first, last = place_of_program(rows, GROUPS, T, M, SPLIT)
     w_memory = gl.allocate_shared_memory(gl.int32, [STAGES, T, 1024], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     x_memory = gl.allocate_shared_memory(x.dtype, [STAGES, M, 128], x.layout)
     t_index = gl.arange(0, T, layout=gl.SliceLayout(1, flat))[:, None]
@@ -186,23 +134,7 @@ def _packed_gemm_kernel(
         _ask_for_x(x, m_begin, group + STAGES - 1, ahead, ready, x_memory, M, more)
         copy_async(w_memory.index(ahead), w_from + (step + STAGES - 1) * 256, mask=(index < 1024) & more)
         async_copy.commit_group()
-    if SPLIT:
-        SIZE: gl.constexpr = 64 * T * M
-        n = gl.arange(0, 64 * T, layout=gl.SliceLayout(1, mma))
-        m = gl.arange(0, M, layout=gl.SliceLayout(0, mma))
-        place = n[:, None] * M + m[None, :]
-        splits = gl.num_programs(1)
-        own = sums + tile.to(gl.int64) * splits * SIZE
-        gl.store(own + gl.program_id(1) * SIZE + place, acc)
-        barrier()  # every thread's part is written before one of them says so
-        if gl.atomic_add(arrived + tile, 1) == splits - 1:
-            gl.store(arrived + tile, 0)
-            acc = gl.load(own + place, cache_modifier=".cg")
-            for other in range(1, splits):
-                acc += gl.load(own + other * SIZE + place, cache_modifier=".cg")
-            write_tile(acc, y, n_tile, m_begin, rows, outputs, T, M, GATED, mma)
-    else:
-        write_tile(acc, y, n_tile, m_begin, rows, outputs, T, M, GATED, mma)
+    finish_tile(acc, y, sums, arrived, tile, n_tile, m_begin, rows, outputs, T, M, SPLIT, GATED, mma)
 
 
 @gluon.jit
@@ -216,7 +148,7 @@ def _load_pairs(
     scales, zeros, pair, group, GROUPS, T: gl.constexpr, SYMMETRIC: gl.constexpr, dtype: gl.constexpr,
     flat: gl.constexpr,
 ):  # fmt: skip
-    """Scales and zeros of a group, or of the last one behind it: pairs of rows 8 apart, [T, 1024]."""
+    """Return scales and zeros of a group, or of the last group behind it, as pairs of rows 8 apart: [T, 1024]."""
     place = pair + gl.minimum(group, GROUPS - 1) * 8
     s = gl.load(scales + place)
     if SYMMETRIC:
@@ -228,7 +160,7 @@ def _load_pairs(
 
 @gluon.jit
 def _expand(words, scales, zeros, T: gl.constexpr, dtype: gl.constexpr, LAYOUT: gl.constexpr):
-    """[64 T, 128], (code - zero) · scale, of words [T, 1024]."""
+    """Return (code - zero) · scale, [64 T, 128], of words [T, 1024]."""
     o = expanded_codes(words, scales, zeros, dtype)
     first = gl.join(gl.join(o[0], o[1]), gl.join(o[2], o[3]))  # [..., h, c]
     second = gl.join(gl.join(o[4], o[5]), gl.join(o[6], o[7]))
@@ -240,7 +172,7 @@ def _expand(words, scales, zeros, T: gl.constexpr, dtype: gl.constexpr, LAYOUT: 
 
 @gluon.jit
 def expanded_codes(words, scales, zeros, dtype: gl.constexpr):
-    """(code - zero) · scale of each word's codes, eight tensors like `words`."""
+    """Return (code - zero) · scale of each word's codes, eight tensors of the shape of `words`."""
     if dtype == gl.float16:
         made = gl.inline_asm_elementwise(
             _EXPAND_FP16, "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r", [words, scales, zeros],
@@ -256,7 +188,7 @@ def expanded_codes(words, scales, zeros, dtype: gl.constexpr):
 
 @gluon.jit
 def middle_zeros(SHAPE: gl.constexpr, dtype: gl.constexpr, LAYOUT: gl.constexpr):
-    """Words of two zeros of 8, as `packed_layout.PackedWeight` has them."""
+    """Return words of two zeros of 8, as `PackedWeight` has them."""
     if dtype == gl.float16:
         made = gl.full(SHAPE, 0x64086408, gl.int32, LAYOUT)
     else:
@@ -265,10 +197,49 @@ def middle_zeros(SHAPE: gl.constexpr, dtype: gl.constexpr, LAYOUT: gl.constexpr)
 
 
 @gluon.jit
-def write_tile(
+def place_of_program(rows, GROUPS, T: gl.constexpr, M: gl.constexpr, SPLIT: gl.constexpr):
+    """Return a program's tile, the tile's first 64 rows of the weight and its first row of x, and its groups of
+    columns."""
+    tile = gl.program_id(0)
+    down = gl.cdiv(rows, M)
+    first = 0
+    last = GROUPS
+    if SPLIT:
+        first = gl.program_id(1) * GROUPS // gl.num_programs(1)
+        last = (gl.program_id(1) + 1) * GROUPS // gl.num_programs(1)
+    return tile, tile // down * T, tile % down * M, first, last
+
+
+@gluon.jit
+def finish_tile(
+    acc, y, sums, arrived, tile, n_tile, m_begin, rows, outputs, T: gl.constexpr, M: gl.constexpr, SPLIT: gl.constexpr,
+    GATED: gl.constexpr, mma: gl.constexpr,
+):  # fmt: skip
+    """Write what sums [64 T, M] make of y; where a tile is SPLIT, its last program adds up all splits first."""
+    if SPLIT:
+        SIZE: gl.constexpr = 64 * T * M
+        n = gl.arange(0, 64 * T, layout=gl.SliceLayout(1, mma))
+        m = gl.arange(0, M, layout=gl.SliceLayout(0, mma))
+        place = n[:, None] * M + m[None, :]
+        splits = gl.num_programs(1)
+        own = sums + tile.to(gl.int64) * splits * SIZE
+        gl.store(own + gl.program_id(1) * SIZE + place, acc)
+        barrier()  # every thread's part is written before one of them says so
+        if gl.atomic_add(arrived + tile, 1) == splits - 1:
+            gl.store(arrived + tile, 0)
+            acc = gl.load(own + place, cache_modifier=".cg")
+            for other in range(1, splits):
+                acc += gl.load(own + other * SIZE + place, cache_modifier=".cg")
+            _write_tile(acc, y, n_tile, m_begin, rows, outputs, T, M, GATED, mma)
+    else:
+        _write_tile(acc, y, n_tile, m_begin, rows, outputs, T, M, GATED, mma)
+
+
+@gluon.jit
+def _write_tile(
     acc, y, n_tile, m_begin, rows, outputs, T: gl.constexpr, M: gl.constexpr, GATED: gl.constexpr, mma: gl.constexpr
 ):
-    """What sums [64 T, M] make of y [rows, outputs]."""
+    """Write what sums [64 T, M] make of y [rows, outputs]."""
     if GATED:
         gate, up = gl.split(gl.permute(gl.reshape(acc, [4 * T, 2, 8, M]), (0, 2, 3, 1)))
         made = gl.reshape(gate * up / (1.0 + gl.exp2(gate * -1.4426950408889634)), [32 * T, M])

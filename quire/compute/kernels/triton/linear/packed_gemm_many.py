@@ -1,8 +1,8 @@
-"""y = x Wᵀ for hundreds of rows of x and a packed weight of 4-bit codes: as packed_gemm.py, but half a step is expanded
-while the other half is multiplied.
+"""y = x Wᵀ for hundreds of rows of x and a packed weight of 4-bit codes, as in packed_gemm.py, but half a step is
+expanded while the other half is multiplied.
 
 The assembler lets nothing run between a product and the wait behind it, so there is always a product under way that is
-not waited for: the next one needs what is expanded meanwhile. Words come straight to registers, `ahead` steps ahead.
+not waited for, while codes for the next product are expanded. Words come straight to registers, `ahead` steps ahead.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from quire.compute.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
-from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
-from quire.compute.kernels.triton.launching.tensor_descriptors import tensor_descriptor
+from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, tensor_descriptor
 from quire.compute.kernels.triton.linear.gemm import scratch_of_tiles
 from quire.compute.kernels.triton.linear.packed_gemm import (
     ask_for_tile,
     barrier,
     expanded_codes,
+    finish_tile,
     layout_of_x,
     middle_zeros,
-    write_tile,
+    place_of_program,
 )
 from quire.compute.kernels.triton.linear.packed_layout import PackedWeight
 
@@ -41,10 +41,10 @@ class PackedGemmManyConfig:
 
     Attributes:
         block_m: Rows of x of a tile.
-        warpgroups: By program, each with 64 rows of the weight.
-        ahead: Steps of 128 columns that words are asked for before they are expanded.
+        warpgroups: Warpgroups of a program, each with 64 rows of the weight.
+        ahead: Steps of 128 columns by which words are requested before they are expanded.
         splits: Parts of the columns.
-        ring: Times `ahead` steps of x in shared memory.
+        ring: Steps of x in shared memory, divided by `ahead`.
     """
 
     block_m: int
@@ -55,7 +55,7 @@ class PackedGemmManyConfig:
 
 
 def packed_gemm_many(x: Tensor, weight: PackedWeight, y: Tensor, config: PackedGemmManyConfig, overlap: bool) -> None:
-    """Arguments as those of packed_gemm."""
+    """Compute `packed_gemm`, with its arguments."""
     rows, m, t = x.shape[0], config.block_m, config.warpgroups
     assert weight.rows % (64 * t) == 0
     tiles = weight.rows // (64 * t) * cdiv(rows, m)
@@ -83,15 +83,7 @@ def _packed_gemm_many_kernel(
     flat: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [T, 4], [1, 0])
     RING: gl.constexpr = B * U
     release_dependents(OVERLAP)
-    tile = gl.program_id(0)
-    down = gl.cdiv(rows, M)
-    n_tile = tile // down * T
-    m_begin = tile % down * M
-    first = 0
-    last = GROUPS
-    if SPLIT:
-        first = gl.program_id(1) * GROUPS // gl.num_programs(1)
-        last = (gl.program_id(1) + 1) * GROUPS // gl.num_programs(1)
+    tile, n_tile, m_begin, first, last = place_of_program(rows, GROUPS, T, M, SPLIT)
     steps = last - first
     blocks = gl.cdiv(steps, U)
     x_memory = gl.allocate_shared_memory(x.dtype, [2 * RING, M, 64], x.layout)
@@ -143,23 +135,7 @@ def _packed_gemm_many_kernel(
         phase = gl.where(part == B, phase ^ 1, phase)
         part = gl.where(part == B, 0, part)
     acc = warpgroup_mma_wait(0, (acc,))
-    if SPLIT:
-        SIZE: gl.constexpr = 64 * T * M
-        n = gl.arange(0, 64 * T, layout=gl.SliceLayout(1, mma))
-        m = gl.arange(0, M, layout=gl.SliceLayout(0, mma))
-        place = n[:, None] * M + m[None, :]
-        splits = gl.num_programs(1)
-        own = sums + tile.to(gl.int64) * splits * SIZE
-        gl.store(own + gl.program_id(1) * SIZE + place, acc)
-        barrier()  # every thread's part is written before one of them says so
-        if gl.atomic_add(arrived + tile, 1) == splits - 1:
-            gl.store(arrived + tile, 0)
-            acc = gl.load(own + place, cache_modifier=".cg")
-            for other in range(1, splits):
-                acc += gl.load(own + other * SIZE + place, cache_modifier=".cg")
-            write_tile(acc, y, n_tile, m_begin, rows, outputs, T, M, GATED, mma)
-    else:
-        write_tile(acc, y, n_tile, m_begin, rows, outputs, T, M, GATED, mma)
+    finish_tile(acc, y, sums, arrived, tile, n_tile, m_begin, rows, outputs, T, M, SPLIT, GATED, mma)
 
 
 @gluon.jit
@@ -171,7 +147,7 @@ def _ask_for_halves(x, m_begin, group, stage, ready, x_memory, M: gl.constexpr, 
 
 @gluon.jit
 def _load_step(sources, step, steps, T: gl.constexpr, SYMMETRIC: gl.constexpr, dtype: gl.constexpr, flat: gl.constexpr):
-    """Words of both halves, scales and zeros of a step; scales of 0 behind the last one."""
+    """Return words of both halves, scales and zeros of a step; scales are 0 behind the last step."""
     w_from, s_from, z_from, none = sources
     there = none + step < steps
     low = gl.load(w_from + step * 256, mask=there, other=0, eviction_policy="evict_first")
@@ -186,7 +162,7 @@ def _load_step(sources, step, steps, T: gl.constexpr, SYMMETRIC: gl.constexpr, d
 
 @gluon.jit
 def _expand_half(words, scales, zeros, T: gl.constexpr, dtype: gl.constexpr, LAYOUT: gl.constexpr):
-    """[64 T, 64], (code - zero) · scale, of words [T, 512]."""
+    """Return (code - zero) · scale, [64 T, 64], of words [T, 512]."""
     o = expanded_codes(words, scales, zeros, dtype)
     first = gl.join(gl.join(o[0], o[1]), gl.join(o[2], o[3]))  # [..., h, c]
     second = gl.join(gl.join(o[4], o[5]), gl.join(o[6], o[7]))

@@ -1,10 +1,10 @@
 """y = x Wᵀ for 1 to 16 rows of x and a packed weight of 4-bit codes, which become bf16 or fp16 in registers.
 
-It reads rows · columns / 2 bytes of codes, and scales. Nothing goes through shared memory but sums at the end: a thread
-reads its part of the tensor core's operand as it lies in memory (packed_layout.py). The warps of a program take
-different columns of the same rows. What a step needs of the weight is asked for one or two steps ahead, the first
-before x is there; x itself, which comes from the cache, one step ahead: waiting for it at each step would cost as much
-as reading the weight. Its columns are loaded in pairs, as words, which loops carry from step to step as they are.
+It reads rows · columns / 2 bytes of codes, and scales. Only sums go through shared memory, at the end: a thread reads
+its part of the tensor core's operand as it lies in memory (packed_layout.py). The warps of a program take different
+columns of the same rows. The weight is requested one or two steps ahead, its first part before x is there. x, which
+comes from the cache, is requested one step ahead: waiting for it at each step would cost as much as reading the weight.
+Its columns are loaded in pairs, as words, which loops carry unchanged from step to step.
 """
 
 from __future__ import annotations
@@ -20,40 +20,12 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from quire.compute.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
 from quire.compute.kernels.triton.linear.packed_gemm import middle_zeros
-from quire.compute.kernels.triton.linear.packed_layout import PackedWeight, pairs_of
+from quire.compute.kernels.triton.linear.packed_layout import PackedWeight, expansion, pairs_of
 
-# A word's codes as pairs of bf16: 0x4300 | code is 128 + code, of which 128 + zero is taken.
-_EXPAND_BF16 = gl.constexpr("""
-{
- .reg .b32 a, t;
- lop3.b32 t, $8, 0x000F000F, 0x43004300, 0xEA;
- sub.rn.bf16x2 $0, t, $10;
- shr.b32 a, $8, 4;
- lop3.b32 t, a, 0x000F000F, 0x43004300, 0xEA;
- sub.rn.bf16x2 $1, t, $12;
- shr.b32 a, $8, 8;
- lop3.b32 t, a, 0x000F000F, 0x43004300, 0xEA;
- sub.rn.bf16x2 $2, t, $10;
- shr.b32 a, $8, 12;
- lop3.b32 t, a, 0x000F000F, 0x43004300, 0xEA;
- sub.rn.bf16x2 $3, t, $12;
- lop3.b32 t, $9, 0x000F000F, 0x43004300, 0xEA;
- sub.rn.bf16x2 $4, t, $10;
- shr.b32 a, $9, 4;
- lop3.b32 t, a, 0x000F000F, 0x43004300, 0xEA;
- sub.rn.bf16x2 $5, t, $12;
- shr.b32 a, $9, 8;
- lop3.b32 t, a, 0x000F000F, 0x43004300, 0xEA;
- sub.rn.bf16x2 $6, t, $10;
- shr.b32 a, $9, 12;
- lop3.b32 t, a, 0x000F000F, 0x43004300, 0xEA;
- sub.rn.bf16x2 $7, t, $12;
-}
-""")
-_EXPAND_FP16 = gl.constexpr(_EXPAND_BF16.value.replace("0x43004300", "0x64006400").replace("bf16x2", "f16x2"))
-"""Pairs of fp16: 0x6400 | code is 1024 + code."""
+_EXPAND_BF16 = gl.constexpr(expansion(torch.bfloat16, scaled=False))
+_EXPAND_FP16 = gl.constexpr(expansion(torch.float16, scaled=False))
 _SPLIT = gl.constexpr("mov.b32 $0, $2; mov.b32 $1, $3;")
-"""Two words of pairs, each in a register of its own."""
+"""Puts two words of pairs into a register each."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +34,11 @@ class PackedGemvConfig:
 
     Attributes:
         block_m: Rows of x of a tile, 8 or 16.
-        groups: Of 128 columns, that a warp multiplies in a step.
-        warps: By program, each with columns of its own.
-        tiles: Of 16 rows of the weight, by program.
-        depth: Steps ahead that the weight is asked for: 1 or 2.
-        x_ahead: x is asked for one step ahead, in registers of its own.
+        groups: Groups of 128 columns that a warp multiplies in a step.
+        warps: Warps of a program, each with columns of its own.
+        tiles: Tiles of 16 rows of the weight of a program.
+        depth: Steps by which the weight is requested ahead: 1 or 2.
+        x_ahead: x is requested one step ahead, in registers of its own.
     """
 
     block_m: int
@@ -78,13 +50,13 @@ class PackedGemvConfig:
 
 
 def packed_gemv(x: Tensor, weight: PackedWeight, y: Tensor, config: PackedGemvConfig, overlap: bool) -> None:
-    """y = x Wᵀ, or where the weight is gated silu of its first half times the second.
+    """y = x Wᵀ, or silu of its first half times the second where the weight is gated.
 
     Args:
         x: [rows, columns] in the dtype of the weight's scales, at most block_m rows.
-        y: [rows, outputs], as x, contiguous; half as many outputs where the weight is gated.
-        config: `tiles` divides the weight's.
-        overlap: See dependent_launch.
+        y: [rows, outputs] in the dtype of x, contiguous; half as many outputs where the weight is gated.
+        config: Its tiles divide the weight's.
+        overlap: As in dependent_launch.
     """
     assert x.shape[0] <= config.block_m
     assert weight.rows % (16 * config.tiles) == 0
@@ -164,7 +136,7 @@ def _packed_gemv_kernel(
 
 @gluon.jit
 def _first(SIZE: gl.constexpr, LAYOUT: gl.constexpr):
-    """0 to SIZE along the first of three dimensions."""
+    """Return 0 to SIZE along the first of three dimensions."""
     index = gl.arange(0, SIZE, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
     return gl.expand_dims(gl.expand_dims(index, 1), 2)
 
@@ -186,7 +158,7 @@ def _load_weight(
     sources, begin, STEPS: gl.constexpr, GROUPS: gl.constexpr, C: gl.constexpr,
     SYMMETRIC: gl.constexpr, EVEN: gl.constexpr,
 ):  # fmt: skip
-    """Words, scales and pairs of zeros of C groups of each warp; scales are 0 behind the last group."""
+    """Return words, scales and pairs of zeros of C groups of each warp; scales are 0 behind the last group."""
     w_from, s_from, z_from, warp, s_warp = sources
     words = ()
     factors = ()
@@ -212,7 +184,7 @@ def _load(pointers, inside, other, EVEN: gl.constexpr):
 def _load_x(
     x_from, x_mask, x_warp, begin, STEPS: gl.constexpr, GROUPS: gl.constexpr, C: gl.constexpr, EVEN: gl.constexpr
 ):
-    """Pairs of columns of C groups of each warp, [W, M, 64] int32 each."""
+    """Return pairs of columns of C groups of each warp, [W, M, 64] int32 each."""
     xs = ()
     for i in gl.static_range(C):
         mask = x_mask
@@ -224,7 +196,7 @@ def _load_x(
 
 @gluon.jit
 def _halves(words, W: gl.constexpr, M: gl.constexpr, dtype: gl.constexpr):
-    """[W, M, 128] of pairs [W, M, 64]."""
+    """Return [W, M, 128], the values of pairs [W, M, 64]."""
     if dtype == gl.float16:
         even, odd = gl.inline_asm_elementwise(
             _SPLIT, "=r,=r,r,r", [words], dtype=(gl.float16, gl.float16), is_pure=True, pack=2
@@ -261,7 +233,8 @@ def _multiply(
 
 @gluon.jit
 def _expand(words, low, high, W: gl.constexpr, R: gl.constexpr, dtype: gl.constexpr, LAYOUT: gl.constexpr):
-    """[W, 16 R, 128], code - zero, of words [W, R, 256]; zeros of the lower and the upper eight rows."""
+    """Return code - zero, [W, 16 R, 128], of words [W, R, 256]; low and high are zeros of the first and last eight
+    rows."""
     o = _codes_less_zeros(words, low, high, dtype)
     first = gl.join(gl.join(o[0], o[1]), gl.join(o[2], o[3]))  # [..., h, c]
     second = gl.join(gl.join(o[4], o[5]), gl.join(o[6], o[7]))
@@ -273,7 +246,7 @@ def _expand(words, low, high, W: gl.constexpr, R: gl.constexpr, dtype: gl.conste
 
 @gluon.jit
 def _codes_less_zeros(words, low, high, dtype: gl.constexpr):
-    """code - zero of each word's codes, eight tensors like `words`."""
+    """Return code - zero of each word's codes, eight tensors of the shape of `words`."""
     if dtype == gl.float16:
         made = gl.inline_asm_elementwise(
             _EXPAND_FP16, "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r", [words, low, high],
@@ -289,7 +262,7 @@ def _codes_less_zeros(words, low, high, dtype: gl.constexpr):
 
 @gluon.jit
 def _write(sums, y, tile, rows, outputs, M: gl.constexpr, W: gl.constexpr, R: gl.constexpr, GATED: gl.constexpr):
-    """What sums [16 R, M] make of y [rows, outputs]."""
+    """Write what sums [16 R, M] make of y [rows, outputs]."""
     if GATED:
         gate, up = gl.split(gl.permute(gl.reshape(sums, [R, 2, 8, M]), (0, 2, 3, 1)))
         made = gl.reshape(gate * up / (1.0 + gl.exp2(gate * -1.4426950408889634)), [8 * R, M])

@@ -1,12 +1,12 @@
 """How 4-bit codes lie in memory for kernels that expand them in registers: as tensor cores take their first operand.
 
-The idea is Marlin's (Frantar et al. 2024, arXiv 2408.11743). Of 16 rows and 128 columns, 256 words of eight codes each
-are side by side; a thread of a warp reads four of them at a time and has what it multiplies, with no exchange between
-threads. In a word, codes i and i + 4 are those of rows 8 apart, so one operation expands both: see `BITS`.
+The idea is Marlin's (Frantar et al. 2024, arXiv 2408.11743). For 16 rows and 128 columns, 256 words of eight codes each
+lie side by side; a thread of a warp reads four words at a time and has what it multiplies, so threads exchange nothing.
+In a word, codes i and i + 4 are of rows 8 apart, so one operation expands both.
 
-Columns are permuted as well: of each 32, the tensor core's place (s, c, l, e) has column (l, s, c, e), written as the
-bits of their numbers; so one thread's values of x lie side by side. A kernel that takes x in the tensor core's order
-has it from `permuted`.
+Columns are permuted too: of each 32, the tensor core's place (s, c, l, e) has column (l, s, c, e), written as the bits
+of their numbers, so that one thread's values of x lie side by side. `permute_columns` gives a kernel x in the tensor
+core's order; it moves 4 bytes for each element of bf16.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
+from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
+
 ROWS, COLUMNS, WORDS = 16, 128, 256
-"""Of a tile: rows, columns, and words of 32 bits."""
+"""Rows, columns, and words of 32 bits of a tile."""
 BITS = 4
 FIRST_INTEGER = {torch.bfloat16: 128, torch.float16: 1024}
-"""By dtype: where integers are neighbours, so that a code in the lowest bits is so much more than the code."""
+"""By dtype, an integer from which on integers are neighbours: with a code in its lowest bits it is that much more."""
 
 
 class PackedWeight(NamedTuple):
@@ -28,12 +33,11 @@ class PackedWeight(NamedTuple):
 
     Attributes:
         words: [rows / 16, columns / 128, 256] int32.
-        scales: [rows / 16, groups, 8, 2] in the dtype of what is multiplied with it, bf16 or fp16: those of rows 8
-            apart are neighbours.
-        zeros: As `scales`, FIRST_INTEGER more than each zero; None: every zero is 8.
-        rows, columns: Of the weight.
-        gated: Its rows are gates and ups in turn, eight by eight; outputs in their own order are gates, then ups.
-        order: [columns] int64, which column of x stands where; None: x's own.
+        scales: [rows / 16, groups, 8, 2] in the dtype of x, bf16 or fp16: scales of rows 8 apart are neighbours.
+        zeros: [rows / 16, groups, 8, 2], FIRST_INTEGER more than each zero; None: every zero is 8.
+        rows, columns: The shape of the weight.
+        gated: Eight rows of gates alternate with eight rows of ups.
+        order: [columns] int64, which column of x each column of W multiplies; None: W's columns are in x's order.
     """
 
     words: Tensor
@@ -53,7 +57,7 @@ def pack_int4(
     order: Tensor | None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> PackedWeight:
-    """The weight from codes [rows, columns] uint8, scales and zeros [rows, columns / 128], for products in `dtype`."""
+    """Pack codes [rows, columns] uint8, scales and zeros [rows, columns / 128], for products in `dtype`."""
     rows, columns = codes.shape
     if gated:
         codes, scales = _interleaved(codes), _interleaved(scales)
@@ -63,21 +67,41 @@ def pack_int4(
     return PackedWeight(words, _pairs(scales.to(dtype)), shifted, rows, columns, gated, order)
 
 
-def permuted(x: Tensor) -> Tensor:
-    """[rows, columns] of 16-bit values → the same in the tensor core's order of columns, contiguous."""
-    pairs = pairs_of(x).reshape(len(x), -1, 4, 4)  # [rows, of 32 columns, l, s and c]
-    return pairs.transpose(2, 3).contiguous().view(len(x), -1).view(x.dtype)
-
-
 def pairs_of(x: Tensor) -> Tensor:
-    """Pairs of columns of x [rows, columns] of 16 bits, [rows, columns / 2] int32; a copy where x lies otherwise."""
+    """View x [rows, columns], 16-bit values, as pairs of columns [rows, columns / 2] int32; a copy if x is not
+    aligned."""
     if x.stride(1) != 1 or x.stride(0) % 2 or x.storage_offset() % 2:
         x = x.clone(memory_format=torch.contiguous_format)
     return x.view(torch.int32)
 
 
+def expansion(dtype: torch.dtype, *, scaled: bool) -> str:
+    """Return PTX that expands two words of codes, $8 and $9, into eight pairs of floats, $0 to $7.
+
+    A code in the lowest bits of FIRST_INTEGER is a float, from which a zero that is as much larger is subtracted. Codes
+    4 apart belong to rows 8 apart, which have zeros of their own: pairs of equal zeros are $10 and $12. Where scaled,
+    $10 and $12 are a pair of scales and a pair of zeros of such rows instead, and the floats are multiplied by the
+    scales.
+    """
+    kind, integer = ("f16x2", "0x64006400") if dtype == torch.float16 else ("bf16x2", "0x43004300")
+    zeros = ("z0", "z1") if scaled else ("$10", "$12")
+    lines = [".reg .b32 a, s0, s1, z0, z1, t;"]
+    if scaled:
+        pairs = (("s0", "$10", "0x1010"), ("s1", "$10", "0x3232"), ("z0", "$12", "0x1010"), ("z1", "$12", "0x3232"))
+        lines += [f"prmt.b32 {pair}, {both}, {both}, {half};" for pair, both, half in pairs]
+    for number in range(8):
+        word, place = f"${8 + number // 4}", number % 4
+        if place:
+            lines.append(f"shr.b32 a, {word}, {BITS * place};")
+        lines.append(f"lop3.b32 t, {'a' if place else word}, 0x000F000F, {integer}, 0xEA;")
+        lines.append(f"sub.rn.{kind} {'t' if scaled else f'${number}'}, t, {zeros[place % 2]};")
+        if scaled:
+            lines.append(f"mul.rn.{kind} ${number}, t, s{place % 2};")
+    return "\n".join(["{", *lines, "}"])
+
+
 def _interleaved(x: Tensor) -> Tensor:
-    """[2 · outputs, …]: eight rows of the first half, eight of the second, and so on."""
+    """Return [2 · outputs, …]: eight rows of the first half, eight of the second, and so on."""
     half = len(x) // 2
     return torch.stack((x[:half].view(half // 8, 8, -1), x[half:].view(half // 8, 8, -1)), 1).reshape(x.shape)
 
@@ -96,3 +120,33 @@ def _pairs(x: Tensor) -> Tensor:
     """[rows, groups] → [rows / 16, groups, 8, 2]."""
     rows, groups = x.shape
     return x.view(rows // 16, 2, 8, groups).permute(0, 3, 2, 1).contiguous()
+
+
+BLOCK, WARPS = 1_024, 4
+"""Pairs of columns and warps of a program."""
+
+
+def permute_columns(x: Tensor) -> Tensor:
+    """Put the columns of x [rows, columns], 16-bit values, into the tensor core's order; contiguous."""
+    rows, columns = x.shape
+    pairs = pairs_of(x)
+    out = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
+    if rows:
+        overlap = can_overlap(x.device)
+        _permute_columns[(rows, cdiv(columns // 2, BLOCK))](
+            pairs, out.view(torch.int32), pairs.stride(0),
+            PAIRS=columns // 2, BLOCK=BLOCK, OVERLAP=overlap, num_warps=WARPS, launch_pdl=overlap,
+        )  # fmt: skip
+    return out
+
+
+@fast_launch
+@triton.jit
+def _permute_columns(x, out, x_stride, PAIRS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    release_dependents(OVERLAP)
+    row = tl.program_id(0).to(tl.int64)
+    to = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = to < PAIRS
+    come_from = to // 16 * 16 + to % 4 * 4 + to % 16 // 4  # of 16 pairs, (s and c, l) has (l, s and c)
+    wait_for_inputs(OVERLAP)
+    tl.store(out + row * PAIRS + to, tl.load(x + row * x_stride + come_from, inside, 0), inside)

@@ -8,21 +8,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from quire.compute.kernels.reference.linear import ScaledWeight
 from quire.compute.kernels.reference.quantized_rows import QuantizedRows, Rows
-from quire.compute.kernels.reference.scaled_linear import ScaledWeight
 from quire.compute.kernels.triton.activation import silu_and_mul
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap
 from quire.compute.kernels.triton.launching.device_properties import is_sm_90, program_memory
 from quire.compute.kernels.triton.launching.launch import cdiv
-from quire.compute.kernels.triton.linear.gated import scaled_gated_gemm, supports_scaled_gated_gemm
-from quire.compute.kernels.triton.linear.gemm import GemmConfig
-from quire.compute.kernels.triton.linear.gemv import GemvConfig
-from quire.compute.kernels.triton.linear.int8_gemv import int8_gemv, supports_int8_gemv
+from quire.compute.kernels.triton.linear.gated import gated_gemm, supports_gated_gemm
+from quire.compute.kernels.triton.linear.gemm import BLOCK_COLUMNS, GemmConfig, gemm
+from quire.compute.kernels.triton.linear.gemv import GemvConfig, gemv, int8_gemv, supports_int8_gemv
 from quire.compute.kernels.triton.linear.linear import KERNELS
-from quire.compute.kernels.triton.linear.quantize_rows import quantize_rows
-from quire.compute.kernels.triton.linear.scaled_gemm import BLOCK_COLUMNS, scaled_gemm
-from quire.compute.kernels.triton.linear.scaled_gemv import scaled_gemv
 from quire.compute.kernels.triton.linear.tuned_configs import TunedConfigs, read_configs
+from quire.compute.kernels.triton.norm import quantize_rows
 
 _BLOCKED_STAGES = 6
 """Stages of a GEMM whose scales are of blocks: its steps have half as many columns."""
@@ -31,12 +28,11 @@ MANY = GemmConfig(128, 128, 128, 1, 8, 5, True)
 FEWEST_TILES = 100
 """The fewest tiles of a gated product that keep most of a GPU at work.
 
-With fewer, the library's product and a kernel for the gate are faster. Llama-3.1-8B's product has 112 with 128 rows.
+With fewer, the library's product and a kernel for the gate are faster. Llama-3.1-8B's product of 128 rows has 112.
 """
 
 
 def scaled_linear(x: Rows, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
-    """Arguments as in reference/scaled_linear.py."""
     config = _config_for(x, weight, gate=False)
     if config is None:
         return _library_product(x, weight, bias)
@@ -46,10 +42,11 @@ def scaled_linear(x: Rows, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
 
 
 def scaled_linear_silu_and_mul(x: Rows, weight: ScaledWeight, bias: Tensor | None, out: Tensor) -> None:
-    """Arguments as in reference/scaled_linear.py; mostly all of it is one kernel beside that for x."""
+    """In most cases one kernel follows the kernel that quantizes x."""
     config = _config_for(x, weight, gate=True)
     if config is None and bias is None and _suits_gated_gemm(x, weight, out):
-        scaled_gated_gemm(_codes(x, weight), (weight.codes, weight.scales), out, can_overlap(out.device))
+        codes, scales = _codes(x, weight)
+        gated_gemm(codes, weight.codes, out, can_overlap(out.device), (scales, weight.scales))
     elif config is None:
         silu_and_mul(scaled_linear(x, weight, bias), out)
     else:
@@ -62,7 +59,7 @@ def _config_for(x: Rows, weight: ScaledWeight, gate: bool) -> GemvConfig | GemmC
     if weight.codes.dtype == torch.int8:
         if rows == 1 and supports_int8_gemv(weight):
             return int8_row_config(*weight.codes.shape, gate)
-        rows = max(rows, 2)  # the tensor cores take integers as they are; for scaled_gemv they would become fp32
+        rows = max(rows, 2)  # the tensor cores take integers as they are; gemv would turn them into fp32
     config = scaled_config(*weight.codes.shape, rows, gate)
     if config is None:
         if _suits_library(x, weight):
@@ -77,21 +74,20 @@ def _config_for(x: Rows, weight: ScaledWeight, gate: bool) -> GemvConfig | GemmC
 
 @functools.cache
 def scaled_config(outputs: int, columns: int, rows: int, gate: bool) -> GemvConfig | GemmConfig | None:
-    """The table's config for `rows` of x and a weight of this shape."""
     return scaled_configs().config(outputs, columns, rows, gate)
 
 
 @functools.cache
 def int8_row_config(outputs: int, columns: int, gate: bool) -> GemvConfig | GemmConfig | None:
-    """The config for one row of int8 codes, which int8_gemv multiplies."""
+    """Return the config for one row of int8 codes, which int8_gemv multiplies."""
     return read_configs("int8_w8a8", KERNELS).config(outputs, columns, 1, gate)
 
 
 @functools.cache
 def scaled_configs() -> TunedConfigs[GemvConfig | GemmConfig]:
-    """The table for fp8, which int8 has as well for two rows and more, read once.
+    """Return the table for fp8, read once, which also serves two rows and more of int8.
 
-    None in it is torch's product, `scaled_gated_gemm`, or MANY.
+    None in it stands for torch's product, `gated_gemm`, or MANY.
     """
     return read_configs("fp8_w8a8", KERNELS)
 
@@ -131,12 +127,12 @@ def _suits_gated_gemm(x: Rows, weight: ScaledWeight, out: Tensor) -> bool:
     return (
         cdiv(out.shape[0], 128) * cdiv(out.shape[1], 128) >= FEWEST_TILES
         and is_sm_90(out.device)
-        and supports_scaled_gated_gemm(codes, weight.codes, out)
+        and supports_gated_gemm(codes, weight.codes, out)
     )
 
 
 def _codes(x: Rows, weight: ScaledWeight) -> tuple[Tensor, Tensor]:
-    """Return the codes and scales of x, as `scaled_gemm` takes them; dense rows are quantized."""
+    """Return the codes and scales of x, as `gemm` takes them; dense rows are quantized."""
     if isinstance(x, QuantizedRows):
         return x.codes, x.scales
     return quantize_rows(x if x.stride(1) == 1 else x.contiguous(), weight.codes.dtype, weight.block[1])
@@ -156,9 +152,9 @@ def _multiply(
         return
     overlap = can_overlap(y.device)
     if not isinstance(config, GemvConfig):
-        scaled_gemm(_codes(x, weight), weight, bias, y, config, gate, overlap)
+        gemm(_codes(x, weight), weight, bias, y, config, gate, overlap)
     elif weight.codes.dtype == torch.int8:
         int8_gemv(_codes(x, weight), weight, bias, y, config, gate, overlap)
     else:
         assert isinstance(x, Tensor)
-        scaled_gemv(x if x.stride(1) == 1 else x.contiguous(), weight, bias, y, config, gate, overlap)
+        gemv(x if x.stride(1) == 1 else x.contiguous(), weight, bias, y, config, gate, overlap)

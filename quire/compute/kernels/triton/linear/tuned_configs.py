@@ -1,7 +1,7 @@
-"""Which kernel multiplies fastest, by the form and shape of the weight and the rows of x: tables measured on a GPU.
+"""Tables of the kernels that multiply fastest, by the form and shape of the weight and the rows of x.
 
-A table is a JSON file in `configs/`, one for each GPU and form of weight, named as vLLM names its own. The scripts in
-tuning/ write them. A GPU that has none is served by the H200's.
+A table is a JSON file in `configs/`, one for each GPU and form of weight, named as vLLM names its tables. The scripts
+in tuning/ measure and write them. A GPU without a table takes the H200's.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class TunedConfigs(Generic[C]):
     """The configs of products with weights of one form.
 
     Attributes:
-        up_to: Rows of x, ascending: a config serves this many and fewer.
+        up_to: Numbers of rows of x, ascending: a config serves this many rows and fewer.
         plain: By shape of the weight, a config for each of `up_to`; None: none of our kernels is the fastest.
-        gated: By shape, those of products to which a gate is applied.
+        gated: By shape, the configs of products to which a gate is applied.
     """
 
     up_to: tuple[int, ...]
@@ -43,7 +43,7 @@ class TunedConfigs(Generic[C]):
     gated: Mapping[Shape, tuple[C | None, ...]]
 
     def config(self, outputs: int, columns: int, rows: int, gate: bool) -> C | None:
-        """The config for `rows` of x and a weight of this shape: that of the nearest shape, by the ratios of its sides.
+        """Return the config for `rows` of x and a weight of this shape, or of the nearest shape by the ratios of sides.
 
         None: another product is faster, or so many rows were not measured.
         """
@@ -59,17 +59,17 @@ class TunedConfigs(Generic[C]):
 
 
 def configs_path(directory: Path, device: str, dtype: str) -> Path:
-    """The table of a device, as torch names it, for weights of a form, as vLLM's tables name that."""
+    """Return the path of a table for a device, as torch names it, and a form of weight, as vLLM's tables name it."""
     return directory / f"device_name={device.replace(' ', '_')},dtype={dtype}.json"
 
 
 def read_configs(dtype: str, kernels: Mapping[str, type[C]], directory: Path = CONFIGS) -> TunedConfigs[C]:
-    """The table for weights of this form on the current GPU, or the H200's.
+    """Read the table for weights of this form on the current GPU, or the H200's.
 
     Args:
         dtype: The form: bf16, fp8_w8a8, int8_w8a8 or int4_w4a16.
-        kernels: The classes of configs, by the name that the table has for each one's kernel.
-        directory: Where tables are.
+        kernels: The classes of configs, by the names that the table has for their kernels.
+        directory: Where the tables are.
 
     Raises:
         ConfigError: The table is broken; the message names its file.
@@ -83,7 +83,7 @@ def read_configs(dtype: str, kernels: Mapping[str, type[C]], directory: Path = C
 
 
 def write_configs(path: Path, configs: TunedConfigs[C], kernels: Mapping[str, type[C]]) -> None:
-    """Write a table where `read_configs` finds it; arguments as there."""
+    """Write a table to `path` in the format of `read_configs`; `kernels` as there."""
     names = {kind: name for name, kind in kernels.items()}
 
     def entry(config: Any) -> str:
@@ -106,7 +106,7 @@ _Entry = dict[str, str | bool | int] | None
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True):
-    """A file: by shape, and by rows of x."""
+    """A table as its file has it: by shape of the weight, and by rows of x."""
 
     plain: dict[str, dict[int, _Entry]]
     gated: dict[str, dict[int, _Entry]] = {}

@@ -1,6 +1,6 @@
-"""Words by which programs of different cards of a host say to one another how far they have come.
+"""Words by which programs of different cards of a host tell one another how far they have come.
 
-A word only goes up, by less than 2³¹ at a time, and may wrap around: it is compared by its distance.
+A word only increases, by less than 2³¹ at a time, and may wrap around, so words are compared by their distance.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ import triton.language as tl
 
 @triton.jit
 def release(address, value):
-    """Write a word for all devices of this host, after all that this program wrote before its last barrier.
-    One thread does.
+    """Write an int32 word at an int64 address for all devices of this host, by one thread.
 
-    Args:
-        address: int64.
-        value: int32.
+    Whoever reads it also sees all that this program wrote before its last barrier.
     """
     tl.inline_asm_elementwise(
         """{
@@ -37,7 +34,7 @@ def release(address, value):
 
 @triton.jit
 def acquire(address):
-    """Read such a word; what is read after it is at least as new. All threads do."""
+    """Read such a word by all threads; what is read after it is at least as new."""
     return tl.inline_asm_elementwise(
         "ld.acquire.sys.global.u32 $0, [$1];", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
     )
@@ -45,7 +42,7 @@ def acquire(address):
 
 @triton.jit
 def wait_for(address, value, POLLS: tl.constexpr):
-    """Wait until the word has come to `value`, or for POLLS looks; how many there were in which it had not."""
+    """Wait until the word has come to `value`, for at most POLLS looks; return how many looks were too early."""
     polls = 0
     while (acquire(address) - value < 0) & (polls < POLLS):
         polls += 1

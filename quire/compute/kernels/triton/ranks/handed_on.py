@@ -1,8 +1,8 @@
-"""What a pipeline stage hands on: residual streams to the next one, and the last one sampled tokens to the first. Both
-are written into the other card's memory, and awaited there on the device: see stage_window.py.
+"""Hands residual streams from a pipeline stage to the next one, and sampled tokens from the last stage to the first.
 
-Streams are sent and received in steps that graphs record, so the step's number is read on the device. Step 0 is none:
-nothing is written for it and nothing is waited for, and what is received is whatever was there.
+They are written into the other card's memory, and awaited there on the device (stage_window.py). Graphs record the
+steps that send and receive streams, so the step's number is read on the device. Number 0 is no step: nothing is written
+or awaited for it, and what is received is undefined.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ def send_stream(x: Tensor, delta: Tensor, windows: Tensor, step: Tensor, layout:
 
     Args:
         x, delta: [tokens, hidden] fp32, bf16 or fp16, contiguous, of whole words of 4 bytes.
-        windows: [2] int64, the addresses of this rank's window and of the other rank's that it writes to.
+        windows: [2] int64, the addresses of this rank's window and of the window that it writes to.
         step: [1] int64, the step's number.
-        layout: Of the other window.
+        layout: The layout of the other window.
     """
     _copy_stream(_send_stream, x, delta, windows, step, layout)
 
 
 def receive_stream(x: Tensor, delta: Tensor, windows: Tensor, step: Tensor, layout: StageLayout) -> None:
-    """Wait for a stream in this rank's window, and copy it into x and delta. Arguments as of `send_stream`; the layout
-    is of this window. x may have more rows than were sent: they are whatever was there.
+    """Wait for a stream in this rank's window, and copy it into x and delta.
+
+    Arguments are those of `send_stream`, but the layout is that of this window. Rows of x behind those that were sent
+    are undefined.
     """
     _copy_stream(_receive_stream, x, delta, windows, step, layout)
 
@@ -47,15 +49,17 @@ def send_tokens(last: Tensor, windows: Tensor, step: int, layout: StageLayout) -
 
     Args:
         last: [slots] int64.
-        windows, layout: As of `send_stream`.
-        step: That has sampled; 0 for none.
+        windows, layout: As in `send_stream`.
+        step: The step that has sampled; 0 for none.
     """
     _launch_tokens(_send_tokens, last, windows, step, layout)
 
 
 def take_tokens(last: Tensor, windows: Tensor, step: int, layout: StageLayout) -> None:
-    """Wait until the tokens of a step are in this rank's window, and copy all slots' into `last`. Those of later steps
-    may be among them: the first stage reads a slot's token before the slot samples the next."""
+    """Wait until the tokens of a step are in this rank's window, and copy the tokens of all slots into `last`.
+
+    Tokens of later steps may be among them: the first stage reads a slot's token before the slot samples the next.
+    """
     _launch_tokens(_take_tokens, last, windows, step, layout)
 
 
@@ -88,8 +92,10 @@ def _send_stream(
     STEPS: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, PROGRAMS: tl.constexpr, POLLS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The tiles program, program + PROGRAMS and so on, of TILE words. A program without tiles says so too, since a
-    receiver may expect more rows."""
+    """Send the tiles program, program + PROGRAMS and so on, of TILE words.
+
+    A program without tiles sets its flag too, since a receiver may expect more rows.
+    """
     wait_for_inputs(OVERLAP)
     release_dependents(OVERLAP)
     program = tl.program_id(0)
@@ -115,7 +121,6 @@ def _receive_stream(
     STEPS: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, PROGRAMS: tl.constexpr, POLLS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Tiles as of _send_stream."""
     wait_for_inputs(OVERLAP)
     release_dependents(OVERLAP)
     program = tl.program_id(0)
@@ -171,6 +176,6 @@ def _take_tokens(
 
 @triton.jit
 def _stream_in(window, streams, number, STEPS: tl.constexpr, MOST: tl.constexpr):
-    """Where a step's x begins in a window; MOST words behind it begins its delta."""
+    """Return where a step's x begins in a window; its delta begins MOST words behind."""
     first = tl.multiple_of((window + streams).to(tl.pointer_type(tl.int32)), 16)
     return first + tl.multiple_of(number % STEPS * (2 * MOST), 16)

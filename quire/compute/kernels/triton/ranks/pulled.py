@@ -1,8 +1,7 @@
-"""Sums over ranks, and columns of all ranks, of larger tensors: it is bandwidth that counts.
+"""Sums over ranks, and columns of all ranks, of larger tensors, whose time depends on bandwidth.
 
-Each rank copies its tensor into its own window. A program says to the same program of all other ranks that its tiles
-are there, waits until theirs are, and reads them. All ranks add in the order of ranks, in fp32, so all have the same
-bits.
+Each rank copies its tensor into its own window. A program tells the same program of all other ranks that its tiles are
+there, waits until theirs are, and reads them. All ranks add in the order of ranks, in fp32, so all have the same bits.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ WARPS = 16
 
 
 def all_reduce_pulled(x: Tensor, windows: Tensor, calls: Tensor, buffers: int, rank: int, ranks: int) -> None:
-    """x becomes the sum over all ranks.
+    """Replace x by its sum over all ranks.
 
     Args:
         x: fp32, bf16 or fp16, contiguous, of whole words of 4 bytes, PULLED_BYTES at most.
         windows: [ranks] int64, the addresses of all ranks' windows here.
         calls: [PULLED_PROGRAMS] int32, calls of each program so far.
-        buffers: Where in a window the buffers begin, in bytes.
-        rank, ranks: This one, and how many there are.
+        buffers: Where the buffers begin in a window, in bytes.
+        rank, ranks: This rank, and the number of ranks.
     """
     words, tile = x.numel() * x.element_size() // 4, PULLED_TILE_BYTES // 4
     assert x.is_contiguous() and 4 * words <= PULLED_BYTES
@@ -50,20 +49,20 @@ def all_reduce_pulled(x: Tensor, windows: Tensor, calls: Tensor, buffers: int, r
 
 
 def max_gathered_rows(columns: int, element_size: int) -> int:
-    """Rows of so many columns that go through a buffer at once."""
+    """Return how many rows of so many columns go through a buffer at once."""
     return PULLED_BYTES // PULLED_TILE_BYTES // cdiv(columns * element_size, PULLED_TILE_BYTES)
 
 
 def gather_columns_pulled(
     x: Tensor, out: Tensor, columns: int, windows: Tensor, calls: Tensor, buffers: int, rank: int, ranks: int
 ) -> None:
-    """The ranks' columns side by side.
+    """Write the ranks' columns side by side to out.
 
     Args:
-        x: [n, at least this rank's columns], rows of which are contiguous; n up to `max_gathered_rows`.
-        out: [n, columns of all], contiguous.
-        columns: Of each rank but the last one, which may have fewer.
-        windows, calls, buffers, rank, ranks: As of `all_reduce_pulled`, whose calls these count among.
+        x: [n, at least this rank's columns], whose rows are contiguous; n is at most `max_gathered_rows`.
+        out: [n, columns of all ranks], contiguous.
+        columns: Columns of each rank but the last one, which may have fewer.
+        windows, calls, buffers, rank, ranks: As in `all_reduce_pulled`, with whose calls these are counted.
     """
     (rows, width), tile = out.shape, PULLED_TILE_BYTES // x.element_size()
     assert x.stride(1) == 1 and out.is_contiguous() and x.dtype == out.dtype
@@ -86,7 +85,7 @@ def _all_reduce_pulled(
     RANK: tl.constexpr, RANKS: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, PROGRAMS: tl.constexpr,
     LINE: tl.constexpr, POLLS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The tiles program, program + PROGRAMS and so on, of TILE words: an fp32 each, or two of 16 bits."""
+    """Add up the tiles program, program + PROGRAMS and so on, of TILE words: an fp32 each, or two 16-bit values."""
     wait_for_inputs(OVERLAP)
     release_dependents(OVERLAP)
     program = tl.program_id(0)
@@ -117,7 +116,7 @@ def _gather_columns_pulled(
     RANK: tl.constexpr, RANKS: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, PROGRAMS: tl.constexpr,
     LINE: tl.constexpr, POLLS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Tiles as of _all_reduce_pulled, of TILE columns of one row; the last of a row may be shorter."""
+    """Copy tiles as in `_all_reduce_pulled`, of TILE columns of one row; the last tile of a row may be shorter."""
     wait_for_inputs(OVERLAP)
     release_dependents(OVERLAP)
     program = tl.program_id(0)
@@ -146,13 +145,13 @@ def _gather_columns_pulled(
 
 @triton.jit
 def _buffer_in(windows, rank: tl.constexpr, buffers, element: tl.constexpr):
-    """The first of a rank's two buffers."""
+    """Return the address of the first of a rank's two buffers."""
     return tl.multiple_of((tl.load(windows + rank) + buffers).to(tl.pointer_type(element)), 16)
 
 
 @triton.jit
 def _meet(windows, program, call, RANK: tl.constexpr, RANKS: tl.constexpr, LINE: tl.constexpr, POLLS: tl.constexpr):
-    """Show the other ranks what this program has written, and wait until the same programs of theirs have come here."""
+    """Show the other ranks what this program has written, and wait until their programs of this number come here."""
     tl.debug_barrier()  # all threads have written
     flag = program * LINE
     for rank in tl.static_range(RANKS):

@@ -1,11 +1,11 @@
-"""Sums over ranks of many rows with the residual addition and norm that follow: it is bandwidth that counts.
+"""Sums over ranks of many rows with the residual addition and norm that follow, whose time depends on bandwidth.
 
-A program takes its rows some at a time, a step. It copies them to the next place of its ring in its own window and says
-to the same program of all other ranks that they are there; then it waits until theirs are, and reads them. While those
-are on their way it copies its rows of the next step, so that the link does not stand still. All ranks add in the order
-of ranks, in fp32, so all have the same bits.
+In a step a program takes some of its rows. It copies them to the next place of its ring in its own window and tells the
+same program of all other ranks that they are there; then it waits until theirs are, and reads them. While those are on
+their way it copies its rows of the next step, so that the link is never idle. All ranks add in the order of ranks, in
+fp32, so all have the same bits.
 
-A rank writes step n when all others have said that step n - 1 is there; and one that says so has read step n - 3, whose
+A rank writes step n when all others have said that step n - 1 is there; a rank that says so has read step n - 3, whose
 norm came before. So of a ring of four places none is written that is still read.
 """
 
@@ -30,18 +30,18 @@ def rms_norm_pulled(
     x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None, delta: Tensor, windows: Tensor,
     counts: Tensor, row_flags: int, rings: int, rank: int, ranks: int,
 ) -> None:  # fmt: skip
-    """`rms_norm` with a delta that is the sum of all ranks'; where there are scales, `rms_norm_quantized`.
+    """Compute `rms_norm` with a delta that is the sum over all ranks, or with scales `rms_norm_quantized`.
 
     Args:
         x: [rows, width] that `serves_rows`.
-        weight, eps: See reference/norm.py.
-        out: As x, or its codes.
+        weight, eps: As in `rms_norm`.
+        out: [rows, width], the norm or its codes.
         scales: [rows, 1] fp32; None: out has no codes.
-        delta: As x, this rank's summand.
+        delta: [rows, width], this rank's summand.
         windows: [ranks] int64, the addresses of all ranks' windows here.
         counts: [PULLED_PROGRAMS] int32, steps of each program so far.
-        row_flags, rings: Where they begin in a window, in bytes.
-        rank, ranks: This one, and how many there are.
+        row_flags, rings: Where these begin in a window, in bytes.
+        rank, ranks: This rank, and the number of ranks.
     """
     rows, words = x.shape[0], words_of(x)
     assert delta.is_contiguous() and out.is_contiguous() and weight.is_contiguous()
@@ -66,7 +66,7 @@ def _rms_norm_pulled(
     BLOCK: tl.constexpr, ROWS: tl.constexpr, PLACE: tl.constexpr, PLACES: tl.constexpr, PROGRAMS: tl.constexpr,
     LINE: tl.constexpr, POLLS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows a step: of steps program, program + PROGRAMS and so on. A word is an fp32, or two values of 16 bits."""
+    """Norm ROWS rows in each of the steps program, program + PROGRAMS and so on."""
     release_dependents(OVERLAP)
     program = tl.program_id(0)
     word = tl.arange(0, BLOCK)[None, :]
@@ -81,7 +81,7 @@ def _rms_norm_pulled(
     flags = row_flags + program * (LINE * 4)
     in_place = of_step[:, None] * WORDS + word
     first: tl.constexpr = 1 if RANK == 0 else 0  # of the other ranks
-    # Read once: whoever has waited for a flag finds nothing in the nearest cache.
+    # These are read once, because a wait for a flag empties the nearest cache.
     own_window, first_window = tl.load(windows + RANK), tl.load(windows + first)
     at, inside = _words_of_step(program, rows, of_step, word, WORDS, ROWS)
     own = tl.load(delta + at, inside, 0)
@@ -125,7 +125,7 @@ def _rms_norm_pulled(
 
 @triton.jit
 def _words_of_step(group, rows, of_step, word, WORDS: tl.constexpr, ROWS: tl.constexpr):
-    """Where the words of a step's rows are in a tensor, and which of them there are."""
+    """Return the places of the words of a step's rows in a tensor, and whether there are such words."""
     row = (group * ROWS + of_step)[:, None]
     return row.to(tl.int64) * WORDS + word, (row < rows) & (word < WORDS)
 
@@ -134,7 +134,7 @@ def _words_of_step(group, rows, of_step, word, WORDS: tl.constexpr, ROWS: tl.con
 def _offer(
     own, place, inside, windows, first_window, flags, number, RANK: tl.constexpr, RANKS: tl.constexpr
 ):  # fmt: skip
-    """Write a step's rows to its place in this rank's ring, and say so to all others."""
+    """Write a step's rows to its place in this rank's ring, and tell all others."""
     first: tl.constexpr = 1 if RANK == 0 else 0
     tl.store(place, own, inside)
     tl.debug_barrier()  # all threads have written
@@ -146,6 +146,6 @@ def _offer(
 
 @triton.jit
 def _place_in(window, ring, number, PLACE: tl.constexpr, PLACES: tl.constexpr):
-    """The place of step number `number` in a window's ring."""
+    """Return the place of step `number` in a window's ring."""
     words = (window + ring).to(tl.pointer_type(tl.int32))
     return tl.multiple_of(words, 16) + (number & (PLACES - 1)) * PLACE

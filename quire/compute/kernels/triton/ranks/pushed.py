@@ -1,8 +1,8 @@
-"""Sums over ranks of small tensors, where it is latency that counts.
+"""Sums over ranks of small tensors, whose time depends on latency.
 
-Each rank writes its words into all other windows, each word beside the number of the call in one packet of 8 bytes,
-which arrive whole. A reader looks at a packet until it has the call's number: there is no flag to wait for, and nothing
-to be put in order. NCCL calls this LL. All ranks add in the order of ranks, in fp32, so all have the same bits.
+Each rank writes its words into all other windows, each word beside the number of the call in a packet of 8 bytes, which
+arrives whole. A reader looks at a packet until it has the call's number, so there is no flag to wait for and no order
+to keep. NCCL calls this LL. All ranks add in the order of ranks, in fp32, so all have the same bits.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ WARPS = 4
 
 
 def all_reduce_pushed(x: Tensor, windows: Tensor, calls: Tensor, arrivals: int, rank: int, ranks: int) -> None:
-    """x becomes the sum over all ranks.
+    """Replace x by its sum over all ranks.
 
     Args:
         x: fp32, bf16 or fp16, contiguous, of whole words of 4 bytes, PUSHED_WORDS at most.
         windows: [ranks] int64, the addresses of all ranks' windows here.
         calls: [PUSHED_PROGRAMS] int32, calls of each program so far.
-        arrivals: Where in a window packets arrive, in bytes.
-        rank, ranks: This one, and how many there are.
+        arrivals: Where packets arrive in a window, in bytes.
+        rank, ranks: This rank, and the number of ranks.
     """
     words = x.numel() * x.element_size() // 4
     assert x.is_contiguous() and words <= PUSHED_WORDS
@@ -47,7 +47,7 @@ def _all_reduce_pushed(
     RANK: tl.constexpr, RANKS: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, POLLS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """TILE words: an fp32 each, or two of 16 bits."""
+    """Add up TILE words: an fp32 each, or two 16-bit values."""
     wait_for_inputs(OVERLAP)
     release_dependents(OVERLAP)
     program = tl.program_id(0)
@@ -79,13 +79,13 @@ def _all_reduce_pushed(
 
 @triton.jit
 def packets_in(windows, rank: tl.constexpr, arrivals):
-    """Where packets arrive in a rank's window."""
+    """Return where packets arrive in a rank's window."""
     return tl.multiple_of((tl.load(windows + rank) + arrivals).to(tl.pointer_type(tl.int64)), 16)
 
 
 @triton.jit
 def arrived(packets, inside, number, POLLS: tl.constexpr):
-    """The words of packets, once all of them have the call's number."""
+    """Return the words of packets, once all of them have the call's number."""
     found = tl.load(packets, inside, other=number, volatile=True)
     polls = 0
     while (tl.sum(((found >> 32) != (number >> 32)).to(tl.int32), 0) > 0) & (polls < POLLS):
@@ -96,7 +96,7 @@ def arrived(packets, inside, number, POLLS: tl.constexpr):
 
 @triton.jit
 def add_words(low, high, words, dtype: tl.constexpr):
-    """Sums of the words' values: of fp32 in `low`, of the lower and upper one of 16 bits in both."""
+    """Add the words' values to sums: fp32 to `low`, the lower and upper 16-bit values to `low` and `high`."""
     if dtype == tl.float32:
         low += words.to(tl.float32, bitcast=True)
     elif dtype == tl.float16:
@@ -110,7 +110,7 @@ def add_words(low, high, words, dtype: tl.constexpr):
 
 @triton.jit
 def joined(low, high, dtype: tl.constexpr):
-    """The words of such sums."""
+    """Return the words of sums from `add_words`."""
     if dtype == tl.float32:
         words = low.to(tl.int32, bitcast=True)
     else:

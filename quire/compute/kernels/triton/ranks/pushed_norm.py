@@ -1,7 +1,7 @@
 """Sums over ranks of few rows with the residual addition and norm that follow, by packets as in `pushed.py`.
 
-A program has a row, which takes whole tiles of arrivals, so the places and numbers of packets are those of the programs
-of `pushed.py` that the tiles belong to; this one counts a call of each.
+A program has a row, which takes whole tiles of arrivals. The places and numbers of its packets are those of the
+programs of `pushed.py` that the tiles belong to, for each of which this program counts a call.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from quire.compute.kernels.triton.ranks.pushed import add_words, arrived, joined
 from quire.compute.kernels.triton.ranks.window import MAX_POLLS, PUSHED_PROGRAMS, PUSHED_TILE, PUSHED_WORDS
 
 PER_THREAD = 4
-"""Words, up to 1,024 threads, or 512 among many ranks, whose packets take more registers."""
+"""Words of a thread, up to 1,024 threads, or 512 among many ranks, whose packets take more registers."""
 FEW_RANKS = 4
 
 
 def can_push_rows(x: Tensor) -> bool:
-    """Whether arrivals have room for so many rows."""
+    """Whether arrivals have room for the rows of x."""
     return x.shape[0] * cdiv(words_of(x), PUSHED_TILE) <= PUSHED_PROGRAMS
 
 
@@ -31,15 +31,12 @@ def rms_norm_pushed(
     x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None, delta: Tensor, windows: Tensor,
     calls: Tensor, arrivals: int, rank: int, ranks: int,
 ) -> None:  # fmt: skip
-    """`rms_norm` with a delta that is the sum of all ranks'; where there are scales, `rms_norm_quantized`.
+    """Compute `rms_norm` with a delta that is the sum over all ranks, or with scales `rms_norm_quantized`.
 
     Args:
         x: [rows, width] that `serves_rows` and `can_push_rows`.
-        weight, eps: See reference/norm.py.
-        out: As x, or its codes.
-        scales: [rows, 1] fp32; None: out has no codes.
-        delta: As x, this rank's summand.
-        windows, calls, arrivals, rank, ranks: As of `all_reduce_pushed`, whose calls these count among.
+        weight, eps, out, scales, delta: As in `rms_norm_pulled`.
+        windows, calls, arrivals, rank, ranks: As in `all_reduce_pushed`, with whose calls these are counted.
     """
     rows, words = x.shape[0], words_of(x)
     assert delta.is_contiguous() and out.is_contiguous() and weight.is_contiguous() and can_push_rows(x)
@@ -63,11 +60,11 @@ def _rms_norm_pushed(
     BLOCK: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, SPAN: tl.constexpr,
     POLLS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """A row. A word is an fp32, or two values of 16 bits."""
+    """Norm a row, whose words are an fp32 each or two 16-bit values."""
     release_dependents(OVERLAP)
     dtype: tl.constexpr = x.dtype.element_ty
     row = tl.program_id(0)
-    # Two words are a vector of 16 bytes as packets: taken two by two they need not change threads to become that.
+    # Packets of two words are a vector of 16 bytes: words taken two by two need not change threads for that.
     word = tl.max_contiguous(tl.arange(0, BLOCK), 2)
     inside = word < WORDS
     weights = tl.load(words_at(weight) + word, inside, 0)

@@ -1,4 +1,4 @@
-"""The memory of a card into which a card of another pipeline stage writes, and where in it is what. Imports no Triton.
+"""The layout of a window: memory of a card into which a card of another pipeline stage writes. Imports no Triton.
 
 A window has four parts:
 
@@ -8,8 +8,8 @@ A window has four parts:
     streams      [steps, 2, words] of 4 bytes: x and delta of each step that may be on its way
 
 Nobody says that a place is free again. The engine has at most `steps` steps in the stages at the same time: when a step
-is sent, the one that had its place before has left the last stage, and so all stages. Of a slot's tokens, the next one
-is sampled only when the first stage has read the one before.
+is sent, the step that had its place before has left all stages. A slot samples its next token only when the first stage
+has read the token before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 STREAM_PROGRAMS = 128
-"""Programs that send or receive a stream: all run at the same time, on any card that has so many multiprocessors."""
+"""Programs that send or receive a stream: all run at the same time on a card with as many multiprocessors."""
 TILE_WORDS = 1 << 11
 """Words of 4 bytes that a program copies at once."""
 _FIRST_FLAG = 128
@@ -25,7 +25,7 @@ _ALIGNED = 256
 
 
 class StageLayout(NamedTuple):
-    """Where a window's parts begin, in bytes, and where it ends; `steps` and `words` as above."""
+    """Where a window's parts begin, in bytes, its size, its steps, and the words of x of each step."""
 
     flags: int
     tokens: int
@@ -36,12 +36,12 @@ class StageLayout(NamedTuple):
 
 
 def layout_of(slots: int, steps: int, stream_bytes: int) -> StageLayout:
-    """Of a window.
+    """Return the layout of a window.
 
     Args:
-        slots: Of a slot table.
-        steps: That may be in all stages at the same time.
-        stream_bytes: Of the largest x; 0: no streams arrive.
+        slots: The slots of the slot table.
+        steps: How many steps may be in all stages at the same time.
+        stream_bytes: The bytes of the largest x; 0: no streams arrive.
     """
     tokens = _aligned(_FIRST_FLAG + 4 * STREAM_PROGRAMS)
     streams = _aligned(tokens + 8 * slots)

@@ -1,19 +1,17 @@
-"""The memory of a card that the other ranks of its host have mapped, its window, and where in it is what. Imports no
-Triton.
+"""The layout of a window: memory of a card that the other ranks of its host have mapped. Imports no Triton.
 
 A window has five parts:
 
     flags      for each program and rank: how many calls of `pulled.py` that rank's program has come to (uint32)
-    row flags  likewise: how many steps of `pulled_norm.py` (uint32)
-    arrivals   [2, ranks, PUSHED_WORDS] packets (int64), which other ranks write: of an even and of an odd call
-    buffers    [2, PULLED_BYTES], which this rank writes and others read, likewise
+    row flags  for each program and rank: how many steps of `pulled_norm.py` that rank's program has come to (uint32)
+    arrivals   [2, ranks, PUSHED_WORDS] packets (int64), which other ranks write: for even and for odd calls
+    buffers    [2, PULLED_BYTES], which this rank writes and others read: for even and for odd calls
     rings      for each program of `pulled_norm.py` STEPS places of rows, which this rank writes and others read
 
-A tile of a tensor always belongs to the same program and to the same place of each part, whatever the tensor's size.
-So only the calls of one program follow one another there, and each counts its own. A place is written again two calls
-later: by then all ranks have come to the call between, and so, as kernels of a stream follow one another, have ended
-the first. That is why one meeting a call is enough. Rings belong to one program each; `pulled_norm.py` says when it
-writes a place again.
+A tile of a tensor always belongs to one program and one place of each part, whatever the tensor's size, so each program
+counts its own calls. A place is written again two calls later: by then all ranks have come to the call between, and
+have ended the first, because kernels of a stream follow one another. So one meeting a call is enough. `pulled_norm.py`
+says when it writes a place of a ring again.
 """
 
 from __future__ import annotations
@@ -26,20 +24,22 @@ PUSHED_TILE = 256
 PUSHED_WORDS = 1 << 18
 """The largest tensor that is pushed: 1 MiB."""
 PULLED_TILE_BYTES = 1 << 13
-"""Of a tile of `pulled.py`."""
+"""Bytes of a tile of `pulled.py`."""
 PULLED_PROGRAMS = 128
-"""Programs of `pulled.py` at most: all run at the same time, on any card that has so many multiprocessors."""
+"""The most programs of `pulled.py`: all run at the same time on a card with as many multiprocessors."""
 PULLED_BYTES = 1 << 25
 """The largest tensor that is pulled."""
 FLAG_BYTES = PULLED_PROGRAMS * MAX_RANKS * 4
 STEPS = 4
 """Places of a ring."""
 STEP_BYTES = 1 << 14
-"""Of rows in a place."""
+"""Bytes of the rows in a place."""
 PUSHED_PROGRAMS = PUSHED_WORDS // PUSHED_TILE
 MAX_POLLS = 1 << 28
-"""How often a rank looks for another in vain before it goes on without: some minutes. The engine has ended the ranks by
-then; without an end, the process could not end either."""
+"""How often a rank looks for another in vain before it goes on without it, which takes some minutes.
+
+The engine has ended the ranks by then; if a kernel waited for ever, its process could not end.
+"""
 
 
 class Layout(NamedTuple):
@@ -53,7 +53,6 @@ class Layout(NamedTuple):
 
 
 def layout_of(ranks: int) -> Layout:
-    """Of a window among so many ranks."""
     arrivals = 2 * FLAG_BYTES
     buffers = arrivals + 2 * ranks * PUSHED_WORDS * 8
     rings = buffers + 2 * PULLED_BYTES

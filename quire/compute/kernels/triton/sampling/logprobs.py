@@ -1,10 +1,10 @@
 """Log probabilities of tokens without a softmax of the whole matrix: one read of the rows that ask.
 
-1. `_scan_groups`: the highest key of each group of a row (see logit_keys.py), the weight of each chunk, and how many of
-   its logits are higher than the token's.
-2. `_report_logprobs`, one program a row: the sums, and the k likeliest one after the other. The group with the highest
-   key has the next one; that group alone is read again to learn its second highest. A microsecond a token, all rows at
-   once, whatever the vocabulary; so a large k is left to torch.
+1. `_scan_groups` finds the highest key of each group of a row (see logit_keys.py), the weight of each chunk, and how
+   many of its logits are higher than the token's.
+2. `_report_logprobs` has a program for each row, which finds the sums, and the k likeliest one after the other. The
+   group with the highest key has the next token; only that group is read again for its second highest key. A token
+   takes a microsecond, for all rows at once, whatever the vocabulary; a large k is left to torch.
 """
 
 from __future__ import annotations
@@ -30,20 +30,16 @@ from quire.compute.kernels.triton.sampling.logit_keys import (
 )
 
 MOST = 64
-"""The largest k that is taken token by token."""
+"""The largest k for which tokens are taken one by one."""
 _LOOSE = ["reads", "tokens", "own", "ranks", "ids", "values", "bests", "log_sums"]
 
 
-def token_logprobs(logits: Tensor, reads: Tensor, tokens: Tensor, k: int, *, normalise: bool) -> TokenScores:
-    """Arguments as in reference/logprobs.py; rows of logits are contiguous, but may lie apart."""
-    return score_with_tiling(logits, reads, tokens, k, VocabTiling.of(logits.shape[-1]), normalise=normalise)
-
-
-def score_with_tiling(
-    logits: Tensor, reads: Tensor, tokens: Tensor, k: int, shape: VocabTiling, *, normalise: bool
+def token_logprobs(
+    logits: Tensor, reads: Tensor, tokens: Tensor, k: int, *, normalise: bool, shape: VocabTiling | None = None
 ) -> TokenScores:
-    """`token_logprobs` with rows divided as `shape` says, so that tests have several chunks on rows that are small."""
+    """Rows of logits are contiguous, but may lie apart; `shape` divides them into groups and chunks."""
     n, vocab, device = len(reads), logits.shape[-1], logits.device
+    shape = shape or VocabTiling.of(vocab)
     assert logits.stride(1) == 1
     few = k if k <= MOST else 0
     own, best, log_sum = (torch.empty(n, dtype=torch.float32, device=device) for _ in range(3))

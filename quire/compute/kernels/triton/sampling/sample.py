@@ -1,18 +1,19 @@
-"""From logits to tokens for all reads of a step in three kernels, none of which needs to know who is greedy.
+"""From logits to tokens for all reads of a step in three kernels, which do not depend on which reads are greedy.
 
-1. `_scan_groups` reads each row once: the highest key of each group of neighbours (see logit_keys.py), and, for rows
-   that need the whole distribution, the weight of each chunk.
-2. `_sample_rows`, one program a row. Greedy: the first of the highest. No filter: the chunk, by the chunks' weights,
-   and in it the token. Filters: the few logits above a floor that the groups give are gathered in token order; among
-   these the thresholds of top_k and top_p are found by bisecting keys, then the token.
-3. `top_k_top_p_search` does the same over the whole row, for the few rows with more candidates than can be gathered.
-   For all other rows it costs its launch.
+1. `_scan_groups` reads each row once and finds the highest key of each group of neighbours (see logit_keys.py) and, for
+   rows that need the whole distribution, the weight of each chunk.
+2. `_sample_rows` has a program for each row. A greedy row takes the first of the highest logits. A row without filters
+   finds the chunk by the chunks' weights, and in it the token. With filters, the few logits above a floor that the
+   groups give are gathered in token order; bisecting their keys finds the thresholds of top_k and top_p.
+3. `top_k_top_p_search` does so over the whole row, for the few rows with more candidates than can be gathered. For all
+   other rows it only costs its launch.
 
-Memory: the logits once (256 rows of 128,256 in bf16 are 66 MB), and 8 KB a row of groups, written and read. A row with
-filters reads another 2% to 50% of itself, a row that is searched itself some ten times, most of it from the L2 cache.
+The logits are read once (256 rows of 128,256 in bf16 are 66 MB), and 8 KB of groups a row are written and read. A row
+with filters reads another 2% to 50% of itself; a row that is searched is read some ten times, mostly from the L2 cache.
 
-Weights are integers, so a row gives the same token whatever is in the batch. The reference sums fp64: a token can only
-differ where the cumulative probability comes within about 1e-6 of the random number, or of top_p, for exp has 22 bits.
+Weights are integers, so a row gives the same token whatever is in the batch. The reference sums in fp64: a token can
+only differ where the cumulative probability is within about 1e-6 of the random number, or of top_p, because exp has 22
+bits.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from quire.compute.kernels.reference.sample import FINE, NOTHING_LEFT, UNSOUND, 
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.launch import fast_launch, next_power_of_2
 from quire.compute.kernels.triton.sampling.logit_keys import (
+    KEEP_ALL_TIES,
     LOG2_E,
+    LOWEST_TEMPERATURE,
     UNALIGNED_ARGUMENTS,
     VocabTiling,
     bisect_threshold,
@@ -37,34 +40,30 @@ from quire.compute.kernels.triton.sampling.logit_keys import (
     key_to_logit,
     logit_to_key,
     lowest_key,
-    rescaled_chunk_masses,
-)
-from quire.compute.kernels.triton.sampling.top_k_top_p_search import top_k_top_p_search
-from quire.compute.kernels.triton.sampling.top_k_top_p_thresholds import (
-    KEEP_ALL_TIES,
-    LOWEST_TEMPERATURE,
     min_p_floor,
     num_ties_to_keep,
     philox_number,
+    rescaled_chunk_masses,
     target_mass,
     top_p_mass,
 )
+from quire.compute.kernels.triton.sampling.top_k_top_p_search import top_k_top_p_search
 
 _FINE, _UNSOUND, _NOTHING_LEFT = tl.constexpr(FINE), tl.constexpr(UNSOUND), tl.constexpr(NOTHING_LEFT)
 
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """How a draw is cut up. What is drawn depends, where rounding decides, on the first four alone.
+    """How a draw is divided. Where rounding decides, only the first four fields change what is drawn.
 
     Attributes:
-        shape: Of a row.
-        room: Logits of a row that are gathered at most, a power of two.
-        first, second: So many of the likeliest, or a few more, are gathered where only top_p cuts: first these, then
-            those. `second` is also the largest top_k that is not searched for.
+        shape: The groups and chunks of a row.
+        room: The most logits of a row that are gathered, a power of two.
+        first, second: How many of the likeliest, or a few more, are gathered at the first and second attempt where only
+            top_p cuts. `second` is also the largest top_k for which a row is not searched.
         tile: Logits that are gathered at once.
         block: Logits that the search of a row reads at once.
-        scan_warps, pick_warps, search_warps: Of each kernel's programs.
+        scan_warps, pick_warps, search_warps: Warps of each kernel's programs.
     """
 
     shape: VocabTiling
@@ -86,18 +85,10 @@ def sample(
     faults: Tensor,
     last: Tensor | None = None,
     thresholds: SamplingThresholds | None = None,
+    config: SampleConfig | None = None,
 ) -> None:
-    """Arguments as in reference/sample.py; rows of logits are contiguous, but may lie apart."""
-    sample_with_config(
-        logits, slots, asked, tokens, faults, last, thresholds, SampleConfig(VocabTiling.of(logits.shape[-1]))
-    )
-
-
-def sample_with_config(
-    logits: Tensor, slots: Tensor, asked: SamplingColumns, tokens: Tensor, faults: Tensor, last: Tensor | None,
-    thresholds: SamplingThresholds | None, config: SampleConfig,
-) -> None:  # fmt: skip
-    """`sample` with a config of one's own: for tuning, and so that tests reach every path on rows that are small."""
+    """Rows of logits are contiguous, but may lie apart."""
+    config = config or SampleConfig(VocabTiling.of(logits.shape[-1]))
     (reads, vocab), bits, shape = logits.shape, key_bits(logits.dtype), config.shape
     assert logits.stride(1) == 1
     if not reads:
@@ -139,7 +130,7 @@ def _scan_groups(
     VOCAB: tl.constexpr, BITS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The highest key of each group, and of each chunk with its weight beside it."""
+    """Find the highest key of each group, and the highest key and weight of each chunk."""
     PER: tl.constexpr = CHUNK // GROUP
     wait_for_inputs(OVERLAP)
     release_dependents(OVERLAP)
@@ -172,7 +163,7 @@ def _sample_rows(
     TILE: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, ADVANCE: tl.constexpr,
     WRITE_THRESHOLDS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The token of each row, or -1 where the whole row must be searched."""
+    """Find the token of each row, or -1 where the whole row must be searched."""
     wait_for_inputs(OVERLAP)
     release_dependents(OVERLAP)
     read = tl.program_id(0).to(tl.int64)
@@ -249,7 +240,6 @@ def _sample_unfiltered(
     row, bests, masses, scaled, best, scale, number,
     VOCAB: tl.constexpr, BITS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS_2: tl.constexpr,
 ):  # fmt: skip
-    """The token of a row that nothing is cut from."""
     sums = tl.cumsum(scaled, 0)
     target = target_mass(number, tl.sum(scaled, 0))
     chunk = tl.sum((sums <= target).to(tl.int32), 0)
@@ -268,9 +258,9 @@ def _gather_candidates(
     VOCAB: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, CHUNKS: tl.constexpr,
     ROOM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Keys from `ground` on and their ids into the room, in token order; how many, or more than ROOM if too many.
+    """Gather keys from `ground` on and their ids in token order; return how many, or more than ROOM if too many.
 
-    `chosen`: [groups] which groups have such.
+    `chosen` [groups] says which groups have such keys.
     """
     listed, keys = own + GROUPS, own + 2 * GROUPS + CHUNKS
     entry = tl.cumsum(chosen.to(tl.int32), 0) - 1
@@ -301,10 +291,10 @@ def _sample_gathered(
     found, count, ground, best_key, best, scale, k, p, all_mass, complete, number,
     VOCAB: tl.constexpr, BITS: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
-    """The token of a row whose `count` likeliest are gathered, and the threshold of top_k and top_p, from `ground` on.
+    """Return the token of a row whose `count` likeliest are gathered, and the threshold of top_k and top_p.
 
-    `complete`: what was not gathered counts nothing, for top_k cuts it or it has no weight; else the row's weight is
-    `all_mass`, and where top_p reaches beyond the gathered the token is -1.
+    Where `complete`, top_k cuts what was not gathered, or it has no weight. Otherwise the row's weight is `all_mass`,
+    and the token is -1 where top_p reaches beyond what was gathered.
     """
     at = tl.arange(0, ROOM)
     inside = at < count
@@ -341,7 +331,7 @@ def _sample_gathered(
 
 @triton.jit
 def _last_tie_to_keep(key, ids, inside, threshold, room):
-    """The id of the last of the `room` first keys that equal `threshold`."""
+    """Return the id of the last of the first `room` keys that equal `threshold`."""
     equal = inside & (key == threshold)
     stays = equal & (tl.cumsum(equal.to(tl.int32), 0) <= room)
     return tl.max(tl.where(stays, ids, -1), 0).to(tl.int64)

@@ -1,7 +1,7 @@
-"""top_k, top_p and the draw for a row with more candidates than can be gathered: it is read some ten times.
+"""top_k, top_p and the draw for a row with more candidates than can be gathered, which is read some ten times.
 
-The thresholds of top_k and top_p are bisected until what lies between the bounds can be gathered. One program a row,
-for such rows are few: a flat distribution under top_p or min_p, or a top_k of thousands.
+The thresholds of top_k and top_p are bisected until what lies between the bounds can be gathered. A row has one
+program, because such rows are few: a flat distribution under top_p or min_p, or a top_k of thousands.
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ import triton.language as tl
 from quire.compute.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.launch import fast_launch
 from quire.compute.kernels.triton.sampling.logit_keys import (
+    KEEP_ALL_TIES,
     LOG2_E,
+    LOWEST_TEMPERATURE,
     UNALIGNED_ARGUMENTS,
+    ZERO_WEIGHT_LOG2,
     bisect_threshold,
     exp_weight,
     key_to_logit,
     logit_to_key,
     lowest_key,
-)
-from quire.compute.kernels.triton.sampling.top_k_top_p_thresholds import (
-    KEEP_ALL_TIES,
-    LOWEST_TEMPERATURE,
-    ZERO_WEIGHT_LOG2,
     min_p_floor,
     num_ties_to_keep,
     philox_number,
@@ -41,7 +39,7 @@ def top_k_top_p_search(
     GROUPS_2: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr, ADVANCE: tl.constexpr,
     WRITE_THRESHOLDS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The token of each row that has none yet, over the whole row."""
+    """Find the token of each row that has none yet, over the whole row."""
     wait_for_inputs(OVERLAP)
     release_dependents(OVERLAP)
     read = tl.program_id(0).to(tl.int64)
@@ -84,7 +82,7 @@ def top_k_top_p_search(
 
 @triton.jit
 def _block(row, start, best, scale, VOCAB: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Ids, which of them there are, keys and weights of a block of the row."""
+    """Return ids, whether there are such tokens, keys and weights of a block of the row."""
     ids = start + tl.arange(0, BLOCK)
     x = tl.load(row + ids, mask=ids < VOCAB, other=float("-inf")).to(tl.float32)
     return ids, ids < VOCAB, logit_to_key(x, BITS), exp_weight(x, best, scale)
@@ -92,7 +90,7 @@ def _block(row, start, best, scale, VOCAB: tl.constexpr, BITS: tl.constexpr, BLO
 
 @triton.jit
 def _mass_above(row, threshold, best, scale, VOCAB: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """How many keys lie above `threshold`, and their weight; int64."""
+    """Return how many keys lie above `threshold`, and their weight; int64."""
     count, mass = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int64)
     for start in range(0, VOCAB, BLOCK):
         _, inside, key, weight = _block(row, start, best, scale, VOCAB, BITS, BLOCK)
@@ -107,12 +105,11 @@ def _bisect_row_threshold(
     row, found, low, high, count, aim, best, scale, by_weight,
     VOCAB: tl.constexpr, BITS: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """bisect_threshold over the whole row, by weight or by number; also what lies above the threshold.
+    """Compute `bisect_threshold` over the whole row, by weight or by number; also return what lies above the threshold.
 
-    `count`: no fewer keys than there are from `low` on.
-
-    Every other middle is one of values: of a few numbers far from 0 and one close to it, keys alone see mostly zeros.
-    Once the keys between the bounds have room, they are gathered.
+    `count` is at least the number of keys from `low` on. Every other middle is the middle of two values, because with a
+    few numbers far from 0 and one close to it, most keys are those of tiny numbers. Once the keys between the bounds
+    have room, they are gathered.
     """
     # Nothing without weight is looked at, or the middle of two values could be any.
     low = tl.where(by_weight, tl.maximum(low, logit_to_key(best - ZERO_WEIGHT_LOG2 / scale, BITS).to(tl.int64)), low)
@@ -149,7 +146,7 @@ def _bisect_row_threshold(
 
 @triton.jit
 def _sum_kept_mass(row, threshold, room, best, scale, VOCAB: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """The weight of what lies above the threshold and of the `room` first on it, and the last id of these."""
+    """Return the weight of tokens above the threshold and of the first `room` on it, and the last id of the latter."""
     mass, equals, end = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64), tl.full((), -1, tl.int64)
     for start in range(0, VOCAB, BLOCK):
         ids, inside, key, weight = _block(row, start, best, scale, VOCAB, BITS, BLOCK)
@@ -165,7 +162,7 @@ def _sum_kept_mass(row, threshold, room, best, scale, VOCAB: tl.constexpr, BITS:
 def _token_at_mass(
     row, threshold, end, target, best, scale, VOCAB: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The first token at which the weights of what stays exceed `target`."""
+    """Return the first token at which the weights of the tokens that stay exceed `target`."""
     before, start, token = tl.full((), 0, tl.int64), tl.full((), 0, tl.int32), tl.full((), -1, tl.int32)
     while (token < 0) & (start < VOCAB):
         ids, inside, key, weight = _block(row, start, best, scale, VOCAB, BITS, BLOCK)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from quire.compute.gguf.architectures import ARCHITECTURES
-from quire.compute.gguf.directory import directory_of
-from quire.compute.gguf.model_files import choose
+from quire.compute.gguf.model_files import choose, directory_of
 from quire.errors import CheckpointError, ConfigError, ModelNotFoundError, QuireError
 from quire.models.spec import read_spec
 from quire.models.weights import hub
