@@ -73,10 +73,11 @@ class SequenceAccumulator:
         return replace(output, cumulative_logprob=self._logprob_before)
 
     def prompt_logprobs(self, tokenizer: Tokenizer | None) -> list[dict[int, Logprob] | None] | None:
-        """For each token of the prompt; None when they were not asked for."""
-        if self.add.sampling.prompt_logprobs is None:
+        """For each token of the prompt; None when they were not asked for, or while the prompt is not computed."""
+        prompt, entries = self.add.tokens[: self.add.prompt_len], self.whole.prompt_logprobs
+        if self.add.sampling.prompt_logprobs is None or len(entries) < len(prompt) - 1:
             return None
-        return prompt_logprobs_dicts(self.add.tokens[: self.add.prompt_len], self.whole.prompt_logprobs, tokenizer)
+        return prompt_logprobs_dicts(prompt, entries, tokenizer)
 
 
 def failure_of(end: End) -> QuireError | None:

@@ -73,3 +73,21 @@ def test_a_request_that_is_aborted_or_wrong_leaves_the_others(engine: LLMEngine)
     engine.abort_request(["long", "unknown"])
     assert {output.request_id for output in steps(engine)} == {"short"}
     assert engine.step() == []
+
+
+@pytest.mark.parametrize("kind", [RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA])
+def test_log_probabilities_of_a_prompt_come_when_all_of_it_is_computed(
+    kind: RequestOutputKind, checkpoint: Path
+) -> None:
+    """The prompt takes three steps, and another request makes each of them bring something."""
+    engine = LLMEngine(str(checkpoint), **SETTINGS, max_num_batched_tokens=16)
+    try:
+        engine.add_request("other", [5], SamplingParams(**GREEDY))
+        params = SamplingParams(**{**GREEDY, "max_tokens": 2}, prompt_logprobs=1, output_kind=kind)
+        engine.add_request("long", list(range(3, 43)), params)
+        found = [output for output in steps(engine) if output.request_id == "long"]
+    finally:
+        engine.close()
+    scored = [output.prompt_logprobs for output in found if output.prompt_logprobs is not None]
+    assert [len(each) for each in scored] == [40] * (1 if kind is RequestOutputKind.DELTA else 2)
+    assert [bool(output.outputs and output.outputs[0].token_ids) for output in found][-2:] == [True, True]
