@@ -1,7 +1,7 @@
 """Failures as OpenAI error bodies, and in the shape of other APIs under a few paths.
 
-Owns status, headers and wording of error responses, and which path has which shape. Whoever makes an error, a route or
-a middleware, makes OpenAI's. Details of unexpected failures go to the log only.
+Owns status, headers and wording of error responses, and what a 404 says of a path that a user has reason to ask for:
+which flag adds its route, or that it is not served. Details of unexpected failures go to the log only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ERROR_TYPES = {
     503: "overloaded_error",
 }
 _DETAILS = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
-"""Of errors about a field: with these Anthropic's SDKs send the conversation without it."""
+"""Details of errors about a field: with these Anthropic's SDKs send the conversation without it."""
 
 
 def error_body(error: QuireError) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def error_body(error: QuireError) -> dict[str, Any]:
 
 
 def error_response(error: QuireError) -> Response:
-    """The whole answer."""
+    """The whole answer to a request that failed."""
     headers = {}
     if isinstance(error, OverloadedError):
         headers["Retry-After"] = str(error.retry_after_s)
@@ -60,8 +60,14 @@ def internal_error_body(request_id: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": "server_error", "param": None, "code": "internal_error"}}
 
 
-class ServerErrorMiddleware:
-    """ASGI middleware that turns any other exception into a 500 and a log entry."""
+def json_answer(status: int, body: dict[str, Any], headers: dict[str, str]) -> Response:
+    """An answer with a JSON body."""
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+
+
+class ErrorMiddleware:
+    """ASGI middleware that turns unexpected exceptions into a 500 and a log entry, and writes error bodies anew for
+    other APIs than OpenAI's."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -70,45 +76,17 @@ class ServerErrorMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started = False
+        reshapes = scope["path"].startswith(("/v1/messages", "/api/"))
+        started, body = False, b""
+        begun: Message | None = None  # of an error that is written anew
 
-        async def watched(message: Message) -> None:
-            nonlocal started
-            started = started or message["type"] == "http.response.start"
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watched)
-        except Exception:
-            request_id = scope["state"]["request_id"]
-            logger.exception("Request %s failed.", request_id)
-            if not started:
-                await json_answer(500, internal_error_body(request_id), {})(scope, receive, send)
-
-
-def json_answer(status: int, body: dict[str, Any], headers: dict[str, str]) -> Response:
-    """An answer with a JSON body."""
-    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
-
-
-class ErrorShapeMiddleware:
-    """ASGI middleware that writes error bodies anew for other APIs than OpenAI's."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _has_own_shape(scope["path"]):
-            await self._app(scope, receive, send)
-            return
-        begun: Message | None = None  # of an error
-        body = b""
-
-        async def reshaped(message: Message) -> None:
-            nonlocal begun, body
-            if message["type"] == "http.response.start" and message["status"] >= 400:
-                begun = message
-                return
+        async def shaped(message: Message) -> None:
+            nonlocal started, begun, body
+            if message["type"] == "http.response.start":
+                started = True
+                if reshapes and message["status"] >= 400:
+                    begun = message
+                    return
             if begun is None:
                 await send(message)
                 return
@@ -119,11 +97,13 @@ class ErrorShapeMiddleware:
                 await send(begun)
                 await send({"type": "http.response.body", "body": content})
 
-        await self._app(scope, receive, reshaped)
-
-
-def _has_own_shape(path: str) -> bool:
-    return path.startswith(("/v1/messages", "/api/"))
+        try:
+            await self._app(scope, receive, shaped)
+        except Exception:
+            request_id = scope["state"]["request_id"]
+            logger.exception("Request %s failed.", request_id)
+            if not started:
+                await json_answer(500, internal_error_body(request_id), {})(scope, receive, shaped)
 
 
 def _shaped(scope: Scope, status: int, body: bytes) -> bytes:
@@ -180,7 +160,7 @@ _REASON_OF = {path: reason for reason, paths in _REASONS.items() for path in pat
 
 
 def http_error_response(error: HTTPException, path: str) -> Response:
-    """The whole answer to what the framework refuses of a request to this path."""
+    """The answer to a request of this path that the framework refuses."""
     messages = {404: absent_route_message(path), 405: _WRONG_METHOD}
     message = messages.get(error.status_code, error.detail)
     kind = "not_found_error" if error.status_code == 404 else RequestError.type
@@ -189,27 +169,23 @@ def http_error_response(error: HTTPException, path: str) -> Response:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Let every error that a route raises leave in this shape."""
+    """Let every error that a route raises leave as an OpenAI error body."""
 
-    async def on_quire_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, QuireError)
+    @app.exception_handler(QuireError)
+    async def on_quire_error(request: Request, error: QuireError) -> Response:
         return error_response(error)
 
-    async def on_http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
         return http_error_response(error, path)
 
-    async def on_wrong_query(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
+    @app.exception_handler(RequestValidationError)
+    async def on_wrong_query(request: Request, error: RequestValidationError) -> Response:
         wrong = error.errors()[0]
         name = str(wrong["loc"][-1])[:64]
         what = wrong["msg"].removeprefix("Input should be ")
         return error_response(RequestError(f"{name} must be {what}.", param=name))
-
-    app.add_exception_handler(QuireError, on_quire_error)
-    app.add_exception_handler(RequestValidationError, on_wrong_query)
-    app.add_exception_handler(HTTPException, on_http_error)
 
 
 def absent_route_message(path: str) -> str:

@@ -1,4 +1,4 @@
-"""Which pages of other origins a browser lets read answers: Starlette's CORS, for requests that name an origin."""
+"""Small ASGI middleware: pages of other origins, the size of bodies, and a short way to routes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,7 @@ _VARY = (b"vary", b"Origin")
 
 
 class CrossOriginMiddleware:
-    """ASGI middleware.
-
-    Args:
-        app: What runs inside.
-        config: Names what is allowed.
-    """
+    """Starlette's CORS for requests that name an origin; other answers only say that they depend on it."""
 
     def __init__(self, app: ASGIApp, *, config: ServerConfig) -> None:
         self._app = app
@@ -57,21 +52,15 @@ class CrossOriginMiddleware:
 SMALL_BYTES = 2**20
 """A body that is no larger is read, whatever others hold."""
 HELD_BODIES = 64
-"""Of the largest size: so much may be held together, for as long as their requests last."""
+"""Bodies of the largest size that may be held together, each for as long as its request lasts."""
 RETRY_S = 5
 
 
 class BodyLimitMiddleware:
-    """ASGI middleware that answers 413, from the Content-Length or, without one, as soon as too much was read; and 429
-    to a large body while others hold too much."""
+    """Answers 413 by the Content-Length or, without one, as soon as too much was read; and 429 to a large body while
+    others hold too much. `larger` has other limits by path, where bodies are not held but stored as they come."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, larger: Mapping[str, int] | None = None) -> None:
-        """
-        Args:
-            app: What runs inside.
-            max_bytes: Of a body.
-            larger: Other limits, by path; there, bodies are not held but stored as they come.
-        """
         self._app = app
         self._max = max_bytes
         self._larger = larger or {}
@@ -113,14 +102,11 @@ def _too_large(most: int) -> PayloadTooLarge:
 
 
 class DirectRoutesMiddleware:
-    """ASGI middleware, the innermost, that answers POSTs to endpoints which take a Request alone.
+    """Answers POSTs to endpoints that take a Request alone, by one lookup; the innermost middleware.
 
-    Args:
-        app: The router; gets everything else.
-        routes: Its routes.
-
-    Attributes:
-        paths: Of the endpoints that are found here.
+    FastAPI's router looks at one route after the other, and wraps an endpoint in what its dependencies would need. For
+    nearly all requests that would cost as much as all the rest of turning a request away. The router gets what is not
+    found here.
     """
 
     def __init__(self, app: ASGIApp, *, routes: Iterable[BaseRoute]) -> None:
