@@ -94,7 +94,7 @@ RANGES: dict[str, dict[str, dict[str, Any]]] = {
     "top_p": {"number": _SHARE},
     "truncate_prompt_tokens": {"integer": {"minimum": -1}},
 }
-"""By the name of a field and the type of its value: keywords that its schema gets, wherever it stands."""
+"""Keywords that a field's schema gets wherever it stands, by the name of the field and the type of its value."""
 
 
 def document_bodies(app: FastAPI) -> None:

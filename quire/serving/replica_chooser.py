@@ -18,7 +18,7 @@ from quire.foundation.clock import Clock
 BOUND = 1.2
 """A replica gets at most this many times the mean."""
 HALF_LIFE_S = 30.0
-"""After so many seconds, what was sent counts half."""
+"""Seconds after which what was sent counts half."""
 SLACK = 8
 """Requests of the usual size beyond the bound: few requests are not worth spreading."""
 MAX_BLOCKS = 512
@@ -27,8 +27,13 @@ MAX_BLOCKS = 512
 
 @dataclass(frozen=True)
 class ReplicaLoad:
-    """What a replica has to do: sequences that run or wait, tokens to be computed for those that wait, and KV blocks;
-    cached prefixes may be in free ones."""
+    """What a replica has to do.
+
+    Attributes:
+        sequences: Sequences that run or wait.
+        waiting_tokens: Tokens to be computed for requests that wait.
+        free_blocks: KV blocks that hold nothing that is in use; cached prefixes may be in them.
+    """
 
     sequences: int
     waiting_tokens: int

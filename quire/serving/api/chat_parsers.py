@@ -75,7 +75,7 @@ class ChoiceParser:
 
 @dataclass(frozen=True)
 class ChatParsers:
-    """The parsers of one server, by vLLM's names; None for none. The model may call if `auto_tool_choice`."""
+    """The parsers of one server, by vLLM's names. With `auto_tool_choice` the model may choose to call tools."""
 
     tool_parser: str | None = None
     reasoning_parser: str | None = None

@@ -78,8 +78,8 @@ MAX_HEAD_BYTES = 64 * 2**10
 HEAD_TIMEOUT_S = 60.0
 """Seconds from the first byte of a request, or from the connection, to the end of its headers; nginx's default."""
 LINGER_S, LINGER_BYTES = 2.0, 2**20
-"""For so long, and so much, is read from a client that was refused and still sends: a connection that is closed with
-bytes unread is reset, and a reset can take the answer away from a client that has not read it."""
+"""Seconds and bytes for which a client that was refused is read. A connection that is closed with bytes unread is
+reset, and a reset can take the answer away from a client that has not read it."""
 MAX_FRAMING = 16
 """Bytes of chunks and trailers for each byte of a body, beyond what a head may have."""
 _HEADER_FRAMING = 4

@@ -1,8 +1,5 @@
-"""From the bytes of a request body to its schema.
-
-Owns reading, decoding and the wording of what is wrong with a body. Every route with a body comes through here, so all
-refuse in the same words.
-"""
+"""Reads and decodes request bodies, and says what is wrong with them. Every route with a body refuses in the same
+words."""
 
 from __future__ import annotations
 

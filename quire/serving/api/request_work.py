@@ -17,7 +17,7 @@ PIECE_S = 5e-3
 """Seconds that a task may work before it lets others run; one step of it comes on top."""
 
 MANY = 256
-"""More messages or items are converted in a thread."""
+"""Maximum number of messages or items that are converted in the event loop; more are converted in a thread."""
 
 
 async def convert(number: int, work: Callable[[], T]) -> T:

@@ -38,12 +38,12 @@ from quire.text.model_text import ModelText, load_model_text
 from quire.text.tokenizer import Tokenizer
 
 NICENESS = 15
-"""With so little priority, a core that the model waits for is given back within milliseconds."""
+"""A low priority: a core that the model waits for is given back within milliseconds."""
 ADDRESS_SPACE = 12 * 2**30
-"""Bytes it may map: a text takes a hundred times its size while it is encoded, and threads reserve more than they use.
-"""
+"""Bytes that the process may map: a text takes a hundred times its size while it is encoded, and threads reserve
+much."""
 _TRIMMED = 2**20
-"""After a task of more bytes, memory is given back to the machine."""
+"""Memory is given back to the machine after a task of more bytes."""
 
 
 def main(connection: socket.socket) -> None:

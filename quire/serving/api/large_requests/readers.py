@@ -29,7 +29,7 @@ MAX_READERS = 4
 MAX_WAITING_BYTES = 256 * 2**20
 """Maximum size of all tasks that are being done or wait; the first may be larger."""
 WORK_SECONDS = 60.0
-"""After so long a task is given up."""
+"""Seconds after which a task is given up."""
 TruncationSide = Literal["left", "right"]
 _MODULE = "quire.serving.api.large_requests.reader_process"
 _START_SECONDS = 60.0
@@ -63,7 +63,8 @@ class CheckBody(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Encode(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Asks for the token ids of a text, of which `kept` are wanted, or of the gap between it and a text `behind`."""
+    """Asks for the token ids of a text, or of the gap between it and a text `behind`. `kept` says how many tokens are
+    wanted, and from which end others are cut off; None for all."""
 
     text: str
     add_special_tokens: bool = True

@@ -80,7 +80,7 @@ async def _text(serving: Serving, fields: TokenizeRequest) -> str:
 
 
 MAX_TOKENS = 2**18
-"""Of one text to be made: while it is made no other Python code of the process runs."""
+"""Maximum number of tokens to be made a text: meanwhile no other Python code of the process runs."""
 
 
 class TokenizeRequest(Body):

@@ -106,7 +106,7 @@ class GenerateRequest(RequestFields):
 
 
 def _wrong_field(message: str) -> RequestError:
-    """From msgspec's words, as "Expected `int`, got `str` - at `$.n`"."""
+    """The error for msgspec's words, such as "Expected `int`, got `str` - at `$.n`"."""
     if unknown := _UNKNOWN.search(message):
         name = f"sampling_params.{unknown[1][:64]}"
         return RequestError(f"'{name}' is not a known field.", param=name)

@@ -57,7 +57,7 @@ class EngineQueue:
 
     @property
     def sequences(self) -> int:
-        """Sequences in the queue. Those that were sent last find free slots first."""
+        """Sequences in the queue. What was sent last finds free slots first."""
         free = 0 if self.load.waiting else self._slots - self.load.running
         return self.load.waiting + max(0, self._unseen_sequences - free)
 

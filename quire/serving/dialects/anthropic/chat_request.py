@@ -28,8 +28,8 @@ _PASSED_ON = ("max_tokens", "stream", "temperature", "top_p", "top_k")
 
 
 def chat_request(body: CountTokensRequest, variables: Collection[str]) -> ChatRequest:
-    """The chat that is meant, for a chat template of these variables; raises RequestError by Anthropic's names of
-    fields."""
+    """The chat that is meant; raises a RequestError that names fields as Anthropic does. `variables` are the
+    template's."""
     _check_edits(body)
     fields: dict[str, Any] = {"model": body.model, "messages": chat_messages(body.system, body.messages)}
     if isinstance(body, MessagesRequest):

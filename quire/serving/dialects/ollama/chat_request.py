@@ -38,8 +38,8 @@ def model_name(asked: str, serves: Callable[[str], bool]) -> str:
 def chat_request(
     body: OllamaChatRequest | OllamaGenerateRequest, model: str, variables: Collection[str]
 ) -> ChatRequest:
-    """The chat that is meant, for a model of this name and its template's variables; raises RequestError by Ollama's
-    names."""
+    """The chat that is meant; raises a RequestError that names fields as Ollama does. `variables` are the
+    template's."""
     fields = _shared(body, model)
     if isinstance(body.think, str):
         fields["reasoning_effort"] = body.think

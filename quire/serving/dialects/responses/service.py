@@ -153,7 +153,7 @@ def _items(fields: ResponsesRequest) -> list[InputItem]:
 
 
 def _without_oldest_turn(messages: list[dict[str, Any]], attempts: int) -> list[dict[str, Any]]:
-    """The messages from a later question of the user's on; with few attempts left, from one much later."""
+    """The system messages, and all from a later question on; with few attempts left, from a much later one."""
     questions = [at for at, message in enumerate(messages) if message["role"] == "user"]
     if len(questions) < 2:
         return messages

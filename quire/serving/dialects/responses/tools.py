@@ -156,7 +156,7 @@ class ResponseTools:
         return self._index.get((namespace, name), []) if isinstance(namespace, str) else []
 
     def sent_place(self, param: str) -> str:
-        """Where the client sent what an error about the chat's tools is about."""
+        """The field that the client sent, for a field of the chat's tools that an error names."""
         match = _PLACE.match(param)
         if match is None or int(match[1]) >= len(self.allowed):
             return param
