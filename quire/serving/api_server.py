@@ -30,6 +30,8 @@ from quire.serving.api.session.session import EngineSession
 from quire.serving.app import create_app
 
 logger = logging.getLogger(__name__)
+ENGINE_WAIT_S = 2.0
+"""Seconds that a new API process lets clients wait for an engine that should be there."""
 
 
 def main(launch: LaunchConfig, report: SendReport, make_app: MakeApp = create_app) -> None:
@@ -68,10 +70,6 @@ def _event_loop(launch: LaunchConfig, callbacks: WorkTimes) -> MeasuredLoop:
         return MeasuredLoop(callbacks)
     path = Path(launch.directory).parent / "connections"
     return SharingLoop(callbacks, SharedNumbers(path, launch.place, count))
-
-
-ENGINE_WAIT_S = 2.0
-"""Seconds that a new API process lets clients wait for an engine that should be there."""
 
 
 class ConnectionServer(Protocol):

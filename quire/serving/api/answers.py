@@ -30,6 +30,7 @@ EVENT_STREAM = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
 _ANY_TEXT = "\0"
 _encode = msgspec.json.Encoder().encode
+_BY_ID = TokenNames(None)
 
 
 def event(body: dict[str, Any]) -> bytes:
@@ -235,9 +236,6 @@ class CompletionSerializer:
             "tokens": texts,
             "top_logprobs": tops,
         }
-
-
-_BY_ID = TokenNames(None)
 
 
 @dataclass(frozen=True)

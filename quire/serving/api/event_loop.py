@@ -38,6 +38,12 @@ _SHORT_S = 1e-3
 """Callbacks that take no longer by the wall clock are counted by it: that is an upper bound, and the first bucket's."""
 _STALE_S = 5e-4
 """Maximum age of the last reading of the thread's clock. Reading it is a system call, so not done for each callback."""
+AHEAD = 2
+"""A process with up to this many more connections than another one does not wait for it."""
+YIELD_S = 0.002
+"""How long others may go first: a connection's longest wait for a process that does not take it."""
+RETRY_S = 1.0
+"""Seconds until the next try after no connection could be accepted, for want of descriptors or memory."""
 
 
 class CallbackTimes:
@@ -102,14 +108,6 @@ def _name(callback: Callable[..., object]) -> str:
     owner = getattr(callback, "__self__", None)
     what = owner.get_coro() if isinstance(owner, asyncio.Task) else callback
     return str(getattr(what, "__qualname__", what))
-
-
-AHEAD = 2
-"""A process with up to this many more connections than another one does not wait for it."""
-YIELD_S = 0.002
-"""How long others may go first: a connection's longest wait for a process that does not take it."""
-RETRY_S = 1.0
-"""Seconds until the next try after no connection could be accepted, for want of descriptors or memory."""
 
 
 class SharingLoop(MeasuredLoop):

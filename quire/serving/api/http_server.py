@@ -25,6 +25,20 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
 
 KEEP_ALIVE_S = 75
+MAX_HEAD_BYTES = 64 * 2**10
+"""Maximum size of request line and headers together."""
+HEAD_TIMEOUT_S = 60.0
+"""Seconds from the first byte of a request, or from the connection, to the end of its headers; nginx's default."""
+LINGER_S, LINGER_BYTES = 2.0, 2**20
+"""Seconds and bytes for which a client that was refused is read. A connection that is closed with bytes unread is
+reset, and a reset can take the answer away from a client that has not read it."""
+MAX_FRAMING = 16
+"""Bytes of chunks and trailers for each byte of a body, beyond what a head may have."""
+_HEADER_FRAMING = 4
+"""Bytes of a header beside its name and its value."""
+_UNCHUNKED = ("0.9", "1.0")
+_TOO_LARGE = f"Request line and headers together must be at most {MAX_HEAD_BYTES} bytes."
+_TOO_SLOW = "The request's headers did not arrive in time."
 
 
 class HttpServer(uvicorn.Server):
@@ -71,22 +85,6 @@ def uvicorn_config(app: object, server: ServerConfig) -> uvicorn.Config:
         timeout_graceful_shutdown=5,
         lifespan="on",
     )
-
-
-MAX_HEAD_BYTES = 64 * 2**10
-"""Maximum size of request line and headers together."""
-HEAD_TIMEOUT_S = 60.0
-"""Seconds from the first byte of a request, or from the connection, to the end of its headers; nginx's default."""
-LINGER_S, LINGER_BYTES = 2.0, 2**20
-"""Seconds and bytes for which a client that was refused is read. A connection that is closed with bytes unread is
-reset, and a reset can take the answer away from a client that has not read it."""
-MAX_FRAMING = 16
-"""Bytes of chunks and trailers for each byte of a body, beyond what a head may have."""
-_HEADER_FRAMING = 4
-"""Bytes of a header beside its name and its value."""
-_UNCHUNKED = ("0.9", "1.0")
-_TOO_LARGE = f"Request line and headers together must be at most {MAX_HEAD_BYTES} bytes."
-_TOO_SLOW = "The request's headers did not arrive in time."
 
 
 class UnchunkedCycle(RequestResponseCycle):

@@ -24,6 +24,8 @@ SLOW_READER_S = 30.0
 SLICE_ENTRIES = 512
 """Log probabilities that are written in one turn of the event loop: about 2 ms of work."""
 _encode = msgspec.json.Encoder().encode
+MAX_ENTRIES = 2**22
+"""Maximum number of log probabilities and prompt tokens in one answer: as JSON some 200 to 400 MB."""
 
 
 class JsonPieces:
@@ -95,10 +97,6 @@ async def encode_in_slices(
             parts[name].append((b"," if start else b"") + _encode(rows)[1:-1])
         await asyncio.sleep(0)
     return {name: JsonPieces([*slices, b"]"]) for name, slices in parts.items()}
-
-
-MAX_ENTRIES = 2**22
-"""Maximum number of log probabilities and prompt tokens in one answer: as JSON some 200 to 400 MB."""
 
 
 def check_answer_size(

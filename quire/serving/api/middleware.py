@@ -19,6 +19,11 @@ from quire.serving.api.request_head import HEADER, request_header
 DROPPED_TOOLS = "x-quire-dropped-tools"
 """Response header: types of hosted tools that were left out."""
 _VARY = (b"vary", b"Origin")
+SMALL_BYTES = 2**20
+"""A body that is no larger is read, whatever others hold."""
+HELD_BODIES = 64
+"""Bodies of the largest size that may be held together, each for as long as its request lasts."""
+RETRY_S = 5
 
 
 class CrossOriginMiddleware:
@@ -47,13 +52,6 @@ class CrossOriginMiddleware:
             await send(message)
 
         await self._app(scope, receive, with_vary)
-
-
-SMALL_BYTES = 2**20
-"""A body that is no larger is read, whatever others hold."""
-HELD_BODIES = 64
-"""Bodies of the largest size that may be held together, each for as long as its request lasts."""
-RETRY_S = 5
 
 
 class BodyLimitMiddleware:

@@ -59,8 +59,8 @@ class EnginesPaused(msgspec.Struct, frozen=True, tag=True):
     action: str
 
 
-Question = WriteCounts | CountOpen | AdapterLoaded | AdapterUnloaded | EnginesPaused
 Answer = Mapping[str, int]
+Question = WriteCounts | CountOpen | AdapterLoaded | AdapterUnloaded | EnginesPaused
 
 
 class _Envelope(msgspec.Struct, frozen=True, array_like=True):

@@ -18,6 +18,8 @@ PIECE_S = 5e-3
 
 MANY = 256
 """Maximum number of messages or items that are converted in the event loop; more are converted in a thread."""
+CLIENT_CLOSED_REQUEST = 499
+"""Status of a response to a client that has disconnected (nginx's number)."""
 
 
 async def convert(number: int, work: Callable[[], T]) -> T:
@@ -36,10 +38,6 @@ class TimeSlice:
         if perf_counter() - self._begun > PIECE_S:
             await asyncio.sleep(0)
             self._begun = perf_counter()
-
-
-CLIENT_CLOSED_REQUEST = 499
-"""Status of a response to a client that has disconnected (nginx's number)."""
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Response]) -> Response:

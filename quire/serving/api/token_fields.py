@@ -17,6 +17,8 @@ from quire.text.tokenizer import Tokenizer
 
 LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have."""
+THREAD_THRESHOLD = 1_000
+"""Prompts of more tokens become text in a thread."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,6 @@ async def encode_chat_logprobs(names: TokenNames, num_top: int | None, choice: C
 def entries_per_row(entries: Sequence[TokenLogprobs | None]) -> int:
     """How many entries one token has, which `encode_in_slices` takes as the cost of a row."""
     return 1 + max((len(entry.top_ids) for entry in entries[:2] if entry is not None), default=0)
-
-
-THREAD_THRESHOLD = 1_000
-"""Prompts of more tokens become text in a thread."""
 
 
 @dataclass(frozen=True)

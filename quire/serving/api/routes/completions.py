@@ -30,6 +30,8 @@ from quire.serving.api.token_fields import PromptFields
 from quire.text.fill_in_middle import FillInMiddle
 
 DEFAULT_MAX_TOKENS = 16
+_BODIES: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, GenerateRequest)
+"""Bodies that /invocations takes."""
 
 
 def add_completions(app: FastAPI, serving: Serving) -> None:
@@ -158,10 +160,6 @@ def _sampling(serving: Serving, fields: CompletionRequest) -> SamplingParams:
         more["prompt_logprobs"] = max(fields.logprobs, fields.prompt_logprobs or 0)
     text = serving.text.tokenizer is not None
     return fields.sampling(serving.text.defaults, text=text, logprobs=fields.logprobs, **more)
-
-
-_BODIES: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, GenerateRequest)
-"""Bodies that /invocations takes."""
 
 
 def add_generate(app: FastAPI, serving: Serving) -> None:

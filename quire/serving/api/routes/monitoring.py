@@ -29,6 +29,14 @@ from quire.serving.api.session.session import EngineSession
 from quire.serving.api.stream_response import StreamResponse
 from quire.version import __version__
 
+logger = logging.getLogger(__name__)
+FRAME_S = 0.5
+MAX_VIEWERS = 16
+ANSWER_S = 5.0
+"""An engine that does not answer for so long, in a long step perhaps, is left out of a frame."""
+LOOK_AGAIN_S = 10
+_ENDED = ("draining", "dead")
+
 
 def add_monitoring(app: FastAPI, serving: Serving) -> None:
     config = serving.config
@@ -97,16 +105,6 @@ def metrics_app(stats: ServerStats, config: Config) -> Starlette:
         return Response(exposition.text(), media_type=CONTENT_TYPE)
 
     return Starlette(routes=[Route("/metrics", metrics)])
-
-
-logger = logging.getLogger(__name__)
-
-FRAME_S = 0.5
-MAX_VIEWERS = 16
-ANSWER_S = 5.0
-"""An engine that does not answer for so long, in a long step perhaps, is left out of a frame."""
-LOOK_AGAIN_S = 10
-_ENDED = ("draining", "dead")
 
 
 class EngineFrames:

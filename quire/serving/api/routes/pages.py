@@ -35,6 +35,11 @@ ASKED_AGAIN = "no-cache"
 _TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _DOCUMENT = "index.html"
 _VERSION = b"{version}"
+FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "redoc.standalone.js", "favicon.png")
+DOCS_POLICY = (
+    "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'; connect-src 'self'; "
+    "img-src 'self' data:; font-src 'self' data:; worker-src blob:; base-uri 'none'; frame-ancestors 'none'"
+)
 
 
 class PageFiles:
@@ -78,13 +83,6 @@ def add_page(app: FastAPI, serving: Serving) -> None:
 
 def _suffix(name: str) -> str:
     return name.rpartition(".")[2]
-
-
-FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "redoc.standalone.js", "favicon.png")
-DOCS_POLICY = (
-    "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'; connect-src 'self'; "
-    "img-src 'self' data:; font-src 'self' data:; worker-src blob:; base-uri 'none'; frame-ancestors 'none'"
-)
 
 
 def add_docs_pages(app: FastAPI, serving: Serving) -> None:

@@ -25,6 +25,30 @@ from quire.serving.api.schemas.tools import ChatTool, shown_tools
 from quire.serving.api.serving import Serving, json_response
 from quire.structured_outputs_params import StructuredOutputsParams
 
+MAX_TOKENS = 2**18
+"""Maximum number of tokens to be made a text: meanwhile no other Python code of the process runs."""
+
+
+class TokenizeRequest(Body):
+    """A text, or a conversation that the chat template turns into one."""
+
+    model: str | None = None
+    prompt: str | None = optional("Either this or messages.")
+    messages: list[ChatMessage] | None = Field(default=None, max_length=MAX_MESSAGES)
+    add_special_tokens: bool | None = optional("Default true for a prompt, false for messages.")
+    add_generation_prompt: bool | None = optional("Default true.")
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ChatTool] | None = optional("As in /v1/chat/completions.")
+    return_token_strs: bool | None = optional("Also return the tokens as the vocabulary writes them.")
+
+
+class DetokenizeRequest(Body):
+    """Token ids."""
+
+    model: str | None = None
+    tokens: list[int] = Field(max_length=MAX_TOKENS)
+
 
 def add_tokenize(app: FastAPI, serving: Serving) -> None:
     if serving.config.server.enable_tokenizer_info_endpoint:
@@ -77,31 +101,6 @@ async def _text(serving: Serving, fields: TokenizeRequest) -> str:
         tools=shown_tools(fields.tools or ()),
     )
     return await serving.renderer.render(conversation)
-
-
-MAX_TOKENS = 2**18
-"""Maximum number of tokens to be made a text: meanwhile no other Python code of the process runs."""
-
-
-class TokenizeRequest(Body):
-    """A text, or a conversation that the chat template turns into one."""
-
-    model: str | None = None
-    prompt: str | None = optional("Either this or messages.")
-    messages: list[ChatMessage] | None = Field(default=None, max_length=MAX_MESSAGES)
-    add_special_tokens: bool | None = optional("Default true for a prompt, false for messages.")
-    add_generation_prompt: bool | None = optional("Default true.")
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[ChatTool] | None = optional("As in /v1/chat/completions.")
-    return_token_strs: bool | None = optional("Also return the tokens as the vocabulary writes them.")
-
-
-class DetokenizeRequest(Body):
-    """Token ids."""
-
-    model: str | None = None
-    tokens: list[int] = Field(max_length=MAX_TOKENS)
 
 
 def add_render(app: FastAPI, serving: Serving) -> None:

@@ -15,6 +15,11 @@ from quire.serving.api.schemas.known_fields import FieldNames, optional
 from quire.serving.api.schemas.sampling import RequestFields, SamplingFields
 
 Prompt = str | list[int]
+_PLACE = re.compile(r"^(.*?)(?: - at (?:`key` in )?`\$\.(.*)`)?$")
+_UNKNOWN = re.compile(r"unknown field `(.*)`")
+_NAMES = FieldNames(
+    {"prompt": "token_ids"} | {name: f"sampling_params.{name}" for name in SamplingParams.__struct_fields__}
+)
 
 
 class CompletionRequest(SamplingFields):
@@ -67,13 +72,6 @@ def _are_tokens(values: list[Any]) -> bool:
     except msgspec.ValidationError:
         return False
     return True
-
-
-_PLACE = re.compile(r"^(.*?)(?: - at (?:`key` in )?`\$\.(.*)`)?$")
-_UNKNOWN = re.compile(r"unknown field `(.*)`")
-_NAMES = FieldNames(
-    {"prompt": "token_ids"} | {name: f"sampling_params.{name}" for name in SamplingParams.__struct_fields__}
-)
 
 
 class GenerateRequest(RequestFields):

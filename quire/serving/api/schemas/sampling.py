@@ -35,6 +35,34 @@ Metadata = Annotated[
 MAX_SALT = 1_024
 """Maximum number of characters of a salt."""
 MAX_PRIORITY = 2**31 - 1
+MAX_BIAS = 100.0
+"""OpenAI's limit on logit_bias, both ways."""
+_NOT_FOR_BEAM_SEARCH: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "stop": ([],),
+    "stop_token_ids": ([],),
+    "logit_bias": ({},),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "prompt_logprobs": (),
+    "logprob_token_ids": (),
+    "repetition_detection": (),
+    "thinking_token_budget": (-1,),
+    "vllm_xargs": ({},),
+    "structured_outputs": ({},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+}
+"""Fields that beam search cannot follow, with the values (beside null) that ask for nothing."""
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 class StreamOptions(Part):
@@ -104,36 +132,6 @@ class RequestFields(Body):
         """Whether token counts are in a last chunk, and in every chunk."""
         options = self.stream_options or StreamOptions()
         return bool(options.include_usage), bool(options.include_usage and options.continuous_usage_stats)
-
-
-MAX_BIAS = 100.0
-"""OpenAI's limit on logit_bias, both ways."""
-_NOT_FOR_BEAM_SEARCH: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "top_p": (1,),
-    "top_k": (0, -1),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "stop": ([],),
-    "stop_token_ids": ([],),
-    "logit_bias": ({},),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "prompt_logprobs": (),
-    "logprob_token_ids": (),
-    "repetition_detection": (),
-    "thinking_token_budget": (-1,),
-    "vllm_xargs": ({},),
-    "structured_outputs": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-}
-"""Fields that beam search cannot follow, with the values (beside null) that ask for nothing."""
-_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 class RepetitionDetection(Part):

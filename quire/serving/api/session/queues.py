@@ -23,6 +23,10 @@ from quire.serving.replica_chooser import MAX_BLOCKS, ReplicaChooser, ReplicaLoa
 
 _UNKNOWN_BLOCKS = 2**20
 """Supposed of an engine that has not said how many blocks it has."""
+FULL_SHARE = 1 / 16
+"""A queue counts as full at the latest when less than this share of its limit is left."""
+MAX_RETRY_S = 3_600
+_LEARNING_RATE = 1 / 16
 
 
 class EngineQueue:
@@ -126,12 +130,6 @@ def _load(queue: EngineQueue) -> ReplicaLoad:
     if not load.num_blocks:
         return ReplicaLoad(queue.open_sequences, queue.tokens, _UNKNOWN_BLOCKS, _UNKNOWN_BLOCKS)
     return ReplicaLoad(queue.open_sequences, queue.tokens, load.free_blocks, load.num_blocks)
-
-
-FULL_SHARE = 1 / 16
-"""A queue counts as full at the latest when less than this share of its limit is left."""
-MAX_RETRY_S = 3_600
-_LEARNING_RATE = 1 / 16
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,10 @@ from quire.serving.dialects.dialect import json_format, make_chat, thinking_swit
 from quire.text.hints import NOT_READ, HintLog
 
 _PASSED_ON = ("max_tokens", "stream", "temperature", "top_p", "top_k")
+_HOSTED = re.compile(
+    r"(web_search|web_fetch|code_execution|advisor|tool_search_tool(?:_bm25|_regex)?|mcp_toolset)(?:_[0-9]{8})?"
+)
+_RUN_BY_CLIENT = re.compile(r"(bash|text_editor|memory|computer|computer_toolset|browser_toolset)(?:_[0-9]{8})?")
 
 
 def chat_request(body: CountTokensRequest, variables: Collection[str]) -> ChatRequest:
@@ -106,12 +110,6 @@ def _check_edits(body: CountTokensRequest) -> None:
             raise UnsupportedField(
                 f"context_management.edits[{i}].type", f"'{edit.type[:64]}' is none of clear_tool_uses, clear_thinking"
             )
-
-
-_HOSTED = re.compile(
-    r"(web_search|web_fetch|code_execution|advisor|tool_search_tool(?:_bm25|_regex)?|mcp_toolset)(?:_[0-9]{8})?"
-)
-_RUN_BY_CLIENT = re.compile(r"(bash|text_editor|memory|computer|computer_toolset|browser_toolset)(?:_[0-9]{8})?")
 
 
 def hosted_tools(body: CountTokensRequest) -> list[str]:

@@ -28,6 +28,10 @@ MAX_ID = 512
 _MAX_VALUE_BYTES = 16 * MAX_ID
 _LONG = object()
 _NOTHING = msgspec.Raw(b"")
+LOOK_AGAIN_S = 0.01
+RETRY_S = 0.5
+_AGAIN = (429, 503)
+"""Statuses of a server that takes no work now, or has too much of it: the request is sent again later."""
 
 
 class BatchLineError(Exception):
@@ -161,12 +165,6 @@ def error_line(custom_id: str, code: str, message: str) -> bytes:
 def _line(custom_id: str | None, response: dict[str, Any] | None, error: dict[str, str] | msgspec.Raw | None) -> bytes:
     name = f"batch_req_{uuid.uuid4().hex}"
     return msgspec.json.encode({"id": name, "custom_id": custom_id, "response": response, "error": error})
-
-
-LOOK_AGAIN_S = 0.01
-RETRY_S = 0.5
-_AGAIN = (429, 503)
-"""Statuses of a server that takes no work now, or has too much of it: the request is sent again later."""
 
 
 class BatchCalls:

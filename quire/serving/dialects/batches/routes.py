@@ -25,6 +25,66 @@ from quire.serving.store.files import PART_BYTES, StoredFile
 from quire.serving.store.store import Store
 
 MAX_PAGE = 100
+UPLOAD_TIMEOUT_S = 600.0
+MAX_FILENAME = 255
+MAX_FILES_PAGE = 10_000
+_PURPOSE = "batch"
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": [_PURPOSE]},
+                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+                        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
+                    },
+                }
+            }
+        },
+    }
+}
+_WINDOW = re.compile(r"([1-9][0-9]{0,5})([mhd])")
+_SECONDS = {"m": 60, "h": 3_600, "d": 86_400}
+
+
+class OutputExpiresAfter(Part):
+    """When the output files are deleted."""
+
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=3_600, le=2_592_000)
+
+
+class BatchRequest(Body):
+    """Requests to answer when there is time."""
+
+    input_file_id: str = Field(description="A file of purpose 'batch', with a request a line.")
+    endpoint: str = Field(
+        description=f"Where all of its requests go: {', '.join(ENDPOINTS)}.", json_schema_extra={"enum": [*ENDPOINTS]}
+    )
+    completion_window: str = Field(
+        description="Time for it, as '24h', '30m' or '7d'; what is left then has expired.",
+        json_schema_extra={"pattern": f"^{_WINDOW.pattern}$"},
+    )
+    metadata: Metadata | None = None
+    output_expires_after: OutputExpiresAfter | None = None
+
+    def check_endpoint(self) -> None:
+        """Raises RequestError for an endpoint to which no batch may go."""
+        if self.endpoint not in ENDPOINTS:
+            raise RequestError(f"endpoint must be one of {', '.join(ENDPOINTS)}.", param="endpoint")
+
+    @property
+    def seconds(self) -> int:
+        """The completion window in seconds; raises RequestError if it is no time."""
+        match = _WINDOW.fullmatch(self.completion_window)
+        if match is None:
+            raise RequestError("completion_window must be a time such as '24h'.", param="completion_window")
+        return int(match[1]) * _SECONDS[match[2]]
 
 
 def make_batch_runner(app: FastAPI, serving: Serving, store: Store) -> BatchRunner:
@@ -69,31 +129,6 @@ def add_batches(app: FastAPI, serving: Serving) -> None:
         batch = await serving.stored.batches.cancel(batch_id)
         app.state.batches.wake()
         return json_response(batch)
-
-
-UPLOAD_TIMEOUT_S = 600.0
-MAX_FILENAME = 255
-MAX_FILES_PAGE = 10_000
-_PURPOSE = "batch"
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file", "purpose"],
-                    "properties": {
-                        "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "enum": [_PURPOSE]},
-                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
-                        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
-                    },
-                }
-            }
-        },
-    }
-}
 
 
 def add_files(app: FastAPI, serving: Serving) -> None:
@@ -190,42 +225,3 @@ def _lifetime(form: FormData) -> float | None:
 async def _parts(file: UploadFile) -> AsyncIterator[bytes]:
     while part := await file.read(PART_BYTES):
         yield part
-
-
-_WINDOW = re.compile(r"([1-9][0-9]{0,5})([mhd])")
-_SECONDS = {"m": 60, "h": 3_600, "d": 86_400}
-
-
-class OutputExpiresAfter(Part):
-    """When the output files are deleted."""
-
-    anchor: Literal["created_at"]
-    seconds: int = Field(ge=3_600, le=2_592_000)
-
-
-class BatchRequest(Body):
-    """Requests to answer when there is time."""
-
-    input_file_id: str = Field(description="A file of purpose 'batch', with a request a line.")
-    endpoint: str = Field(
-        description=f"Where all of its requests go: {', '.join(ENDPOINTS)}.", json_schema_extra={"enum": [*ENDPOINTS]}
-    )
-    completion_window: str = Field(
-        description="Time for it, as '24h', '30m' or '7d'; what is left then has expired.",
-        json_schema_extra={"pattern": f"^{_WINDOW.pattern}$"},
-    )
-    metadata: Metadata | None = None
-    output_expires_after: OutputExpiresAfter | None = None
-
-    def check_endpoint(self) -> None:
-        """Raises RequestError for an endpoint to which no batch may go."""
-        if self.endpoint not in ENDPOINTS:
-            raise RequestError(f"endpoint must be one of {', '.join(ENDPOINTS)}.", param="endpoint")
-
-    @property
-    def seconds(self) -> int:
-        """The completion window in seconds; raises RequestError if it is no time."""
-        match = _WINDOW.fullmatch(self.completion_window)
-        if match is None:
-            raise RequestError("completion_window must be a time such as '24h'.", param="completion_window")
-        return int(match[1]) * _SECONDS[match[2]]

@@ -34,6 +34,11 @@ from quire.serving.dialects.ollama.schemas import (
 from quire.text.tokenizer_files import read_json
 
 Body = TypeVar("Body", OllamaChatRequest, OllamaGenerateRequest)
+OLLAMA_VERSION = "0.32.7"
+"""The version of the API that is spoken. Clients switch features on by it, and some refuse older ones: those before
+0.13.4 have no /v1/responses, those before 0.14.0 no /v1/messages."""
+NEVER = "9999-12-31T23:59:59Z"
+"""When the model is unloaded."""
 
 
 def add_ollama(app: FastAPI, serving: Serving) -> None:
@@ -88,13 +93,6 @@ async def _complete(serving: Serving, fields: CompletionRequest) -> RequestChoic
             params = msgspec.structs.replace(params, max_tokens=None)  # all that the context leaves
         collector = await serving.session.add_request(prompts, params, **options)
     return RequestChoices(serving.session, collector, serving.text.tokenizer, names=NAMES)
-
-
-OLLAMA_VERSION = "0.32.7"
-"""The version of the API that is spoken. Clients switch features on by it, and some refuse older ones: those before
-0.13.4 have no /v1/responses, those before 0.14.0 no /v1/messages."""
-NEVER = "9999-12-31T23:59:59Z"
-"""When the model is unloaded."""
 
 
 @dataclass(frozen=True)
