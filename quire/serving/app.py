@@ -6,20 +6,27 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.engine.metrics.log_line import StatsLogLine
 from quire.engine.metrics.server_stats import ServerStats
-from quire.errors import ConfigError, QuireError
+from quire.errors import ConfigError, QuireError, RequestError
 from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config, environment
 from quire.serving.api.chat_parsers import choose_parsers
 from quire.serving.api.chat_service import ChatService
-from quire.serving.api.error_responses import ErrorMiddleware, add_error_handlers
+from quire.serving.api.error_responses import ErrorMiddleware, error_response, http_error_response
 from quire.serving.api.large_requests.readers import LargeRequestReaders
-from quire.serving.api.middleware import BodyLimitMiddleware, CrossOriginMiddleware, DirectRoutesMiddleware
+from quire.serving.api.middleware import BodyLimitMiddleware, CrossOriginMiddleware
 from quire.serving.api.peers import Peers, SharedCounts
 from quire.serving.api.prompt_renderer import PromptRenderer
 from quire.serving.api.request_head import CallerMiddleware, RequestIdMiddleware
@@ -201,3 +208,59 @@ async def _update_rates(stats: ServerStats, *, log: bool) -> None:
         for line in [each.since_last(time.monotonic()) for each in lines]:
             if line and log:
                 logger.info("%s", line)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Let every error that a route raises leave as an OpenAI error body."""
+
+    @app.exception_handler(QuireError)
+    async def on_quire_error(request: Request, error: QuireError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+        return http_error_response(error, path)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_wrong_query(request: Request, error: RequestValidationError) -> Response:
+        wrong = error.errors()[0]
+        name = str(wrong["loc"][-1])[:64]
+        what = wrong["msg"].removeprefix("Input should be ")
+        return error_response(RequestError(f"{name} must be {what}.", param=name))
+
+
+class DirectRoutesMiddleware:
+    """Answers POSTs to endpoints that take a Request alone, by one lookup; the innermost middleware.
+
+    FastAPI's router looks at one route after the other, and wraps an endpoint in what its dependencies would need. For
+    nearly all requests that would cost as much as all the rest of turning a request away. The router gets what is not
+    found here.
+    """
+
+    def __init__(self, app: ASGIApp, *, routes: Iterable[BaseRoute]) -> None:
+        self._app = app
+        self._routes = {route.path: route for route in routes if isinstance(route, APIRoute) and _is_direct(route)}
+        self.paths = frozenset(self._routes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._routes.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if route is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = route
+        try:
+            response = await route.endpoint(Request(scope, receive, send))
+        except QuireError as error:
+            response = error_response(error)
+        except HTTPException as error:
+            response = http_error_response(error, scope["path"])
+        await response(scope, receive, send)
+
+
+def _is_direct(route: APIRoute) -> bool:
+    takes = route.dependant
+    given = (takes.path_params, takes.query_params, takes.header_params, takes.cookie_params, takes.body_params)
+    return (
+        route.methods == {"POST"} and takes.request_param_name is not None and not any(given) and not takes.dependencies
+    )

@@ -124,7 +124,12 @@ class ChatService:
         }
 
     async def run(self, fields: ChatRequest, prompt: ChatPrompt) -> RequestChoices:
-        """Start a request that was prepared. The choices must be closed. Raises what EngineSession.add_request does."""
+        """Start a request that was prepared. The choices must be closed.
+
+        Raises:
+            RequestError: No engine could run it.
+            UnavailableError: No work is taken now.
+        """
         names = fields.field_names
         with fields_named(names):
             collector = await self.session.add_request([prompt.tokens], prompt.params, **prompt.options)

@@ -10,11 +10,8 @@ import logging
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -164,26 +161,6 @@ def http_error_response(error: HTTPException, path: str) -> Response:
     kind = "not_found_error" if error.status_code == 404 else RequestError.type
     body = {"error": {"message": message, "type": kind, "param": None, "code": None}}
     return json_answer(error.status_code, body, dict(error.headers or {}))
-
-
-def add_error_handlers(app: FastAPI) -> None:
-    """Let every error that a route raises leave as an OpenAI error body."""
-
-    @app.exception_handler(QuireError)
-    async def on_quire_error(request: Request, error: QuireError) -> Response:
-        return error_response(error)
-
-    @app.exception_handler(HTTPException)
-    async def on_http_error(request: Request, error: HTTPException) -> Response:
-        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-        return http_error_response(error, path)
-
-    @app.exception_handler(RequestValidationError)
-    async def on_wrong_query(request: Request, error: RequestValidationError) -> Response:
-        wrong = error.errors()[0]
-        name = str(wrong["loc"][-1])[:64]
-        what = wrong["msg"].removeprefix("Input should be ")
-        return error_response(RequestError(f"{name} must be {what}.", param=name))
 
 
 def absent_route_message(path: str) -> str:

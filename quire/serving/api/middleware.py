@@ -1,19 +1,15 @@
-"""Small ASGI middleware: pages of other origins, the size of bodies, and a short way to routes."""
+"""Small ASGI middleware: pages of other origins, and the size of bodies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from fastapi.routing import APIRoute
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.errors import OverloadedError, PayloadTooLarge, QuireError
+from quire.errors import OverloadedError, PayloadTooLarge
 from quire.foundation.config import ServerConfig
-from quire.serving.api.error_responses import error_response, http_error_response
+from quire.serving.api.error_responses import error_response
 from quire.serving.api.request_head import HEADER, request_header
 
 DROPPED_TOOLS = "x-quire-dropped-tools"
@@ -97,39 +93,3 @@ class BodyLimitMiddleware:
 
 def _too_large(most: int) -> PayloadTooLarge:
     return PayloadTooLarge(f"The request body is larger than the {most} bytes that this server reads.")
-
-
-class DirectRoutesMiddleware:
-    """Answers POSTs to endpoints that take a Request alone, by one lookup; the innermost middleware.
-
-    FastAPI's router looks at one route after the other, and wraps an endpoint in what its dependencies would need. For
-    nearly all requests that would cost as much as all the rest of turning a request away. The router gets what is not
-    found here.
-    """
-
-    def __init__(self, app: ASGIApp, *, routes: Iterable[BaseRoute]) -> None:
-        self._app = app
-        self._routes = {route.path: route for route in routes if isinstance(route, APIRoute) and _is_direct(route)}
-        self.paths = frozenset(self._routes)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route = self._routes.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if route is None:
-            await self._app(scope, receive, send)
-            return
-        scope["route"] = route
-        try:
-            response = await route.endpoint(Request(scope, receive, send))
-        except QuireError as error:
-            response = error_response(error)
-        except HTTPException as error:
-            response = http_error_response(error, scope["path"])
-        await response(scope, receive, send)
-
-
-def _is_direct(route: APIRoute) -> bool:
-    takes = route.dependant
-    given = (takes.path_params, takes.query_params, takes.header_params, takes.cookie_params, takes.body_params)
-    return (
-        route.methods == {"POST"} and takes.request_param_name is not None and not any(given) and not takes.dependencies
-    )

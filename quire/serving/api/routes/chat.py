@@ -42,6 +42,7 @@ def add_chat(app: FastAPI, serving: Serving) -> None:
 
 
 async def answer_chat(serving: Serving, request: Request, fields: ChatRequest) -> Response:
+    """The response to a conversation."""
     serving.accept(request, fields)
     serving.chat.check_room(fields)
     prompt = await serving.chat.prepare(fields)

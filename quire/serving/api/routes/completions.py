@@ -71,8 +71,12 @@ async def answer_completion(serving: Serving, request: Request, fields: Completi
 async def prepare_completion(
     serving: Serving, fields: CompletionRequest
 ) -> tuple[list[list[int]], SamplingParams, dict[str, Any]]:
-    """Token ids of each prompt, sampling parameters, and options of `add_request`; raises what `prepare` of chats
-    does."""
+    """Token ids of each prompt, sampling parameters, and options of `add_request`.
+
+    Raises:
+        RequestError: A field is wrong; the error names it.
+        UnavailableError: No work is taken now.
+    """
     longest = serving.session.submission.longest
     params = _sampling(serving, fields)
     options = fields.options() | await serving.chat.output_options(params)

@@ -148,7 +148,7 @@ class ChatRequest(SamplingFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many likeliest tokens are asked for; None for no log probabilities. May raise RequestError."""
+        """How many likeliest tokens to report; None for none. Raises RequestError for top_logprobs alone."""
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs=true.", param="top_logprobs")
         if self.logprob_token_ids is not None and not self.top_logprobs:

@@ -119,7 +119,8 @@ def tool_use(tools: Sequence[ChatTool] | None, choice: ToolChoice | None, *, par
 
 
 def _chosen(choice: ToolChoice | None) -> tuple[list[str] | None, bool]:
-    """The names of the tools that may be called, None for all; and whether one must be. May raise RequestError."""
+    """The names of the tools that may be called, None for all; and whether one must be. Raises RequestError for
+    none."""
     if isinstance(choice, ChosenTool):
         return [choice.function.name], True
     if isinstance(choice, AllowedToolsChoice):

@@ -164,7 +164,7 @@ class Engines:
             connection.start()
 
     async def wait_ready(self) -> Ready:
-        """Wait until each engine has been ready, and return what all can do; may raise EngineDeadError."""
+        """Wait for each engine to be ready, and return what all can do; raises EngineDeadError if one dies."""
         for connection in self._connections:
             await connection.wait_ready()
         assert self.ready is not None

@@ -102,7 +102,7 @@ class EngineSession:
         self.engines.start()
 
     async def wait_ready(self) -> Ready:
-        """Wait until each engine has been ready, and return what all can do; may raise EngineDeadError."""
+        """Wait for each engine to be ready, and return what all can do; raises EngineDeadError if one dies."""
         return await self.engines.wait_ready()
 
     async def wait_dead(self) -> None:
