@@ -186,7 +186,7 @@ class Bench:
         arrival = thread_time() - began
         await asyncio.sleep(0)
         ids, ones = [add.id for add in self.engine.adds], [1] * STREAMS
-        await self.turn_until(lambda: all(self.session._requests[i].collector._on_delta for i in ids))
+        await self.turn_until(lambda: all(self.session.requests[i].collector._on_delta for i in ids))
         texts = itertools.cycle(range(300, 600))
         began = thread_time()
         for _ in range(tokens):

@@ -24,7 +24,7 @@ from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import Done, FromEngine
 from quire.foundation.messages.to_engine import Add, Control
 from quire.sampling_params import SamplingParams
-from quire.serving.api.engine_frames import FRAME_S, picture
+from quire.serving.api.routes.monitoring import FRAME_S, picture
 
 
 class KeepingPort(EncodingPort):

@@ -27,8 +27,8 @@ from quire.planning.auto_config import resolve
 from quire.serving.api.routes.monitoring import metrics_app
 from quire.serving.api.session.session import EngineSession
 from quire.serving.app import create_app
-from quire.serving.dialects.batches.calls import BatchCalls, InProcessCalls
 from quire.serving.dialects.batches.file import BatchFile
+from quire.serving.dialects.batches.requests import BatchCalls
 from quire.serving.supervisor.announce import print_log
 from quire.serving.supervisor.engine_process import EngineProcess
 from quire.text.model_text import load_model_text
@@ -116,7 +116,7 @@ async def _run(batch: BatchFile, engine: EngineProcess, config: Config, options:
     text = load_model_text(config)
     session = EngineSession([engine.client()], config, text.eos_ids)
     app = create_app(config, session, text)
-    calls = BatchCalls(InProcessCalls(app, ()), session, config.scheduler, WAITING_SHARE)
+    calls = BatchCalls(app, (), session, config.scheduler, WAITING_SHARE)
     counts = batch.counts
     async with app.router.lifespan_context(app), _metrics(options, session, config):
         engine.watch(asyncio.get_running_loop())

@@ -1,7 +1,4 @@
-"""The HTTP application of one API process: routes, middleware, lifespan.
-
-Owns how the parts are put together. Knows nothing about models; never imports torch.
-"""
+"""The HTTP application of one API process: its routes, middleware and lifespan. Never imports torch."""
 
 from __future__ import annotations
 
@@ -9,33 +6,33 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.engine.metrics.log_line import StatsLogLine
 from quire.engine.metrics.server_stats import ServerStats
-from quire.errors import ConfigError, QuireError
+from quire.errors import ConfigError, QuireError, RequestError
 from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config, environment
 from quire.serving.api.chat_parsers import choose_parsers
 from quire.serving.api.chat_service import ChatService
-from quire.serving.api.error_responses import ErrorShapeMiddleware, ServerErrorMiddleware, add_error_handlers
+from quire.serving.api.error_responses import ErrorMiddleware, error_response, http_error_response
 from quire.serving.api.large_requests.readers import LargeRequestReaders
-from quire.serving.api.middleware import BodyLimitMiddleware, CrossOriginMiddleware, DirectRoutesMiddleware
+from quire.serving.api.middleware import BodyLimitMiddleware, CrossOriginMiddleware
 from quire.serving.api.peers import Peers, SharedCounts
 from quire.serving.api.prompt_renderer import PromptRenderer
 from quire.serving.api.request_head import CallerMiddleware, RequestIdMiddleware
 from quire.serving.api.request_record import Observer, RequestRecordMiddleware, count_in, log_access
 from quire.serving.api.request_traces import RequestTraces
-from quire.serving.api.routes.chat import add_chat
-from quire.serving.api.routes.completions import add_completions
-from quire.serving.api.routes.generate import add_generate
-from quire.serving.api.routes.models import add_adapters, add_models
-from quire.serving.api.routes.monitoring import add_monitoring
-from quire.serving.api.routes.operations import Swaps, add_debug, add_model_admin, add_operations
-from quire.serving.api.routes.pages import add_docs_pages, add_page
-from quire.serving.api.routes.tokens import add_render, add_tokenize
+from quire.serving.api.routes import chat, completions, models, monitoring, operations, pages, tokens
 from quire.serving.api.serving import Serving
 from quire.serving.api.session.session import EngineSession
 from quire.serving.dialects.anthropic.routes import add_anthropic
@@ -55,18 +52,18 @@ SWEEP_EVERY_S = 3_600.0
 UPLOAD_OVERHEAD = 2**16
 """Bytes of an upload beside its file."""
 _ROUTES = (
-    add_page,
-    add_docs_pages,
-    add_monitoring,
-    add_models,
-    add_completions,
-    add_chat,
+    pages.add_page,
+    pages.add_docs_pages,
+    monitoring.add_monitoring,
+    models.add_models,
+    completions.add_completions,
+    chat.add_chat,
     add_responses,
-    add_generate,
+    completions.add_generate,
     add_anthropic,
     add_ollama,
-    add_render,
-    add_tokenize,
+    tokens.add_render,
+    tokens.add_tokenize,
     add_files,
     add_batches,
 )
@@ -80,22 +77,20 @@ def create_app(
     developer_mode: bool = False,
     slow_reader_s: float = SLOW_READER_S,
     traces: RequestTraces | None = None,
-    swaps: Swaps | None = None,
+    swaps: operations.Swaps | None = None,
     counts: SharedCounts | None = None,
     created: int | None = None,
 ) -> FastAPI:
     """The application.
 
     Args:
-        config: Resolved settings.
-        session: To the engine; started and closed with the application.
-        text: The model's tokenizer, chat template and defaults.
+        session: The session with the engines; started and closed with the application.
         developer_mode: Also serve debug routes, and those for operators without a key.
         slow_reader_s: A streaming client that reads nothing for so many seconds is disconnected.
-        traces: Where finished requests are traced.
-        swaps: What swaps models; None: nothing does.
-        counts: What /metrics shows; None: what the session counts.
-        created: When the server started, in seconds since 1970; None: now.
+        traces: Where finished requests are traced; None for nowhere.
+        swaps: operations.Swaps models; None if nothing does.
+        counts: What /metrics shows; None for what the session counts.
+        created: When the server started, in seconds since 1970; None for now.
 
     Raises:
         ConfigError: The store cannot be used, or settings contradict each other.
@@ -108,11 +103,11 @@ def create_app(
         )
     readers = LargeRequestReaders(config)
     renderer = PromptRenderer(text, readers, server.chat_template_content_format, server.default_chat_template_kwargs)
-    chat = ChatService(server, session, text, renderer, choose_parsers(server, text))
+    chats = ChatService(server, session, text, renderer, choose_parsers(server, text))
     store = open_store(server, environment.responses_store())
     counts = counts or SharedCounts(session.stats, Peers())
     created = int(time.time()) if created is None else created
-    serving = Serving(config, session, text, renderer, chat, created, slow_reader_s, counts, store)
+    serving = Serving(config, session, text, renderer, chats, created, slow_reader_s, counts, store)
     app = FastAPI(
         title="Quire",
         version=__version__,
@@ -128,13 +123,13 @@ def create_app(
     for add_routes in _ROUTES:
         add_routes(app, serving)
     if developer_mode or server.api_key:
-        add_operations(app, serving)
+        operations.add_operations(app, serving)
         if swaps is not None:
-            add_model_admin(app, swaps)
+            operations.add_model_admin(app, swaps)
     if config.lora.enable_lora and (developer_mode or server.api_key or environment.may_load_adapters()):
-        add_adapters(app, serving)
+        models.add_adapters(app, serving)
     if developer_mode:
-        add_debug(app, serving)
+        operations.add_debug(app, serving)
     add_error_handlers(app)
     observers = [count_in(session.stats.http)]
     if not server.disable_uvicorn_access_log:
@@ -147,15 +142,14 @@ def create_app(
 
 
 def _add_middleware(app: FastAPI, config: Config, observers: Sequence[Observer]) -> None:
-    """From the inside out: the last one added gets a request first."""
+    """Add middleware from the inside out: the last one added gets a request first."""
     server = config.server
     app.add_middleware(DirectRoutesMiddleware, routes=app.router.routes)
     larger = {"/v1/files": server.responses_store_max_file_bytes + UPLOAD_OVERHEAD}
     app.add_middleware(BodyLimitMiddleware, max_bytes=server.max_request_bytes, larger=larger)
     app.add_middleware(CallerMiddleware, config=server, routes=app.router.routes, clock=SystemClock())
-    app.add_middleware(ServerErrorMiddleware)
+    app.add_middleware(ErrorMiddleware)
     app.add_middleware(CrossOriginMiddleware, config=server)
-    app.add_middleware(ErrorShapeMiddleware)
     app.add_middleware(RequestRecordMiddleware, observers=observers, clock=SystemClock())
     stack = app.build_middleware_stack()  # with FastAPI's own, of which the last one is outside all of these
     app.middleware_stack = RequestIdMiddleware(stack, always_answer=server.enable_request_id_headers)
@@ -180,7 +174,7 @@ async def _lifespan(app: FastAPI, serving: Serving) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _using_store(app: FastAPI, serving: Serving, store: Store) -> AsyncIterator[None]:
-    """While the store is open: batches and responses in the background run, and what is too old is deleted."""
+    """A context in which batches and responses in the background run, and what is too old is deleted."""
     app.state.batches = runner = make_batch_runner(app, serving, store)
     runner.start()
     sweeping = asyncio.create_task(_keep_sweeping(store))
@@ -207,7 +201,6 @@ async def _keep_sweeping(store: Store) -> None:
 
 
 async def _update_rates(stats: ServerStats, *, log: bool) -> None:
-    """Update the rates, and log them."""
     named = len(stats.engines) > 1
     lines = [StatsLogLine(engine, time.monotonic(), named=named) for engine in stats.engines]
     while True:
@@ -215,3 +208,59 @@ async def _update_rates(stats: ServerStats, *, log: bool) -> None:
         for line in [each.since_last(time.monotonic()) for each in lines]:
             if line and log:
                 logger.info("%s", line)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Let every error that a route raises leave as an OpenAI error body."""
+
+    @app.exception_handler(QuireError)
+    async def on_quire_error(request: Request, error: QuireError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+        return http_error_response(error, path)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_wrong_query(request: Request, error: RequestValidationError) -> Response:
+        wrong = error.errors()[0]
+        name = str(wrong["loc"][-1])[:64]
+        what = wrong["msg"].removeprefix("Input should be ")
+        return error_response(RequestError(f"{name} must be {what}.", param=name))
+
+
+class DirectRoutesMiddleware:
+    """Answers POSTs to endpoints that take a Request alone, by one lookup; the innermost middleware.
+
+    FastAPI's router looks at one route after the other, and wraps an endpoint in what its dependencies would need. For
+    nearly all requests that would cost as much as all the rest of turning a request away. The router gets what is not
+    found here.
+    """
+
+    def __init__(self, app: ASGIApp, *, routes: Iterable[BaseRoute]) -> None:
+        self._app = app
+        self._routes = {route.path: route for route in routes if isinstance(route, APIRoute) and _is_direct(route)}
+        self.paths = frozenset(self._routes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._routes.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if route is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = route
+        try:
+            response = await route.endpoint(Request(scope, receive, send))
+        except QuireError as error:
+            response = error_response(error)
+        except HTTPException as error:
+            response = http_error_response(error, scope["path"])
+        await response(scope, receive, send)
+
+
+def _is_direct(route: APIRoute) -> bool:
+    takes = route.dependant
+    given = (takes.path_params, takes.query_params, takes.header_params, takes.cookie_params, takes.body_params)
+    return (
+        route.methods == {"POST"} and takes.request_param_name is not None and not any(given) and not takes.dependencies
+    )

@@ -12,17 +12,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from quire.sampling_params import (
-    MAX_BAD_WORD_LENGTH,
-    MAX_BAD_WORDS,
-    MAX_LENGTH_PENALTY,
-    MAX_LOGPROB_TOKEN_IDS,
-    MAX_N,
-    MAX_PATTERN,
-    MAX_STOP_LENGTH,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
-)
+from quire import sampling_params as limits
 from quire.serving.api.routes.models import LoadAdapterRequest, UnloadAdapterRequest
 from quire.serving.api.routes.tokens import DetokenizeRequest, TokenizeRequest
 from quire.serving.api.schemas.chat import MAX_MESSAGES, ChatBatchRequest, ChatRequest
@@ -31,7 +21,7 @@ from quire.serving.api.schemas.known_fields import NO_FIELDS, OPENAI_FIELDS, Fie
 from quire.serving.api.schemas.model_change import ModelChange
 from quire.serving.api.schemas.sampling import MAX_PRIORITY, MAX_SALT
 from quire.serving.dialects.anthropic.schemas import MESSAGES_FIELDS, CountTokensRequest, MessagesRequest
-from quire.serving.dialects.batches.schemas import BatchRequest
+from quire.serving.dialects.batches.routes import BatchRequest
 from quire.serving.dialects.ollama.schemas import (
     OLLAMA_FIELDS,
     OllamaChatRequest,
@@ -60,36 +50,41 @@ _BODIES: dict[type[BaseModel], FieldLists] = {
 }
 _SHARE: dict[str, Any] = {"exclusiveMinimum": 0, "maximum": 1}
 _TOKEN_IDS: dict[str, Any] = {"items": {"minimum": 0}}
-_STOP: dict[str, Any] = {"minLength": 1, "maxLength": MAX_STOP_LENGTH}
+_STOP: dict[str, Any] = {"minLength": 1, "maxLength": limits.MAX_STOP_LENGTH}
 
 RANGES: dict[str, dict[str, dict[str, Any]]] = {
     "allowed_token_ids": {"array": {"minItems": 1, **_TOKEN_IDS}},
-    "bad_words": {"array": {"maxItems": MAX_BAD_WORDS, "items": {"pattern": r"\S", "maxLength": MAX_BAD_WORD_LENGTH}}},
+    "bad_words": {
+        "array": {
+            "maxItems": limits.MAX_BAD_WORDS,
+            "items": {"pattern": r"\S", "maxLength": limits.MAX_BAD_WORD_LENGTH},
+        }
+    },
     "cache_salt": {"string": {"minLength": 1, "maxLength": MAX_SALT}},
     "frequency_penalty": {"number": {"minimum": -2, "maximum": 2}},
     "input": {"array": {"minItems": 1}},
-    "length_penalty": {"number": {"minimum": -MAX_LENGTH_PENALTY, "maximum": MAX_LENGTH_PENALTY}},
+    "length_penalty": {"number": {"minimum": -limits.MAX_LENGTH_PENALTY, "maximum": limits.MAX_LENGTH_PENALTY}},
     "logit_bias": {"object": {"propertyNames": {"pattern": r"^(0|[1-9][0-9]{0,9})$"}}},
-    "logprob_token_ids": {"array": {"maxItems": MAX_LOGPROB_TOKEN_IDS, **_TOKEN_IDS}},
+    "logprob_token_ids": {"array": {"maxItems": limits.MAX_LOGPROB_TOKEN_IDS, **_TOKEN_IDS}},
     "logprobs": {"integer": {"minimum": -1}},
     "max_completion_tokens": {"integer": {"minimum": 1}},
-    "max_pattern_size": {"integer": {"minimum": 1, "maximum": MAX_PATTERN}},
+    "max_pattern_size": {"integer": {"minimum": 1, "maximum": limits.MAX_PATTERN}},
     "max_tokens": {"integer": {"minimum": 1}},
     "messages": {"array": {"minItems": 1, "maxItems": MAX_MESSAGES}},
     "min_count": {"integer": {"minimum": 2}},
     "min_p": {"number": {"minimum": 0, "maximum": 1}},
-    "min_pattern_size": {"integer": {"minimum": 1, "maximum": MAX_PATTERN}},
+    "min_pattern_size": {"integer": {"minimum": 1, "maximum": limits.MAX_PATTERN}},
     "min_tokens": {"integer": {"minimum": 0}},
-    "n": {"integer": {"minimum": 1, "maximum": MAX_N}},
+    "n": {"integer": {"minimum": 1, "maximum": limits.MAX_N}},
     "presence_penalty": {"number": {"minimum": -2, "maximum": 2}},
     "priority": {"integer": {"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY}},
     "prompt_logprobs": {"integer": {"minimum": -1}},
     "repetition_penalty": {"number": {"exclusiveMinimum": 0}},
     "request_id": {"string": {"pattern": r"^[A-Za-z0-9._:-]{1,128}$"}},
     "seed": {"integer": {"minimum": -(2**63), "maximum": 2**63 - 1}},
-    "stop": {"string": _STOP, "array": {"maxItems": MAX_STOP_STRINGS, "items": _STOP}},
-    "stop_sequences": {"array": {"maxItems": MAX_STOP_STRINGS, "items": _STOP}},
-    "stop_token_ids": {"array": {"maxItems": MAX_STOP_TOKEN_IDS, **_TOKEN_IDS}},
+    "stop": {"string": _STOP, "array": {"maxItems": limits.MAX_STOP_STRINGS, "items": _STOP}},
+    "stop_sequences": {"array": {"maxItems": limits.MAX_STOP_STRINGS, "items": _STOP}},
+    "stop_token_ids": {"array": {"maxItems": limits.MAX_STOP_TOKEN_IDS, **_TOKEN_IDS}},
     "temperature": {"number": {"minimum": 0}},
     "timeout": {"number": {"exclusiveMinimum": 0}},
     "token_ids": {"array": {"minItems": 1, **_TOKEN_IDS}},
@@ -99,7 +94,7 @@ RANGES: dict[str, dict[str, dict[str, Any]]] = {
     "top_p": {"number": _SHARE},
     "truncate_prompt_tokens": {"integer": {"minimum": -1}},
 }
-"""By the name of a field and the type of its value: keywords that its schema gets, wherever it stands."""
+"""Keywords that a field's schema gets wherever it stands, by the name of the field and the type of its value."""
 
 
 def document_bodies(app: FastAPI) -> None:

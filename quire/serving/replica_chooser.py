@@ -1,9 +1,9 @@
 """Chooses among replicas of one model: the one that has most of the prompt's prefix, unless it has too much to do.
 
-Consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2018) below a record of the prefixes that each
-replica was sent. A prefix that nobody has goes where rendezvous hashing says (Thaler, Ravishankar 1998), so several
-choosers mostly agree without talking to each other. One that is asked for more often than a replica may be spreads to
-the next one, and stays on both. Knows nothing about engines, HTTP or text.
+Consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2018) works below a record of the prefixes that
+each replica was sent. A prefix that nobody has goes where rendezvous hashing says (Thaler, Ravishankar 1998), so
+several choosers mostly agree without talking to each other. A prefix that is asked for more often than one replica may
+answer spreads to the next replica, and stays on both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quire.foundation.clock import Clock
 BOUND = 1.2
 """A replica gets at most this many times the mean."""
 HALF_LIFE_S = 30.0
-"""What was sent so long ago counts half."""
+"""Seconds after which what was sent counts half."""
 SLACK = 8
 """Requests of the usual size beyond the bound: few requests are not worth spreading."""
 MAX_BLOCKS = 512
@@ -30,10 +30,9 @@ class ReplicaLoad:
     """What a replica has to do.
 
     Attributes:
-        sequences: Sequences that it has, running or waiting.
+        sequences: Sequences that run or wait.
         waiting_tokens: Tokens to be computed for requests that wait.
         free_blocks: KV blocks that hold nothing that is in use; cached prefixes may be in them.
-        num_blocks: All KV blocks.
     """
 
     sequences: int
@@ -51,13 +50,7 @@ class _Sent:
 
 
 class ReplicaChooser:
-    """Chooses a replica for each request, and remembers what it chose.
-
-    Args:
-        num_replicas: How many there are.
-        block_size: Tokens in a block.
-        clock: For what was sent lately.
-    """
+    """Chooses a replica for each request, and remembers what it chose. `block_size` is in tokens."""
 
     def __init__(self, num_replicas: int, block_size: int, clock: Clock) -> None:
         self._block_size = block_size
@@ -70,7 +63,7 @@ class ReplicaChooser:
 
     @property
     def num_replicas(self) -> int:
-        """How many loads `choose` is given; removed ones count."""
+        """How many loads `choose` is given; removed replicas count."""
         return len(self._names)
 
     def choose(
@@ -79,9 +72,8 @@ class ReplicaChooser:
         """Choose the replica for a request, and count the request as sent to it.
 
         Args:
-            loads: By replica; None: it takes nothing now. Some replica takes something.
-            blocks: Hash chain over the prompt's full blocks; those beyond MAX_BLOCKS are not looked at.
-            prompt_tokens: Length of the prompt.
+            loads: By replica; None for one that takes nothing now. Some replica takes something.
+            blocks: Hash chain over the prompt's full blocks, of which MAX_BLOCKS are looked at.
             output_tokens: How many tokens the answer is expected to have.
         """
         blocks = blocks[:MAX_BLOCKS]
@@ -111,8 +103,7 @@ class ReplicaChooser:
     def add(self, name: bytes) -> int:
         """Add a replica, and return its number, which may have been that of a removed one.
 
-        Args:
-            name: What rendezvous hashing knows it by: choosers that list the same replicas differently still agree.
+        Rendezvous hashing knows it by its name: choosers that list the same replicas differently still agree.
         """
         if self._unused:
             number = self._unused.pop()
@@ -163,8 +154,7 @@ class ReplicaChooser:
 
 
 def _least_busy(replicas: Sequence[int], loads: Mapping[int, ReplicaLoad]) -> list[int]:
-    """Choose, among equally good replicas, the ones with at most their share of the sequences; if there are none, the
-    one with the fewest."""
+    """The replicas with at most their share of the sequences; if there are none, the one with the fewest."""
     mean = sum(load.sequences for load in loads.values()) / len(loads)
     few = [replica for replica in replicas if loads[replica].sequences <= BOUND * mean]
     return few or [min(replicas, key=lambda replica: loads[replica].sequences)]
@@ -173,8 +163,7 @@ def _least_busy(replicas: Sequence[int], loads: Mapping[int, ReplicaLoad]) -> li
 class PrefixRecord:
     """The blocks that each replica was sent last, as many as its cache holds; the longest unused are forgotten first.
 
-    Args:
-        num_replicas: How many there are.
+    Blocks are named by hash chains, so a block's name says what is before it.
     """
 
     def __init__(self, num_replicas: int) -> None:
@@ -182,7 +171,7 @@ class PrefixRecord:
         self._blocks = [OrderedDict[bytes, None]() for _ in range(num_replicas)]
 
     def add_replica(self) -> None:
-        """Another one, with nothing in its cache; its number is the next."""
+        """Add a replica with nothing in its cache; its number is the next."""
         self._blocks.append(OrderedDict())
 
     def matches(self, blocks: Sequence[bytes]) -> list[int]:
@@ -200,7 +189,7 @@ class PrefixRecord:
         return found
 
     def add(self, replica: int, blocks: Sequence[bytes], capacity: int) -> None:
-        """A replica gets a prompt; its cache holds `capacity` blocks."""
+        """Record that a replica gets a prompt; its cache holds `capacity` blocks."""
         held, bit = self._blocks[replica], 1 << replica
         # As engines free them: the beginning, which all that follows needs, stays longest.
         for block in reversed(blocks):
@@ -211,7 +200,7 @@ class PrefixRecord:
             self._forget(held.popitem(last=False)[0], bit)
 
     def clear(self, replica: int) -> None:
-        """Its cache is empty."""
+        """Forget a replica's blocks, because its cache is empty."""
         for block in self._blocks[replica]:
             self._forget(block, 1 << replica)
         self._blocks[replica].clear()
@@ -228,7 +217,7 @@ class PrefixRecord:
 
 
 def _set(found: list[int], replicas: int, value: int) -> None:
-    """Of the replicas whose bits are set."""
+    """Set the values of the replicas whose bits are set."""
     while replicas:
         lowest = replicas & -replicas
         found[lowest.bit_length() - 1] = value

@@ -25,7 +25,7 @@ from quire.foundation.messages.from_engine import EngineId
 from quire.foundation.processes.launch import LaunchConfig
 from quire.serving.api import peers
 from quire.serving.api.http_server import BoundedHttpProtocol
-from quire.serving.api.served_model import ServedModel, make_served_model
+from quire.serving.api.model_switch import ServedModel, make_served_model
 from quire.serving.app import create_app
 from tests.api.server import NoSwaps, resolved
 from tests.executor.fake import FakeExecutor

@@ -17,7 +17,7 @@ from quire.serving.api.schemas.completion import CompletionRequest, GenerateRequ
 from quire.serving.api.schemas.known_fields import OPENAI_FIELDS, FieldLists, served_fields
 from quire.serving.api.schemas.sampling import RequestFields, SamplingFields
 from quire.serving.dialects.anthropic.schemas import MESSAGES_FIELDS, MessagesRequest
-from quire.serving.dialects.batches.schemas import BatchRequest
+from quire.serving.dialects.batches.routes import BatchRequest
 from quire.serving.dialects.ollama.schemas import (
     OLLAMA_FIELDS,
     OPTION_FIELDS,

@@ -116,7 +116,7 @@ def test_a_pause_is_for_all_and_whoever_is_asked_ends_it(two: Two) -> None:
         assert second.http.post("/resume").status_code == 200
         assert waiting.result(60).choices[0].text == "bcde"
     assert first.http.get("/is_paused").json() == {"is_paused": False}
-    connections = [server.model.session._engines[0].connection for server in two]
+    connections = [server.model.session.engines[0].connection for server in two]
     eventually(lambda: [connection._pause for connection in connections] == ["", ""])
 
 

@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Message, Scope
 
 from quire.errors import RequestError
-from quire.serving.api.middleware import DirectRoutesMiddleware
+from quire.serving.app import DirectRoutesMiddleware
 from tests.api.server import Server, running
 
 GENERATING = [

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from quire.foundation.messages.to_engine import CLIENT_SHIFT
-from quire.serving.api import engine_frames
+from quire.serving.api.routes import monitoring
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import KEY, Server, resolved, running
 
@@ -45,7 +45,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def num_viewers(server: Server) -> int:
-    frames: engine_frames.EngineFrames = server.app.state.engine_frames
+    frames: monitoring.EngineFrames = server.app.state.engine_frames
     return len(frames._viewers)
 
 
@@ -78,7 +78,7 @@ def test_a_frame_agrees_with_the_counts_and_has_no_text(tmp_path: Path) -> None:
 
 
 def test_the_engine_is_asked_only_while_somebody_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_frames, "FRAME_S", 0.01)
+    monkeypatch.setattr(monitoring, "FRAME_S", 0.01)
     client = ScriptedClient()
     asked = lambda: sum(action == "frame" for action, _ in client.controls)  # noqa: E731
     with Server(resolved(tmp_path), lambda: client) as server:
@@ -88,12 +88,12 @@ def test_the_engine_is_asked_only_while_somebody_looks(tmp_path: Path, monkeypat
         with looking(server):
             wait_until(lambda: asked() == 1)  # no second one before the answer
         wait_until(lambda: num_viewers(server) == 0)
-        wait_until(lambda: server.session._engines.num_controls == 0)
+        wait_until(lambda: server.session.engines.num_controls == 0)
         assert asked() == 1
 
 
 def test_all_who_look_share_the_frames_and_not_everybody_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_frames, "MAX_VIEWERS", 2)
+    monkeypatch.setattr(monitoring, "MAX_VIEWERS", 2)
     with running(tmp_path) as server:
         with looking(server) as first, looking(server) as second:
             number = next(first)[1]["engines"][0]["number"]
@@ -129,6 +129,6 @@ def test_it_needs_the_key(tmp_path: Path) -> None:
 def test_ids_are_texts_that_tell_processes_apart() -> None:
     rows = {"id": [5, 3 << CLIENT_SHIFT | 5]}
     engine = {"running": rows, "waiting": {"id": []}, "tables": [(3 << CLIENT_SHIFT | 5, 0, [1])]}
-    shown = json.loads(engine_frames.picture({"engines": [engine]}))["engines"][0]
+    shown = json.loads(monitoring.picture({"engines": [engine]}))["engines"][0]
     assert shown["running"]["id"] == ["0.5", "3.5"]
     assert shown["tables"] == [["3.5", 0, [1]]]

@@ -14,7 +14,7 @@ import pytest
 
 from quire.errors import ContextLengthError, OverloadedError, QuireError, RequestError, UnsupportedField
 from quire.serving.api.large_requests import readers as module
-from quire.serving.api.large_requests.readers import LargeRequestReaders
+from quire.serving.api.large_requests.readers import CheckBody, Encode, LargeRequestReaders
 from quire.serving.api.prompt_renderer import LARGE, Conversation, PromptRenderer
 from quire.serving.api.request_body import LARGE_BYTES
 from quire.serving.api.schemas.chat import ChatMessage, ChatRequest
@@ -96,7 +96,7 @@ def test_long_conversations_are_rendered_as_short_ones_are(renderer: PromptRende
 
 def test_an_error_about_a_large_body_is_the_one_that_a_small_one_gets(readers: LargeRequestReaders) -> None:
     def check(raw: bytes) -> None:
-        asyncio.run(readers.check_body(raw, ChatRequest, OPENAI_FIELDS))
+        asyncio.run(readers.ask(CheckBody.of(raw, ChatRequest, OPENAI_FIELDS)))
 
     check(b'{"messages": [], "user": null, "tools": []}')
     wrong_type = error_of(lambda: check(b'{"messages": [{"role": "user", "content": 5}]}'))
@@ -105,7 +105,7 @@ def test_an_error_about_a_large_body_is_the_one_that_a_small_one_gets(readers: L
     assert (type(unserved), unserved.param, unserved.code) == (UnsupportedField, "modalities", "unsupported_parameter")
     assert "'modalities' is not supported yet" in unserved.message
     with pytest.raises(RequestError, match="not valid JSON"):
-        asyncio.run(readers.check_body(b"{", None, NO_FIELDS))
+        asyncio.run(readers.ask(CheckBody.of(b"{", None, NO_FIELDS)))
     with pytest.raises(RequestError, match="nested too deeply"):
         check(b'{"x": ' + b"[" * 200_000)
 
@@ -168,18 +168,18 @@ def test_what_waits_to_be_read_is_bounded_and_a_client_that_leaves_frees_its_par
     monkeypatch.setattr(readers, "_answer", slow)
 
     async def work() -> None:
-        waiting = [asyncio.ensure_future(readers.encode(LONG)) for _ in range(3)]
+        waiting = [asyncio.ensure_future(readers.ask(Encode(LONG))) for _ in range(3)]
         await asyncio.sleep(0)
         with pytest.raises(OverloadedError) as refused:
-            await readers.encode(LONG)
+            await readers.ask(Encode(LONG))
         assert refused.value.retry_after_s > 0
         if readers._threads._max_workers < 3:  # the last one has not begun
             waiting.pop().cancel()
             while readers._waiting_bytes > 2 * len(LONG):
                 await asyncio.sleep(0)
-            waiting.append(asyncio.ensure_future(readers.encode(LONG)))
+            waiting.append(asyncio.ensure_future(readers.ask(Encode(LONG))))
         may_answer.set()
-        assert len({len(tokens) for tokens in await asyncio.gather(*waiting)}) == 1
+        assert len({len(answer.tokens) for answer in await asyncio.gather(*waiting)}) == 1
 
     asyncio.run(work())
     assert readers._waiting_bytes == 0

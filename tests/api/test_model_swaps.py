@@ -228,10 +228,10 @@ def test_after_new_requests_wait_for_the_new_model(tmp_path: Path) -> None:
         async with Process(tmp_path, pace=(pace := Pace())).serving() as process:
             stream = await Stream(process, 400).begun()
             process.order(HoldRequests(WAIT_S, WAIT_S))
-            while not process.swaps.switch.gate.is_closed:
+            while not process.swaps.switch.holds:
                 await asyncio.sleep(0.01)
             waiting = [asyncio.create_task(process.who_answers()) for _ in range(5)]
-            while process.swaps.switch.gate.num_waiting < 5:
+            while process.swaps.switch.num_waiting < 5:
                 await asyncio.sleep(0.01)
             pace.hurry()
             assert tokens_of(await stream.end()) == [FIRST_TOKEN] * 400
@@ -321,7 +321,7 @@ def test_a_drain_ends_a_swap_and_refuses_who_waits(tmp_path: Path) -> None:
             await process.reported()
             process.open(1)  # whose engine does not come
             waiting = asyncio.create_task(process.ask())
-            while not process.swaps.switch.gate.num_waiting:
+            while not process.swaps.switch.num_waiting:
                 await asyncio.sleep(0.01)
             assert await process.swaps.drain(WAIT_S)
             assert (await waiting).status_code == 503
@@ -335,7 +335,7 @@ def test_a_process_that_is_started_while_its_model_loads_lets_requests_wait(tmp_
     async def test() -> None:
         async with Process(tmp_path, hold_s=WAIT_S).serving(with_engine=False) as process:
             waiting = asyncio.create_task(process.who_answers())
-            while not process.swaps.switch.gate.num_waiting:
+            while not process.swaps.switch.num_waiting:
                 await asyncio.sleep(0.01)
             process.start_engine(0)
             assert await process.reported() == ModelReport(0, "served")

@@ -146,6 +146,11 @@ def test_when_all_are_being_replaced_the_server_is_not_ready(two: Two) -> None:
     assert server.get("/health").status_code == server.get("/ready").status_code == 503
 
 
+def has_generated(server: Server, number: int) -> bool:
+    sequence = server.session.requests.get(number)
+    return sequence is not None and len(sequence.generated) == 1
+
+
 def test_a_stream_goes_on_in_the_successor_and_the_others_are_not_touched(two: Two) -> None:
     server, *engines = two
     waiting = []
@@ -155,7 +160,7 @@ def test_a_stream_goes_on_in_the_successor_and_the_others_are_not_touched(two: T
     dying, other = engines
     (open_add,), (untouched,) = dying.adds, other.adds
     dying.tokens(open_add, [70])
-    eventually(lambda: len(server.session._requests[open_add.id].generated) == 1)
+    eventually(lambda: has_generated(server, open_add.id))
     successor = dying.die(open_add.id)
     dying.say(replace(READY, source=successor))
     eventually(lambda: len(dying.adds) == 1)
@@ -178,7 +183,7 @@ def test_what_only_waited_for_an_engine_that_dies_goes_to_another_at_once(two: T
     begun, in_flight, *rest = [add for add in dying.adds if add.fork_of is None]
     assert rest
     dying.tokens(begun, [70])
-    eventually(lambda: len(server.session._requests[begun.id].generated) == 1)
+    eventually(lambda: has_generated(server, begun.id))
     had = {add.id for add in other.adds}
     moving = {each.id for add in rest for each in add.sequences()}
     successor = dying.die(in_flight.id)
@@ -231,13 +236,13 @@ def test_a_client_that_goes_away_is_aborted_where_its_requests_are(two: Two) -> 
 
 async def _abort_all(server: Server) -> None:
     session = server.session
-    session.fail_requests(session._requests.collectors(), UnavailableError("gone"), "abort")
+    session.fail_requests(session.requests.collectors(), UnavailableError("gone"), "abort")
 
 
 def test_a_command_goes_to_all_and_one_that_is_being_replaced_is_paused_when_it_is_back(two: Two) -> None:
     server, first, second = two
     successor = first.die()
-    eventually(lambda: server.session.engine_states[0]["state"] == "recovering")
+    eventually(lambda: server.session.engines.states[0]["state"] == "recovering")
     thread, answer = in_background(lambda: server.post("/pause?clear_cache=false", {}))
     eventually(lambda: len(second.controls) == 1)
     second.say(Done(second.number << 48 | 1))

@@ -21,7 +21,7 @@ CHAT = {"messages": [{"role": "user", "content": "a"}]}
 def added(server: Server, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]) -> Add:
     """The first sequence that a request sends to the engine."""
     seen: list[Add] = []
-    engine = server.session._engines[0].connection
+    engine = server.session.engines[0].connection
     send = engine.send
 
     def watch(message: ToEngine) -> None:

@@ -9,8 +9,8 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from quire.foundation.messages.workers import TokenLogprobs
+from quire.serving.api.answers import CompletionSerializer
 from quire.serving.api.chat_serializer import ChatSerializer
-from quire.serving.api.serializers import CompletionSerializer
 from quire.serving.api.token_fields import LOWEST_LOGPROB, PromptFields, TokenNames
 from quire.text.deltas import ChoiceDelta
 from quire.text.output_parsers.events import ToolCallDelta, ToolCallStart

@@ -21,9 +21,9 @@ from quire.foundation.clock import Clock
 from quire.foundation.messages.from_engine import EngineId, FromEngine
 from quire.foundation.messages.to_engine import DECODING_ERRORS, ToEngine
 from quire.foundation.processes.launch import EXIT_CRASHED, LaunchConfig
-from quire.serving.api.process_life import serve_until_end
 from quire.serving.api.session.receivers import OnMessage
 from quire.serving.api.session.session import EngineSession
+from quire.serving.api_server import serve_until_end
 from tests.simulation.event_loop import VirtualLoop
 from tests.simulation.model import END_OF_SEQUENCE
 from tests.simulation.processes import SimulatedProcess

@@ -240,10 +240,10 @@ class Server:
         directory = Path(engine.launch.directory)
         addresses = engine_address(directory, engine.id), client_address(directory, api.launch.number, number)
         quiet = all(self.network.is_quiet(address) for address in addresses)
-        connection = api.session._engines[number].connection
+        connection = api.session.engines[number].connection
         if not quiet or engine.core._outbox._by_client or (connection.state, connection.engine) != ("ready", engine.id):
             return
-        sent = {sequence.add.id for sequence in api.session._requests.of_engine(number) if sequence.sent}
+        sent = {sequence.add.id for sequence in api.session.requests.of_engine(number) if sequence.sent}
         has = sequences_of(engine.core, api.launch.number)
         if sent != has:
             self.world.fail(f"lost: {sorted(sent - has)}, unknown to the session: {sorted(has - sent)}")
@@ -254,14 +254,14 @@ class Server:
             self._check_idle_engine(engine)
         session, fail = self.api.session, self.world.fail
         groups = sum(len(stats._groups) for stats in session.stats.engines)
-        left = session.num_sequences, session._engines.num_controls, groups
+        left = session.num_sequences, session.engines.num_controls, groups
         if any(left):
             fail(f"an idle session holds (sequences, commands, prompts): {left}")
         limit = session.admission_limit
         if limit.sequences or limit.tokens:
             fail(f"an idle session believes in a queue: {limit.sequences} sequences, {limit.tokens} tokens")
-        if session.health_complaint:
-            fail(f"an idle server is not well: {session.health_complaint}")
+        if session.status.health_complaint:
+            fail(f"an idle server is not well: {session.status.health_complaint}")
 
     def _check_idle_engine(self, engine: SimulatedEngine) -> None:
         core, fail = engine.core, self.world.fail

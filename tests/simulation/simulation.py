@@ -149,7 +149,7 @@ class _Run:
         server = self.server
         if server.held or not server.api.serves or any(each.process.dead for each in server.engines.values()):
             return False
-        states = [engine["state"] for engine in server.api.session.engine_states]
+        states = [engine["state"] for engine in server.api.session.engines.states]
         return server.api.session.state == "ready" and set(states) == {"ready"}
 
     def _until(self, done: object, patience: float, *, passes: bool = False) -> None:

@@ -1,65 +1,34 @@
-"""The LoRA adapters that are served beside the base model, by name: which there are, and loading others.
+"""The LoRA adapters that are served beside the base model: which there are by name, and loading others.
 
-Engines read and check them; here is known which contents a name means. Each request carries that, so an engine that
-takes another's place serves it too.
+Engines read and check adapters; this process knows which contents a name means, and sends them with each request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from quire.errors import RequestError, UnknownModelError
 from quire.foundation.config.lora import LONGEST_NAME, LoraConfig
-from quire.foundation.messages.from_engine import Done, EngineId, Ready
+from quire.foundation.messages.from_engine import EngineId
 from quire.foundation.messages.to_engine import Adapter
-from quire.serving.api.peers import AdapterLoaded, AdapterUnloaded, Answer, Peers
+from quire.serving.api.peers import AdapterLoaded, AdapterUnloaded, Peers
+from quire.serving.api.session.engines import Engines
 
 _CONFIG = "adapter_config.json"
 
 
-class Engines(Protocol):
-    """The way to all engines."""
-
-    async def control(self, action: str, value: dict[str, str]) -> Done:
-        """Send all of them a command."""
-        ...
-
-
-class Connection(Protocol):
-    """The way to one engine.
-
-    Attributes:
-        engine: Which.
-        ready: What it said when it was; None before.
-    """
-
-    engine: EngineId
-    ready: Ready | None
-
-    def tell(self, action: str, value: dict[str, str]) -> None:
-        """Send it a command whose answer nobody waits for."""
-        ...
-
-
 class ServedAdapters:
-    """Adapters by name.
-
-    Args:
-        lora: Settings.
-        engines: See Engines.
-        peers: The other API processes, which serve the same ones.
-    """
+    """The adapters by name, kept equal in all API processes."""
 
     def __init__(self, lora: LoraConfig, engines: Engines, peers: Peers) -> None:
         self._lora = lora
         self._engines = engines
         self._peers = peers
-        peers.on(AdapterLoaded, self._loaded_by_peer)
-        peers.on(AdapterUnloaded, self._unloaded_by_peer)
+        peers.on(AdapterLoaded, lambda news: self._serve(news.adapter))
+        peers.on(AdapterUnloaded, lambda news: self._forget(news.name))
         self._by_name: dict[str, Adapter] = {}
         self._removed: set[str] = set()
         self._told: set[EngineId] = set()
@@ -67,24 +36,19 @@ class ServedAdapters:
 
     @property
     def all(self) -> Sequence[Adapter]:
-        """In the order in which they were loaded."""
+        """All adapters, in the order in which they were loaded."""
         return list(self._by_name.values())
 
     def loaded(self, name: str) -> Adapter | None:
-        """The adapter of this name, if it is loaded."""
+        """The adapter of this name; None if it is not loaded."""
         return self._by_name.get(name)
 
     def serves(self, name: str) -> bool:
-        """Whether a request may name it: it is loaded, or in --lora-dir."""
+        """Whether a request may name this adapter: it is loaded, or lies in --lora-dir."""
         return name in self._by_name or self._in_directory(name) is not None
 
     async def find(self, name: str) -> Adapter | None:
-        """The adapter of this name, loaded if it is in --lora-dir.
-
-        Raises:
-            RequestError: It does not serve; the message names the tensor.
-            UnavailableError: There is no engine that could load it.
-        """
+        """The adapter of this name, loaded now if it lies in --lora-dir; None for none. Raises what `load` does."""
         if name not in self._by_name and (path := self._in_directory(name)) is not None:
             async with self._alone():
                 if name not in self._by_name:
@@ -92,11 +56,12 @@ class ServedAdapters:
         return self._by_name.get(name)
 
     async def load(self, name: str, path: str, *, replace: bool) -> None:
-        """Load an adapter under a name. Requests that run with another one of this name go on with that.
+        """Load an adapter under a name. Running requests keep the adapter that had the name before.
 
         Raises:
-            RequestError: It does not serve, the name is taken and not to be replaced, or the path is out of bounds.
-            UnavailableError: There is no engine that could load it.
+            RequestError: The name is taken and `replace` is false, the path is out of bounds, or the engine refuses the
+                adapter.
+            UnavailableError: No engine could load it.
         """
         if not 0 < len(name) <= LONGEST_NAME:
             raise RequestError(f"lora_name must have 1 to {LONGEST_NAME} characters.", param="lora_name")
@@ -110,12 +75,7 @@ class ServedAdapters:
             await self._load(name, path)
 
     async def unload(self, name: str) -> None:
-        """Forget a name. Requests that run go on.
-
-        Raises:
-            UnknownModelError: Nothing is loaded under it.
-            UnavailableError: There is no engine.
-        """
+        """Forget an adapter; running requests go on. Raises UnknownModelError if no adapter has this name."""
         async with self._alone():
             if name not in self._by_name:
                 raise UnknownModelError(f"There is no adapter '{name}'.", param="lora_name")
@@ -123,9 +83,9 @@ class ServedAdapters:
             self._forget(name)
             await self._peers.ask(AdapterUnloaded(name))
 
-    def engine_ready(self, connections: Iterable[Connection]) -> None:
-        """An engine takes work: it tells what was loaded before this process, and is told what it does not know."""
-        for connection in connections:
+    def engine_ready(self) -> None:
+        """Learn what engines that have become ready had loaded, and tell them what they lack."""
+        for connection in (engine.connection for engine in self._engines):
             if connection.ready is None or connection.engine in self._told:
                 continue
             self._told.add(connection.engine)
@@ -150,7 +110,7 @@ class ServedAdapters:
 
     @contextlib.asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """Within it nobody else changes what is loaded, in no process: so all of them know the same."""
+        """A context in which no other task and no other process changes adapters, so all processes know the same."""
         async with self._changing, self._peers.exclusive():
             yield
 
@@ -162,16 +122,8 @@ class ServedAdapters:
         self._by_name.pop(name, None)
         self._removed.add(name)
 
-    def _loaded_by_peer(self, news: AdapterLoaded) -> Answer:
-        self._serve(news.adapter)
-        return {}
-
-    def _unloaded_by_peer(self, news: AdapterUnloaded) -> Answer:
-        self._forget(news.name)
-        return {}
-
     def _in_directory(self, name: str) -> Path | None:
-        """Where --lora-dir has an adapter of this name."""
+        """The path of this adapter in --lora-dir; None if there is none."""
         if not self._lora.lora_dir or "\0" in name or len(name) > LONGEST_NAME:
             return None
         if name == ".." or Path(name).name != name:  # outside, or another way to write a name

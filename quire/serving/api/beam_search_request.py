@@ -1,7 +1,6 @@
 """`use_beam_search` on the server: every step of the search is a request of one token for each live beam.
 
-Owns the loop, and how what was found becomes choices, whole or as a stream: no token is certain before the last step,
-so a stream begins once all is known. Blocks of what the steps before computed are found in the prefix cache.
+No token is certain before the last step, so a stream begins once all is known.
 """
 
 from __future__ import annotations
@@ -10,31 +9,33 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.errors import RequestError
+from quire.foundation.config.model import ModelConfig
 from quire.foundation.messages.workers import TokenLogprobs
 from quire.outputs import BeamSearchSequence
 from quire.sampling_params import BeamSearchParams, SamplingParams
+from quire.serving.api.answers import Serializer, SseChunks
 from quire.serving.api.request_choices import RequestChoices, usage_field
 from quire.serving.api.request_work import TimeSlice
+from quire.serving.api.schemas.sampling import SamplingFields
+from quire.serving.api.serving import Serving, json_response
 from quire.serving.api.session.session import EngineSession, check_num_sequences
-from quire.serving.api.stream_response import AnswerFormat
+from quire.serving.api.stream_response import AnswerFormat, StreamResponse
 from quire.text.beam_search import BatchedBeamSearch
 from quire.text.deltas import ChoiceDelta
 from quire.text.text_stream import TextStream
 from quire.text.tokenizer import Tokenizer
 
 PIECE_TOKENS = 32
-"""A stream's chunks have the text of so many tokens, so that none takes long to write."""
+"""Tokens in each chunk of a stream, so that none takes long to write."""
 
 
 @dataclass(frozen=True)
 class FoundChoice:
-    """A sequence that was found, as a choice of the response.
-
-    Attributes:
-        prompt: Token ids.
-        sequence: The prompt's tokens, and the output's.
-        logprobs: One for each token of the output; empty when not asked for.
-    """
+    """A sequence of prompt and output that was found. `logprobs` has an entry for each token of the output, or none."""
 
     prompt: Sequence[int]
     sequence: BeamSearchSequence
@@ -46,7 +47,7 @@ class FoundChoice:
         return len(self.sequence.tokens) - len(self.prompt)
 
     def pieces(self, tokenizer: Tokenizer | None, *, skip_special_tokens: bool) -> Iterator[ChoiceDelta]:
-        """What is gained, a few tokens at a time; the last piece has the end."""
+        """The output, a few tokens at a time; the last piece has the end."""
         sequence, tokens = self.sequence, self.sequence.tokens[len(self.prompt) :]
         text = TextStream(tokenizer, SamplingParams(skip_special_tokens=skip_special_tokens), self.prompt)
         for start in range(0, max(1, len(tokens)), PIECE_TOKENS):
@@ -59,14 +60,7 @@ class FoundChoice:
 
 
 class FoundChoices:
-    """What was found, as choices of a response. Each prompt is counted once.
-
-    Args:
-        prompts: Token ids.
-        found: The choices of all prompts, in order.
-        tokenizer: For their texts.
-        skip_special_tokens: As in SamplingParams.
-    """
+    """The choices of all prompts, in order. Each prompt is counted once."""
 
     def __init__(
         self,
@@ -96,18 +90,13 @@ class FoundChoices:
         return usage_field(self._prompt_tokens, sum(choice.num_tokens for choice in self._found))
 
     def usage_of(self, index: int, num_tokens: int | None = None) -> dict[str, int]:
-        """Token counts of one choice with so many tokens, by default all."""
+        """Token counts of one choice with so many tokens; None for all of its tokens."""
         choice = self._found[index]
         return usage_field(len(choice.prompt), choice.num_tokens if num_tokens is None else num_tokens)
 
 
 class FoundStream:
-    """Writes choices that are known already as a stream; see StreamWriter.
-
-    Args:
-        format: How it is written.
-        choices: What is written.
-    """
+    """Writes choices that are known already as a stream, in place of a StreamWriter."""
 
     def __init__(self, format: AnswerFormat, choices: FoundChoices) -> None:
         self.finished = False
@@ -117,10 +106,10 @@ class FoundStream:
         self._time_slice = TimeSlice()
 
     async def wait(self) -> None:
-        """Everything is there."""
+        """Return at once, because everything is there."""
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing, because nothing runs."""
 
     async def next(self, write_now: Callable[[bytes], bool]) -> bytes:
         """The next piece, or the end."""
@@ -131,7 +120,53 @@ class FoundStream:
         return self._format.end()
 
 
-async def run_beam_search(
+async def answer_with_beams(
+    serving: Serving,
+    request: Request,
+    fields: SamplingFields,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    options: dict[str, Any],
+    make_serializer: Callable[[Sequence[Sequence[int]]], Serializer],
+) -> Response:
+    """The response to a request with `use_beam_search`. `make_serializer` gets the prompts as they were truncated."""
+    session = serving.session
+    options = {name: value for name, value in options.items() if name != "collectors"}  # hundreds of short requests
+    adds = session.checked_adds(prompts, params, options)
+    prompts = [add.tokens[: add.prompt_len] for add in adds]
+    beams = fields.beam_search(adds[0].sampling.max_tokens or 1)
+    _check_beams(serving.config.model, beams)
+    sequences = len(prompts) * beams.beam_width
+    session.check_room(sequences, sum(map(len, prompts)) + sequences * beams.max_tokens)
+    serializer = make_serializer(prompts)
+    head = serving.head(request, fields, serializer)
+    serving.log_request(request, adds, stream=bool(fields.stream))
+    found = await _search(session, prompts, beams, serving.text.eos_ids, options, params.num_reported)
+    skip = fields.skip_special_tokens is not False
+    choices = FoundChoices(prompts, found, serving.text.tokenizer, skip_special_tokens=skip)
+    format = SseChunks(head, serializer, choices, fields.streams_usage)
+    if fields.stream:
+        return StreamResponse(FoundStream(format, choices), serving.slow_reader_s)
+    return json_response(await format.body())
+
+
+def _check_beams(model: ModelConfig, params: BeamSearchParams) -> None:
+    """Each step asks for the 2 × n likeliest tokens of a beam."""
+    if model.logprobs_mode.endswith("logits"):
+        raise RequestError(
+            "use_beam_search needs log probabilities: this server was started with --logprobs-mode "
+            f"{model.logprobs_mode}.",
+            param="use_beam_search",
+        )
+    if 0 <= model.max_logprobs < 2 * params.beam_width:
+        raise RequestError(
+            f"n must be at most {model.max_logprobs // 2} with use_beam_search on this server, half of "
+            f"--max-logprobs; got {params.beam_width}.",
+            param="n",
+        )
+
+
+async def _search(
     session: EngineSession,
     prompts: Sequence[Sequence[int]],
     params: BeamSearchParams,
@@ -139,35 +174,20 @@ async def run_beam_search(
     options: dict[str, Any],
     num_reported: int | None,
 ) -> list[FoundChoice]:
-    """The best sequences of each prompt, best first; all prompts go forward together.
-
-    Args:
-        options: See EngineSession.add_request.
-        num_reported: Of how many likeliest tokens log probabilities are wanted; None for no log probabilities.
-
-    Raises:
-        RequestError: There are too many beams.
-        QuireError: The engine could not go on.
-    """
+    """The best sequences of each prompt, best first; all prompts go forward together."""
     check_num_sequences(len(prompts), params.beam_width)
     search = BatchedBeamSearch(prompts, params, eos_ids, num_reported)
     step = params.step(num_reported or 0)
-    with session.keep_open():
+    with session.requests.keep_open():
         while not search.done:
-            search.extend(await _next_tokens(session, search.queries, step, options))
+            collector = await session.add_request(search.queries, step, continuing=True, **options)
+            choices = RequestChoices(session, collector, None)
+            try:
+                search.extend([choice.logprobs[0] for choice in await choices.collect()])
+            finally:
+                choices.close()
     return [
         FoundChoice(prompt, sequence, logprobs)
         for prompt, *found in zip(prompts, search.results(), search.logprobs(), strict=True)
         for sequence, logprobs in zip(*found, strict=True)
     ]
-
-
-async def _next_tokens(
-    session: EngineSession, sequences: Sequence[Sequence[int]], params: SamplingParams, options: dict[str, Any]
-) -> list[TokenLogprobs]:
-    collector = await session.add_request(sequences, params, continuing=True, **options)
-    choices = RequestChoices(session, collector, None)
-    try:
-        return [choice.logprobs[0] for choice in await choices.collect()]
-    finally:
-        choices.close()

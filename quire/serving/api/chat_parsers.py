@@ -1,7 +1,6 @@
 """Which output parsers a server's conversations go through, and what a choice's text says by these.
 
-Owns the choice of parsers (named by a flag, or told by the chat template) and what is said about it at start; the ids
-of calls, how many of them a request wants, and the finish reason that follows. Knows no format.
+Owns the ids of calls, how many calls a request wants, and the finish reason that follows. Knows no format.
 """
 
 from __future__ import annotations
@@ -35,26 +34,14 @@ from quire.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 
-def new_call_id() -> str:
-    """An id in OpenAI's form."""
-    return f"call_{uuid.uuid4().hex[:24]}"
-
-
 @dataclass(frozen=True)
 class OutputParsing:
-    """How the choices of a request are parsed.
-
-    Attributes:
-        make_parser: One for each choice.
-        shown_tokens: Special tokens that the parser reads, whatever `skip_special_tokens` says.
-        one_call: Whether a choice ends behind its first call (`parallel_tool_calls` is false).
-        make_call_id: For calls that the format gives no id.
-    """
+    """How the choices of a request are parsed. `shown_tokens` are special tokens that the parser reads, whatever
+    `skip_special_tokens` says; with `one_call` a choice ends behind its first call."""
 
     make_parser: Callable[[], OutputParser]
     shown_tokens: frozenset[int] = frozenset()
     one_call: bool = False
-    make_call_id: Callable[[], str] = new_call_id
 
 
 class ChoiceParser:
@@ -83,18 +70,12 @@ class ChoiceParser:
         if not isinstance(event, ToolCallStart):
             return event
         self._called = True
-        return replace(event, id=event.id or self._parsing.make_call_id())
+        return replace(event, id=event.id or f"call_{uuid.uuid4().hex[:24]}")
 
 
 @dataclass(frozen=True)
 class ChatParsers:
-    """The parsers of one server, by vLLM's names.
-
-    Attributes:
-        tool_parser, reasoning_parser: None for none.
-        auto_tool_choice: Whether the model may choose to call tools.
-        tokenizer: None on a server without one.
-    """
+    """The parsers of one server, by vLLM's names. With `auto_tool_choice` the model may choose to call tools."""
 
     tool_parser: str | None = None
     reasoning_parser: str | None = None
@@ -102,15 +83,10 @@ class ChatParsers:
     tokenizer: Tokenizer | None = None
 
     def parsing(self, tools: ToolUse | None, turn: Turn, *, formed: bool = False) -> OutputParsing | None:
-        """How an answer is parsed; None if its text is all content.
+        """How an answer is parsed; None if its text is all content. Raises RequestError for tools without a parser for
+        calls.
 
-        Args:
-            tools: What it may call.
-            turn: How it begins.
-            formed: Whether it has the form that `constraint` was given, if it does not call.
-
-        Raises:
-            RequestError: There are tools, and no parser for calls.
+        An answer that is `formed` has the form that `constraint` was given, if it does not call.
         """
         if tools is not None:
             self._check(tools)
@@ -125,15 +101,10 @@ class ChatParsers:
     def constraint(
         self, tools: ToolUse, turn: Turn, form: Mapping[str, Any] | None = None
     ) -> StructuredOutputsParams | None:
-        """What makes an answer call tools as it must; None if it is free to.
+        """The grammar that makes an answer call tools as it must; None if it is free to. Raises RequestError if the
+        schema of a tool cannot be enforced in full, or this model's calls cannot.
 
-        Args:
-            tools: What it may or must call.
-            turn: How it begins.
-            form: The schema of an answer that does not call, as the compiler takes it; None for any text.
-
-        Raises:
-            RequestError: The schema of a tool cannot be enforced in full, or this model's calls cannot.
+        `form` is the schema of an answer that does not call, as the compiler takes it; None for any text.
         """
         if self.tool_parser is None or not (tools.constrained or form is not None):
             return None
@@ -154,18 +125,13 @@ class ChatParsers:
         return reasoning_in_front(self.reasoning_parser, turn, self._special_ids)
 
     def budget(self, params: SamplingParams, turn: Turn | None = None, *, hints: HintLog) -> ThinkingBudget | None:
-        """The limit on an answer's reasoning, see `thinking_budget`; dropped where reasoning cannot be limited."""
-        if params.thinking_token_budget not in (None, -1) and not self.limits_reasoning:
+        """The limit on an answer's reasoning; None for none, also where reasoning cannot be limited."""
+        parser, tokenizer = self.reasoning_parser, self.tokenizer
+        told_apart = parser is not None and tokenizer is not None and reasoning_tokens(parser, tokenizer) is not None
+        if params.thinking_token_budget not in (None, -1) and not told_apart:
             hints.drop("thinking_token_budget", "this model's reasoning is not told apart by tokens of its own")
             return None
-        return thinking_budget(params.thinking_token_budget, self.reasoning_parser, self.tokenizer, turn)
-
-    @property
-    def limits_reasoning(self) -> bool:
-        """Whether `budget` has an effect."""
-        if self.reasoning_parser is None or self.tokenizer is None:
-            return False
-        return reasoning_tokens(self.reasoning_parser, self.tokenizer) is not None
+        return thinking_budget(params.thinking_token_budget, parser, tokenizer, turn)
 
     @property
     def _special_ids(self) -> Mapping[str, int]:
@@ -191,11 +157,7 @@ class ChatParsers:
 
 
 def choose_parsers(server: ServerConfig, text: ModelText) -> ChatParsers:
-    """The parsers that flags name, and else those that the chat template tells; the log says which.
-
-    Raises:
-        ConfigError: A flag names no parser.
-    """
+    """The parsers that flags name, or else the chat template tells. Raises ConfigError if a flag names none."""
     if text.chat_template is None:
         return ChatParsers(auto_tool_choice=server.enable_auto_tool_choice)
     tool_parser = Detection(server.tool_call_parser, "--tool-call-parser")

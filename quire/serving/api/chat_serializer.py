@@ -1,7 +1,4 @@
-"""Choices of /v1/chat/completions: messages with content, reasoning and tool calls.
-
-Owns their JSON, and adding up output events to a message. Knows nothing about streams or the engine.
-"""
+"""Choices of /v1/chat/completions: the JSON of messages with content, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -22,11 +19,7 @@ from quire.text.output_parsers.events import (
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call of a function.
-
-    Attributes:
-        arguments: JSON text, as the model wrote it.
-    """
+    """A call of a function; `arguments` is JSON text, as the model wrote it."""
 
     id: str
     name: str
@@ -35,7 +28,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class AssistantMessage:
-    """What a choice says."""
+    """The content, reasoning and calls of a choice."""
 
     content: str
     reasoning: str
@@ -65,18 +58,14 @@ def assistant_message(output: Sequence[OutputEvent]) -> AssistantMessage:
 
 @dataclass(frozen=True)
 class ChatSerializer:
-    """Choices of /v1/chat/completions.
+    """Writes choices of /v1/chat/completions.
 
     Attributes:
-        names: Names of tokens.
         logprobs: How many likeliest tokens are shown; None for no log probabilities.
-        role: Of the message.
-        prompt: Fields about the prompt.
         echo: Text that begins every message.
-        token_ids: Whether `token_ids` are shown.
         reasoning: Whether reasoning is shown (`include_reasoning`).
         may_call: Whether the message may have tool calls in place of content.
-        named_call: Whether it must call one function by name: then it ends with `stop`, as OpenAI's does.
+        named_call: Whether the message must call one function by name: then it ends with `stop`, as OpenAI's does.
     """
 
     names: TokenNames
@@ -131,13 +120,7 @@ class ChatSerializer:
                 return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
 
     def last_chunk(self, index: int, delta: ChoiceDelta) -> dict[str, Any]:
-        return {
-            "index": index,
-            "delta": {},
-            "logprobs": None,
-            **self._finish(delta),
-            **token_ids_field([], self.token_ids),
-        }
+        return self._chunk(index, {}) | self._finish(delta)
 
     def _finish(self, delta: ChoiceDelta) -> dict[str, Any]:
         fields = finish_fields(delta)
@@ -156,7 +139,7 @@ class ChatSerializer:
         return {"choices": shown, **prompt_logprobs, **self.prompt.token_ids_field(0)}
 
     def _message(self, choice: ChoiceDelta) -> dict[str, Any]:
-        """OpenAI's `message` without its role. Content is null where there is something else instead."""
+        """OpenAI's `message` without its role. Content is null where there is reasoning or a call instead."""
         said = assistant_message(choice.output)
         fields: dict[str, Any] = {"content": self.echo + said.content}
         if not fields["content"] and (said.tool_calls or said.reasoning):
@@ -172,7 +155,7 @@ class ChatSerializer:
 
 
 def token_ids_field(tokens: list[int], shown: bool) -> dict[str, Any]:
-    """`token_ids`, if they were asked for."""
+    """`token_ids`, if the request asked for them."""
     return {"token_ids": tokens} if shown else {}
 
 

@@ -1,8 +1,7 @@
-"""Conversations: from a ChatRequest to its answers, which are running.
+"""Conversations: from a ChatRequest to its running answers.
 
-Owns all that endpoints for conversations share: rendering and encoding the prompt, the sampling parameters, tools,
-parsing, and handing the request to the engine. An endpoint with another JSON makes a ChatRequest from it and writes the
-choices in its own way. Knows nothing about HTTP and about responses.
+Owns what all endpoints for conversations share. An endpoint with another JSON makes a ChatRequest of it, and writes the
+choices in its own way. Knows nothing about HTTP or responses.
 """
 
 from __future__ import annotations
@@ -23,23 +22,20 @@ from quire.serving.api.prompt_renderer import Conversation, PromptRenderer
 from quire.serving.api.request_choices import RequestChoices
 from quire.serving.api.schemas.chat import ChatRequest
 from quire.serving.api.schemas.known_fields import fields_named
-from quire.serving.api.schemas.tools import ToolUse, shown_tools
+from quire.serving.api.schemas.tools import ToolUse, shown_tools, tool_use
 from quire.serving.api.session.session import EngineSession
 from quire.structured_outputs_params import StructuredOutputsParams
-from quire.text.hints import HintLog
 from quire.text.model_text import ModelText
 from quire.text.output_parsers.formats import Turn
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A conversation as the engine takes it.
+    """A conversation as the engine takes it: tokens, which `params.truncate_prompt_tokens` may cut, and further
+    `options` of EngineSession.add_request.
 
     Attributes:
-        tokens: The rendered conversation; `params.truncate_prompt_tokens` may cut it.
-        options: See EngineSession.add_request.
         parsing: How the answer is parsed; None if its text is all content.
-        may_call: Whether the answer may call tools.
         form_begins_late: Whether the form of the answer may begin behind reasoning.
     """
 
@@ -53,10 +49,7 @@ class ChatPrompt:
 
 @dataclass(frozen=True)
 class ChatService:
-    """Conversations with one model.
-
-    A hint that the model cannot follow is dropped and named in the log once, never refused.
-    """
+    """Conversations with one model. A hint that the model cannot follow is dropped and named in the log once."""
 
     server: ServerConfig
     session: EngineSession
@@ -64,41 +57,22 @@ class ChatService:
     renderer: PromptRenderer
     parsers: ChatParsers = field(default_factory=ChatParsers)
 
-    @property
-    def hints(self) -> HintLog:
-        """Where hints go that are dropped."""
-        return self.text.hints
-
-    async def start(self, fields: ChatRequest) -> RequestChoices:
-        """The running answers. Must be closed.
-
-        Raises:
-            QuireError: See `prepare` and `run`.
-        """
+    async def start(self, fields: ChatRequest) -> tuple[ChatPrompt, RequestChoices]:
+        """Prepare a request and run it. Returns the prompt, and the running answers, which must be closed."""
         self.check_room(fields)
-        return await self.run(fields, await self.prepare(fields))
+        prompt = await self.prepare(fields)
+        return prompt, await self.run(fields, prompt)
 
     def check_room(self, fields: ChatRequest, conversations: int = 1) -> None:
-        """Refuse a request that would be turned away behind all the work of `prepare`.
-
-        Args:
-            conversations: So many like this one.
-
-        Raises:
-            RequestError: `n` is out of its range.
-            OverloadedError: Too many requests wait.
-        """
+        """Refuse so many conversations like this one if `prepare` would be in vain: raises RequestError for a wrong
+        `n`, and OverloadedError if too many requests wait."""
         with fields_named(fields.field_names):
             sequences = conversations * fields.num_sequences
         self.session.check_room(sequences, sequences)
 
     async def prepare(self, fields: ChatRequest) -> ChatPrompt:
-        """Check a request and render its conversation; nothing runs yet.
-
-        Raises:
-            RequestError: A field is wrong; the error names it.
-            UnavailableError: No work is taken now.
-        """
+        """Check a request and render its conversation; nothing runs yet. Raises a RequestError that names a wrong
+        field, or UnavailableError if no work is taken now."""
         with fields_named(fields.field_names):
             return await self._prepare(fields, self.session.submission.longest)
 
@@ -107,9 +81,7 @@ class ChatService:
         params = fields.sampling(
             self.text.defaults, text=has_text, max_tokens=fields.longest, logprobs=fields.num_logprobs
         )
-        options = fields.options()
-        options["bad_words"] = await self.renderer.bad_words(fields.bad_words)
-        tools = fields.tool_use()
+        tools = tool_use(fields.tools, fields.tool_choice, parallel=fields.parallel_tool_calls)
         if tools is not None and fields.use_beam_search:
             raise RequestError("tools cannot be combined with use_beam_search: leave one of them out.", param="tools")
         text = await self.renderer.render(self._conversation(fields))
@@ -125,22 +97,37 @@ class ChatService:
             held=fields.held,
         )
         if fields.verbosity not in (None, "medium"):
-            self.hints.drop("verbosity", "the models know of none")
+            self.text.hints.drop("verbosity", "the models know of none")
         turn = Turn.behind(text, fields.continued)
         parsing = self.parsers.parsing(tools, turn, formed=params.structured_outputs is not None)
         params = await self._constrained(params, tools, turn)
         behind = ""  # a grammar of calls has the reasoning in itself
         if tools is None and params.structured_outputs is not None:
             behind = self.parsers.before_form(turn)
-        options |= await self.session.grammar_options(params, behind)
-        options["thinking"] = self.parsers.budget(params, turn, hints=self.hints)
+        options = fields.options() | await self.output_options(params, turn, behind)
         return ChatPrompt(tokens, params, options, parsing, may_call=tools is not None, form_begins_late=bool(behind))
 
+    async def output_options(
+        self, params: SamplingParams, turn: Turn | None = None, behind: str = ""
+    ) -> dict[str, Any]:
+        """The bad words, grammar and thinking budget of these parameters, as `EngineSession.add_request` takes them.
+        Raises a RequestError that names the field, or UnavailableError if too many grammars are being checked.
+
+        Args:
+            turn: How a chat's answer begins; None for a completion.
+            behind: The reasoning that may come before a form, see `reasoning_in_front`.
+        """
+        return {
+            "bad_words": await self.renderer.bad_words(params.bad_words),
+            "thinking": self.parsers.budget(params, turn, hints=self.text.hints),
+            **await self.session.grammars.options(params, behind),
+        }
+
     async def run(self, fields: ChatRequest, prompt: ChatPrompt) -> RequestChoices:
-        """Start what was prepared. Must be closed.
+        """Start a request that was prepared. The choices must be closed.
 
         Raises:
-            RequestError: The engine could not run it.
+            RequestError: No engine could run it.
             UnavailableError: No work is taken now.
         """
         names = fields.field_names
@@ -149,12 +136,12 @@ class ChatService:
         return RequestChoices(self.session, collector, self.text.tokenizer, parsing=prompt.parsing, names=names)
 
     async def _constrained(self, params: SamplingParams, tools: ToolUse | None, turn: Turn) -> SamplingParams:
-        """With the grammar of calls, where they are enforced or the rest of the answer has a form."""
+        """The parameters with the grammar of calls, if calls are enforced or the rest of the answer has a form."""
         if tools is None:
             return params
         form = params.structured_outputs
         if form is not None:
-            await self.session.grammar_options(params)  # an error about the form alone names it
+            await self.session.grammars.options(params)  # an error about the form alone names it
         schema = None if form is None else _schema(form)
         return msgspec.structs.replace(params, structured_outputs=self.parsers.constraint(tools, turn, schema))
 
@@ -181,11 +168,7 @@ class ChatService:
 
 
 def _schema(form: StructuredOutputsParams) -> Mapping[str, Any]:
-    """The schema of an answer that may call tools instead, with its options, for the grammar of both; it was checked.
-
-    Raises:
-        RequestError: It is no JSON.
-    """
+    """The schema and options of an answer that may call tools instead; raises RequestError if the form is no JSON."""
     if form.kind not in ("json", "json_object"):
         raise form.error(
             f"only JSON can be combined with tools, no {form.kind}: leave one of them out, or send tool_choice 'none'."

@@ -1,7 +1,7 @@
 """Failures as OpenAI error bodies, and in the shape of other APIs under a few paths.
 
-Owns status, headers and wording of error responses, and which path has which shape. Whoever makes an error, a route or
-a middleware, makes OpenAI's. Details of unexpected failures go to the log only.
+Owns status, headers and wording of error responses, and what a 404 says of a path that a user has reason to ask for:
+which flag adds its route, or that it is not served. Details of unexpected failures go to the log only.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ import logging
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -34,117 +31,7 @@ _ERROR_TYPES = {
     503: "overloaded_error",
 }
 _DETAILS = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
-"""Of errors about a field: with these Anthropic's SDKs send the conversation without it."""
-
-
-def error_body(error: QuireError) -> dict[str, Any]:
-    """The JSON that OpenAI's clients expect."""
-    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
-
-
-def error_response(error: QuireError) -> Response:
-    """The whole answer."""
-    headers = {}
-    if isinstance(error, OverloadedError):
-        headers["Retry-After"] = str(error.retry_after_s)
-    if error.status == 503:
-        headers["Retry-After"] = RETRY_AFTER_S
-    if error.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return json_answer(error.status, error_body(error), headers)
-
-
-def internal_error_body(request_id: str) -> dict[str, Any]:
-    """What a client sees of an unexpected failure: the request id, to ask the operator about."""
-    message = f"Something failed inside the server. Its log has the details under request id {request_id}."
-    return {"error": {"message": message, "type": "server_error", "param": None, "code": "internal_error"}}
-
-
-class ServerErrorMiddleware:
-    """ASGI middleware that turns any other exception into a 500 and a log entry."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        started = False
-
-        async def watched(message: Message) -> None:
-            nonlocal started
-            started = started or message["type"] == "http.response.start"
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watched)
-        except Exception:
-            request_id = scope["state"]["request_id"]
-            logger.exception("Request %s failed.", request_id)
-            if not started:
-                await json_answer(500, internal_error_body(request_id), {})(scope, receive, send)
-
-
-def json_answer(status: int, body: dict[str, Any], headers: dict[str, str]) -> Response:
-    """An answer with a JSON body."""
-    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
-
-
-class ErrorShapeMiddleware:
-    """ASGI middleware that writes error bodies anew for other APIs than OpenAI's."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _has_own_shape(scope["path"]):
-            await self._app(scope, receive, send)
-            return
-        begun: Message | None = None  # of an error
-        body = b""
-
-        async def reshaped(message: Message) -> None:
-            nonlocal begun, body
-            if message["type"] == "http.response.start" and message["status"] >= 400:
-                begun = message
-                return
-            if begun is None:
-                await send(message)
-                return
-            body += message.get("body", b"")
-            if not message.get("more_body"):
-                content = _shaped(scope, begun["status"], body)
-                MutableHeaders(scope=begun)["content-length"] = str(len(content))
-                await send(begun)
-                await send({"type": "http.response.body", "body": content})
-
-        await self._app(scope, receive, reshaped)
-
-
-def _has_own_shape(path: str) -> bool:
-    return path.startswith(("/v1/messages", "/api/"))
-
-
-def _shaped(scope: Scope, status: int, body: bytes) -> bytes:
-    try:
-        error: dict[str, Any] = msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        return body  # no error of ours
-    if scope["path"].startswith("/api/"):  # Ollama's
-        return msgspec.json.encode({"error": error["error"]["message"]})
-    return msgspec.json.encode(anthropic_error(status, error, scope["state"]["request_id"]))
-
-
-def anthropic_error(status: int, body: dict[str, Any], request_id: str) -> dict[str, Any]:
-    """Anthropic's error for OpenAI's."""
-    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    error = {"type": kind, "message": body["error"]["message"]}
-    if (details := _DETAILS.get(body["error"].get("param") or "")) is not None:
-        error["details"] = details
-    return {"type": "error", "error": error, "request_id": request_id}
-
-
+"""Details of errors about a field: with these Anthropic's SDKs send the conversation without it."""
 _WRONG_METHOD = "This route does not take this method. GET /docs lists all routes."
 UNKNOWN = "There is no such route. GET /docs lists all of them."
 _NOT_SERVED = "{path} is not served yet: this server generates text. GET /docs lists all routes."
@@ -179,37 +66,101 @@ _REASONS = {
 _REASON_OF = {path: reason for reason, paths in _REASONS.items() for path in paths}
 
 
+def error_body(error: QuireError) -> dict[str, Any]:
+    """The JSON that OpenAI's clients expect."""
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+
+
+def error_response(error: QuireError) -> Response:
+    """The whole answer to a request that failed."""
+    headers = {}
+    if isinstance(error, OverloadedError):
+        headers["Retry-After"] = str(error.retry_after_s)
+    if error.status == 503:
+        headers["Retry-After"] = RETRY_AFTER_S
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return json_answer(error.status, error_body(error), headers)
+
+
+def internal_error_body(request_id: str) -> dict[str, Any]:
+    """What a client sees of an unexpected failure: the request id, to ask the operator about."""
+    message = f"Something failed inside the server. Its log has the details under request id {request_id}."
+    return {"error": {"message": message, "type": "server_error", "param": None, "code": "internal_error"}}
+
+
+def json_answer(status: int, body: dict[str, Any], headers: dict[str, str]) -> Response:
+    """An answer with a JSON body."""
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+
+
+class ErrorMiddleware:
+    """ASGI middleware that turns unexpected exceptions into a 500 and a log entry, and writes error bodies anew for
+    other APIs than OpenAI's."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        reshapes = scope["path"].startswith(("/v1/messages", "/api/"))
+        started, body = False, b""
+        begun: Message | None = None  # of an error that is written anew
+
+        async def shaped(message: Message) -> None:
+            nonlocal started, begun, body
+            if message["type"] == "http.response.start":
+                started = True
+                if reshapes and message["status"] >= 400:
+                    begun = message
+                    return
+            if begun is None:
+                await send(message)
+                return
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                content = _shaped(scope, begun["status"], body)
+                MutableHeaders(scope=begun)["content-length"] = str(len(content))
+                await send(begun)
+                await send({"type": "http.response.body", "body": content})
+
+        try:
+            await self._app(scope, receive, shaped)
+        except Exception:
+            request_id = scope["state"]["request_id"]
+            logger.exception("Request %s failed.", request_id)
+            if not started:
+                await json_answer(500, internal_error_body(request_id), {})(scope, receive, shaped)
+
+
+def _shaped(scope: Scope, status: int, body: bytes) -> bytes:
+    try:
+        error: dict[str, Any] = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return body  # no error of ours
+    if scope["path"].startswith("/api/"):  # Ollama's
+        return msgspec.json.encode({"error": error["error"]["message"]})
+    return msgspec.json.encode(anthropic_error(status, error, scope["state"]["request_id"]))
+
+
+def anthropic_error(status: int, body: dict[str, Any], request_id: str) -> dict[str, Any]:
+    """Anthropic's error for OpenAI's."""
+    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    error = {"type": kind, "message": body["error"]["message"]}
+    if (details := _DETAILS.get(body["error"].get("param") or "")) is not None:
+        error["details"] = details
+    return {"type": "error", "error": error, "request_id": request_id}
+
+
 def http_error_response(error: HTTPException, path: str) -> Response:
-    """The whole answer to what the framework refuses of a request to this path."""
+    """The answer to a request of this path that the framework refuses."""
     messages = {404: absent_route_message(path), 405: _WRONG_METHOD}
     message = messages.get(error.status_code, error.detail)
     kind = "not_found_error" if error.status_code == 404 else RequestError.type
     body = {"error": {"message": message, "type": kind, "param": None, "code": None}}
     return json_answer(error.status_code, body, dict(error.headers or {}))
-
-
-def add_error_handlers(app: FastAPI) -> None:
-    """Let every error that a route raises leave in this shape."""
-
-    async def on_quire_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, QuireError)
-        return error_response(error)
-
-    async def on_http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-        return http_error_response(error, path)
-
-    async def on_wrong_query(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        wrong = error.errors()[0]
-        name = str(wrong["loc"][-1])[:64]
-        what = wrong["msg"].removeprefix("Input should be ")
-        return error_response(RequestError(f"{name} must be {what}.", param=name))
-
-    app.add_exception_handler(QuireError, on_quire_error)
-    app.add_exception_handler(RequestValidationError, on_wrong_query)
-    app.add_exception_handler(HTTPException, on_http_error)
 
 
 def absent_route_message(path: str) -> str:

@@ -1,7 +1,9 @@
-"""An event loop that knows how much processor time each of its callbacks takes.
+"""The event loop of an API process: it measures its callbacks, and shares connections with other processes.
 
-Whatever runs in the API process's loop keeps every other stream waiting, so no piece of work there may be long. Owns
-the measurement, which `/metrics` shows; knows nothing about requests.
+Whatever runs in the loop keeps every stream waiting; `/metrics` shows how long. Processes that listen on one socket are
+all woken for each connection, and uvloop even takes all that wait at once. Here a process takes one at a time, and a
+process that has more than another lets that one go first for a moment. So one that is dead, stopped or busy delays
+nobody for longer.
 """
 
 from __future__ import annotations
@@ -30,27 +32,29 @@ Ts = TypeVarTuple("Ts")
 AIM_S = 0.02
 """A callback of more processor time is named in the log, if it is much longer than all before."""
 WARNED_S = 0.1
-"""From here on as a warning."""
+"""A callback of more processor time is a warning."""
 _LONGER = 1.25
 _SHORT_S = 1e-3
-"""What takes no longer by the wall clock is counted by it: that is an upper bound, and the first bucket's."""
+"""Callbacks that take no longer by the wall clock are counted by it: that is an upper bound, and the first bucket's."""
 _STALE_S = 5e-4
-"""How old the last reading of the thread's clock may be. It is a system call, so it is not read for each callback."""
+"""Maximum age of the last reading of the thread's clock. Reading it is a system call, so not done for each callback."""
+AHEAD = 2
+"""A process with up to this many more connections than another one does not wait for it."""
+YIELD_S = 0.002
+"""How long others may go first: a connection's longest wait for a process that does not take it."""
+RETRY_S = 1.0
+"""Seconds until the next try after no connection could be accepted, for want of descriptors or memory."""
 
 
 class CallbackTimes:
-    """Processor times of callbacks, correct to half a millisecond.
-
-    Args:
-        times: Where they are counted.
-    """
+    """Counts processor times of callbacks in `times`, correct to half a millisecond."""
 
     def __init__(self, times: WorkTimes) -> None:
         self._times = times
         self._wall = self._processor = 0.0  # read at the same moment
 
     def run(self, callback: Callable[[*Ts], object], *arguments: *Ts) -> None:
-        """Call it, and count its time."""
+        """Call the callback, and count its time."""
         begun = perf_counter()
         if begun - self._wall > _STALE_S:
             self._processor, self._wall = thread_time(), begun
@@ -69,8 +73,7 @@ class CallbackTimes:
 
 
 class MeasuredLoop(uvloop.Loop):
-    """uvloop, with each callback measured. What uvloop calls by itself is measured where it arrives, see
-    `BoundedHttpProtocol`."""
+    """uvloop, with each callback measured. BoundedHttpProtocol measures what uvloop calls by itself."""
 
     def __init__(self, times: WorkTimes) -> None:
         super().__init__()
@@ -101,27 +104,14 @@ class MeasuredLoop(uvloop.Loop):
 
 
 def _name(callback: Callable[..., object]) -> str:
-    """What a callback runs: of a task's step, its coroutine."""
+    """The name of what a callback runs: of a task's step, its coroutine."""
     owner = getattr(callback, "__self__", None)
     what = owner.get_coro() if isinstance(owner, asyncio.Task) else callback
     return str(getattr(what, "__qualname__", what))
 
 
-AHEAD = 2
-"""A process with up to this many more connections than another one does not wait for it."""
-YIELD_S = 0.002
-"""How long others may go first: a connection's longest wait for a process that does not take it."""
-RETRY_S = 1.0
-"""Seconds until the next try after no connection could be accepted, for want of descriptors or memory."""
-
-
 class SharingLoop(MeasuredLoop):
-    """A MeasuredLoop that shares connections.
-
-    Args:
-        times: See MeasuredLoop.
-        open_connections: How many each process has.
-    """
+    """A MeasuredLoop that shares connections; `open_connections` has how many each process has."""
 
     def __init__(self, times: WorkTimes, open_connections: SharedNumbers) -> None:
         super().__init__(times)
@@ -140,15 +130,7 @@ class SharingLoop(MeasuredLoop):
 
 
 class Acceptor:
-    """Takes connections from a listening socket until it is closed.
-
-    Args:
-        loop: Serves the connections.
-        listener: The socket.
-        make_protocol: Makes the protocol of each connection.
-        ssl: How connections are encrypted; None: they are not.
-        open_connections: How many each process has.
-    """
+    """Takes connections from a listening socket until it is closed."""
 
     def __init__(
         self,
@@ -169,7 +151,6 @@ class Acceptor:
         loop.add_reader(listener, self._on_readable)
 
     def close(self) -> None:
-        """Accept no more connections."""
         self._loop.remove_reader(self._listener)
         if self._later is not None:
             self._later.cancel()

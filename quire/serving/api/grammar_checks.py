@@ -12,12 +12,7 @@ from quire.sampling_params import SamplingParams
 
 
 class GrammarChecks:
-    """Checks what requests ask for, in other processes; threads wait for these.
-
-    Args:
-        special_tokens: The model's, by text.
-        has_tokenizer: Whether there is one; without it no constraint can be followed.
-    """
+    """Checks grammars in other processes, for which threads wait. Without a tokenizer no constraint can be followed."""
 
     def __init__(self, special_tokens: Mapping[str, int] | None, *, has_tokenizer: bool) -> None:
         self._has_tokenizer = has_tokenizer
@@ -25,15 +20,10 @@ class GrammarChecks:
         self._threads = ThreadPoolExecutor(MAX_HELPERS, thread_name_prefix="grammar")
 
     async def options(self, params: SamplingParams, behind: str = "") -> dict[str, Any]:
-        """What `EngineSession.add_request` needs for `params.structured_outputs`, if there are any: their grammar.
+        """The grammar that `EngineSession.add_request` needs for `params.structured_outputs`, if there are any. Raises
+        a RequestError that names the field, or UnavailableError if too many are being checked.
 
-        Args:
-            params: With what is asked of the output.
-            behind: What may come before that, see `reasoning_in_front`.
-
-        Raises:
-            RequestError: They cannot be honoured; the message names the field.
-            UnavailableError: Too many are being checked.
+        `behind` is what may come before the constrained output, see `reasoning_in_front`.
         """
         asked = params.structured_outputs
         if asked is None:

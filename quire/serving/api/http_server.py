@@ -1,4 +1,8 @@
-"""uvicorn as Quire uses it: bounded request heads, TLS, no signal handlers of its own. Knows no application."""
+"""uvicorn as Quire uses it: request heads of bounded size that arrive in time, TLS, no signal handlers of its own.
+
+uvicorn reads heads of any size for as long as the client likes. What is refused before there is a request is answered
+here, as an OpenAI error body. Owns also how clients of HTTP/1.0 are answered. Knows no application.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,20 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
 
 KEEP_ALIVE_S = 75
+MAX_HEAD_BYTES = 64 * 2**10
+"""Maximum size of request line and headers together."""
+HEAD_TIMEOUT_S = 60.0
+"""Seconds from the first byte of a request, or from the connection, to the end of its headers; nginx's default."""
+LINGER_S, LINGER_BYTES = 2.0, 2**20
+"""Seconds and bytes for which a client that was refused is read. A connection that is closed with bytes unread is
+reset, and a reset can take the answer away from a client that has not read it."""
+MAX_FRAMING = 16
+"""Bytes of chunks and trailers for each byte of a body, beyond what a head may have."""
+_HEADER_FRAMING = 4
+"""Bytes of a header beside its name and its value."""
+_UNCHUNKED = ("0.9", "1.0")
+_TOO_LARGE = f"Request line and headers together must be at most {MAX_HEAD_BYTES} bytes."
+_TOO_SLOW = "The request's headers did not arrive in time."
 
 
 class HttpServer(uvicorn.Server):
@@ -36,11 +54,7 @@ class HttpServer(uvicorn.Server):
 
 
 def load_tls(config: uvicorn.Config) -> None:
-    """Read keys and certificates, so that what is wrong with them is said in a line.
-
-    Raises:
-        ConfigError: They cannot be used.
-    """
+    """Read keys and certificates, so that a ConfigError says in a line what is wrong with them."""
     if (config.ssl_keyfile or config.ssl_ca_certs or config.ssl_cert_reqs) and not config.ssl_certfile:
         raise ConfigError(
             "--ssl-keyfile, --ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile.", param="ssl_certfile"
@@ -73,25 +87,9 @@ def uvicorn_config(app: object, server: ServerConfig) -> uvicorn.Config:
     )
 
 
-MAX_HEAD_BYTES = 64 * 2**10
-"""Of request line and headers together."""
-HEAD_TIMEOUT_S = 60.0
-"""From the first byte of a request, or from the connection, to the end of its headers. nginx's default."""
-LINGER_S, LINGER_BYTES = 2.0, 2**20
-"""For so long, and so much, is read from a client that was refused and still sends: a connection that is closed with
-bytes unread is reset, and a reset can take the answer away from a client that has not read it."""
-MAX_FRAMING = 16
-"""Bytes beside the body, of chunks and trailers, for each byte of it, beyond what a head may have."""
-_HEADER_FRAMING = 4
-"""Bytes of a header beside its name and its value."""
-_UNCHUNKED = ("0.9", "1.0")
-_TOO_LARGE = f"Request line and headers together must be at most {MAX_HEAD_BYTES} bytes."
-_TOO_SLOW = "The request's headers did not arrive in time."
-
-
 class UnchunkedCycle(RequestResponseCycle):
     """A request of HTTP/1.0, which knows no chunks: an answer of unknown length ends with the connection (RFC 9112,
-    sections 6.1 and 6.3). It is closed behind each answer, so nothing is kept alive by mistake."""
+    sections 6.1 and 6.3). The connection is closed behind each answer, so nothing is kept alive by mistake."""
 
     _is_sized = False
 

@@ -1,6 +1,6 @@
-"""JSON that is made in pieces and sent in pieces: a long answer is never one string, whose copies would hold the loop.
+"""JSON that is made and sent in pieces, and how large an answer may get.
 
-Heartbeats and other requests' tokens go on in between. Knows nothing about what the JSON says.
+A long answer is never one string, whose copies would hold the event loop: other requests' tokens go on in between.
 """
 
 from __future__ import annotations
@@ -18,27 +18,25 @@ from quire.errors import RequestError
 from quire.sampling_params import SamplingParams
 
 PIECE_BYTES = 2**18
-"""About what is sent in one turn of the event loop."""
+"""About how many bytes are sent in one turn of the event loop."""
 SLOW_READER_S = 30.0
-"""A client that takes nothing for so long is disconnected."""
+"""Seconds after which a client that takes nothing is disconnected."""
 SLICE_ENTRIES = 512
 """Log probabilities that are written in one turn of the event loop: about 2 ms of work."""
 _encode = msgspec.json.Encoder().encode
+MAX_ENTRIES = 2**22
+"""Maximum number of log probabilities and prompt tokens in one answer: as JSON some 200 to 400 MB."""
 
 
 class JsonPieces:
-    """A value of a JSON body that was written already.
-
-    Args:
-        pieces: Its JSON, cut anywhere.
-    """
+    """A value of a JSON body that was written already; its pieces are cut anywhere."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.pieces = pieces
 
 
 def write_json(body: Any) -> list[bytes]:
-    """The JSON of a body which may have JsonPieces in it; one piece if it has none."""
+    """The JSON of a body that may have JsonPieces in it; one piece if it has none."""
     mark, inserted = secrets.token_hex(16).encode(), list[JsonPieces]()
 
     def insert(value: object) -> msgspec.Raw:
@@ -54,7 +52,7 @@ def write_json(body: Any) -> list[bytes]:
 
 
 class PiecesResponse(Response):
-    """Sends a body in pieces, each when the client has read enough of those before."""
+    """Sends a body in pieces, each when the client has read enough of the ones before."""
 
     media_type = "application/json"
 
@@ -88,12 +86,9 @@ def _joined(pieces: Sequence[bytes]) -> Iterator[bytes]:
 async def encode_in_slices(
     make: Callable[[int, int], dict[str, list[Any]]], num_rows: int, entries_per_row: int
 ) -> dict[str, JsonPieces]:
-    """Columns as JSON arrays, made and written a slice of rows at a time.
+    """Columns as JSON arrays, from `make`, which is called for one range of rows after the other.
 
-    Args:
-        make: From a range of rows to these rows of each column; called in order.
-        num_rows: Length of the columns.
-        entries_per_row: What a row costs; SLICE_ENTRIES bounds it for a slice.
+    A row costs `entries_per_row`; SLICE_ENTRIES bounds the cost of a range.
     """
     step = max(1, SLICE_ENTRIES // entries_per_row)
     parts: dict[str, list[bytes]] = {name: [b"["] for name in make(0, 0)}
@@ -102,10 +97,6 @@ async def encode_in_slices(
             parts[name].append((b"," if start else b"") + _encode(rows)[1:-1])
         await asyncio.sleep(0)
     return {name: JsonPieces([*slices, b"]"]) for name, slices in parts.items()}
-
-
-MAX_ENTRIES = 2**22
-"""Log probabilities and tokens of prompts in one answer: as JSON some 200 to 400 MB."""
 
 
 def check_answer_size(
@@ -117,17 +108,14 @@ def check_answer_size(
     prompts_shown: int,
     held: bool,
 ) -> None:
-    """Refuse what would be answered with too much.
+    """Raises RequestError for a request whose answer might be too large, before anything runs for it.
+
+    An answer repeats its prompt for each of n choices, and log probabilities multiply every position: a few numbers in
+    a small request would make gigabytes.
 
     Args:
-        prompt_lens: Tokens of each prompt.
-        num_choices: Of each prompt; beams included.
-        longest: Tokens that a sequence can have.
         prompts_shown: How often each prompt is in the answer, as text, token ids or log probabilities.
-        held: Whether all of the output is held; a stream writes it as it comes, and at once what it says about prompts.
-
-    Raises:
-        RequestError: The message names the fields that multiply.
+        held: Whether all of the output is held; a stream writes it as it comes.
     """
     if params.truncate_prompt_tokens is not None:
         keep = params.truncate_prompt_tokens if params.truncate_prompt_tokens > 0 else longest

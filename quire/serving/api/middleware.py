@@ -1,33 +1,29 @@
-"""Which pages of other origins a browser lets read answers: Starlette's CORS, for requests that name an origin."""
+"""Small ASGI middleware: pages of other origins, and the size of bodies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from fastapi.routing import APIRoute
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.errors import OverloadedError, PayloadTooLarge, QuireError
+from quire.errors import OverloadedError, PayloadTooLarge
 from quire.foundation.config import ServerConfig
-from quire.serving.api.error_responses import error_response, http_error_response
+from quire.serving.api.error_responses import error_response
 from quire.serving.api.request_head import HEADER, request_header
 
 DROPPED_TOOLS = "x-quire-dropped-tools"
 """Response header: types of hosted tools that were left out."""
 _VARY = (b"vary", b"Origin")
+SMALL_BYTES = 2**20
+"""A body that is no larger is read, whatever others hold."""
+HELD_BODIES = 64
+"""Bodies of the largest size that may be held together, each for as long as its request lasts."""
+RETRY_S = 5
 
 
 class CrossOriginMiddleware:
-    """ASGI middleware.
-
-    Args:
-        app: What runs inside.
-        config: Names what is allowed.
-    """
+    """Starlette's CORS for requests that name an origin; other answers only say that they depend on it."""
 
     def __init__(self, app: ASGIApp, *, config: ServerConfig) -> None:
         self._app = app
@@ -54,24 +50,11 @@ class CrossOriginMiddleware:
         await self._app(scope, receive, with_vary)
 
 
-SMALL_BYTES = 2**20
-"""A body that is no larger is read, whatever others hold."""
-HELD_BODIES = 64
-"""Of the largest size: so much may be held together, for as long as their requests last."""
-RETRY_S = 5
-
-
 class BodyLimitMiddleware:
-    """ASGI middleware that answers 413, from the Content-Length or, without one, as soon as too much was read; and 429
-    to a large body while others hold too much."""
+    """Answers 413 by the Content-Length or, without one, as soon as too much was read; and 429 to a large body while
+    others hold too much. `larger` has other limits by path, where bodies are not held but stored as they come."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, larger: Mapping[str, int] | None = None) -> None:
-        """
-        Args:
-            app: What runs inside.
-            max_bytes: Of a body.
-            larger: Other limits, by path; there, bodies are not held but stored as they come.
-        """
         self._app = app
         self._max = max_bytes
         self._larger = larger or {}
@@ -110,42 +93,3 @@ class BodyLimitMiddleware:
 
 def _too_large(most: int) -> PayloadTooLarge:
     return PayloadTooLarge(f"The request body is larger than the {most} bytes that this server reads.")
-
-
-class DirectRoutesMiddleware:
-    """ASGI middleware, the innermost, that answers POSTs to endpoints which take a Request alone.
-
-    Args:
-        app: The router; gets everything else.
-        routes: Its routes.
-
-    Attributes:
-        paths: Of the endpoints that are found here.
-    """
-
-    def __init__(self, app: ASGIApp, *, routes: Iterable[BaseRoute]) -> None:
-        self._app = app
-        self._routes = {route.path: route for route in routes if isinstance(route, APIRoute) and _is_direct(route)}
-        self.paths = frozenset(self._routes)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route = self._routes.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if route is None:
-            await self._app(scope, receive, send)
-            return
-        scope["route"] = route
-        try:
-            response = await route.endpoint(Request(scope, receive, send))
-        except QuireError as error:
-            response = error_response(error)
-        except HTTPException as error:
-            response = http_error_response(error, scope["path"])
-        await response(scope, receive, send)
-
-
-def _is_direct(route: APIRoute) -> bool:
-    takes = route.dependant
-    given = (takes.path_params, takes.query_params, takes.header_params, takes.cookie_params, takes.body_params)
-    return (
-        route.methods == {"POST"} and takes.request_param_name is not None and not any(given) and not takes.dependencies
-    )

@@ -1,6 +1,6 @@
-"""The API process's part in a swap of models: what is asked for is checked here, and the supervisor's orders are done.
+"""The API process's part in a swap of models: it checks what is asked for, and obeys the supervisor's orders.
 
-Owns the swap's status as this process knows it. Which processes start and end is the supervisor's.
+Which processes start and end is the supervisor's business.
 """
 
 from __future__ import annotations
@@ -28,30 +28,22 @@ from quire.foundation.processes.orders import (
     TellSwap,
 )
 from quire.planning.swap_plan import plan_swap
-from quire.serving.api.model_switch import ModelSwitch
+from quire.serving.api.model_switch import MakeApp, ModelSwitch, ServedModel, make_served_model
 from quire.serving.api.request_traces import RequestTraces
 from quire.serving.api.schemas.model_change import HOLD_TIMEOUT_S, ModelChange, check_reloadable
-from quire.serving.api.served_model import MakeApp, ServedModel, make_served_model
 from quire.text.model_text import load_model_text
 
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 30.0
-"""How long the supervisor may take to begin a swap."""
+"""Seconds that the supervisor may take to begin a swap."""
 
 
 class ModelSwaps:
     """Swaps models, one at a time. `serve_until_end` starts it, waits for it and drains it.
 
-    Args:
-        launch: What this process was told at its start.
-        report: Reaches the supervisor.
-        make_app: Makes a model's application.
-        traces: Where finished requests are traced.
-
-    Attributes:
-        switch: The application of this process.
-        status: Of the present swap or the last one; None: there has been none.
+    `switch` is the application of this process; `status` is the present swap's or the last one's, None before the
+    first.
     """
 
     def __init__(
@@ -69,8 +61,6 @@ class ModelSwaps:
         self.status: SwapStatus | None = None
         self.switch = ModelSwitch(self._make(launch))
 
-    # --- asked for --------------------------------------------------------------------------------------------------
-
     @property
     def served(self) -> Config:
         """Settings of the served model."""
@@ -82,8 +72,8 @@ class ModelSwaps:
         if self.status is not None:
             swap = msgspec.to_builtins(self.status)
             old = sum(other.session.num_sequences for other in self.switch.others)
-            swap["open_requests"] = model.session.num_sequences if self.switch.gate.is_closed else old
-            swap["waiting_requests"] = self.switch.gate.num_waiting
+            swap["open_requests"] = model.session.num_sequences if self.switch.holds else old
+            swap["waiting_requests"] = self.switch.num_waiting
         names = self.served.model.served_model_name
         return {
             "object": "model_swap",
@@ -96,18 +86,11 @@ class ModelSwaps:
         }
 
     async def begin(self, change: ModelChange) -> None:
-        """Check a change, and hand it to the supervisor, which begins the swap.
-
-        Raises:
-            SwapInProgressError: Another swap is in progress.
-            RequestError: The model cannot be served so.
-            UnavailableError: The server is starting or ending.
+        """Check a change, and hand it to the supervisor, which begins the swap. Raises SwapInProgressError during
+        another swap, RequestError if the model cannot be served, and UnavailableError while the server starts or ends.
         """
-        asked = self._launch_of_current.asked or self.served
-        try:
-            await self._begin(lambda: change.applied_to(asked), change)
-        except SetupError as error:
-            raise RequestError(error.message, param=error.param) from error
+        asked = self.switch.current.launch.asked or self.served
+        await self._begin(lambda: change.applied_to(asked), change)
 
     async def wait_end(self) -> None:
         """Wait until no swap is in progress."""
@@ -133,6 +116,8 @@ class ModelSwaps:
             async with asyncio.timeout(ANSWER_S):
                 while self.status is None or self.status.number == number:
                     await self._changed.wait()
+        except SetupError as error:
+            raise RequestError(error.message, param=error.param) from error
         except TimeoutError:
             raise UnavailableError("The supervisor has not begun the swap. Ask again in a few seconds.") from None
         finally:
@@ -148,21 +133,19 @@ class ModelSwaps:
         reasons = (*plan.resolved.reasons, f"swap        {plan.mode}: {plan.reason}")
         return SwapRequest(asked, config, plan.mode, drain, change.hold_timeout, reasons)
 
-    # --- life, as `serve_until_end` leads it ------------------------------------------------------------------------
-
     def start(self) -> None:
         """Begin to receive messages and orders; called in the event loop. More calls do nothing."""
         if self._launch.hold_s:
-            self.switch.gate.close(self._launch.hold_s)
+            self.switch.hold(self._launch.hold_s)
             self._do(self._serve_first(self.switch.current))
-        self.switch.start()
+        self.switch.current.session.start()
         if self._orders is not None:
             asyncio.get_running_loop().add_reader(self._orders.fd, self._read_orders)
             self._read_orders()
 
     async def wait_ready(self) -> Ready:
         """Wait until the served model's engines are ready, and return what they can do."""
-        return await self.switch.wait_ready()
+        return await self.switch.current.session.wait_ready()
 
     async def wait_dead(self) -> None:
         """Wait until an engine of the served model is dead and is not replaced."""
@@ -179,22 +162,20 @@ class ModelSwaps:
             await asyncio.wait(self._tasks)
         return await self.switch.drain(timeout)
 
-    # --- orders -----------------------------------------------------------------------------------------------------
-
     def _read_orders(self) -> None:
         assert self._orders is not None
         for order in self._orders.read():
             self.obey(order)
 
     def obey(self, order: Order) -> None:
-        """Do what the supervisor says; in the event loop."""
+        """Do what the supervisor says; called in the event loop."""
         match order:
             case TellSwap(status):
                 self._learn(status)
             case Reload(asked):
                 self._do(self._reload(asked))
             case HoldRequests():
-                self.switch.gate.close(order.hold_timeout)
+                self.switch.hold(order.hold_timeout)
                 self._do(self._release(self.switch.current, order.drain_timeout))
             case OpenModel(launch) if launch.generation != self.switch.current.generation:
                 self._opening = launch.generation, self._do(self._open(order))
@@ -214,7 +195,7 @@ class ModelSwaps:
 
     async def _reload(self, asked: Config) -> None:
         """On SIGHUP, swap to what the settings say now; the files that they name may have changed, too."""
-        before = self._launch_of_current.asked or self.served
+        before = self.switch.current.launch.asked or self.served
 
         def settings() -> Config:
             check_reloadable(before, asked)
@@ -228,7 +209,7 @@ class ModelSwaps:
     async def _open(self, order: OpenModel) -> None:
         """Serve a model once its engines are ready; until then it is one of the others."""
         switch, generation = self.switch, order.launch.generation
-        held = switch.gate.is_closed
+        held = switch.holds
         try:
             model = await self._make_beside(order.launch)
         except QuireError as error:
@@ -246,7 +227,7 @@ class ModelSwaps:
         if model not in switch.others:
             return
         before = switch.serve(model)
-        switch.gate.open()
+        switch.let_in()
         self._report(ModelReport(generation, "served"))
         if not held:
             await before.release(order.drain_timeout)
@@ -265,14 +246,8 @@ class ModelSwaps:
             await model.session.wait_ready()
         except QuireError:
             return  # the supervisor knows
-        self.switch.gate.open()
+        self.switch.let_in()
         self._report(ModelReport(model.generation, "served"))
-
-    # --- parts ------------------------------------------------------------------------------------------------------
-
-    @property
-    def _launch_of_current(self) -> LaunchConfig:
-        return self.switch.current.launch
 
     def _make(self, launch: LaunchConfig, before: ServerStats | None = None) -> ServedModel:
         return make_served_model(launch, self._report, self._make_app, self._traces, before, self)

@@ -1,8 +1,8 @@
-"""The other API processes of the server, for what all of them have to know or to say.
+"""The other API processes of the server: what all of them have to know or to say, and what they have counted together.
 
-Owns the way to them: a datagram socket for each in the server's private directory, by place, so a successor is found
-where the one before was. Nobody waits long for a process that is dead, stopped or busy; whoever starts later learns
-from the engines what there is. Knows nothing about requests. Without others it does nothing.
+Each process has a datagram socket in the server's private directory, named by the process's place, so a successor is
+found where its predecessor was. Nobody waits long for a process that is dead, stopped or busy; a process that starts
+later learns from the engines what there is. A lone process does nothing here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quire.foundation.messages.to_engine import Adapter
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
-"""How long an answer is waited for."""
+"""Seconds that an answer is waited for."""
 _AGAIN_S = 0.005
 _MAX_BYTES = 2**18
 """More than a datagram holds by Linux's default limit: a shorter buffer would cut it off."""
@@ -34,37 +34,37 @@ _LIFE_SHIFT = 32
 
 
 class WriteCounts(msgspec.Struct, frozen=True, tag=True):
-    """Write down what you have counted, see SharedCounts."""
+    """Asks for a file of what the process has counted; see SharedCounts."""
 
 
 class CountOpen(msgspec.Struct, frozen=True, tag=True):
-    """Say what you hold, see EngineSession.counts."""
+    """Asks what the process holds; see EngineSession.counts."""
 
 
 class AdapterLoaded(msgspec.Struct, frozen=True, tag=True):
-    """All engines have this adapter."""
+    """Says that all engines have loaded this adapter."""
 
     adapter: Adapter
 
 
 class AdapterUnloaded(msgspec.Struct, frozen=True, tag=True):
-    """An adapter was unloaded from all engines, by its name."""
+    """Says that all engines have unloaded the adapter of this name."""
 
     name: str
 
 
 class EnginesPaused(msgspec.Struct, frozen=True, tag=True):
-    """Engines were told to pause or to go on; those that are not there now have not heard it."""
+    """Says that engines were told to pause or to go on; engines that are away have not heard it."""
 
     action: str
 
 
-Question = WriteCounts | CountOpen | AdapterLoaded | AdapterUnloaded | EnginesPaused
 Answer = Mapping[str, int]
+Question = WriteCounts | CountOpen | AdapterLoaded | AdapterUnloaded | EnginesPaused
 
 
 class _Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """A datagram: a question, or the answer to the one of this number."""
+    """A datagram: a question, or the answer to the question of this number."""
 
     sender: int
     number: int
@@ -73,13 +73,9 @@ class _Envelope(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Peers:
-    """The others.
+    """The way to the other ones of `count` processes, whose sockets are in a directory private to the server.
 
-    Args:
-        place: Of this process.
-        count: How many processes there are, with this one.
-        directory: Where their sockets are, private to the server.
-        life: Number of this process: what its predecessor was answered late is not taken for its own.
+    By the `life` of this process, late answers to its predecessor are not taken for its own.
     """
 
     def __init__(self, place: int = 0, count: int = 1, directory: Path = Path(), life: int = 0) -> None:
@@ -88,15 +84,15 @@ class Peers:
         self._others = [other for other in range(count) if other != place]
         self._socket: socket.socket | None = None
         self._lock_file = -1
-        self._answering: dict[type[Any], Callable[[Any], Answer]] = {}
+        self._answering: dict[type[Any], Callable[[Any], Answer | None]] = {}
         self._waiting: dict[tuple[int, int], asyncio.Future[Answer]] = {}  # by place and question
         self._asked = life << _LIFE_SHIFT
         self._told: set[asyncio.Task[Any]] = set()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(_Envelope)
 
-    def on(self, kind: type[Any], answer: Callable[[Any], Answer]) -> None:
-        """Questions of this kind are answered so, in the event loop; none that comes before is."""
+    def on(self, kind: type[Any], answer: Callable[[Any], Answer | None]) -> None:
+        """Answer questions of this kind with `answer`, in the event loop. None stands for an empty answer."""
         self._answering[kind] = answer
 
     def open(self) -> None:
@@ -111,7 +107,7 @@ class Peers:
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._on_readable)
 
     def close(self) -> None:
-        """Answer no more. More calls do nothing."""
+        """Stop answering. More calls do nothing."""
         if self._socket is None:
             return
         asyncio.get_running_loop().remove_reader(self._socket.fileno())
@@ -120,7 +116,7 @@ class Peers:
         os.close(self._lock_file)
 
     async def ask(self, question: Question) -> list[Answer]:
-        """The answers of those others that answer in time."""
+        """Ask the others. Returns the answers that come in time."""
         if self._socket is None:
             return []
         self._asked += 1
@@ -129,7 +125,7 @@ class Peers:
         return [answer for answer in answers if answer is not None]
 
     def tell(self, question: Question) -> None:
-        """Ask, and do not wait for the answers."""
+        """Ask the others without waiting for their answers."""
         if self._socket is None:
             return
         task = asyncio.get_running_loop().create_task(self.ask(question))
@@ -143,7 +139,7 @@ class Peers:
 
     @contextlib.asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Within it no other process is within it. One task of this process at a time; a dead process leaves it."""
+        """A context in which only one task of all processes is at a time. A process that dies leaves it."""
         if self._socket is None:
             yield
             return
@@ -173,7 +169,7 @@ class Peers:
             del self._waiting[other, number]
 
     def _send(self, other: int, envelope: _Envelope) -> bool | None:
-        """Whether it was sent; None: there is no room now."""
+        """Send a datagram. Returns whether it was sent; None if there is no room for it now."""
         if self._socket is None:
             return False
         try:
@@ -195,7 +191,7 @@ class Peers:
     def _on_envelope(self, envelope: _Envelope) -> None:
         if envelope.question is not None:
             answer = self._answering[type(envelope.question)](envelope.question)
-            self._send(envelope.sender, _Envelope(self._place, envelope.number, answer=dict(answer)))
+            self._send(envelope.sender, _Envelope(self._place, envelope.number, answer=dict(answer or {})))
         elif (waiting := self._waiting.get((envelope.sender, envelope.number))) and not waiting.done():
             waiting.set_result(envelope.answer or {})
 
@@ -209,11 +205,10 @@ def _locked(file: int) -> bool:
 
 
 class SharedCounts:
-    """The counts of all API processes.
+    """The counts of all API processes, which /metrics shows whichever process is asked.
 
-    Args:
-        stats: What this one counts.
-        peers: The others.
+    For each scrape every process writes its counts to a file of its own. The file stays when the process ends, so no
+    counter goes back while others live.
     """
 
     def __init__(self, stats: ServerStats, peers: Peers) -> None:
@@ -224,7 +219,7 @@ class SharedCounts:
         peers.on(WriteCounts, self._write)
 
     async def total(self) -> ServerStats:
-        """All that was counted until now. Of a process that does not answer, what it wrote down last."""
+        """Everything that was counted until now. A process that does not answer counts with what it wrote last."""
         if self._peers.alone:
             return self._stats
         lives = {answer["life"] for answer in await self._peers.ask(WriteCounts())}
@@ -237,7 +232,7 @@ class SharedCounts:
         return total(alive, gone)
 
     def _write(self, question: WriteCounts | None = None) -> Answer:
-        """Write down what this process has counted. Says which life of a process it is."""
+        """Write down what this process has counted, and answer with its `life`."""
         self._stats.process = read_process()
         name = f"counts-{self._peers.life}"
         written = self._peers.directory / f".{name}"

@@ -1,7 +1,6 @@
 """Texts and conversations to token ids, without blocking the event loop.
 
-Owns where that work runs: short texts in the event loop, longer ones in a few threads, large ones in processes of low
-priority. Knows nothing about sampling.
+Short texts are encoded in the event loop, longer ones in a few threads, large ones in processes of low priority.
 """
 
 from __future__ import annotations
@@ -16,8 +15,16 @@ from typing import Any, TypeVar
 
 from quire.errors import CheckpointError, ConfigError, ContextLengthError, RequestError
 from quire.foundation.config.server import ContentFormat
-from quire.serving.api.large_requests.readers import HUGE, LargeRequestReaders
-from quire.serving.api.large_requests.tasks import TruncationSide
+from quire.serving.api.large_requests.readers import (
+    HUGE,
+    Decode,
+    Encode,
+    LargeRequestReaders,
+    Render,
+    TruncationSide,
+    pack,
+    unpack,
+)
 from quire.serving.api.schemas.chat import ChatMessage, ContentPart, MessageContent, plain_messages
 from quire.text.chat_template import ChatTemplate
 from quire.text.fill_in_middle import FillInMiddle, fill_in_middle
@@ -33,11 +40,11 @@ THREADS = 4
 LARGE = 2**16
 """Texts of more characters go to another process: they would hold cores that the model needs for milliseconds."""
 WORD_CHARACTERS = 100
-"""What a text costs beside its characters, as so many of them."""
+"""What a bad word costs beside its own characters, in characters."""
 VALUE_CHARACTERS = 10
-"""What a value costs beside its text: a message has five."""
+"""What a value of a conversation costs beside its text, in characters; a message has five values."""
 MAX_TEMPLATE = 131_072
-"""Characters of a request's own chat template."""
+"""Maximum number of characters of a request's own chat template."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +52,12 @@ class Conversation:
     """What a chat template is given.
 
     Attributes:
-        messages: As they came.
-        add_generation_prompt: End with the head of an answer; by default, unless the last message is continued.
-        continue_final_message: End inside the last message.
-        variables: Of the template, by name.
-        reasoning_effort: For templates that know of it, or can switch reasoning off; others get none.
-        tools, documents: As JSON.
-        template: Text of another template than the model's.
+        add_generation_prompt: Whether to end with the head of an answer; None for yes, unless the last message is
+            continued.
+        continue_final_message: Whether to end inside the last message.
+        variables: Variables of the template, by name.
+        reasoning_effort: For templates that know of it, or can switch reasoning off.
+        template: Text of another template than the model's; None for the model's.
     """
 
     messages: list[ChatMessage]
@@ -70,7 +76,10 @@ _NO_TOKENIZER = (
 
 
 class PromptRenderer:
-    """Renders chat templates and encodes prompts for one model."""
+    """Renders chat templates and encodes prompts for one model.
+
+    `variables` are for conversations that do not set them; raises ConfigError if the template has no such variable.
+    """
 
     def __init__(
         self,
@@ -79,16 +88,6 @@ class PromptRenderer:
         content_format: ContentFormat = "auto",
         variables: Mapping[str, Any] | None = None,
     ) -> None:
-        """
-        Args:
-            text: The model's tokenizer and template.
-            readers: For what is large; they have the same.
-            content_format: How the template gets a message's content, see ServerConfig.chat_template_content_format.
-            variables: Of the template, for conversations that do not set them.
-
-        Raises:
-            ConfigError: The template has no such variable.
-        """
         self._text = text
         self._readers = readers
         self._content_format = content_format
@@ -104,11 +103,7 @@ class PromptRenderer:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer.
-
-        Raises:
-            RequestError: The server works on token ids only.
-        """
+        """The model's tokenizer; raises RequestError if the server works on token ids only."""
         if self._text.tokenizer is None:
             raise RequestError(_NO_TOKENIZER, param="prompt")
         return self._text.tokenizer
@@ -125,23 +120,15 @@ class PromptRenderer:
     async def encode(
         self, text: str, add_special_tokens: bool, longest: int, kept: tuple[int, TruncationSide] | None = None
     ) -> list[int]:
-        """Token ids of a text.
-
-        Args:
-            longest: Refuse at once what cannot be this short.
-            kept: How many tokens are wanted of a text of any length, and from which end it is cut; there may be more.
-
-        Raises:
-            RequestError: It is no valid Unicode.
-            ContextLengthError: It is so long that it cannot fit into `longest` tokens.
-        """
+        """Token ids of a text. Raises RequestError if it is no valid Unicode, and ContextLengthError if it cannot fit
+        into `longest` tokens. With `kept` only so many tokens are wanted from one end; there may be more."""
         tokenizer = self.tokenizer
         if kept is None:
             check_length(tokenizer.fewest_tokens(text), longest)
         else:
             text = tokenizer.end_of(text, kept[0], first=kept[1] == "right")
         if len(text) > LARGE:
-            return await self._readers.encode(text, add_special_tokens=add_special_tokens, kept=kept)
+            return unpack((await self._readers.ask(Encode(text, add_special_tokens, kept))).tokens)
         return await self._run(len(text), lambda: tokenizer.encode(text, add_special_tokens))
 
     async def encode_gap(
@@ -153,15 +140,11 @@ class PromptRenderer:
             check_length(tokenizer.fewest_tokens(before) + tokenizer.fewest_tokens(behind), longest)
         size = len(before) + len(behind)
         if size > LARGE:
-            return await self._readers.encode(before, behind=behind)
+            return unpack((await self._readers.ask(Encode(before, behind=behind))).tokens)
         return await self._run(size, lambda: marks.prompt(tokenizer, before, behind))
 
     async def bad_words(self, words: Sequence[str] | None) -> list[list[int]]:
-        """`bad_words` as tokens.
-
-        Raises:
-            RequestError: See `bad_word_tokens`.
-        """
+        """`bad_words` as tokens; raises what `bad_word_tokens` does."""
         size = sum(WORD_CHARACTERS + len(word) for word in words or ())
         return await self._run(size, lambda: bad_word_tokens(self._text.tokenizer, words))
 
@@ -169,15 +152,11 @@ class PromptRenderer:
         """The text of token ids, special tokens included."""
         tokenizer = self.tokenizer
         if len(tokens) > LARGE:
-            return await self._readers.decode(tokens)
+            return (await self._readers.ask(Decode(pack(tokens)))).text
         return await self._run(len(tokens), lambda: tokenizer.decode(tokens, skip_special_tokens=False))
 
     async def render(self, conversation: Conversation) -> str:
-        """The text of a conversation.
-
-        Raises:
-            RequestError: The model has no chat template, or the template refuses the conversation.
-        """
+        """The text of a conversation; raises RequestError if there is no chat template, or it refuses."""
         template = await self._template(conversation)
         size = _size(conversation)
         content = self._content(template)
@@ -187,18 +166,17 @@ class PromptRenderer:
         variables = {name: value for name, value in self._variables.items() if name in template.variables}
         asked = self._text.hints.used(conversation.variables, template.variables)
         options: dict[str, Any] = {
-            "tools": conversation.tools,
-            "documents": conversation.documents,
+            "tools": [*map(dict, conversation.tools)],
+            "documents": [*map(dict, conversation.documents)],
             "add_generation_prompt": not continues if opens is None else opens,
             "continue_final_message": continues,
             "variables": {**variables, **self._effort(conversation, template), **asked},
         }
         if size > LARGE:
-            return await self._readers.render(plain, size, template=conversation.template, **options)
+            return (await self._readers.ask(Render(plain, size=size, template=conversation.template, **options))).text
         return await self._run(size, lambda: template.render(plain, **options))
 
     def _effort(self, conversation: Conversation, template: ChatTemplate) -> dict[str, Any]:
-        """What `reasoning_effort` means to this template."""
         effort = conversation.reasoning_effort
         if effort is None:
             return {}
@@ -232,7 +210,6 @@ class PromptRenderer:
         return template
 
     def _content(self, template: ChatTemplate) -> MessageContent:
-        """How this template gets the content of messages."""
         if self._content_format == "string" or (self._content_format == "auto" and not template.reads_parts):
             return "text"
         reads_text = self._content_format == "auto" and " is string" in template.source
@@ -245,7 +222,7 @@ class PromptRenderer:
 
 
 def _size(conversation: Conversation) -> int:
-    """About how many characters it has; of what is huge, a part is counted."""
+    """About how many characters a conversation has; of a huge one, only a part is counted."""
     size, left = 0, deque[Any](conversation.messages)
     left += (*conversation.tools, *conversation.documents)
     while left and size <= HUGE:
@@ -266,11 +243,7 @@ def _size(conversation: Conversation) -> int:
 
 
 def check_length(fewest: int, longest: int) -> None:
-    """Refuse a prompt of at least `fewest` tokens if it cannot fit into `longest`.
-
-    Raises:
-        ContextLengthError: It cannot.
-    """
+    """Raises ContextLengthError if a prompt of at least `fewest` tokens cannot fit into `longest`."""
     if fewest > longest:
         raise ContextLengthError(fewest, longest, at_least=True)
 

@@ -1,15 +1,12 @@
-"""From the bytes of a request body to its schema.
-
-Owns reading, decoding and the wording of what is wrong with a body. Every route with a body comes through here, so all
-refuse in the same words.
-"""
+"""Reads and decodes request bodies, and says what is wrong with them. Every route with a body refuses in the same
+words."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ValidationError
@@ -18,22 +15,23 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from quire.errors import RequestError
+from quire.serving.api.large_requests.readers import CheckBody, LargeRequestReaders
 from quire.serving.api.schemas.known_fields import NO_FIELDS, OPENAI_FIELDS, FieldLists, served_fields
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
 READ_TIMEOUT_S = 120.0
 MAX_VALUES = 2**20
-"""Of a body, counted by its commas: a number takes eight bytes of a list and much more time than a byte of text."""
+"""Maximum number of values in a body, counted by commas: a number takes more memory and time than a byte of text."""
 MAX_OBJECTS = 2**16
-"""Of a body, counted by its opening braces: to check an object takes a hundred times as long as a number."""
+"""Maximum number of objects in a body, counted by opening braces: one costs a hundred times as much as a number."""
 LARGE_BYTES, LARGE_VALUES = 2**17, 2**12
 """Bodies of more bytes or values are large: another process decodes and checks them first, so that what is wrong costs
 nothing here. What is right is cheap to decode, and decoded in a thread."""
 MAX_REPORTED = 1_000
 """A body with more wrong values is refused as a whole: to describe each would take longer than to find it."""
 MAX_PLACE = 200
-"""Characters of a field's place in a message."""
+"""Maximum number of characters of a field's place in a message."""
 _MALFORMED = re.compile(r"JSON is malformed: (.+) \(byte (\d+)\)")
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 _DICTIONARY = re.compile(r"a valid dictionary( or instance of \w+)?")
@@ -41,78 +39,49 @@ _CLASS_NAME = re.compile(r"(?:[A-Z][a-z]+)+")  # of a union's members; fields ar
 _UNION_TAGS = frozenset({"str", "int", "float", "bool", "list", "dict"})
 
 
-class BodyReaders(Protocol):
-    """Checks large bodies beside the event loop, see LargeRequestReaders. `app.state.readers` is one."""
-
-    async def check_body(self, raw: bytes, schema: type[BaseModel] | None, lists: FieldLists) -> None:
-        """Raise a RequestError unless it is what the schema (None: any JSON object) wants."""
-
-
 async def read_body(
     request: Request, schema: type[Schema], lists: FieldLists = OPENAI_FIELDS, *, any_type: bool = False
 ) -> Schema:
-    """The request's body, checked.
+    """The request's body, checked. Fields that the schema does not have and the API knows are in `lists`.
 
-    Args:
-        lists: See `check_fields`.
-        any_type: See `read_object`.
+    With `any_type`, JSON may be announced as something else, as curl does by default; not by a browser, where any page
+    could send that.
 
     Raises:
-        RequestError: It is not JSON, has a field that is not served, or a value of the wrong type.
+        RequestError: The body is not JSON, or has a field that is not served or is wrong.
         HTTPException: 415 for another content type, 408 for a body that does not arrive.
     """
     raw = await _read(request, any_type=any_type)
-    if not _is_large(raw):
+    if not await _check_large(request, raw, schema, lists):
         return check_fields(decode_body(raw), schema, lists)
-    await _readers(request).check_body(raw, schema, lists)
     return await asyncio.to_thread(lambda: check_fields(decode_body(raw), schema, lists))
 
 
-async def read_object(request: Request, *, any_type: bool = False) -> dict[str, Any]:
-    """The request's body as a JSON object of any fields.
-
-    Args:
-        any_type: Take JSON that is announced as something else, as curl does by default; not from a browser, where any
-            page could send that.
-
-    Raises:
-        RequestError, HTTPException: See `read_body`.
-    """
-    raw = await _read(request, any_type=any_type)
-    if not _is_large(raw):
+async def read_object(request: Request) -> dict[str, Any]:
+    """The request's body as a JSON object of any fields; raises as `read_body` does."""
+    raw = await _read(request)
+    if not await _check_large(request, raw, None, NO_FIELDS):
         return decode_body(raw)
-    await _readers(request).check_body(raw, None, NO_FIELDS)
     return await asyncio.to_thread(decode_body, raw)
 
 
-async def check_object(
-    request: Request, body: dict[str, Any], schema: type[Schema], lists: FieldLists = OPENAI_FIELDS
-) -> Schema:
-    """What `read_object` returned for a request, checked.
-
-    Args:
-        lists: See `check_fields`.
-
-    Raises:
-        RequestError: See `read_body`.
-    """
-    raw = await request.body()  # it was read, and is kept
-    if not _is_large(raw):
-        return check_fields(body, schema, lists)
-    await _readers(request).check_body(raw, schema, lists)
-    return await asyncio.to_thread(check_fields, body, schema, lists)
+async def check_object(request: Request, body: dict[str, Any], schema: type[Schema]) -> Schema:
+    """The result of `read_object` for a request, checked as `read_body` does."""
+    if not await _check_large(request, await request.body(), schema, OPENAI_FIELDS):
+        return check_fields(body, schema)
+    return await asyncio.to_thread(check_fields, body, schema)
 
 
-def _is_large(raw: bytes) -> bool:
-    return len(raw) > LARGE_BYTES or raw.count(b",") > LARGE_VALUES
+async def _check_large(request: Request, raw: bytes, schema: type[BaseModel] | None, lists: FieldLists) -> bool:
+    """Check a large body in another process; raises as `read_body` does. Returns whether the body is large."""
+    large = len(raw) > LARGE_BYTES or raw.count(b",") > LARGE_VALUES
+    if large:
+        readers: LargeRequestReaders = request.app.state.readers
+        await readers.ask(CheckBody.of(raw, schema, lists))
+    return large
 
 
-def _readers(request: Request) -> BodyReaders:
-    readers: BodyReaders = request.app.state.readers
-    return readers
-
-
-async def _read(request: Request, *, any_type: bool) -> bytes:
+async def _read(request: Request, *, any_type: bool = False) -> bytes:
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     lenient = any_type and "origin" not in request.headers
     if kind != "application/json" and not kind.endswith("+json") and not lenient:
@@ -129,11 +98,7 @@ async def _read(request: Request, *, any_type: bool) -> bytes:
 
 
 def decode_body(raw: bytes) -> dict[str, Any]:
-    """A body as a JSON object.
-
-    Raises:
-        RequestError: It is none, or has too many values.
-    """
+    """A body as a JSON object; raises RequestError if it is none, or has too many values."""
     if raw.count(b",") >= MAX_VALUES:
         raise RequestError(f"The request body has more than {MAX_VALUES} values: send less at a time.")
     if raw.count(b"{") > MAX_OBJECTS:
@@ -157,14 +122,7 @@ def decode_body(raw: bytes) -> dict[str, Any]:
 
 
 def check_fields(body: dict[str, Any], schema: type[Schema], lists: FieldLists = OPENAI_FIELDS) -> Schema:
-    """The fields of a body, checked.
-
-    Args:
-        lists: Fields that the schema does not have and the API knows.
-
-    Raises:
-        RequestError: See `read_body`.
-    """
+    """The fields of a body, checked; raises RequestError as `read_body` does."""
     try:
         return schema.model_validate(served_fields(body, schema.model_fields, lists))
     except ValidationError as error:
@@ -195,7 +153,7 @@ def _fault(raw: bytes, error: Exception) -> str:
 
 
 def _place_of_half_pair(raw: bytes) -> str | None:
-    """The field with half a surrogate pair; empty if the name of one has it, None if the body has another fault."""
+    """The field with half a surrogate pair; empty if the name of a field has it, None if the body has another fault."""
     try:
         left = [iter([("", json.loads(raw))])]
     except (ValueError, RecursionError):
@@ -226,7 +184,7 @@ def _is_text(value: str) -> bool:
 
 
 def _wrong_value(error: ValidationError) -> RequestError:
-    """All that is wrong with the first wrong field; of a union's members, the one that came closest."""
+    """All that is wrong with the first wrong field; of a union's members, the one that came closest counts."""
     details = error.errors(include_url=False, include_input=False)
     worst = max((d for d in details if d["loc"][0] == details[0]["loc"][0]), key=lambda d: len(d["loc"]))
     place = _place(worst)
@@ -244,7 +202,7 @@ def _wrong_value(error: ValidationError) -> RequestError:
 
 
 def _place(detail: ErrorDetails) -> str:
-    """`messages[0].content`, without the names of union members."""
+    """The place of a fault, as `messages[0].content`, without the names of union members."""
     place = ""
     for part in detail["loc"]:
         if isinstance(part, int):

@@ -19,17 +19,10 @@ class RequestChoices:
     """All choices of one request.
 
     Args:
-        session: To the engine.
-        collector: What the engine sends about the request's sequences.
         tokenizer: None for work on token ids only.
         parsing: How text becomes content, reasoning and tool calls; None for content alone.
         show_output: Whether the output is wanted; else only the prompts count.
         names: What the client calls the fields of the request, for errors.
-
-    Attributes:
-        adds: The sequences, by index.
-        states: By index.
-        prompt_tokens: Of all prompts together, each counted once.
     """
 
     def __init__(
@@ -56,7 +49,7 @@ class RequestChoices:
     @property
     def prompts(self) -> list[list[int]]:
         """The token ids of each prompt, as the engine got them."""
-        return self._collector.prompts
+        return [add.tokens[: add.prompt_len] for add in self.adds[:: self.adds[0].sampling.n]]
 
     @property
     def completion_tokens(self) -> int:
@@ -65,7 +58,7 @@ class RequestChoices:
 
     @property
     def first_token(self) -> float | None:
-        """When the first choice's first token came, by the session's clock."""
+        """When the first choice's first token came, by the session's clock; None before."""
         return self._collector.stats[0].first_token
 
     def close(self) -> None:
@@ -78,7 +71,7 @@ class RequestChoices:
         return self._num_open == 0
 
     async def read(self, on_delta: OnDelta) -> list[tuple[int, SequenceDelta]]:
-        """Wait for output, see OutputCollector.read."""
+        """Wait for output; see OutputCollector.read."""
         with fields_named(self._names):
             return await self._collector.read(on_delta)
 
@@ -100,35 +93,19 @@ class RequestChoices:
         return gained
 
     async def wait(self) -> None:
-        """Until there is any output.
-
-        Raises:
-            QuireError: The request failed.
-        """
-        with fields_named(self._names):
-            await self._collector.wait()
-
-    @property
-    def has_deadline(self) -> bool:
-        """Whether it may be too late for it before it has any output."""
-        return self.adds[0].deadline is not None
+        """Wait for output if the request has a deadline; raises a QuireError if the request failed before."""
+        if self.adds[0].deadline is not None:
+            with fields_named(self._names):
+                await self._collector.wait()
 
     async def collect(self) -> list[ChoiceDelta]:
-        """Every choice as a whole.
-
-        Raises:
-            QuireError: The request failed.
-        """
+        """Every choice as a whole; raises a QuireError if the request failed."""
         whole = [ChoiceDelta() for _ in self.states]
         await self.read_all(lambda index, gained: whole[index].add(gained))
         return whole
 
     async def read_all(self, on_gained: Callable[[int, ChoiceDelta], None]) -> None:
-        """Hand over what each choice gains, as it comes, until the last one has ended.
-
-        Raises:
-            QuireError: The request failed.
-        """
+        """Hand over what each choice gains until the last one has ended; raises a QuireError if the request failed."""
 
         def on_delta(index: int, delta: SequenceDelta) -> bool:
             if (gained := self.process(index, delta)) is not None:
@@ -140,11 +117,7 @@ class RequestChoices:
                 on_delta(index, delta)
 
     def usage_of(self, index: int, num_tokens: int | None = None) -> dict[str, int]:
-        """Token counts of one choice and its prompt.
-
-        Args:
-            num_tokens: Of the choice; by default all that it has.
-        """
+        """Token counts of one choice with so many tokens, and of its prompt; None for all of its tokens."""
         completion_tokens = self.states[index].num_tokens if num_tokens is None else num_tokens
         return usage_field(self._collector.adds[index].prompt_len, completion_tokens * self._show_output)
 
@@ -165,7 +138,6 @@ def usage_field(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 
 
 def _end_reason(last: ChoiceDelta) -> EndReason:
-    """Why a choice ended, as metrics count it."""
     assert last.finish_reason is not None
     if last.finish_reason == "length" and last.stop_reason == "timeout":
         return "timeout"

@@ -1,7 +1,7 @@
 """What the head of a request tells before its body is read: its id, its API key, who sent it, and until when.
 
 Every route needs a key, except a short list of public routes. The decision uses the route that the router itself
-matches, never a rebuilt URL, so no header and no spelling of a path gets around it. Only digests of keys are kept.
+matches, so no header and no spelling of a path gets around it. Only digests of keys are kept.
 """
 
 from __future__ import annotations
@@ -64,14 +64,10 @@ def request_header(scope: Scope, name: bytes) -> str | None:
 
 
 class RequestIdMiddleware:
-    """ASGI middleware, the outermost: sets `scope["state"]["request_id"]`, and the header of the response."""
+    """ASGI middleware, the outermost: sets `scope["state"]["request_id"]`, and the header of the response if there was
+    one."""
 
     def __init__(self, app: ASGIApp, *, always_answer: bool) -> None:
-        """
-        Args:
-            app: What runs inside.
-            always_answer: Send the header also when the request brought none.
-        """
         self._app = app
         self._always = always_answer
 
@@ -94,11 +90,7 @@ class RequestIdMiddleware:
 
 
 def use_request_id(request: Request, given: str | None) -> None:
-    """Take the id of the body's `request_id`. That of the header goes first, as in vLLM.
-
-    Raises:
-        RequestError: It has other characters than ids may have, or too many.
-    """
+    """Take the body's `request_id`, unless the header has one; raises RequestError if it is no valid id."""
     if given is None:
         return
     if not _VALID_ID.fullmatch(given):
@@ -121,12 +113,12 @@ def given_key(authorization: str | None, x_api_key: str | None) -> str:
 
 
 def digest_of(key: str) -> bytes:
-    """SHA-256: what is kept of a key."""
+    """SHA-256, which is all that is kept of a key."""
     return hashlib.sha256(key.encode()).digest()
 
 
 def find_digest(digest: bytes, known: Sequence[bytes]) -> int | None:
-    """The place among the known ones, or None. Takes as long whichever it is."""
+    """The place of a digest among the known ones, or None. Takes as long whichever it is."""
     found = None
     for place, other in enumerate(known):  # all of them: the time must not depend on which one is similar
         if hmac.compare_digest(other, digest):
@@ -139,10 +131,10 @@ class Caller:
     """Who sent an HTTP request, and when it has to be answered.
 
     Attributes:
-        tenant: Whose it is: a digest of its API key and of the tenant header, if there are any.
+        tenant: A digest of its API key and of the tenant header; empty without both.
         arrival: When the request arrived, in monotonic seconds.
-        deadline: When it has to be answered, in monotonic seconds; None: it has no deadline.
-        collectors: Gets a collector for what the request handed to the engine; None: nobody needs it.
+        deadline: When it has to be answered, in monotonic seconds; None for no deadline.
+        collectors: Gets a collector for what the request handed to the engine; None if nobody needs it.
     """
 
     tenant: str = ""
@@ -162,26 +154,15 @@ ANYBODY = Caller()
 
 
 def check_timeout(name: str, seconds: float) -> float:
-    """Seconds that a request may take.
-
-    Raises:
-        RequestError: It is not above 0; the error names the field or header.
-    """
+    """The seconds that a request may take; raises a RequestError about `name` if they are not above 0."""
     if not (seconds > 0 and math.isfinite(seconds)):
         raise RequestError(f"{name} must be seconds above 0, got {seconds:g}.", param=name)
     return seconds
 
 
 class CallerMiddleware:
-    """ASGI middleware that answers 401 without a valid key, and sets `scope["state"]["caller"]`.
-
-    Args:
-        app: What runs inside.
-        config: Has the keys: any of them is valid; if there are none, no key is needed. Names the tenant header and the
-            longest time.
-        routes: The router's; read at each request.
-        clock: For arrivals and deadlines.
-    """
+    """ASGI middleware that answers 401 without a valid key, if there are any keys, and sets
+    `scope["state"]["caller"]`."""
 
     def __init__(self, app: ASGIApp, *, config: ServerConfig, routes: Sequence[BaseRoute], clock: Clock) -> None:
         self._app = app
@@ -212,7 +193,7 @@ class CallerMiddleware:
         await self._app(scope, receive, send)
 
     def _valid_key(self, scope: Scope) -> bytes:
-        """The digest of the key that a request brought; empty if it is none of the known ones."""
+        """The digest of the key that a request brought; empty if the key is unknown."""
         if not self._digests:
             return b""
         key = given_key(request_header(scope, b"authorization"), request_header(scope, b"x-api-key"))
@@ -237,7 +218,9 @@ class CallerMiddleware:
         if TENANT in scope["state"]:
             return Caller(scope["state"][TENANT], arrival, deadline, collectors)
         name = (request_header(scope, self._tenant_name) or "") if self._tenant_name else ""
-        return Caller(_tenant(key, name), arrival, deadline, collectors)
+        both = key + name.encode()  # the digest reveals neither
+        tenant = hashlib.sha256(both).hexdigest()[:_TENANT_DIGITS] if both else ""
+        return Caller(tenant, arrival, deadline, collectors)
 
 
 def _seconds(text: str) -> float:
@@ -245,8 +228,3 @@ def _seconds(text: str) -> float:
         return float(text)
     except ValueError:
         raise RequestError(f"{TIMEOUT_HEADER} must be a number of seconds.", param=TIMEOUT_HEADER) from None
-
-
-def _tenant(key: bytes, name: str) -> str:
-    """Digest an API key and a tenant name into an id that reveals neither; empty if both are empty."""
-    return hashlib.sha256(key + name.encode()).hexdigest()[:_TENANT_DIGITS] if key or name else ""

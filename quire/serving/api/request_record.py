@@ -1,7 +1,7 @@
 """What is known about one HTTP request when it is over: who asked for what, how it was answered, and what that cost.
 
 Owns the middleware that finds out, adding up the cost of sequences, and the line of the access log, which never says
-what a request said. Whoever else wants to hear of finished requests is given to the middleware.
+what a request said.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ class RequestCost:
     """What the sequences of a request cost together.
 
     Attributes:
-        prompt_tokens, cached_tokens: Each prompt once.
-        completion_tokens: That its reader has got.
+        prompt_tokens, cached_tokens: Each prompt counts once.
+        completion_tokens: Tokens that the reader has got.
         first_token_s: From arrival to the first token of the first sequence that had one.
-        queue_s, prefill_s, decode_s: The engine's, of the sequence that took longest; None if the reader ended all of
-            them before the engine did (a stop string, or a client that went away).
-        preemptions: Of all sequences.
+        queue_s, prefill_s, decode_s: The engine's times of the sequence that took longest; None if the reader ended all
+            before the engine did (a stop string, or a client that went away).
         finish_reasons: Why sequences ended, each reason once.
     """
 
@@ -57,13 +56,7 @@ class RequestCost:
 
 @dataclass
 class RequestRecord:
-    """One HTTP request.
-
-    Attributes:
-        began, ended: Monotonic seconds.
-        status: Of the answer; 499 when the client went before there was one.
-        collectors: Of the sequences that were handed to the engine.
-    """
+    """One HTTP request, with monotonic seconds. Its status is 499 when the client went before there was an answer."""
 
     began: float
     ended: float = 0.0
@@ -72,11 +65,11 @@ class RequestRecord:
 
     @property
     def sequences(self) -> list[tuple[Add, SequenceStats]]:
-        """Each with what was asked."""
+        """Each sequence's Add and statistics."""
         return [pair for collector in self.collectors for pair in zip(collector.adds, collector.stats, strict=True)]
 
     def cost(self) -> RequestCost | None:
-        """None: nothing was handed to the engine."""
+        """The request's cost; None if nothing was handed to the engine."""
         if not self.collectors:
             return None
         sequences = self.sequences
@@ -114,13 +107,7 @@ def count_in(counts: HttpCounts) -> Observer:
 
 
 class RequestRecordMiddleware:
-    """ASGI middleware that tells observers of every request but probes, once each, when the last byte was sent.
-
-    Args:
-        app: What runs inside.
-        observers: See Observer.
-        clock: Of sequences, too.
-    """
+    """ASGI middleware that tells observers of every request but probes, once each, when the last byte was sent."""
 
     def __init__(self, app: ASGIApp, *, observers: Sequence[Observer], clock: Clock) -> None:
         self._app = app
@@ -155,7 +142,7 @@ def log_access(record: RequestRecord, scope: Scope) -> None:
 
 
 def access_fields(record: RequestRecord, scope: Scope) -> dict[str, Any]:
-    """What is said of a request; what is not known is left out. Seconds end in `_s`.
+    """What the access log says of a request, without what is not known. Seconds end in `_s`.
 
     The path is as it was sent, percent-encoded and without its query.
     """
@@ -178,7 +165,7 @@ def access_fields(record: RequestRecord, scope: Scope) -> dict[str, Any]:
 
 
 def write_line(fields: Mapping[str, Any], http_version: str) -> None:
-    """Log these fields; `client`, `method`, `path` and `status` are among them."""
+    """Log these fields, which have at least `client`, `method`, `path` and `status`."""
     head = f'{fields["client"]} - "{fields["method"]} {fields["path"]} HTTP/{http_version}" {fields["status"]}'
     skipped = ("client", "method", "path", "status")
     rest = " ".join(f"{name}={_text(value)}" for name, value in fields.items() if name not in skipped)

@@ -1,8 +1,8 @@
 """OpenTelemetry traces: for each request that is over, a span with its phases as children.
 
-Owns names and times of spans. The SDK is imported only where --otlp-traces-endpoint asks for it; it makes batches and
-sends them from a thread of its own, so a collector that is slow or gone costs requests nothing. Names of spans and of
-attributes are vLLM's, which are those of OpenTelemetry's conventions for generative AI where these have one.
+The SDK is imported only where --otlp-traces-endpoint asks for it. It sends batches of spans from a thread of its own,
+so a collector that is slow or gone costs requests nothing. Spans and attributes have vLLM's names, which follow
+OpenTelemetry's conventions for generative AI where these have one.
 """
 
 from __future__ import annotations
@@ -28,19 +28,15 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 MAX_SEQUENCES = 32
-"""Of one request: whose phases become spans."""
+"""Maximum number of sequences of one request whose phases become spans."""
 FLUSH_S = 3.0
-"""What the last spans get to be sent at the end."""
+"""Seconds for the last spans to be sent at the end."""
 _SCHEMES = ("http", "https", "grpc", "grpcs")
 _TRACES_PATH = "/v1/traces"
 
 
 def open_traces(config: Config) -> RequestTraces | None:
-    """Where requests are traced, or None for nowhere.
-
-    Raises:
-        ConfigError: The endpoint is none, or the SDK is not installed.
-    """
+    """Where requests are traced; None for nowhere. Raises ConfigError for no URL, or without the SDK."""
     endpoint = config.observability.otlp_traces_endpoint
     if endpoint is None:
         return None
@@ -75,12 +71,7 @@ def _exporter(endpoint: str) -> SpanExporter:
 
 
 class RequestTraces:
-    """Makes the spans of finished requests.
-
-    Args:
-        processor: Gets them.
-        model: Named in each.
-    """
+    """Makes the spans of finished requests, which name the model."""
 
     def __init__(self, processor: SpanProcessor, model: str) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -95,7 +86,7 @@ class RequestTraces:
         self._model = model
 
     def record(self, record: RequestRecord, scope: Scope) -> None:
-        """Trace one request; one that never came to the engine, or was refused, is none."""
+        """Trace one request, unless nothing was handed to the engine."""
         cost = record.cost()
         if cost is None:
             return

@@ -1,4 +1,4 @@
-"""Long work of one task: cut, so that other callbacks of the event loop run in between, or done in a thread."""
+"""How the work for one request shares the event loop with others, and ends when the client disconnects."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from starlette.types import Receive
 T = TypeVar("T")
 
 PIECE_S = 5e-3
-"""How long a task may work before it lets others run; one step of it comes on top."""
+"""Seconds that a task may work before it lets others run; one step of it comes on top."""
 
 MANY = 256
-"""More messages or items are converted in a thread."""
+"""Maximum number of messages or items that are converted in the event loop; more are converted in a thread."""
+CLIENT_CLOSED_REQUEST = 499
+"""Status of a response to a client that has disconnected (nginx's number)."""
 
 
 async def convert(number: int, work: Callable[[], T]) -> T:
-    """What `work` makes of so many messages or items."""
+    """The result of `work` on so many messages or items; much work is done in a thread."""
     return work() if number <= MANY else await asyncio.to_thread(work)
 
 
 class TimeSlice:
-    """The time that a task holds the event loop, from when this is made. Between steps of its work the task offers the
-    loop to others."""
+    """The time that a task holds the event loop. Between steps of its work, the task offers the loop to others."""
 
     def __init__(self) -> None:
         self._begun = perf_counter()
@@ -37,10 +38,6 @@ class TimeSlice:
         if perf_counter() - self._begun > PIECE_S:
             await asyncio.sleep(0)
             self._begun = perf_counter()
-
-
-CLIENT_CLOSED_REQUEST = 499
-"""Status of a response to a client that has disconnected (nginx's number)."""
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Response]) -> Response:

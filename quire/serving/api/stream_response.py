@@ -1,9 +1,8 @@
 """A stream to a client that may disconnect at any time or read too slowly.
 
-Owns the connection: however it ends, the request is closed. Owns also that every stream ends: after the last choice, or
-after an error. Output is written by the callback that receives the engine's message, in the same turn of the event
-loop. The response's own task runs only at the start, while the client's socket is full, and at the end. So a token
-costs no task switch and no timer. Knows no format.
+Every stream ends after the last choice or an error, and the request is closed however the connection ends. Output is
+written by the callback that receives the engine's message, in the same turn of the event loop. The response's own task
+runs only at the start, while the client's socket is full, and at the end. So a token costs no task switch and no timer.
 """
 
 from __future__ import annotations
@@ -35,37 +34,21 @@ class AnswerFormat(Protocol):
     media_type: str
 
     async def body(self) -> dict[str, Any]:
-        """The answer that is not streamed; waits for all of its output."""
-        ...
+        """Wait for all output; returns the answer that is not streamed."""
 
     def delta(self, index: int, gained: ChoiceDelta) -> bytes:
-        """What is written when a choice has gained something, its end included; may be empty."""
-        ...
+        """The bytes that say what a choice has gained, its end included; may be empty."""
 
     def end(self) -> bytes:
-        """What is written once the last choice has ended."""
-        ...
+        """The bytes behind the end of the last choice."""
 
     def error(self, body: dict[str, Any]) -> bytes:
-        """What is written in place of all that would follow.
-
-        Args:
-            body: OpenAI's: `error` with `message`, `type`, `param` and `code`.
-        """
-        ...
+        """The bytes in place of all that would follow. `body` is OpenAI's error."""
 
 
 @dataclass
 class StreamWriter:
-    """Writes one request's stream.
-
-    Attributes:
-        format: How it is written.
-        choices: What is written.
-        request_id: For the log.
-        head: Written at once, before there is any output.
-        finished: Whether the last of it was written.
-    """
+    """Writes the stream of running choices: `head` at once, then output, until it is `finished`."""
 
     format: AnswerFormat
     choices: RequestChoices
@@ -75,28 +58,18 @@ class StreamWriter:
 
     @property
     def media_type(self) -> str:
-        """Of the response."""
         return self.format.media_type
 
     async def wait(self) -> None:
-        """Until it is known that the request is begun; at once for one without a deadline.
-
-        Raises:
-            QuireError: It failed before.
-        """
-        if self.choices.has_deadline:
-            await self.choices.wait()
+        """Wait for output if the request has a deadline; raises a QuireError if the request failed before."""
+        await self.choices.wait()
 
     def close(self) -> None:
-        """Nobody reads any more: what still runs is aborted."""
+        """Abort what still runs, because nobody reads any more."""
         self.choices.close()
 
     async def next(self, write_now: Callable[[bytes], bool]) -> bytes:
-        """Wait for output; returns what `write_now` has not taken, together.
-
-        Args:
-            write_now: Called with output as soon as there is any; returns whether it can take more.
-        """
+        """Wait for output, which `write_now` gets as soon as there is any; returns what it has not taken."""
 
         def on_delta(index: int, delta: SequenceDelta) -> bool:
             data = self._written(index, delta)
@@ -118,7 +91,7 @@ class StreamWriter:
         return self.format.error(body)
 
     def _written(self, index: int, delta: SequenceDelta) -> bytes:
-        """What a choice gained; after the end of the last choice also the end of the stream."""
+        """What a choice gained; after the last choice's end also the end of the stream."""
         gained = self.choices.process(index, delta)
         if gained is None:
             return b""
@@ -146,14 +119,9 @@ class Writer(Protocol):
 
 
 class StreamResponse(Response):
-    """What a writer makes, until it ends, the client disconnects, or it stops reading."""
+    """Sends what a writer makes until it ends, or the client leaves or does not read for `slow_reader_s` seconds."""
 
     def __init__(self, writer: Writer, slow_reader_s: float) -> None:
-        """
-        Args:
-            writer: Makes the output; closed at the end in any case.
-            slow_reader_s: How long a write may wait for the client.
-        """
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(headers=headers, media_type=writer.media_type)
         del self.headers["content-length"]
@@ -197,15 +165,12 @@ def _body(data: bytes, *, more: bool = True) -> dict[str, Any]:
 
 
 def start_eagerly(work: Awaitable[None]) -> Awaitable[None] | None:
-    """Run a coroutine right here up to its first suspension.
+    """Run a coroutine up to its first suspension. Returns None if it has finished; else the rest of it, to be awaited
+    in a task.
 
-    An ASGI server's `send` is a coroutine, but it suspends only while the socket's buffer is full; nearly always it
-    writes and returns. A callback has no task to await it in, and a new task would cost a turn of the event loop for
-    each token. So this does by hand what a task does first: it asks the coroutine for the first future that it waits
-    for. (From Python 3.12 on asyncio has this as `eager_start`.)
-
-    Returns:
-        None if the coroutine has finished; else the rest of it, to be awaited in a task.
+    An ASGI server's `send` suspends only while the socket's buffer is full. A callback has no task to await it in, and
+    a new task would cost a turn of the event loop for each token. So this does what a task does first: it asks the
+    coroutine for the first future that it waits for. (Python 3.12's asyncio has this as `eager_start`.)
     """
     steps = work.__await__()
     try:

@@ -1,4 +1,4 @@
-"""How log probabilities name tokens, and their form in OpenAI's chat."""
+"""What responses say about tokens: their names, log probabilities, and vLLM's fields about prompts."""
 
 from __future__ import annotations
 
@@ -17,23 +17,19 @@ from quire.text.tokenizer import Tokenizer
 
 LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have."""
+THREAD_THRESHOLD = 1_000
+"""Prompts of more tokens become text in a thread."""
 
 
 @dataclass(frozen=True)
 class TokenNames:
-    """Names of one model's tokens.
-
-    Attributes:
-        tokenizer: None on a server without one.
-        as_ids: Name every token by its id (`return_tokens_as_token_ids`).
-    """
+    """Names of one model's tokens: by id with `as_ids`, or without a tokenizer."""
 
     tokenizer: Tokenizer | None
     as_ids: bool = False
 
     def text(self, token: int) -> str:
-        """A token's text; `bytes:\\x…` when it is no whole characters; `token_id:…` when ids are asked for, or there is
-        no tokenizer."""
+        """A token's text; `bytes:\\x…` when it is no whole characters; `token_id:…` by id."""
         if self.as_ids or self.tokenizer is None:
             return f"token_id:{token}"
         data = self.tokenizer.token_bytes(token)
@@ -43,7 +39,7 @@ class TokenNames:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def bytes(self, token: int) -> list[int]:
-        """What the token adds to the text."""
+        """The bytes that the token adds to the text."""
         return list(self.tokenizer.token_bytes(token)) if self.tokenizer else []
 
     def num_characters(self, token: int) -> int:
@@ -89,21 +85,9 @@ def entries_per_row(entries: Sequence[TokenLogprobs | None]) -> int:
     return 1 + max((len(entry.top_ids) for entry in entries[:2] if entry is not None), default=0)
 
 
-THREAD_THRESHOLD = 1_000
-"""Longer prompts become text in a thread."""
-
-
 @dataclass(frozen=True)
 class PromptFields:
-    """The prompts of one request.
-
-    Attributes:
-        prompts: Their token ids.
-        n: Choices for each prompt: those of the first prompt come first.
-        tokenizer: None on a server without one.
-        show_logprobs: Whether `prompt_logprobs` is in the response.
-        show_token_ids: Whether `prompt_token_ids` is in the response.
-    """
+    """What a response says about its prompts, each of which has `n` choices, one prompt's after the other's."""
 
     prompts: Sequence[Sequence[int]]
     n: int
@@ -135,16 +119,15 @@ class PromptFields:
         return self.text(index)
 
     def logprobs(self, index: int, choices: Sequence[ChoiceDelta]) -> list[TokenLogprobs]:
-        """The log probabilities of a choice's prompt, from the second token on. The engine sends them with the first of
-        the choices that share it."""
+        """The log probabilities of a choice's prompt, from the second token on: the first choice has them."""
         return choices[index - index % self.n].prompt_logprobs
 
     def token_ids_field(self, index: int) -> dict[str, Any]:
-        """`prompt_token_ids` of a choice, if they were asked for."""
+        """`prompt_token_ids` of a choice, if the request asked for them."""
         return {"prompt_token_ids": self.tokens(index)} if self.show_token_ids else {}
 
     async def logprobs_fields(self, choices: Sequence[ChoiceDelta]) -> list[dict[str, Any]]:
-        """`prompt_logprobs` of each prompt, if they were asked for."""
+        """`prompt_logprobs` of each prompt, if the request asked for them."""
         if not self.show_logprobs:
             return [{} for _ in self.prompts]
         return [
@@ -153,8 +136,7 @@ class PromptFields:
         ]
 
     async def _encode(self, prompt: Sequence[int], entries: Sequence[TokenLogprobs]) -> JsonPieces:
-        """vLLM's list: for each token of the prompt a dict by token id; None for the first, and for those that were not
-        computed before the engine ended the request."""
+        """vLLM's list: a dict by token id for each token of the prompt; None for those that have none."""
 
         def rows(start: int, end: int) -> dict[str, list[Any]]:
             dicts = [

@@ -1,7 +1,7 @@
 """What dialects have in common: how their fields become a chat request, and which names and parts they share.
 
-Each dialect is a translation: its `chat_request` makes one ChatRequest of a body, its `answers` make its JSON and its
-events of the choice that runs. Fields are renamed in errors by one FieldNames for each, wherever an error comes from.
+A dialect's `chat_request` makes one ChatRequest of a body, its `answers` make its JSON and events of the choice that
+runs, and its FieldNames rename fields in all errors.
 """
 
 from __future__ import annotations
@@ -22,19 +22,13 @@ from quire.serving.api.serving import Serving
 from quire.text.hints import THINKING_SWITCHES, HintLog
 
 _NAMED_TOOLS = 16
-"""Types in the header at most: there are fewer, but for dates."""
+"""Maximum number of types in the header: there are fewer, but for dates."""
 _DATE = re.compile(r"_\d{4}_?\d{2}_?\d{2}$", re.ASCII)
 
 
 def make_chat(fields: Mapping[str, Any], names: FieldNames) -> ChatRequest:
-    """The chat request with these fields, but for those that are None.
-
-    Args:
-        names: What the client calls them, in errors about this request.
-
-    Raises:
-        RequestError: A field is wrong.
-    """
+    """The chat request with these fields, without those that are None; raises RequestError if one is wrong. Errors
+    about this request name fields as `names` says."""
     with fields_named(names):
         return check_fields({name: value for name, value in fields.items() if value is not None}, ChatRequest).named(
             names
@@ -82,9 +76,6 @@ def name_dropped(response: Response, tools: Collection[str], hints: HintLog) -> 
 
     No server but their maker's can run them. A model that is not told of a tool answers without it, so leaving one out
     refuses nothing that the model could do.
-
-    Args:
-        tools: Types of hosted tools, from a closed list but for dates.
     """
     kinds = list(dict.fromkeys(tools))[:_NAMED_TOOLS]
     if kinds:

@@ -17,7 +17,7 @@ from quire.errors import AuthenticationError, NotFoundError, OverloadedError, Qu
 from quire.foundation.clock import Clock
 from quire.foundation.config.router import RouterConfig
 from quire.foundation.http_client.http1 import HttpError
-from quire.serving.api.error_responses import ErrorShapeMiddleware, error_response, internal_error_body, json_answer
+from quire.serving.api.error_responses import ErrorMiddleware, error_response, internal_error_body, json_answer
 from quire.serving.api.http_server import BoundedHttpProtocol
 from quire.serving.api.middleware import BodyLimitMiddleware
 from quire.serving.api.request_head import HEADER, digest_of, find_digest, key_in
@@ -127,7 +127,7 @@ class RouterApp:
             await abort(scope)
         except QuireError as error:
             exchange.status = error.status
-            await ErrorShapeMiddleware(error_response(error))(scope, receive, send)
+            await ErrorMiddleware(error_response(error))(scope, receive, send)
         except Exception:
             request_id = scope["state"]["request_id"]
             logger.exception("Request %s failed.", request_id)

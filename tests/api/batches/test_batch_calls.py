@@ -10,17 +10,17 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from quire.engine.metrics.server_stats import ServerStats
 from quire.engine.metrics.stats import Stats
 from quire.foundation.config import Config, SchedulerConfig
 from quire.serving.api.routes.monitoring import metrics_app
-from quire.serving.dialects.batches.calls import BatchCalls
-from quire.serving.dialects.batches.lines import Answer, BatchLine
+from quire.serving.dialects.batches.requests import BatchCalls, BatchLine
 
 
 class Endpoint:
-    """InProcessCalls with answers that the test gives.
+    """An application with answers that the test gives.
 
     Attributes:
         bodies: What came.
@@ -30,13 +30,14 @@ class Endpoint:
         self.bodies: list[dict[str, Any]] = []
         self._statuses = list(statuses)
 
-    async def post(self, path: str, body: bytes, request_id: str, tenant: str = "") -> Answer:
-        self.bodies.append(json.loads(body))
-        return Answer(self._statuses.pop(0) if self._statuses else 200, b"{}")
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.bodies.append(json.loads((await receive())["body"]))
+        await send({"type": "http.response.start", "status": self._statuses.pop(0) if self._statuses else 200})
+        await send({"type": "http.response.body", "body": b"{}"})
 
 
 def calls(endpoint: Endpoint, session: Any, **scheduler: Any) -> BatchCalls:
-    return BatchCalls(endpoint, session, SchedulerConfig(max_num_seqs=8, **scheduler))  # type: ignore[arg-type]
+    return BatchCalls(endpoint, (), session, SchedulerConfig(max_num_seqs=8, **scheduler))
 
 
 IDLE = SimpleNamespace(num_sequences=0, state="ready")
@@ -61,7 +62,7 @@ def test_requests_have_the_lowest_priority_where_there_are_priorities() -> None:
 
 
 def test_a_request_is_sent_again_while_the_server_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.serving.dialects.batches.calls.RETRY_S", 0.001)
+    monkeypatch.setattr("quire.serving.dialects.batches.requests.RETRY_S", 0.001)
     endpoint = Endpoint(503, 503, 200)
     _, answer = asyncio.run(calls(endpoint, IDLE).answer(LINE))
     assert (answer.status, len(endpoint.bodies)) == (200, 3)

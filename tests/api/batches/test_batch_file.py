@@ -11,7 +11,7 @@ import pytest
 
 from quire.errors import RequestError
 from quire.serving.dialects.batches.file import BatchFile
-from quire.serving.dialects.batches.lines import Answer, BatchLine
+from quire.serving.dialects.batches.requests import Answer, BatchLine
 
 
 class Interrupted(Exception):

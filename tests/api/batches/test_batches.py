@@ -16,7 +16,7 @@ from openai.types import Batch
 
 from quire.errors import UnavailableError
 from quire.serving.dialects.batches import runner
-from quire.serving.dialects.batches.lines import parse_line
+from quire.serving.dialects.batches.requests import parse_line
 from quire.serving.store import database
 from quire.serving.store.batches import BatchStore
 from tests.api.openai_types import check, unknown_fields

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from quire.serving.dialects.responses.message_schemas import InputItem, parse_items
-from quire.serving.dialects.responses.messages import chat_messages
+from quire.serving.dialects.responses.chat_request import chat_messages
+from quire.serving.dialects.responses.schemas import InputItem, parse_items
 
 
 def items(*each: dict[str, object]) -> list[InputItem]:

@@ -1,7 +1,7 @@
-"""The process `large_requests.reader_process`: reads bodies, renders and encodes, one piece after the other.
+"""The process that reads large bodies, renders and encodes, one task after the other.
 
-It may run out of time or memory at each; whoever asks kills it and starts another. Runs behind everything else on the
-machine: the model, the event loop and other requests come first.
+A task may take too much time or memory: then LargeRequestReaders kills the process and starts another. The process has
+a low priority: the model, the event loop and other requests come first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from quire.errors import RequestError
 from quire.foundation.config import Config, environment
 from quire.foundation.processes.helper_process import Channel, run_helper
-from quire.serving.api.large_requests.tasks import (
+from quire.serving.api.large_requests.readers import (
     Answer,
     CheckBody,
     Decode,
@@ -29,27 +29,25 @@ from quire.serving.api.large_requests.tasks import (
     Setup,
     Task,
     pack,
-    refusal,
     unpack,
 )
 from quire.serving.api.request_body import check_fields, decode_body
-from quire.serving.api.schemas.known_fields import FieldLists
 from quire.text.chat_template import ChatTemplate
 from quire.text.fill_in_middle import fill_in_middle
 from quire.text.model_text import ModelText, load_model_text
 from quire.text.tokenizer import Tokenizer
 
 NICENESS = 15
-"""A core that the model waits for is given back within milliseconds."""
+"""A low priority: a core that the model waits for is given back within milliseconds."""
 ADDRESS_SPACE = 12 * 2**30
-"""Bytes it may map: a text takes a hundred times its size while it is encoded, and threads reserve more than they use.
-"""
+"""Bytes that the process may map: a text takes a hundred times its size while it is encoded, and threads reserve
+much."""
 _TRIMMED = 2**20
-"""After a task of so many bytes memory is given back to the machine."""
+"""Memory is given back to the machine after a task of more bytes."""
 
 
 def main(connection: socket.socket) -> None:
-    """Do what comes."""
+    """Do the tasks that come, until the process is killed."""
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     environment.encode_in_one_thread()
@@ -64,24 +62,20 @@ def main(connection: socket.socket) -> None:
         assert not isinstance(task, Setup)
         answer = reader.answer(task)
         channel.send(answer)
-        large = size_of(task) > _TRIMMED
+        large = task.size > _TRIMMED
         del task, answer
         if large:
             _release_memory()
 
 
 class Reader:
-    """Does tasks.
-
-    Args:
-        config: Names the model's files, which are read when they are needed first.
-    """
+    """Does tasks. The model's files are read when they are needed first."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
 
     def answer(self, task: Task) -> Answer:
-        """What comes of a task."""
+        """The answer to a task."""
         try:
             match task:
                 case CheckBody():
@@ -93,7 +87,7 @@ class Reader:
                 case Render():
                     return Answer(self._render(task))
         except RequestError as error:
-            return refusal(error)
+            return Answer.refusal(error)
         except MemoryError:
             return Answer(error="RequestError", message="The request needs too much memory: make it smaller.")
 
@@ -136,26 +130,12 @@ class Reader:
         return template.with_tools() if task.tools else template
 
 
-def size_of(task: Task) -> int:
-    """About how many bytes a task has."""
-    match task:
-        case CheckBody(raw):
-            return len(raw)
-        case Encode(text, behind=behind):
-            return len(text) + len(behind or "")
-        case Decode(tokens):
-            return len(tokens)
-        case Render(messages):
-            return sum(len(str(message.get("content", ""))) for message in messages)
-
-
 def _check(task: CheckBody) -> Answer:
     body = decode_body(task.raw)
     if task.schema:
         module, _, name = task.schema.partition(":")
         schema: type[BaseModel] = getattr(importlib.import_module(module), name)
-        unsupported = {field: tuple(neutral) for field, neutral in task.unsupported.items()}
-        check_fields(body, schema, FieldLists(task.ignored, unsupported))
+        check_fields(body, schema, task.lists)
     return Answer()
 
 

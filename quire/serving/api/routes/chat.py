@@ -11,12 +11,13 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.serving.api.beam_search_request import answer_with_beams
 from quire.serving.api.chat_serializer import ChatSerializer
 from quire.serving.api.chat_service import ChatPrompt
-from quire.serving.api.request_body import openapi_body, read_body
+from quire.serving.api.request_body import openapi_body
 from quire.serving.api.request_choices import RequestChoices
 from quire.serving.api.request_head import use_request_id
-from quire.serving.api.request_work import TimeSlice, cancel_on_disconnect
+from quire.serving.api.request_work import TimeSlice
 from quire.serving.api.schemas.chat import ChatBatchRequest, ChatRequest
 from quire.serving.api.schemas.known_fields import fields_named
 from quire.serving.api.schemas.tools import ChosenTool
@@ -27,23 +28,17 @@ _COUNTS = ("prompt_tokens", "total_tokens", "completion_tokens")
 
 
 def add_chat(app: FastAPI, serving: Serving) -> None:
-    """Conversations."""
-
     @app.post("/v1/chat/completions", openapi_extra=openapi_body(ChatRequest), tags=["generate"])
     async def converse(request: Request) -> Response:
         """Answer a conversation."""
-        serving.refuse_if_full()
-        fields = await read_body(request, ChatRequest)
-        return await cancel_on_disconnect(request, answer_chat(serving, request, fields))
+        return await serving.read_and_answer(request, ChatRequest, answer_chat)
 
     @app.post(
         "/v1/chat/completions/batch", name="converse", openapi_extra=openapi_body(ChatBatchRequest), tags=["generate"]
     )
     async def converse_several(request: Request) -> Response:
         """Answer several conversations."""
-        serving.refuse_if_full()
-        fields = await read_body(request, ChatBatchRequest)
-        return await cancel_on_disconnect(request, _answer_several(serving, request, fields))
+        return await serving.read_and_answer(request, ChatBatchRequest, _answer_several)
 
 
 async def answer_chat(serving: Serving, request: Request, fields: ChatRequest) -> Response:
@@ -53,7 +48,8 @@ async def answer_chat(serving: Serving, request: Request, fields: ChatRequest) -
     prompt = await serving.chat.prepare(fields)
     if fields.use_beam_search:
         with fields_named(fields.field_names):
-            return await serving.respond_with_beams(
+            return await answer_with_beams(
+                serving,
                 request,
                 fields,
                 [prompt.tokens],
@@ -115,7 +111,6 @@ async def _answer_several(serving: Serving, request: Request, fields: ChatBatchR
 
 
 def _usage(started: list[RequestChoices]) -> dict[str, Any]:
-    """Token counts of all together."""
     each = [choices.usage() for choices in started]
     cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in each)
     counts = {name: sum(usage[name] for usage in each) for name in _COUNTS}

@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""POST /v1/completions and /inference/v1/generate; POST /invocations, where the body says which endpoint is meant."""
 
 from __future__ import annotations
 
@@ -7,38 +7,41 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.errors import RequestError
 from quire.sampling_params import SamplingParams
+from quire.serving.api.answers import CompletionSerializer, GenerateSerializer
+from quire.serving.api.beam_search_request import answer_with_beams
 from quire.serving.api.json_pieces import check_answer_size
 from quire.serving.api.prompt_renderer import check_length
-from quire.serving.api.request_body import openapi_body, read_body
+from quire.serving.api.request_body import check_object, openapi_body, read_object
 from quire.serving.api.request_choices import RequestChoices
 from quire.serving.api.request_work import TimeSlice, cancel_on_disconnect
-from quire.serving.api.schemas.completion import CompletionRequest, Prompt
-from quire.serving.api.serializers import CompletionSerializer
+from quire.serving.api.routes.chat import answer_chat
+from quire.serving.api.schemas.chat import ChatRequest
+from quire.serving.api.schemas.completion import CompletionRequest, GenerateRequest, Prompt
+from quire.serving.api.schemas.known_fields import fields_named
 from quire.serving.api.serving import Serving
 from quire.serving.api.session.session import check_num_sequences
+from quire.serving.api.token_fields import PromptFields
 from quire.text.fill_in_middle import FillInMiddle
 
 DEFAULT_MAX_TOKENS = 16
+_BODIES: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, GenerateRequest)
+"""Bodies that /invocations takes."""
 
 
 def add_completions(app: FastAPI, serving: Serving) -> None:
-    """Text goes on."""
-
     @app.post("/v1/completions", openapi_extra=openapi_body(CompletionRequest), tags=["generate"])
     async def complete(request: Request) -> Response:
         """Go on with one or several prompts."""
-        serving.refuse_if_full()
-        fields = await read_body(request, CompletionRequest)
-        return await cancel_on_disconnect(request, answer_completion(serving, request, fields))
+        return await serving.read_and_answer(request, CompletionRequest, answer_completion)
 
 
 async def answer_completion(serving: Serving, request: Request, fields: CompletionRequest) -> Response:
-    """The response to prompts that go on."""
     serving.accept(request, fields)
     _check_room(serving, fields)
     tokens, params, options = await prepare_completion(serving, fields)
@@ -51,8 +54,14 @@ async def answer_completion(serving: Serving, request: Request, fields: Completi
         held=fields.held,
     )
     if fields.use_beam_search:
-        return await serving.respond_with_beams(
-            request, fields, tokens, params, options, lambda prompts: _serializer(serving, fields, params, prompts)
+        return await answer_with_beams(
+            serving,
+            request,
+            fields,
+            tokens,
+            params,
+            options,
+            lambda prompts: _serializer(serving, fields, params, prompts),
         )
     collector = await serving.session.add_request(tokens, params, **options)
     choices = RequestChoices(serving.session, collector, serving.text.tokenizer, show_output=not fields.only_echo)
@@ -62,7 +71,7 @@ async def answer_completion(serving: Serving, request: Request, fields: Completi
 async def prepare_completion(
     serving: Serving, fields: CompletionRequest
 ) -> tuple[list[list[int]], SamplingParams, dict[str, Any]]:
-    """Token ids of each prompt, sampling parameters, and options as EngineSession.add_request takes them.
+    """Token ids of each prompt, sampling parameters, and options of `add_request`.
 
     Raises:
         RequestError: A field is wrong; the error names it.
@@ -70,9 +79,7 @@ async def prepare_completion(
     """
     longest = serving.session.submission.longest
     params = _sampling(serving, fields)
-    options = fields.options() | await serving.session.grammar_options(params)
-    options["bad_words"] = await serving.renderer.bad_words(fields.bad_words)
-    options["thinking"] = serving.chat.parsers.budget(params, hints=serving.chat.hints)
+    options = fields.options() | await serving.chat.output_options(params)
     prompts = fields.prompts
     check_num_sequences(len(prompts), params.n, param="prompt")
     kept = fields.kept_tokens(longest)
@@ -96,7 +103,7 @@ async def prepare_completion(
 
 
 def _check_room(serving: Serving, fields: CompletionRequest) -> None:
-    """Refuse what would be turned away behind all the work of encoding its prompts, and what could never run."""
+    """Refuse a request that would be turned away behind all the work of encoding its prompts, or could never run."""
     prompts, tokenizer, longest = fields.prompts, serving.text.tokenizer, serving.session.submission.longest
     check_num_sequences(len(prompts), fields.num_sequences, param="prompt")
     tokens = 0
@@ -140,8 +147,8 @@ def _serializer(
 
 
 def _sampling(serving: Serving, fields: CompletionRequest) -> SamplingParams:
-    """With `echo`, log probabilities are the prompt's as well, and max_tokens may be 0: then one token is sampled, and
-    not shown."""
+    """The parameters. With `echo`, logprobs are the prompt's, too, and with max_tokens 0 one hidden token is
+    sampled."""
     more: dict[str, Any] = {"max_tokens": DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens}
     if fields.only_echo:
         if fields.use_beam_search:
@@ -157,3 +164,53 @@ def _sampling(serving: Serving, fields: CompletionRequest) -> SamplingParams:
         more["prompt_logprobs"] = max(fields.logprobs, fields.prompt_logprobs or 0)
     text = serving.text.tokenizer is not None
     return fields.sampling(serving.text.defaults, text=text, logprobs=fields.logprobs, **more)
+
+
+def add_generate(app: FastAPI, serving: Serving) -> None:
+    @app.post("/inference/v1/generate", openapi_extra=openapi_body(GenerateRequest), tags=["generate"])
+    async def generate(request: Request) -> Response:
+        """Go on with token ids; the answer has token ids, no text."""
+        return await serving.read_and_answer(request, GenerateRequest, _generate)
+
+    @app.post("/invocations", openapi_extra=openapi_body(*_BODIES), tags=["generate"])
+    async def invoke(request: Request) -> Response:
+        """A conversation, a completion or token ids: as /v1/chat/completions, /v1/completions or
+        /inference/v1/generate."""
+        serving.session.refuse_if_full()
+        body = await read_object(request)
+        return await cancel_on_disconnect(request, _invoke(serving, request, body))
+
+
+async def _generate(serving: Serving, request: Request, fields: GenerateRequest) -> Response:
+    serving.accept(request, fields)
+    with fields_named(fields.field_names):
+        params, longest = fields.sampling(), serving.session.submission.longest
+        if params.truncate_prompt_tokens is None:
+            check_length(len(fields.token_ids), longest)
+        serving.session.check_room(params.n, params.n + min(longest, len(fields.token_ids)))
+        if params.prompt_logprobs is not None and fields.stream:
+            raise RequestError("prompt_logprobs cannot be streamed: leave stream out.", param="prompt_logprobs")
+        check_answer_size(
+            [len(fields.token_ids)],
+            params,
+            num_choices=params.n,
+            longest=longest,
+            prompts_shown=params.prompt_logprobs is not None,
+            held=not fields.stream,
+        )
+        options = fields.queue_options() | await serving.chat.output_options(params)
+        collector = await serving.session.add_request([fields.token_ids], params, **options)
+    tokenizer = serving.text.tokenizer
+    choices = RequestChoices(serving.session, collector, tokenizer, names=fields.field_names)
+    prompt = PromptFields(choices.prompts, params.n, tokenizer, show_logprobs=params.prompt_logprobs is not None)
+    return await serving.respond(request, fields, choices, GenerateSerializer(params.num_reported, prompt))
+
+
+async def _invoke(serving: Serving, request: Request, body: dict[str, Any]) -> Response:
+    if "messages" in body:
+        return await answer_chat(serving, request, await check_object(request, body, ChatRequest))
+    if "prompt" in body:
+        return await answer_completion(serving, request, await check_object(request, body, CompletionRequest))
+    if "token_ids" in body:
+        return await _generate(serving, request, await check_object(request, body, GenerateRequest))
+    raise RequestError("Send messages, prompt or token_ids: they say which endpoint is meant.", param="messages")

@@ -1,4 +1,8 @@
-"""GET /v1/models and GET /v1/models/{name}."""
+"""GET /v1/models and /v1/models/{name}; POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them.
+
+The routes of adapters are there with an API key, in developer mode, or where the environment allows it: whoever may
+call them decides which files the server reads.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,11 @@ from starlette.responses import PlainTextResponse, Response
 from quire.errors import RequestError
 from quire.foundation.messages.to_engine import Adapter
 from quire.serving.api.request_body import openapi_body, read_body
-from quire.serving.api.schemas.known_fields import Body
+from quire.serving.api.schemas.known_fields import Body, optional
 from quire.serving.api.serving import Serving, json_response
 
 
 def add_models(app: FastAPI, serving: Serving) -> None:
-    """What is served."""
-
     @app.get("/v1/models", tags=["models"])
     async def all_models() -> Response:
         """Every name of the model, then the adapters that are loaded."""
@@ -68,12 +70,10 @@ class UnloadAdapterRequest(Body):
     """Which adapter is forgotten."""
 
     lora_name: str
-    lora_int_id: int | None = Field(default=None, description="Ignored: the name says which.")
+    lora_int_id: int | None = optional("Ignored: the name says which.")
 
 
 def add_adapters(app: FastAPI, serving: Serving) -> None:
-    """Add the routes to the application."""
-
     @app.post("/v1/load_lora_adapter", openapi_extra=openapi_body(LoadAdapterRequest), tags=["models"])
     async def load_adapter(request: Request) -> Response:
         """Load an adapter; answered when requests can name it. If it does not serve, nothing has happened."""

@@ -1,7 +1,8 @@
-"""Routes for whoever runs the server: GET /server_info and /is_paused, POST /reset_prefix_cache, /pause and /resume.
+"""Routes for whoever runs the server: GET /server_info and /is_paused, POST /reset_prefix_cache, /pause and /resume,
+/admin/model.
 
-Mounted with an API key or in developer mode only, because they show and change what concerns all users. GET
-/debug/counts is there in developer mode only.
+They are there with an API key or in developer mode only, because they show and change what concerns all users; whoever
+may call /admin/model decides which files the server reads. GET /debug/counts is there in developer mode only.
 """
 
 from __future__ import annotations
@@ -32,8 +33,6 @@ _SECRETS = frozenset({"api_key", "hf_token"})
 
 
 def add_operations(app: FastAPI, serving: Serving) -> None:
-    """Add the routes to the application."""
-
     @app.get("/server_info", tags=["operations"])
     async def server_info(config_format: Literal["text", "json"] = "text") -> Response:
         """All settings as they were resolved, without secrets; with `config_format=json` as an object."""
@@ -95,8 +94,6 @@ def _shown(name: str, value: Any) -> Any:
 
 
 def add_debug(app: FastAPI, serving: Serving) -> None:
-    """What is held."""
-
     @app.get("/debug/counts", tags=["debug"])
     async def counts() -> Response:
         """What the API processes and the engines hold right now."""
@@ -105,24 +102,19 @@ def add_debug(app: FastAPI, serving: Serving) -> None:
 
 
 class Swaps(Protocol):
-    """What swaps models, see ModelSwaps."""
+    """Swaps models, as ModelSwaps does."""
 
     def document(self) -> dict[str, Any]:
-        """What is served, and how a swap proceeds."""
-        ...
+        """Describe what is served, and how far a swap is."""
 
     async def begin(self, change: ModelChange) -> None:
         """Begin a swap."""
-        ...
 
     async def wait_end(self) -> None:
-        """Until no swap proceeds."""
-        ...
+        """Wait until no swap is in progress."""
 
 
 def add_model_admin(app: FastAPI, swaps: Swaps) -> None:
-    """Add the routes to the application."""
-
     @app.post(ADMIN_PATH, openapi_extra=openapi_body(ModelChange), tags=["operations"], status_code=202)
     async def change_model(request: Request) -> Response:
         """Serve another model. 202 once its loading has begun, or with `wait` 200 at the end; no request is lost.

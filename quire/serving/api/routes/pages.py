@@ -1,14 +1,13 @@
-"""GET /: the page with a playground and the live picture of the engine, without anything from elsewhere.
+"""GET /: the page with a playground and the live picture of the engine. GET /docs and /redoc: the OpenAPI document.
 
-Owns what a browser may do with its files, which lie in `quire/serving/api/page`: which address a file has, how long it
-is kept, and what the page may load.
+Owns which address each file has, how long a browser keeps it, and what a page may load: nothing from elsewhere, so all
+pages work without a network. The files of GET / lie in `quire/serving/api/page`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.resources
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -36,23 +35,16 @@ ASKED_AGAIN = "no-cache"
 _TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _DOCUMENT = "index.html"
 _VERSION = b"{version}"
-
-
-@dataclass(frozen=True)
-class PageFile:
-    """A script, a style or an image."""
-
-    content: bytes
-    media_type: str
+FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "redoc.standalone.js", "favicon.png")
+DOCS_POLICY = (
+    "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'; connect-src 'self'; "
+    "img-src 'self' data:; font-src 'self' data:; worker-src blob:; base-uri 'none'; frame-ancestors 'none'"
+)
 
 
 class PageFiles:
-    """All files, read once.
-
-    Attributes:
-        version: A digest of all of them; part of their addresses, so that browsers can keep them for good.
-        document: The page itself, which names its files by this version.
-    """
+    """All files of GET /, read once. Their `version` is a digest, which is part of their addresses and in the
+    document."""
 
     def __init__(self) -> None:
         directory = resources.files("quire.serving.api").joinpath("page")
@@ -62,24 +54,15 @@ class PageFiles:
             digest.update(name.encode() + b"\0" + contents[name] + b"\0")
         self.version = digest.hexdigest()[:16]
         self.document = contents.pop(_DOCUMENT).replace(_VERSION, self.version.encode())
-        self._files = {
-            name: PageFile(content, _TYPES[suffix])
-            for name, content in contents.items()
-            if (suffix := name.rpartition(".")[2]) in _TYPES
-        }
-
-    def find(self, name: str) -> PageFile | None:
-        """The file of this name."""
-        return self._files.get(name)
+        self.contents = {name: content for name, content in contents.items() if _suffix(name) in _TYPES}
 
     def kept(self, version: str) -> str:
-        """Cache-Control of a file that was asked for under a version. While servers of two versions share an address,
-        a page may ask the other one: it gets the file, and asks again next time."""
+        """Cache-Control of a file that was asked for under a version. While servers of two versions share an address, a
+        page may ask the other one: it gets the file, and asks again next time."""
         return KEPT if version == self.version else ASKED_AGAIN
 
 
 def add_page(app: FastAPI, serving: Serving) -> None:
-    """The front page and its files."""
     files = PageFiles()
 
     @app.get("/", include_in_schema=False)
@@ -92,21 +75,17 @@ def add_page(app: FastAPI, serving: Serving) -> None:
     @app.get("/page/{version}/{name}", include_in_schema=False)
     async def file(version: str, name: str) -> Response:
         """A script, a style or an image of the page."""
-        if (found := files.find(name)) is None:
+        if (content := files.contents.get(name)) is None:
             raise HTTPException(404)
         headers = {**SECURITY_HEADERS, "Cache-Control": files.kept(version)}
-        return Response(found.content, media_type=found.media_type, headers=headers)
+        return Response(content, media_type=_TYPES[_suffix(name)], headers=headers)
 
 
-FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "redoc.standalone.js", "favicon.png")
-DOCS_POLICY = (
-    "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'; connect-src 'self'; "
-    "img-src 'self' data:; font-src 'self' data:; worker-src blob:; base-uri 'none'; frame-ancestors 'none'"
-)
+def _suffix(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def add_docs_pages(app: FastAPI, serving: Serving) -> None:
-    """Both pages and their files, unless --disable-fastapi-docs."""
     if serving.config.server.disable_fastapi_docs:
         return
     directory = Path(str(importlib.resources.files("fastapi_offline"))) / "static"

@@ -1,4 +1,4 @@
-"""POST /tokenize and POST /detokenize."""
+"""POST /tokenize and /detokenize; POST /v1/chat/completions/render and /v1/completions/render."""
 
 from __future__ import annotations
 
@@ -15,21 +15,42 @@ from quire.errors import RequestError
 from quire.sampling_params import SamplingParams
 from quire.serving.api.prompt_renderer import Conversation
 from quire.serving.api.request_body import openapi_body, read_body
-from quire.serving.api.request_head import use_request_id
 from quire.serving.api.request_work import cancel_on_disconnect
 from quire.serving.api.routes.completions import prepare_completion
 from quire.serving.api.schemas.chat import MAX_MESSAGES, ChatMessage, ChatRequest
 from quire.serving.api.schemas.completion import CompletionRequest
-from quire.serving.api.schemas.known_fields import Body, fields_named
+from quire.serving.api.schemas.known_fields import Body, fields_named, optional
 from quire.serving.api.schemas.sampling import SamplingFields
 from quire.serving.api.schemas.tools import ChatTool, shown_tools
 from quire.serving.api.serving import Serving, json_response
 from quire.structured_outputs_params import StructuredOutputsParams
 
+MAX_TOKENS = 2**18
+"""Maximum number of tokens to be made a text: meanwhile no other Python code of the process runs."""
+
+
+class TokenizeRequest(Body):
+    """A text, or a conversation that the chat template turns into one."""
+
+    model: str | None = None
+    prompt: str | None = optional("Either this or messages.")
+    messages: list[ChatMessage] | None = Field(default=None, max_length=MAX_MESSAGES)
+    add_special_tokens: bool | None = optional("Default true for a prompt, false for messages.")
+    add_generation_prompt: bool | None = optional("Default true.")
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ChatTool] | None = optional("As in /v1/chat/completions.")
+    return_token_strs: bool | None = optional("Also return the tokens as the vocabulary writes them.")
+
+
+class DetokenizeRequest(Body):
+    """Token ids."""
+
+    model: str | None = None
+    tokens: list[int] = Field(max_length=MAX_TOKENS)
+
 
 def add_tokenize(app: FastAPI, serving: Serving) -> None:
-    """Between text and token ids."""
-
     if serving.config.server.enable_tokenizer_info_endpoint:
 
         @app.get("/tokenizer_info", tags=["tokens"])
@@ -82,36 +103,7 @@ async def _text(serving: Serving, fields: TokenizeRequest) -> str:
     return await serving.renderer.render(conversation)
 
 
-MAX_TOKENS = 2**18
-"""Of one text to be made: while it is made no other Python code of the process runs."""
-
-
-class TokenizeRequest(Body):
-    """A text, or a conversation that the chat template turns into one."""
-
-    model: str | None = None
-    prompt: str | None = Field(default=None, description="Either this or messages.")
-    messages: list[ChatMessage] | None = Field(default=None, max_length=MAX_MESSAGES)
-    add_special_tokens: bool | None = Field(default=None, description="Default true for a prompt, false for messages.")
-    add_generation_prompt: bool | None = Field(default=None, description="Default true.")
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[ChatTool] | None = Field(default=None, description="As in /v1/chat/completions.")
-    return_token_strs: bool | None = Field(
-        default=None, description="Also return the tokens as the vocabulary writes them."
-    )
-
-
-class DetokenizeRequest(Body):
-    """Token ids."""
-
-    model: str | None = None
-    tokens: list[int] = Field(max_length=MAX_TOKENS)
-
-
 def add_render(app: FastAPI, serving: Serving) -> None:
-    """Add the routes to the application."""
-
     @app.post("/v1/chat/completions/render", openapi_extra=openapi_body(ChatRequest), tags=["tokens"])
     async def render_chat(request: Request) -> Response:
         """A conversation as a body for /inference/v1/generate."""
@@ -144,9 +136,7 @@ async def _completion(serving: Serving, request: Request, fields: CompletionRequ
 
 
 def _check(serving: Serving, request: Request, fields: SamplingFields) -> None:
-    use_request_id(request, fields.request_id)
-    serving.model_name(fields.model)
-    fields.check_stream_options()
+    serving.accept(request, fields)
     if fields.use_beam_search:
         raise RequestError("use_beam_search cannot be rendered: it is many requests.", param="use_beam_search")
 
@@ -159,9 +149,7 @@ def _bodies(
     params: SamplingParams,
     options: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    """One for each prompt, cut and checked as if it were to run."""
-    checked = {name: value for name, value in options.items() if name not in ("collectors", "model")}  # nothing runs
-    adds = [serving.session.submission.adds(prompt, params, **checked)[0] for prompt in prompts]
+    """The body of each prompt, cut and checked as if it were to run."""
     return [
         {
             "request_id": request.state.request_id,
@@ -172,13 +160,12 @@ def _bodies(
             "cache_salt": fields.cache_salt,
             "priority": fields.priority or 0,
         }
-        for add in adds
+        for add in serving.session.checked_adds(prompts, params, options)
     ]
 
 
 def _asked(params: SamplingParams, form: StructuredOutputsParams | None) -> dict[str, Any]:
-    """The parameters that differ from their defaults, and the length, which has another one there. The prompt is cut
-    already; the form travels to the engine as a grammar, and here as it was asked for."""
+    """The parameters that differ from their defaults, and the length. The prompt is cut already."""
     if form is not None:
         form = msgspec.structs.replace(form, name="structured_outputs")
     params = msgspec.structs.replace(params, truncate_prompt_tokens=None, structured_outputs=form)

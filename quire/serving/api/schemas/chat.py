@@ -1,8 +1,8 @@
 """The body of POST /v1/chat/completions, and its messages as plain data for the chat template.
 
-Owns also what stands for pictures and documents that a model which reads text alone cannot see. A user who sends one is
-told so with an error. In what a tool gave, or another model did, it stands in the history for good: there a sentence
-takes its place, or the conversation could not go on.
+A user who sends a picture or document to a model that reads text alone gets an error. In what a tool gave, or another
+model did, the picture stands in the history for good: there a sentence takes its place, or the conversation could not
+go on.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from quire.errors import RequestError
-from quire.serving.api.schemas.known_fields import FieldNames, Part
+from quire.serving.api.schemas.known_fields import FieldNames, Part, optional
 from quire.serving.api.schemas.sampling import SamplingFields
-from quire.serving.api.schemas.tools import ChatTool, ToolChoice, ToolUse, tool_use
+from quire.serving.api.schemas.tools import ChatTool, ToolChoice
 
 KINDS = {
     "file": "document",
@@ -31,12 +31,12 @@ NOT_SEEN = {
     "document": "[document: this model cannot read documents of this kind]",
     "audio": "[audio: this model cannot hear]",
 }
-"""By kind."""
+"""What takes the place of an input that the model cannot read, by kind."""
 logger = logging.getLogger(__name__)
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 MessageContent = Literal["text", "parts", "as sent"]
 MAX_MESSAGES = 4_096
-"""Of a conversation, and parts of one; OpenAI takes half as many."""
+"""Maximum number of messages of a conversation, and of parts of a message; OpenAI takes half as many."""
 NOT_SERVED = {
     "audio": "send its transcript as content",
     "function_call": "send tool_calls",
@@ -56,7 +56,7 @@ _ONE_CONVERSATION: dict[str, tuple[Any, ...]] = {
 
 
 def not_served(kind: str) -> str:
-    """Why one cannot be sent, and what to do."""
+    """Why input of this kind cannot be sent, and what to do."""
     return f"{kind} input is not served: this model reads text only. Send text instead."
 
 
@@ -76,49 +76,38 @@ class ChatMessage(Part, extra="allow"):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
-    refusal: str | None = Field(default=None, description="Text, as content is.")
+    refusal: str | None = optional("Text, as content is.")
     reasoning: str | None = None
-    reasoning_content: str | None = Field(default=None, description="Older name of reasoning.")
+    reasoning_content: str | None = optional("Older name of reasoning.")
 
 
 class ChatRequest(SamplingFields):
     """A conversation to answer."""
 
     messages: list[ChatMessage] = Field(max_length=MAX_MESSAGES)
-    max_tokens: int | None = Field(default=None, description="Older name of max_completion_tokens.")
-    max_completion_tokens: int | None = Field(default=None, description="Default: all that the context leaves.")
+    max_tokens: int | None = optional("Older name of max_completion_tokens.")
+    max_completion_tokens: int | None = optional("Default: all that the context leaves.")
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    echo: bool | None = Field(default=None, description="Begin with the last message, if the answer has its role.")
-    add_generation_prompt: bool | None = Field(default=None, description="Default true.")
-    continue_final_message: bool | None = Field(default=None, description="Go on with the last message.")
-    add_special_tokens: bool | None = Field(default=None, description="Default false: the template has them.")
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        default=None, description="Variables of the model's chat template."
+    echo: bool | None = optional("Begin with the last message, if the answer has its role.")
+    add_generation_prompt: bool | None = optional("Default true.")
+    continue_final_message: bool | None = optional("Go on with the last message.")
+    add_special_tokens: bool | None = optional("Default false: the template has them.")
+    chat_template_kwargs: dict[str, Any] | None = optional("Variables of the model's chat template.")
+    chat_template: str | None = optional(
+        "The name of one of the model's templates, or, with --trust-request-chat-template, a jinja text."
     )
-    chat_template: str | None = Field(
-        default=None,
-        description="The name of one of the model's templates, or, with --trust-request-chat-template, a jinja text.",
-    )
-    documents: list[dict[str, Any]] | None = Field(default=None, description="For templates that show documents.")
-    tools: list[ChatTool] | None = Field(default=None, description="Functions that the model may call.")
-    tool_choice: ToolChoice | None = Field(default=None, description="Default auto, if there are tools.")
-    parallel_tool_calls: bool | None = Field(default=None, description="Default true; false for one call at most.")
-    include_reasoning: bool | None = Field(default=None, description="Default true: show the model's reasoning.")
-    reasoning_effort: ReasoningEffort | None = Field(
-        default=None, description="For templates that know of it; others ignore it."
-    )
-    verbosity: Literal["low", "medium", "high"] | None = Field(
-        default=None, description="Ignored: the models know of none."
-    )
+    documents: list[dict[str, Any]] | None = optional("For templates that show documents.")
+    tools: list[ChatTool] | None = optional("Functions that the model may call.")
+    tool_choice: ToolChoice | None = optional("Default auto, if there are tools.")
+    parallel_tool_calls: bool | None = optional("Default true; false for one call at most.")
+    include_reasoning: bool | None = optional("Default true: show the model's reasoning.")
+    reasoning_effort: ReasoningEffort | None = optional("For templates that know of it; others ignore it.")
+    verbosity: Literal["low", "medium", "high"] | None = optional("Ignored: the models know of none.")
 
     @property
     def longest(self) -> int | None:
-        """Most tokens of the answer, by whichever name; None for all that the context leaves.
-
-        Raises:
-            RequestError: Both names are there, and differ.
-        """
+        """Maximum number of tokens of the answer; None for what fits. Raises RequestError if two names differ."""
         older, newer = self.max_tokens, self.max_completion_tokens
         if older is not None and newer is not None and older != newer:
             raise RequestError(
@@ -126,14 +115,6 @@ class ChatRequest(SamplingFields):
                 param="max_completion_tokens",
             )
         return older if newer is None else newer
-
-    def tool_use(self) -> ToolUse | None:
-        """The tools that the answer may call; None if it may call none.
-
-        Raises:
-            RequestError: A tool is wrong, or tool_choice does not fit the tools.
-        """
-        return tool_use(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
 
     @property
     def opens_answer(self) -> bool:
@@ -145,19 +126,15 @@ class ChatRequest(SamplingFields):
     @property
     def continued(self) -> str:
         """The text that the answer continues: the last message's, with continue_final_message."""
-        if not self.continue_final_message or not self.messages:
-            return ""
-        (last,) = plain_messages(self.messages[-1:], content="text")
-        return str(last.get("content") or "")
+        return self._last_text() if self.continue_final_message and self.messages else ""
 
     def echoed(self, role: str) -> str:
-        """The text that begins the answer: with `echo` the last message, if the answer goes on with it or has its role.
-
-        Args:
-            role: Of the answer.
-        """
+        """The text that begins an answer of this role: with `echo` the last message, if it is the answer's."""
         if not self.echo or (self.opens_answer and self.messages[-1].role != role):
             return ""
+        return self._last_text()
+
+    def _last_text(self) -> str:
         (last,) = plain_messages(self.messages[-1:], content="text")
         return str(last.get("content") or "")
 
@@ -171,11 +148,7 @@ class ChatRequest(SamplingFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many likeliest tokens are asked for; None for no log probabilities.
-
-        Raises:
-            RequestError: top_logprobs without logprobs.
-        """
+        """How many likeliest tokens to report; None for none. Raises RequestError for top_logprobs alone."""
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs=true.", param="top_logprobs")
         if self.logprob_token_ids is not None and not self.top_logprobs:
@@ -184,15 +157,9 @@ class ChatRequest(SamplingFields):
 
 
 def plain_messages(messages: Sequence[ChatMessage], *, content: MessageContent) -> list[dict[str, Any]]:
-    """The messages as plain data, near to how they were sent: a chat template brings them into its form.
-
-    Args:
-        messages: As they came. Fields that nobody knows are left out: clients echo messages with fields of their own.
-        content: As text, parts being joined; as a list of parts; or whichever was sent.
-
-    Raises:
-        RequestError: A message is empty, has content that is no text, or a field that would be lost.
-    """
+    """The messages as plain data, near to how they were sent: a chat template brings them into its form. Parts of
+    content are joined, listed, or left as they were sent. Raises RequestError for a message that is empty, or would
+    lose something."""
     if not messages:
         raise RequestError("messages must not be empty.", param="messages")
     if logger.isEnabledFor(logging.DEBUG) and (unknown := _unknown_fields(messages)):
@@ -201,7 +168,7 @@ def plain_messages(messages: Sequence[ChatMessage], *, content: MessageContent) 
 
 
 def _unknown_fields(messages: Iterable[ChatMessage]) -> list[str]:
-    """Their names, each once."""
+    """The names of fields that nobody knows, each once."""
     names: set[str] = set()
     for message in messages:
         names.update(message.model_extra or ())
@@ -251,7 +218,7 @@ def _text(part: ContentPart, place: str, *, of_tool: bool) -> str:
 
 
 def _tool_call(call: dict[str, Any], place: str) -> dict[str, Any]:
-    """What a model sees of a call: templates may print all of it, and clients add to it what they have made of it."""
+    """The part of a call that a model sees: templates may print all of it, and clients add fields of their own."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError(f"{place}: each needs a function with a name.", param=place)
@@ -267,11 +234,7 @@ class ChatBatchRequest(ChatRequest):
     )
 
     def conversations(self) -> list[ChatRequest]:
-        """A request for each.
-
-        Raises:
-            RequestError: There are none, or a field is not for several.
-        """
+        """A request for each conversation; raises RequestError if there are none, or a field is not for several."""
         if not self.messages:
             raise RequestError("messages must not be empty.", param="messages")
         for name, neutral in _ONE_CONVERSATION.items():

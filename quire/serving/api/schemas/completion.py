@@ -11,10 +11,15 @@ from pydantic import Field
 
 from quire.errors import RequestError
 from quire.sampling_params import SamplingParams
-from quire.serving.api.schemas.known_fields import FieldNames
+from quire.serving.api.schemas.known_fields import FieldNames, optional
 from quire.serving.api.schemas.sampling import RequestFields, SamplingFields
 
 Prompt = str | list[int]
+_PLACE = re.compile(r"^(.*?)(?: - at (?:`key` in )?`\$\.(.*)`)?$")
+_UNKNOWN = re.compile(r"unknown field `(.*)`")
+_NAMES = FieldNames(
+    {"prompt": "token_ids"} | {name: f"sampling_params.{name}" for name in SamplingParams.__struct_fields__}
+)
 
 
 class CompletionRequest(SamplingFields):
@@ -31,11 +36,11 @@ class CompletionRequest(SamplingFields):
             ]
         },
     )
-    suffix: str | None = Field(default=None, description="Text behind the gap, for models that can fill one in.")
-    max_tokens: int | None = Field(default=None, description="Default 16.")
-    logprobs: int | None = Field(default=None, description="Log probabilities of this many likeliest tokens.")
-    echo: bool | None = Field(default=None, description="Put the prompt before the answer.")
-    add_special_tokens: bool | None = Field(default=None, description="Default true.")
+    suffix: str | None = optional("Text behind the gap, for models that can fill one in.")
+    max_tokens: int | None = optional("Default 16.")
+    logprobs: int | None = optional("Log probabilities of this many likeliest tokens.")
+    echo: bool | None = optional("Put the prompt before the answer.")
+    add_special_tokens: bool | None = optional("Default true.")
 
     @property
     def only_echo(self) -> bool:
@@ -44,11 +49,7 @@ class CompletionRequest(SamplingFields):
 
     @cached_property
     def prompts(self) -> list[Prompt]:
-        """The prompts, each a text or token ids.
-
-        Raises:
-            RequestError: `prompt` is none of the four forms.
-        """
+        """The prompts, each a text or token ids; raises RequestError if `prompt` is none of the four forms."""
         prompt = self.prompt
         if isinstance(prompt, str):
             return [prompt]
@@ -73,13 +74,6 @@ def _are_tokens(values: list[Any]) -> bool:
     return True
 
 
-_PLACE = re.compile(r"^(.*?)(?: - at (?:`key` in )?`\$\.(.*)`)?$")
-_UNKNOWN = re.compile(r"unknown field `(.*)`")
-_NAMES = FieldNames(
-    {"prompt": "token_ids"} | {name: f"sampling_params.{name}" for name in SamplingParams.__struct_fields__}
-)
-
-
 class GenerateRequest(RequestFields):
     """Token ids to go on with."""
 
@@ -90,11 +84,7 @@ class GenerateRequest(RequestFields):
     )
 
     def sampling(self) -> SamplingParams:
-        """Checked parameters.
-
-        Raises:
-            RequestError: A field is unknown or has a wrong value, or needs text.
-        """
+        """Checked parameters; raises RequestError if a field is unknown, has a wrong value, or needs text."""
         given = {name: value for name, value in self.sampling_params.items() if value is not None}
         given.pop("output_kind", None)  # `stream` decides
         if given.get("stop"):
@@ -114,7 +104,7 @@ class GenerateRequest(RequestFields):
 
 
 def _wrong_field(message: str) -> RequestError:
-    """From msgspec's words, as "Expected `int`, got `str` - at `$.n`"."""
+    """The error for msgspec's words, such as "Expected `int`, got `str` - at `$.n`"."""
     if unknown := _UNKNOWN.search(message):
         name = f"sampling_params.{unknown[1][:64]}"
         return RequestError(f"'{name}' is not a known field.", param=name)

@@ -1,7 +1,6 @@
 """Which fields a request may have: known ones, neutral ones that are ignored, and ones that are not served yet.
 
-Owns the lists, and renaming fields in errors to what the client calls them. A field that would change the answer is
-never silently dropped.
+A field that would change the answer is never silently dropped. Errors name fields as the client does.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from quire.errors import ContextLengthError, RequestError, UnsupportedField, did_you_mean
 
@@ -27,7 +26,7 @@ IGNORED = frozenset({
     "prompt_cache_retention",
     "guided_decoding_backend",
 })  # fmt: skip
-"""Bookkeeping of the caller that changes no answer; and which compiler a grammar should have: there is one here."""
+"""Bookkeeping of the caller that changes no answer, and the compiler that a grammar should have: there is one here."""
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "access_programs": (),
     "audio": (),
@@ -49,8 +48,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "return_prompt_text": (False,),
     "web_search_options": (),
 }
-"""Fields that OpenAI or vLLM know and no endpoint serves, with the values (beside null) that ask for nothing: clients
-send those."""
+"""Fields that OpenAI or vLLM know and no endpoint serves, with the values (beside null) that ask for nothing."""
 ELSEWHERE: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "documents": ([],),
@@ -68,7 +66,7 @@ _WHERE = {
     "echo": "/v1/completions or /v1/chat/completions",
     "suffix": "/v1/completions",
 }
-"""The endpoints that serve a field of ELSEWHERE, if these are not /v1/chat/completions alone."""
+"""The endpoints that serve a field of ELSEWHERE, if not /v1/chat/completions alone."""
 _INSTEAD = {
     "compaction": "ask for a summary in a message",
     "thread": "send all messages of the conversation with each request",
@@ -77,8 +75,13 @@ _INSTEAD = {
 _LONGEST_NAME = 64
 
 
+def optional(description: str) -> Any:
+    """A field of a body that may be null or left out."""
+    return Field(default=None, description=description)
+
+
 class Body(BaseModel):
-    """A request's body. Which fields it may have beside its own, `served_fields` knows."""
+    """A request's body. `served_fields` knows which fields it may have beside its own."""
 
     model_config = ConfigDict(strict=True, protected_namespaces=())
 
@@ -91,12 +94,7 @@ class Part(BaseModel):
 
 @dataclass(frozen=True)
 class FieldLists:
-    """Fields of one API that no schema has.
-
-    Attributes:
-        ignored: Neutral ones.
-        unsupported: Known ones that are not served, each with the values (beside null) that ask for nothing.
-    """
+    """Fields of one API that no schema has: neutral ones, and ones that are not served, with neutral values."""
 
     ignored: Collection[str]
     unsupported: Mapping[str, tuple[Any, ...]]
@@ -107,15 +105,10 @@ NO_FIELDS = FieldLists((), {})
 
 
 def served_fields(body: dict[str, Any], known: Collection[str], lists: FieldLists = OPENAI_FIELDS) -> dict[str, Any]:
-    """The fields of a request that this server acts upon.
+    """The fields of a request that this server acts upon: those that are `known` to the schema.
 
-    Args:
-        known: Those of the schema.
-        lists: What else a request may have.
-
-    Raises:
-        UnsupportedField: One asks for something that is not served yet.
-        RequestError: One is unknown; a close known name is suggested.
+    Raises UnsupportedField if a field of `lists` asks for something, and RequestError for an unknown field; a close
+    known name is suggested.
     """
     served = {}
     for name, value in body.items():
@@ -150,10 +143,10 @@ class FieldNames:
     """The client's names of fields.
 
     Attributes:
-        sent: By the names that errors have, where they differ. An entry for `tools` is also one for `tools[0].name`,
-            unless there is a longer one. A function gets the whole name, and makes the client's of it.
-        then: What renames behind this.
-        context_error: Other words for a conversation that does not fit.
+        sent: The client's name by the name that errors have, where they differ. An entry for `tools` is also one for
+            `tools[0].name`, unless there is a longer one. A function gets the whole name, and makes the client's of it.
+        then: Renames behind this; None for nothing.
+        context_error: Other words for a conversation that does not fit; None for the usual ones.
     """
 
     sent: Mapping[str, str | Callable[[str], str]] = field(default_factory=dict)
@@ -182,7 +175,7 @@ AS_THEY_ARE = FieldNames()
 
 @contextmanager
 def fields_named(names: FieldNames | Mapping[str, str]) -> Iterator[None]:
-    """A RequestError about a field names it as the client sent it."""
+    """A context in which a RequestError about a field names it as the client sent it."""
     try:
         yield
     except RequestError as error:

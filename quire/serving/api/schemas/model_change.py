@@ -1,4 +1,4 @@
-"""What POST /admin/model asks for. Settings have the names of `quire serve`'s flags, which are vLLM's."""
+"""The body of POST /admin/model. Settings have the names of `quire serve`'s flags, which are vLLM's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.errors import ConfigError
 from quire.foundation.config import Config
 from quire.foundation.config.cache import KVCacheDtype
 from quire.foundation.config.model import ModelDtype
-from quire.serving.api.schemas.known_fields import Part
+from quire.serving.api.schemas.known_fields import Part, optional
 
 MAX_TIMEOUT_S = 86_400.0
 HOLD_TIMEOUT_S = 120.0
@@ -53,17 +53,14 @@ Seconds = Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S)]
 class ModelChange(Part):
     """Another model, and how it takes the place of the one that is served."""
 
-    model: str | None = Field(
-        default=None,
-        description="Directory, GGUF file or hub id, as `quire serve` takes it. Default: the present one, read again.",
+    model: str | None = optional(
+        "Directory, GGUF file or hub id, as `quire serve` takes it. Default: the present one, read again."
     )
     mode: Literal["auto", "beside", "after"] = Field(
         default="auto", description="Whether it is loaded while the old one serves, or when that one is gone."
     )
     wait: bool = Field(default=False, description="Answer when the swap has ended.")
-    drain_timeout: Seconds | None = Field(
-        default=None, description="Seconds for open requests of the old model. Default: --shutdown-timeout."
-    )
+    drain_timeout: Seconds | None = optional("Seconds for open requests of the old model. Default: --shutdown-timeout.")
     hold_timeout: Seconds = Field(
         default=HOLD_TIMEOUT_S, description="Seconds that new requests wait while no model serves."
     )
@@ -83,14 +80,7 @@ class ModelChange(Part):
     reasoning_parser: str | None = None
 
     def applied_to(self, asked: Config) -> Config:
-        """The settings with this change, not resolved.
-
-        Args:
-            asked: Those that are served, as they were asked for.
-
-        Raises:
-            ConfigError: A setting cannot be meant.
-        """
+        """The settings, as they were asked for, with this change; raises ConfigError if one cannot be meant."""
         own = {"model", "mode", "wait", "drain_timeout", "hold_timeout"}
         values = {name: value for name, value in self if name not in own and value is not None}
         if (names := values.get("served_model_name")) is not None:
@@ -102,11 +92,7 @@ class ModelChange(Part):
 
 
 def check_reloadable(before: Config, now: Config) -> None:
-    """Refuse settings that only a restart can change.
-
-    Raises:
-        ConfigError: Some are different.
-    """
+    """Raises ConfigError if a setting differs that only a restart can change."""
     changed = [name for name in FIXED if _setting(before, name) != _setting(now, name)]
     if changed:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
@@ -114,7 +100,4 @@ def check_reloadable(before: Config, now: Config) -> None:
 
 
 def _setting(config: Config, name: str) -> Any:
-    """The value of a setting by its flat name."""
-    parts = (config.model, config.load, config.cache, config.scheduler, config.device, config.parallel)
-    others = (config.speculation, config.lora, config.server, config.observability)
-    return next(getattr(part, name) for part in (*parts, *others) if hasattr(part, name))
+    return next(getattr(part, name) for part in vars(config).values() if hasattr(part, name))

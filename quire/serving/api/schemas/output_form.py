@@ -1,7 +1,4 @@
-"""The fields that ask for a certain form of the output, by each of their names, and what they become.
-
-`response_format` is OpenAI's, `structured_outputs` vLLM's, and the `guided_…` fields are what vLLM called it before.
-"""
+"""The fields that ask for a form of the output: OpenAI's, vLLM's, and vLLM's older ones (`guided_…`)."""
 
 from __future__ import annotations
 
@@ -11,19 +8,18 @@ import msgspec
 from pydantic import BaseModel, Field
 
 from quire.errors import RequestError
-from quire.serving.api.schemas.known_fields import Part
+from quire.serving.api.schemas.known_fields import Part, optional
 from quire.structured_outputs_params import StructuredOutputsParams
 
 
 class JsonSchemaFormat(Part):
     """A JSON schema and what it is called."""
 
-    name: str | None = Field(default=None, description="Not used.")
-    description: str | None = Field(default=None, description="Not used.")
+    name: str | None = optional("Not used.")
+    description: str | None = optional("Not used.")
     schema_: dict[str, Any] | None = Field(default=None, alias="schema", description="The schema.")
-    strict: bool | None = Field(
-        default=None,
-        description="A schema that cannot be enforced in full is refused; else what cannot be enforced is left out.",
+    strict: bool | None = optional(
+        "A schema that cannot be enforced in full is refused; else what cannot be enforced is left out."
     )
 
 
@@ -35,9 +31,9 @@ class ResponseFormat(Part):
     schema_: dict[str, Any] | None = Field(
         default=None, alias="schema", description="Of json_object, as other servers have it; json_schema has its own."
     )
-    structures: list[dict[str, Any]] | None = Field(default=None, description="Of structural tags: begin, schema, end.")
-    triggers: list[str] | None = Field(default=None, description="Of structural tags: texts that a tag begins with.")
-    format: dict[str, Any] | None = Field(default=None, description="Of structural tags: their newer form.")
+    structures: list[dict[str, Any]] | None = optional("Of structural tags: begin, schema, end.")
+    triggers: list[str] | None = optional("Of structural tags: texts that a tag begins with.")
+    format: dict[str, Any] | None = optional("Of structural tags: their newer form.")
 
     def params(self) -> StructuredOutputsParams | None:
         """Check the form and convert it to StructuredOutputsParams; None for plain text."""
@@ -68,26 +64,19 @@ class ResponseFormat(Part):
 class OutputFormFields(BaseModel):
     """At most one of them may be sent."""
 
-    response_format: ResponseFormat | None = Field(default=None, description="Text, any JSON object, or a JSON schema.")
-    structured_outputs: dict[str, Any] | None = Field(
-        default=None,
-        description="One of json, regex, choice, grammar, json_object, structural_tag; with disable_any_whitespace, "
-        "disable_additional_properties, whitespace_pattern, strict.",
+    response_format: ResponseFormat | None = optional("Text, any JSON object, or a JSON schema.")
+    structured_outputs: dict[str, Any] | None = optional(
+        "One of json, regex, choice, grammar, json_object, structural_tag; with disable_any_whitespace, "
+        "disable_additional_properties, whitespace_pattern, strict."
     )
-    guided_json: str | dict[str, Any] | None = Field(default=None, description="Older name of structured_outputs.json.")
-    guided_regex: str | None = Field(default=None, description="Older name of structured_outputs.regex.")
-    guided_choice: list[str] | None = Field(default=None, description="Older name of structured_outputs.choice.")
-    guided_grammar: str | None = Field(default=None, description="Older name of structured_outputs.grammar.")
-    guided_whitespace_pattern: str | None = Field(
-        default=None, description="Older name of structured_outputs.whitespace_pattern."
-    )
+    guided_json: str | dict[str, Any] | None = optional("Older name of structured_outputs.json.")
+    guided_regex: str | None = optional("Older name of structured_outputs.regex.")
+    guided_choice: list[str] | None = optional("Older name of structured_outputs.choice.")
+    guided_grammar: str | None = optional("Older name of structured_outputs.grammar.")
+    guided_whitespace_pattern: str | None = optional("Older name of structured_outputs.whitespace_pattern.")
 
     def output_form(self) -> StructuredOutputsParams | None:
-        """What is asked for, by whichever name; None for any text.
-
-        Raises:
-            RequestError: Several are asked for, or one is malformed.
-        """
+        """The form that is asked for; None for any text. Raises RequestError for several, or a malformed one."""
         found: dict[str, StructuredOutputsParams] = {}
         if self.response_format is not None and (params := self.response_format.params()) is not None:
             found["response_format"] = params

@@ -1,4 +1,4 @@
-"""The fields that completions and chat share, and the SamplingParams or BeamSearchParams that they become."""
+"""The fields that generating endpoints share, and the SamplingParams or BeamSearchParams that they become."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quire.sampling_params import (
     check_num_biases,
 )
 from quire.serving.api.request_head import ANYBODY, Caller, check_timeout
-from quire.serving.api.schemas.known_fields import AS_THEY_ARE, Body, FieldNames, Part
+from quire.serving.api.schemas.known_fields import AS_THEY_ARE, Body, FieldNames, Part, optional
 from quire.serving.api.schemas.output_form import OutputFormFields
 from quire.serving.api.token_fields import PromptFields, TokenNames
 from quire.text.generation_config import DefaultSampling
@@ -33,85 +33,8 @@ Metadata = Annotated[
 
 
 MAX_SALT = 1_024
-"""Characters."""
+"""Maximum number of characters of a salt."""
 MAX_PRIORITY = 2**31 - 1
-
-
-class StreamOptions(Part):
-    """What a stream reports beside the text."""
-
-    include_usage: bool | None = Field(default=None, description="A last chunk with the token counts.")
-    continuous_usage_stats: bool | None = Field(
-        default=None, description="Token counts of its choice so far in every chunk; with include_usage only."
-    )
-    include_obfuscation: bool | None = Field(default=None, description="Ignored: nothing is padded here.")
-
-
-class RequestFields(Body):
-    """Fields beside the prompt and the sampling parameters."""
-
-    model: str | None = Field(default=None, description="A name from /v1/models; may be left out.")
-    request_id: str | None = Field(default=None, description="Id of the request, unless X-Request-Id is sent.")
-    timeout: float | None = Field(
-        default=None, description="Seconds after which the answer ends with what there is; X-Request-Timeout, too."
-    )
-    priority: int | None = Field(default=None, description="Lower goes first, if the server orders by priority.")
-    cache_salt: str | None = Field(default=None, description="Cached prefixes are shared within one salt only.")
-    stream: bool | None = Field(default=None, description="Server-sent events.")
-    stream_options: StreamOptions | None = None
-    _caller: Caller = PrivateAttr(default_factory=lambda: ANYBODY)  # a default would be copied for each request
-    _names: FieldNames = PrivateAttr(default_factory=lambda: AS_THEY_ARE)
-
-    def sent_by(self, caller: Caller) -> Self:
-        """Set who sent this request, and return the request. A timeout counts from the caller's `arrival`."""
-        self._caller = caller
-        return self
-
-    def named(self, names: FieldNames) -> Self:
-        """Set what the client of a dialect calls these fields, and return the request."""
-        self._names = names
-        return self
-
-    @property
-    def field_names(self) -> FieldNames:
-        """What the client calls the fields, for errors."""
-        return self._names
-
-    @property
-    def tenant(self) -> str:
-        """The tenant that sent this request."""
-        return self._caller.tenant
-
-    def queue_options(self) -> dict[str, Any]:
-        """The priority, salt, deadline, tenant, model and collectors, as arguments of `EngineSession.add_request`.
-
-        Raises:
-            RequestError: A value is out of its range.
-        """
-        if self.cache_salt is not None and not 0 < len(self.cache_salt) <= MAX_SALT:
-            raise RequestError(f"cache_salt must be a text of 1 to {MAX_SALT} characters.", param="cache_salt")
-        timeout = None if self.timeout is None else check_timeout("timeout", self.timeout)
-        return {
-            "priority": integer("priority", self.priority or 0, -MAX_PRIORITY, MAX_PRIORITY),
-            "cache_salt": self.cache_salt or "",
-            "deadline": self._caller.deadline_after(timeout),
-            "tenant": self.tenant,
-            "collectors": self._caller.collectors,
-            "model": self.model,
-        }
-
-    def check_stream_options(self) -> None:
-        """Raises RequestError for stream_options without stream."""
-        if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options needs stream=true.", param="stream_options")
-
-    @property
-    def streams_usage(self) -> tuple[bool, bool]:
-        """Whether token counts are in a last chunk, and in every chunk."""
-        options = self.stream_options or StreamOptions()
-        return bool(options.include_usage), bool(options.include_usage and options.continuous_usage_stats)
-
-
 MAX_BIAS = 100.0
 """OpenAI's limit on logit_bias, both ways."""
 _NOT_FOR_BEAM_SEARCH: dict[str, tuple[Any, ...]] = {
@@ -138,17 +61,85 @@ _NOT_FOR_BEAM_SEARCH: dict[str, tuple[Any, ...]] = {
     "guided_choice": (),
     "guided_grammar": (),
 }
-"""Fields that would change which tokens are found, or ask for what the search does not report; with the values (beside
-null) that ask for nothing."""
+"""Fields that beam search cannot follow, with the values (beside null) that ask for nothing."""
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
+class StreamOptions(Part):
+    """What a stream reports beside the text."""
+
+    include_usage: bool | None = optional("A last chunk with the token counts.")
+    continuous_usage_stats: bool | None = optional(
+        "Token counts of its choice so far in every chunk; with include_usage only."
+    )
+    include_obfuscation: bool | None = optional("Ignored: nothing is padded here.")
+
+
+class RequestFields(Body):
+    """Fields beside the prompt and the sampling parameters."""
+
+    model: str | None = optional("A name from /v1/models; may be left out.")
+    request_id: str | None = optional("Id of the request, unless X-Request-Id is sent.")
+    timeout: float | None = optional("Seconds after which the answer ends with what there is; X-Request-Timeout, too.")
+    priority: int | None = optional("Lower goes first, if the server orders by priority.")
+    cache_salt: str | None = optional("Cached prefixes are shared within one salt only.")
+    stream: bool | None = optional("Server-sent events.")
+    stream_options: StreamOptions | None = None
+    _caller: Caller = PrivateAttr(default_factory=lambda: ANYBODY)  # a default would be copied for each request
+    _names: FieldNames = PrivateAttr(default_factory=lambda: AS_THEY_ARE)
+
+    def sent_by(self, caller: Caller) -> Self:
+        """Set who sent this request, and return the request. A timeout counts from the caller's `arrival`."""
+        self._caller = caller
+        return self
+
+    def named(self, names: FieldNames) -> Self:
+        """Set what the client of a dialect calls these fields, and return the request."""
+        self._names = names
+        return self
+
+    @property
+    def field_names(self) -> FieldNames:
+        """What the client calls the fields, for errors."""
+        return self._names
+
+    @property
+    def tenant(self) -> str:
+        return self._caller.tenant
+
+    def queue_options(self) -> dict[str, Any]:
+        """The priority, salt, deadline, tenant, model and collectors, as arguments of `EngineSession.add_request`;
+        raises RequestError if a value is out of its range."""
+        if self.cache_salt is not None and not 0 < len(self.cache_salt) <= MAX_SALT:
+            raise RequestError(f"cache_salt must be a text of 1 to {MAX_SALT} characters.", param="cache_salt")
+        timeout = None if self.timeout is None else check_timeout("timeout", self.timeout)
+        return {
+            "priority": integer("priority", self.priority or 0, -MAX_PRIORITY, MAX_PRIORITY),
+            "cache_salt": self.cache_salt or "",
+            "deadline": self._caller.deadline_after(timeout),
+            "tenant": self.tenant,
+            "collectors": self._caller.collectors,
+            "model": self.model,
+        }
+
+    def check_stream_options(self) -> None:
+        """Raises RequestError for stream_options without stream."""
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options needs stream=true.", param="stream_options")
+
+    @property
+    def streams_usage(self) -> tuple[bool, bool]:
+        """Whether token counts are in a last chunk, and in every chunk."""
+        options = self.stream_options or StreamOptions()
+        return bool(options.include_usage), bool(options.include_usage and options.continuous_usage_stats)
 
 
 class RepetitionDetection(Part):
     """When an answer that repeats itself is ended."""
 
     max_pattern_size: int = Field(description="Longest pattern, in tokens.")
-    min_pattern_size: int | None = Field(default=None, description="Default 1.")
-    min_count: int | None = Field(default=None, description="How often it must come in a row. Default 2.")
+    min_pattern_size: int | None = optional("Default 1.")
+    min_count: int | None = optional("How often it must come in a row. Default 2.")
 
     def params(self) -> RepetitionDetectionParams:
         """Check these fields and convert them to RepetitionDetectionParams."""
@@ -158,56 +149,45 @@ class RepetitionDetection(Part):
 class SamplingFields(RequestFields, OutputFormFields):
     """How tokens are sampled and reported; what is left open comes from the model's defaults."""
 
-    n: int | None = Field(default=None, description="Number of answers.")
-    best_of: int | None = Field(default=None, description="Must be n: every answer that is sampled is returned.")
-    presence_penalty: float | None = Field(default=None, description="-2 to 2, for each token the answer has.")
-    frequency_penalty: float | None = Field(default=None, description="-2 to 2, for each time the answer has it.")
-    repetition_penalty: float | None = Field(default=None, description="Above 1: fewer tokens of prompt and answer.")
-    temperature: float | None = Field(default=None, description="0 is greedy.")
+    n: int | None = optional("Number of answers.")
+    best_of: int | None = optional("Must be n: every answer that is sampled is returned.")
+    presence_penalty: float | None = optional("-2 to 2, for each token the answer has.")
+    frequency_penalty: float | None = optional("-2 to 2, for each time the answer has it.")
+    repetition_penalty: float | None = optional("Above 1: fewer tokens of prompt and answer.")
+    temperature: float | None = optional("0 is greedy.")
     top_p: float | None = None
-    top_k: int | None = Field(default=None, description="0 or -1 for all tokens.")
+    top_k: int | None = optional("0 or -1 for all tokens.")
     min_p: float | None = None
-    seed: int | None = Field(default=None, description="The same seed samples the same random numbers.")
-    stop: str | list[str] | None = Field(default=None, description="Strings that end the answer.")
+    seed: int | None = optional("The same seed samples the same random numbers.")
+    stop: str | list[str] | None = optional("Strings that end the answer.")
     stop_token_ids: list[int] | None = None
-    logit_bias: dict[str, float] | None = Field(default=None, description="By token id; held within -100 and 100.")
-    allowed_token_ids: list[int] | None = Field(default=None, description="No other token is sampled.")
-    bad_words: list[str] | None = Field(default=None, description="Texts that the answer must not have.")
-    use_beam_search: bool | None = Field(default=None, description="Return the n likeliest answers of n beams.")
-    length_penalty: float | None = Field(default=None, description="Of beam search: above 0 favours long answers.")
-    prompt_logprobs: int | None = Field(default=None, description="Log probabilities of the prompt's tokens.")
-    logprob_token_ids: list[int] | None = Field(default=None, description="Report these tokens' log probabilities.")
-    truncate_prompt_tokens: int | None = Field(default=None, description="The prompt's last so many; -1: what fits.")
-    truncation_side: Literal["left", "right"] | None = Field(
-        default=None, description="Which end truncate_prompt_tokens cuts off. Default left."
+    logit_bias: dict[str, float] | None = optional("By token id; held within -100 and 100.")
+    allowed_token_ids: list[int] | None = optional("No other token is sampled.")
+    bad_words: list[str] | None = optional("Texts that the answer must not have.")
+    use_beam_search: bool | None = optional("Return the n likeliest answers of n beams.")
+    length_penalty: float | None = optional("Of beam search: above 0 favours long answers.")
+    prompt_logprobs: int | None = optional("Log probabilities of the prompt's tokens.")
+    logprob_token_ids: list[int] | None = optional("Report these tokens' log probabilities.")
+    truncate_prompt_tokens: int | None = optional("The prompt's last so many; -1: what fits.")
+    truncation_side: Literal["left", "right"] | None = optional(
+        "Which end truncate_prompt_tokens cuts off. Default left."
     )
     repetition_detection: RepetitionDetection | None = None
-    thinking_token_budget: int | None = Field(default=None, description="Most tokens of reasoning; then it is ended.")
-    vllm_xargs: dict[str, Any] | None = Field(default=None, description="For the server's logits processors.")
+    thinking_token_budget: int | None = optional("Most tokens of reasoning; then it is ended.")
+    vllm_xargs: dict[str, Any] | None = optional("For the server's logits processors.")
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    return_token_ids: bool | None = Field(
-        default=None, description="Also return prompt_token_ids, and the answer's token_ids."
-    )
-    return_tokens_as_token_ids: bool | None = Field(
-        default=None, description="Log probabilities name tokens by id: 'token_id:123'."
-    )
+    return_token_ids: bool | None = optional("Also return prompt_token_ids, and the answer's token_ids.")
+    return_tokens_as_token_ids: bool | None = optional("Log probabilities name tokens by id: 'token_id:123'.")
 
     def sampling(self, defaults: DefaultSampling, *, text: bool, **more: Any) -> SamplingParams:
-        """Checked parameters.
+        """Checked parameters, with what this endpoint sets in `more`; raises RequestError if a value is out of its
+        range.
 
         For beam search these are the prompt's: they say whether it fits, and how it is truncated.
-
-        Args:
-            defaults: The model's.
-            text: Whether there is a tokenizer.
-            more: What this endpoint sets on its own, None included.
-
-        Raises:
-            RequestError: A value is out of its range.
         """
         self._check_combinations()
         names = SamplingParams.__struct_fields__
@@ -221,11 +201,7 @@ class SamplingFields(RequestFields, OutputFormFields):
         return SamplingParams(**params, **more, detokenize=text)
 
     def beam_search(self, max_tokens: int) -> BeamSearchParams:
-        """Checked parameters of a beam search; `n` is the number of beams and of answers.
-
-        Raises:
-            RequestError: A value is out of its range.
-        """
+        """Checked parameters of a beam search; `n` is the number of beams and of answers."""
         return BeamSearchParams(
             beam_width=self.num_sequences,
             max_tokens=max_tokens,
@@ -237,11 +213,7 @@ class SamplingFields(RequestFields, OutputFormFields):
 
     @property
     def num_sequences(self) -> int:
-        """Of each prompt. Checked before anything else is, so that no request is priced by a number that is wrong.
-
-        Raises:
-            RequestError: `n` is out of its range.
-        """
+        """Sequences of each prompt. Raises RequestError for a wrong `n` before anything is priced by it."""
         return integer("n", 1 if self.n is None else self.n, 1, MAX_BEAM_WIDTH if self.use_beam_search else MAX_N)
 
     @property
@@ -250,15 +222,8 @@ class SamplingFields(RequestFields, OutputFormFields):
         return not self.stream or bool(self.use_beam_search)
 
     def options(self) -> dict[str, Any]:
-        """What EngineSession.add_request takes beside prompts, parameters and bad words.
-
-        Raises:
-            RequestError: A value is out of its range.
-        """
-        return {
-            **self.queue_options(),
-            "truncation_side": self.truncation_side or "left",
-        }
+        """Arguments of `EngineSession.add_request` beside prompts, parameters and ChatService.output_options."""
+        return self.queue_options() | {"truncation_side": self.truncation_side or "left"}
 
     def kept_tokens(self, longest: int) -> tuple[int, Literal["left", "right"]] | None:
         """How much of a prompt counts, see PromptRenderer.encode; None for all of it."""
@@ -272,12 +237,7 @@ class SamplingFields(RequestFields, OutputFormFields):
         return TokenNames(tokenizer, as_ids=bool(self.return_tokens_as_token_ids))
 
     def prompt_fields(self, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer | None) -> PromptFields:
-        """What the response says about the prompts.
-
-        Args:
-            prompts: Token ids, as the engine got them.
-            tokenizer: For their texts.
-        """
+        """What the response says about the prompts, which are token ids as the engine got them."""
         return PromptFields(
             prompts,
             self.n or 1,
@@ -309,7 +269,6 @@ class SamplingFields(RequestFields, OutputFormFields):
             raise RequestError(f"{asked} cannot be combined with use_beam_search: leave it out.", param=asked)
 
     def _logit_bias(self) -> dict[int, float] | None:
-        """By token id, and within OpenAI's limits."""
         if self.logit_bias is None:
             return None
         check_num_biases(len(self.logit_bias))

@@ -1,7 +1,4 @@
-"""The tools of a chat request, and which of them its answer may or must call.
-
-Owns checking them. How a model is told about them, and how it calls them, is not known here.
-"""
+"""The tools of a chat request, and which of them its answer may or must call."""
 
 from __future__ import annotations
 
@@ -13,12 +10,12 @@ from typing import Any, Literal
 from pydantic import Field
 
 from quire.errors import RequestError, did_you_mean
-from quire.serving.api.schemas.known_fields import Part
+from quire.serving.api.schemas.known_fields import Part, optional
 from quire.text.output_parsers.events import Tool
 
 MAX_TOOLS = 1_024
 MAX_FURTHER_FIELDS = 64
-"""Of a tool, and of its function."""
+"""Maximum number of unknown fields of a tool, and of its function."""
 _PARAMETERS = ("schema", "input_schema", "inputSchema")
 """What other APIs call a function's parameters."""
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,256}")
@@ -29,8 +26,8 @@ class Function(Part, extra="allow"):
 
     name: str = Field(description="Letters, digits and '_.:/-'.")
     description: str | None = None
-    parameters: dict[str, Any] | None = Field(default=None, description="A JSON schema of type object.")
-    strict: bool | None = Field(default=None, description="Calls must match the schema.")
+    parameters: dict[str, Any] | None = optional("A JSON schema of type object.")
+    strict: bool | None = optional("Calls must match the schema.")
 
 
 class ChatTool(Part, extra="allow"):
@@ -40,7 +37,7 @@ class ChatTool(Part, extra="allow"):
     """
 
     type: str
-    function: Function | None = Field(default=None, description="Required.")
+    function: Function | None = optional("Required.")
 
     @property
     def named(self) -> Function:
@@ -84,7 +81,6 @@ class ToolUse:
     """Which tools an answer may or must call; there is at least one.
 
     Attributes:
-        tools: Those that it may call.
         must_call: Whether the answer is a call and nothing else.
         parallel: Whether there may be several calls.
         some: Whether the model is shown others, which it may not call.
@@ -102,11 +98,7 @@ class ToolUse:
 
 
 def tool_use(tools: Sequence[ChatTool] | None, choice: ToolChoice | None, *, parallel: bool | None) -> ToolUse | None:
-    """The tools that the answer may call; None if it may call none.
-
-    Raises:
-        RequestError: A tool is wrong, or the choice does not fit the tools.
-    """
+    """The tools that the answer may call; None for none. Raises RequestError if a tool or the choice is wrong."""
     tools = tools or ()
     _check(tools)
     if not tools and choice not in (None, "none", "auto"):
@@ -127,11 +119,8 @@ def tool_use(tools: Sequence[ChatTool] | None, choice: ToolChoice | None, *, par
 
 
 def _chosen(choice: ToolChoice | None) -> tuple[list[str] | None, bool]:
-    """The names of the tools that may be called, None for all; and whether one must be.
-
-    Raises:
-        RequestError: None may be.
-    """
+    """The names of the tools that may be called, None for all; and whether one must be. Raises RequestError for
+    none."""
     if isinstance(choice, ChosenTool):
         return [choice.function.name], True
     if isinstance(choice, AllowedToolsChoice):
@@ -146,11 +135,7 @@ def _chosen(choice: ToolChoice | None) -> tuple[list[str] | None, bool]:
 
 
 def shown_tools(tools: Sequence[ChatTool]) -> tuple[Mapping[str, Any], ...]:
-    """The tools as chat templates were written for: as they were sent but for `strict`, which says nothing to a model.
-
-    Raises:
-        RequestError: A tool is wrong.
-    """
+    """The tools for the chat template: as they were sent, without `strict`. Raises RequestError for a wrong tool."""
     _check(tools)
     return tuple(
         {"type": tool.type, "function": tool.named.model_dump(exclude_unset=True, exclude={"strict"})} for tool in tools

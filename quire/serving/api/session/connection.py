@@ -1,31 +1,27 @@
-"""The connection to one engine: its state, identity and health, commands to it, and that this process is alive.
-
-What the engine says about requests goes to an `EngineListener`, unless an earlier engine of the same number says it.
-Knows no request.
-"""
+"""The connection to one engine: its state, health and commands, and the heartbeat of this process. Knows no request."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from collections.abc import Mapping
+from typing import Literal
 
 from quire.engine.client import EngineClient, Lost
 from quire.errors import EngineDeadError, GenerationError, QuireError, UnavailableError
 from quire.foundation.clock import Clock
 from quire.foundation.messages.from_engine import Dead, Deltas, Done, EngineId, FromEngine, Heartbeat, Load, Ready
 from quire.foundation.messages.to_engine import CLIENT_SHIFT, ClientHeartbeat, Control, PauseMode, ToEngine
-from quire.serving.api.session.receivers import MakeReceiver, ThreadReceiver
+from quire.serving.api.session.receivers import MakeReceiver, OnMessage, ThreadReceiver
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 SILENT_S = 5.0
-"""An engine that is not heard for so long, in seconds, is not well: it has a heartbeat every second."""
+"""Seconds after which an engine that was not heard is not well; it sends a heartbeat every second."""
 RED_AT = 0.5
-"""A step that takes this share of the time after which the engine counts as stuck is one to worry about."""
+"""Share of the time after which an engine counts as stuck: a step that takes longer is one to worry about."""
 RECOVERING = "The engine is being started again. Send the request again in a few seconds."
 DEAD = "The engine has stopped. Send the request again later."
 LOADING = "The server is still loading the model. Send the request again in a few seconds."
@@ -37,48 +33,18 @@ def changes_pause(action: str) -> bool:
     return action.startswith("pause:") or action == "resume"
 
 
-class EngineListener(Protocol):
-    """Receives what an engine says. All methods are called in the event loop."""
-
-    def on_ready(self, ready: Ready) -> None:
-        """The engine takes work: it has started, or has taken the place of one that died."""
-
-    def on_deltas(self, deltas: Deltas, now: float) -> None:
-        """A step has brought tokens or ends of sequences."""
-
-    def on_heartbeat(self, beat: Heartbeat) -> None:
-        """The engine says that it is alive, and how busy it is."""
-
-    def on_lost(self, message: Lost) -> None:
-        """A message could not be read, and it is not known which requests it was about."""
-
-    def on_engine_died(self, in_flight: Sequence[int]) -> None:
-        """The engine died while it worked on these sequences, and another one is being started."""
-
-    def on_dead(self) -> None:
-        """The engine is gone for good."""
-
-
 class EngineConnection:
-    """One engine, as one API process sees it. Everything but the receiving runs in the event loop.
+    """One engine as one API process sees it, in the event loop. It is starting → ready ⇄ recovering → dead.
 
-    Args:
-        client: The way to the engine.
-        clock: For all times.
-        listener: Receives what the engine says about requests.
-        make_receiver: What receives the engine's messages.
-
-    Attributes:
-        state: starting → ready ⇄ recovering → dead.
-        ready: What the engine said when it was ready.
-        engine: The engine's number and how often it was started again.
+    What an engine says counts until its successor is known; what it says later is dropped. `ready` is what it said when
+    it was ready; None before.
     """
 
     def __init__(
         self,
         client: EngineClient,
         clock: Clock,
-        listener: EngineListener,
+        on_said: OnMessage,
         make_receiver: MakeReceiver = ThreadReceiver,
     ) -> None:
         self.state: EngineState = "starting"
@@ -86,7 +52,7 @@ class EngineConnection:
         self.engine: EngineId = client.engine
         self._client = client
         self._clock = clock
-        self._listener = listener
+        self._on_said = on_said
         self._controls = PendingControls(client)
         self._beat: Heartbeat | None = None  # since the last step that brought something
         self._receiver = make_receiver(client, clock, self._on_message)
@@ -105,11 +71,7 @@ class EngineConnection:
             self._heartbeats = asyncio.get_running_loop().create_task(self._send_heartbeats())
 
     async def wait_ready(self) -> Ready:
-        """The engine's Ready.
-
-        Raises:
-            EngineDeadError: It died instead.
-        """
+        """The engine's Ready; raises EngineDeadError if the engine died instead."""
         await self._ready_event.wait()
         if self.ready is None:
             raise EngineDeadError(DEAD)
@@ -126,23 +88,19 @@ class EngineConnection:
     # --- to the engine ----------------------------------------------------------------------------------------------
 
     def send(self, message: ToEngine) -> None:
-        """Send a message; dropped when there is no engine that takes work."""
+        """Send a message; it is dropped when no engine takes work."""
         if self.state == "ready":
             self._client.send(message)
 
     async def control(self, action: str, value: Mapping[str, str] | None = None) -> Done:
-        """Send a command and wait for its answer.
-
-        Raises:
-            UnavailableError: There is no engine that could answer.
-        """
+        """Send a command and wait for its answer; raises UnavailableError if no engine could answer."""
         if self.state != "ready":
             raise UnavailableError({"starting": LOADING, "recovering": RECOVERING, "dead": DEAD}[self.state])
         self.remember(action)
         return await self._controls.send(action, value)
 
     def tell(self, action: str, value: Mapping[str, str]) -> None:
-        """Send a command whose answer nobody waits for; dropped when there is no engine that takes work."""
+        """Send a command whose answer nobody waits for; it is dropped when no engine takes work."""
         if self.state == "ready":
             self._controls.tell(action, value)
 
@@ -164,7 +122,7 @@ class EngineConnection:
 
     @property
     def recovering_s(self) -> float:
-        """For how long there has been no engine, in seconds."""
+        """Seconds for which there has been no engine."""
         return self._clock.now() - self._died_at if self.state == "recovering" else 0.0
 
     @property
@@ -204,19 +162,19 @@ class EngineConnection:
             case Deltas():
                 self._beat = None
                 self._learn_pause(message.load)
-                self._listener.on_deltas(message, self._clock.now())
+                self._on_said(message)
             case Heartbeat():
                 self._beat = message
                 self._learn_pause(message.load)
-                self._listener.on_heartbeat(message)
+                self._on_said(message)
             case Ready():
                 self._on_ready(message)
             case Done():
                 self._controls.on_done(message)
             case Dead(cause, None):
                 self._on_dead(cause)
-            case Dead(_, EngineId() as successor, in_flight):
-                self._on_replaced(successor, in_flight)
+            case Dead(_, EngineId() as successor):
+                self._on_replaced(message, successor)
             case Lost(reason):
                 self._on_lost(message, reason)
 
@@ -231,7 +189,7 @@ class EngineConnection:
             self._pause = f"pause:{ready.paused}"
         elif self._pause:
             self._controls.tell(self._pause)
-        self._listener.on_ready(ready)
+        self._on_said(ready)
         self._ready_event.set()
 
     def _learn_pause(self, load: Load) -> None:
@@ -244,11 +202,11 @@ class EngineConnection:
         if self.ready is None:  # it may have been the Ready
             self._on_dead(reason)
             return
-        self._listener.on_lost(message)
+        self._on_said(message)
         self._controls.fail_all(GenerationError("A message of the engine was lost. Send the request again."))
 
-    def _on_replaced(self, successor: EngineId, in_flight: Sequence[int]) -> None:
-        """Connect to the engine's successor. What the engine said before holds; what it says from now on is dropped."""
+    def _on_replaced(self, dead: Dead, successor: EngineId) -> None:
+        """Connect to the engine's successor."""
         if self.ready is not None:
             if self.state == "ready":
                 self._died_at = self._clock.now()
@@ -256,19 +214,19 @@ class EngineConnection:
         self.engine = successor
         self._client.connect(successor)
         self._client.send(ClientHeartbeat(self._client.number))
-        self._listener.on_engine_died(in_flight)
+        self._on_said(dead)
         self._controls.fail_all(UnavailableError(RECOVERING))
 
     def _on_dead(self, cause: str) -> None:
         logger.error("The engine stopped: %s", cause)
         self.state = "dead"
         self._ready_event.set()
-        self._listener.on_dead()
+        self._on_said(Dead(cause, source=self.engine))
         self._controls.fail_all(EngineDeadError(DEAD))
 
 
 class PendingControls:
-    """Commands to an engine that are answered once, until their answers come."""
+    """Commands to an engine whose answers have not come."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
@@ -279,11 +237,7 @@ class PendingControls:
         return len(self._waiting)
 
     async def send(self, action: str, value: Mapping[str, str] | None = None) -> Done:
-        """Send a command and wait for its answer.
-
-        Raises:
-            QuireError: There will be no answer.
-        """
+        """Send a command and wait for its answer; raises a QuireError if there will be none."""
         number = next(self._ids)
         answer: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
@@ -298,12 +252,11 @@ class PendingControls:
         self._client.send(Control(next(self._ids), action, dict(value or {})))
 
     def on_done(self, message: Done) -> None:
-        """An answer came."""
         if (answer := self._waiting.get(message.id)) and not answer.done():
             answer.set_result(message)
 
     def fail_all(self, error: QuireError) -> None:
-        """Fail all commands that wait: their answers will not come."""
+        """Fail all commands that wait, because their answers will not come."""
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(error)

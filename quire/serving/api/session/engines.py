@@ -1,8 +1,4 @@
-"""The engines as the session sees them: each one's requests, queue and statistics, and all of them together.
-
-An `Engine` owns what one engine is sent and how what it says reaches readers; what concerns more than one is the
-session's (`RequestOwner`). `Engines` has their common state, health and limits, and commands to all.
-"""
+"""The engines as the session sees them: each one's requests, queue and statistics, and all of them together."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from quire.engine.client import EngineClient, Lost
 from quire.engine.metrics.stats import Stats
 from quire.errors import GenerationError, QuireError, RequestError, RequestTimeoutError
 from quire.foundation.clock import Clock
-from quire.foundation.messages.from_engine import Deltas, Done, EndReason, Heartbeat, Ready
+from quire.foundation.messages.from_engine import Dead, Deltas, Done, EndReason, FromEngine, Heartbeat, Ready
 from quire.foundation.messages.to_engine import Add
 from quire.foundation.processes.launch import Recovery, SendReport
 from quire.serving.api.session.connection import EngineConnection, EngineState
@@ -30,45 +26,25 @@ _BLAMED = "The engine stopped each time it worked on this request. Do not send i
 
 
 class RequestOwner(Protocol):
-    """Owns the requests that an engine works on, and is told what becomes of the engine."""
+    """Owns the requests of all engines, and is told what becomes of each engine."""
 
     def on_engine_ready(self) -> None:
         """An engine takes work: it has started, or has taken the place of one that died."""
-        ...
 
     def on_engine_died(self, engine: int, in_flight: Sequence[int]) -> None:
         """An engine died while it worked on the sequences `in_flight`, and another one is being started."""
-        ...
 
     def on_engine_gone(self) -> None:
         """An engine is gone for good, and the server ends with it."""
-        ...
-
-    def close_request(self, collector: OutputCollector, reason: EndReason) -> None:
-        """Abort the sequences of a request that still run, on whichever engine."""
-        ...
 
     def fail_requests(self, collectors: Iterable[OutputCollector], error: QuireError, reason: EndReason) -> None:
         """Abort the sequences of requests that still run, and tell the requests' readers why."""
-        ...
 
 
 class Engine:
     """One engine with its connection, queue and statistics. Everything runs in the event loop.
 
-    Args:
-        client: The way to the engine.
-        slots: Sequences that it runs at once.
-        requests: The open requests of all engines.
-        owner: Owns these requests.
-        clock: For all times.
-        report: Is told how many sequences go on in an engine that takes another's place.
-        make_receiver: What receives the engine's messages.
-
-    Attributes:
-        number: The engine's number.
-        connection: The connection to the engine.
-        queue, stats: The engine's queue and statistics.
+    `report` is told how many sequences go on in an engine that takes another's place.
     """
 
     def __init__(
@@ -78,15 +54,16 @@ class Engine:
         self.number = client.engine.engine
         self.queue = EngineQueue(slots)
         self.stats = Stats(self.number, client.engine.epoch)
-        self.connection = EngineConnection(client, clock, self, make_receiver)
+        self.connection = EngineConnection(client, clock, self._on_said, make_receiver)
+        self._clock = clock
         self._requests = requests
         self._owner = owner
         self._report = report
         self._was_ready = False
 
     def send(self, add: Add) -> None:
-        """Send a prompt for the first time, unless the engine knows it already or some of its sequences have ended; if
-        there is no engine that takes it, it goes to the next one."""
+        """Send a prompt for the first time, unless some of its sequences were sent or have ended. Without an engine
+        that takes it, the prompt goes to the next one."""
         if self.connection.state != "ready":
             return
         found = [self._requests.get(number) for number in (add.id, *(fork.id for fork in add.forks))]
@@ -96,18 +73,34 @@ class Engine:
                 sequence.mark_sent()
             self.connection.send(add)
 
-    # --- what it says -----------------------------------------------------------------------------------------------
-
-    def on_ready(self, ready: Ready) -> None:
-        self._owner.on_engine_ready()
-        if self._was_ready:
-            self._go_on()
-        else:
-            self._was_ready = True
-            self.stats.set_max_model_len(ready.max_model_len)
+    def _on_said(self, message: FromEngine | Lost) -> None:
+        match message:
+            case Ready() if self._was_ready:
+                self._owner.on_engine_ready()
+                self._go_on()
+            case Ready():
+                self._was_ready = True
+                self._owner.on_engine_ready()
+                self.stats.set_max_model_len(message.max_model_len)
+            case Heartbeat():
+                self.stats.record_heartbeat(message)
+                self.queue.observe(message.load, message.last_add)
+            case Deltas():
+                self.stats.record_load(message.load)
+                self.queue.observe(message.load, message.last_add)
+                now = self._clock.now()
+                for number, delta in deltas_by_sequence(message).items():
+                    self._on_delta(number, delta, now)
+            case Lost():
+                error = GenerationError("A message of the engine was lost. Send the request again.")
+                self._owner.fail_requests(self._requests.collectors(self.number), error, "error")
+            case Dead(_, None):
+                self._owner.on_engine_gone()
+            case Dead(_, _, in_flight):
+                self._on_died(in_flight)
 
     def _go_on(self) -> None:
-        """Send an engine that has taken another's place all that is open."""
+        """Send all that is open to an engine that has taken another's place."""
         self.queue.restart()
         sequences = self._requests.unsent(self.number)
         for add in replay_adds(sequences):
@@ -116,16 +109,6 @@ class Engine:
         resumed = sum(sequence.engines > 1 for sequence in sequences)
         self.stats.replayed += resumed
         self._report(Recovery(self.connection.engine, resumed))
-
-    def on_heartbeat(self, beat: Heartbeat) -> None:
-        self.stats.record_heartbeat(beat)
-        self.queue.observe(beat.load, beat.last_add)
-
-    def on_deltas(self, deltas: Deltas, now: float) -> None:
-        self.stats.record_load(deltas.load)
-        self.queue.observe(deltas.load, deltas.last_add)
-        for number, delta in deltas_by_sequence(deltas).items():
-            self._on_delta(number, delta, now)
 
     def _on_delta(self, number: int, delta: SequenceDelta, now: float) -> None:
         sequence = self._requests.get(number)
@@ -151,11 +134,7 @@ class Engine:
                 return
         collector.put(number, delta)
 
-    def on_lost(self, message: Lost) -> None:
-        error = GenerationError("A message of the engine was lost. Send the request again.")
-        self._owner.fail_requests(self._requests.collectors(self.number), error, "error")
-
-    def on_engine_died(self, in_flight: Sequence[int]) -> None:
+    def _on_died(self, in_flight: Sequence[int]) -> None:
         self._owner.on_engine_died(self.number, in_flight)
         waiting = self._requests.of_engine(self.number)
         prompts = [sequence.add for sequence in waiting if sequence.add.fork_of is None]
@@ -165,16 +144,9 @@ class Engine:
         if blamed is not None:
             self._owner.fail_requests([blamed], GenerationError(_BLAMED), "error")
 
-    def on_dead(self) -> None:
-        self._owner.on_engine_gone()
-
 
 class Engines:
-    """All engines, by their numbers.
-
-    Args:
-        engines: Each, in this order.
-    """
+    """All engines, by their numbers."""
 
     def __init__(self, engines: Iterable[Engine]) -> None:
         self._engines = tuple(engines)
@@ -186,19 +158,13 @@ class Engines:
     def __getitem__(self, number: int) -> Engine:
         return self._engines[number]
 
-    # --- life -------------------------------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Begin to receive; called in the event loop. More calls do nothing."""
         for connection in self._connections:
             connection.start()
 
     async def wait_ready(self) -> Ready:
-        """What all engines can do, once each has been ready.
-
-        Raises:
-            EngineDeadError: One died instead.
-        """
+        """Wait for each engine to be ready, and return what all can do; raises EngineDeadError if one dies."""
         for connection in self._connections:
             await connection.wait_ready()
         assert self.ready is not None
@@ -207,8 +173,6 @@ class Engines:
     async def close(self) -> None:
         """Stop receiving and disconnect."""
         await asyncio.gather(*(connection.close() for connection in self._connections))
-
-    # --- state ------------------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> EngineState:
@@ -222,8 +186,7 @@ class Engines:
 
     @property
     def ready(self) -> Ready | None:
-        """What each engine said when it was ready: what all of them can do, and what they hold together. None before
-        all have been."""
+        """What all engines can do, and what they hold together; None before each of them has been ready."""
         said = [connection.ready for connection in self._connections]
         known = [ready for ready in said if ready is not None]
         if len(known) < len(said):
@@ -242,7 +205,7 @@ class Engines:
 
     @property
     def able(self) -> list[bool]:
-        """Which engines new requests may go to: those that take them at once, or else all."""
+        """Which engines new requests may go to: those that take them at once, or all if none does."""
         working = self.working
         return working if any(working) else [True] * len(working)
 
@@ -265,23 +228,18 @@ class Engines:
 
     @property
     def recovering_s(self) -> float:
-        """For how long there has been no engine, in seconds."""
+        """Seconds for which there has been no engine."""
         return min(connection.recovering_s for connection in self._connections)
 
     @property
     def num_controls(self) -> int:
-        """Commands without an answer."""
+        """The number of commands that are not answered yet."""
         return sum(connection.num_controls for connection in self._connections)
 
-    # --- commands ---------------------------------------------------------------------------------------------------
-
     async def control(self, action: str, value: Mapping[str, str] | None = None) -> Done:
-        """Send all engines a command and wait for their answers; one that is being replaced is paused or resumed when
-        it is back. Returns the first error if there is one, else the sums of what they say.
-
-        Raises:
-            UnavailableError: There is no engine that could answer.
-        """
+        """Send all engines a command and wait for their answers. An engine that is being replaced is paused or resumed
+        when it is back. Returns the first answer with an error, or else the sums of what the engines say; raises
+        UnavailableError if no engine could answer."""
         asked = [each for each in self._connections if each.state == "ready"] or self._connections[:1]
         for connection in self._connections:
             if connection not in asked:
@@ -289,14 +247,13 @@ class Engines:
         return _combined(await asyncio.gather(*(connection.control(action, value) for connection in asked)))
 
     def remember(self, action: str) -> None:
-        """Another API process has paused or resumed the engines. Those that work say so; the others are not there to
-        do it."""
+        """Note that another API process has paused or resumed the engines. Engines that work say so themselves."""
         for connection in self._connections:
             if connection.state != "ready":
                 connection.remember(action)
 
     def end_pause(self) -> None:
-        """Go on where engines are paused."""
+        """Resume the engines that are paused."""
         for connection in self._connections:
             connection.end_pause()
 

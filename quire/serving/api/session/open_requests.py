@@ -1,8 +1,10 @@
-"""The requests whose sequences engines still run: what was asked, what it has brought so far, and where that goes.
+"""The requests whose sequences engines still run: what was asked, what it has brought, and what becomes of it when an
+engine dies.
 
-An `OpenSequence` is all that it takes to run a sequence again on another engine; it costs its prompt and 4 bytes for
-each token of its output. An `OutputCollector` keeps what an HTTP request's reader has not taken yet, merged, so that a
-slow reader costs no more than its tokens. Knows nothing about text or HTTP.
+The next engine gets every open sequence together with the tokens that are known. Sampling depends on nothing but the
+seed and the sampled tokens, so the output is the one that the first engine would have brought. A prompt that was in
+flight at two deaths runs alone there until it is past the token at which the engine died (`Add.alone`); if it kills the
+engine again, its request fails, and all others go on.
 """
 
 from __future__ import annotations
@@ -20,8 +22,7 @@ from quire.foundation.messages.to_engine import Add, Fork
 from quire.text.deltas import SequenceDelta
 
 PROVEN_TOKENS = 4
-"""Tokens that a sequence gains on a new engine until it is past the one at which the last engine died: more than plans
-in flight bring."""
+"""Tokens after which a sequence is past the one at which the last engine died: more than plans in flight bring."""
 
 OnDelta = Callable[[int, SequenceDelta], bool]
 """Takes what a sequence (by index) gained; returns whether it can take more."""
@@ -30,11 +31,8 @@ OnDelta = Callable[[int, SequenceDelta], bool]
 class OutputCollector:
     """The output of one request, by the index of its sequences, which is the order of its Adds.
 
-    Filled by the session and read by one task, all in the event loop.
-
-    Attributes:
-        stats: What the metrics know about each sequence.
-        form: What the client called the form of its output, for error messages; None: it asked for none.
+    The session fills it and one task reads it, all in the event loop. Unread output is merged, so a slow reader costs
+    no more than its tokens. `form` is the field that asked for a form of the output; None if none did.
     """
 
     def __init__(self, adds: Sequence[Add], stats: Sequence[SequenceStats], form: str | None = None) -> None:
@@ -46,11 +44,6 @@ class OutputCollector:
         self._error: Exception | None = None
         self._on_delta: OnDelta | None = None
         self._changed = asyncio.Event()
-
-    @property
-    def prompts(self) -> list[list[int]]:
-        """The token ids of each prompt, as the engine got them."""
-        return [add.tokens[: add.prompt_len] for add in self.adds[:: self.adds[0].sampling.n]]
 
     def stats_of(self, sequence: int) -> SequenceStats:
         """The metrics of a sequence by its id."""
@@ -69,7 +62,7 @@ class OutputCollector:
         self._changed.set()
 
     def _call_reader(self, on_delta: OnDelta, index: int, delta: SequenceDelta) -> None:
-        """An exception is for the reader alone: the session, which calls this, has other requests to serve."""
+        """Hand a delta to the reader. Its exception is for it alone: other requests of the session go on."""
         try:
             if on_delta(index, delta):
                 return
@@ -79,31 +72,23 @@ class OutputCollector:
         self._changed.set()
 
     def fail(self, error: Exception) -> None:
-        """The reader gets this error in place of everything else."""
+        """Let the reader get this error in place of everything else."""
         self._error = error
         self._on_delta = None
         self._changed.set()
 
     async def wait(self) -> None:
-        """Until anything is unread.
-
-        Raises:
-            QuireError: The request failed as a whole.
-        """
+        """Wait until anything is unread; raises a QuireError if the request failed as a whole."""
         await self._changed.wait()
         if self._error is not None:
             raise self._error
 
     async def read(self, on_delta: OnDelta) -> list[tuple[int, SequenceDelta]]:
-        """Wait for output; returns what each sequence gained, by index.
+        """Wait for output; returns what each sequence gained, by index. Raises a QuireError if the request failed, or
+        what `on_delta` raised.
 
-        Args:
-            on_delta: While nothing is unread, each delta goes to this instead, until it can take no more; the list may
-                be empty then.
-
-        Raises:
-            QuireError: The request failed as a whole.
-            Exception: What `on_delta` raised.
+        While nothing is unread, `on_delta` gets each delta as it comes, until it can take no more; the list may be
+        empty then.
         """
         if not self._changed.is_set():
             self._on_delta = on_delta
@@ -119,17 +104,15 @@ class OutputCollector:
 
 
 class OpenSequence:
-    """A sequence that has not ended.
+    """A sequence that has not ended, with all that another engine needs to go on.
 
     Attributes:
-        add: What was asked.
-        collector: Where its output goes.
-        engine: The number of the one that it is for.
-        generated: Tokens that the engine has sent.
-        num_prompt_logprobs: How many of the prompt's log probabilities it has sent.
+        engine: The number of its engine.
+        generated: Tokens that engines have sent.
+        num_prompt_logprobs: How many of the prompt's log probabilities were sent.
         sent: Whether the present engine knows the sequence.
-        engines: How many have got to know it.
-        deaths: How many of these have died while it was in flight, since it last got past the token of such a death.
+        engines: How many engines have got to know it.
+        deaths: How many of these died while it was in flight, since it last got past the token of such a death.
     """
 
     __slots__ = (
@@ -151,18 +134,18 @@ class OpenSequence:
 
     @property
     def alone(self) -> bool:
-        """Whether the next engine has to run it alone, or the present one does."""
+        """Whether the next engine has to run the sequence alone, or the present one does."""
         return self.deaths >= 2
 
     def mark_sent(self) -> None:
-        """An engine gets the sequence as it is now."""
+        """Note that an engine gets the sequence as it is now."""
         self.sent = True
         self.engines += 1
         self._known = len(self.generated)
         self._repeated = self.num_prompt_logprobs
 
     def record(self, delta: SequenceDelta) -> None:
-        """The engine has sent something; what an earlier engine has sent already is taken out of it."""
+        """Take over what the engine has sent, without what an earlier engine had sent already."""
         if self.engines > 1:
             repeated = min(self._repeated, len(delta.prompt_logprobs))
             self._repeated -= repeated
@@ -176,7 +159,7 @@ class OpenSequence:
 
 
 class OpenRequests:
-    """All sequences that have not ended; and when all have."""
+    """All sequences that have not ended."""
 
     def __init__(self) -> None:
         self._sequences: dict[int, OpenSequence] = {}
@@ -189,18 +172,12 @@ class OpenRequests:
         """Sequences that have not ended."""
         return len(self._sequences)
 
-    def __contains__(self, sequence: int) -> bool:
-        return sequence in self._sequences
-
-    def __getitem__(self, sequence: int) -> OpenSequence:
-        return self._sequences[sequence]
-
     def get(self, sequence: int) -> OpenSequence | None:
         """A sequence by its id; None when nobody wants it any more."""
         return self._sequences.get(sequence)
 
     def of_engine(self, engine: int) -> list[OpenSequence]:
-        """Sequences that are for one engine, in the order of arrival."""
+        """Sequences of one engine, in the order of arrival."""
         return [sequence for sequence in self._sequences.values() if sequence.engine == engine]
 
     def engine_died(self, engine: int) -> None:
@@ -213,8 +190,7 @@ class OpenRequests:
         return [sequence for sequence in self.of_engine(engine) if not sequence.sent]
 
     def unbegun(self, engine: int, in_flight: Collection[int]) -> list[list[OpenSequence]]:
-        """Sequences that this engine has only kept waiting, by prompt: those of requests of which nothing was in flight
-        and nothing has come."""
+        """Sequences that this engine has only kept waiting, by prompt: nothing of their requests has begun."""
         sequences, working = self.of_engine(engine), set(in_flight)
         begun = {id(each.collector) for each in sequences if each.add.id in working or each.generated}
         prompts: dict[int, list[OpenSequence]] = {}
@@ -224,24 +200,24 @@ class OpenRequests:
         return list(prompts.values())
 
     def collectors(self, engine: int | None = None) -> list[OutputCollector]:
-        """Of each request once; of those that one engine has a part in."""
+        """The collector of each request; with a number, of each request that this engine has a part in."""
         sequences = self._sequences.values() if engine is None else self.of_engine(engine)
         return list({id(sequence.collector): sequence.collector for sequence in sequences}.values())
 
     def add(self, collector: OutputCollector, engines: Sequence[int]) -> None:
-        """All sequences of a request begin, each on the engine of this number; forks where their first sequence is."""
+        """Open all sequences of a request, each on the engine of this number; forks go with their first."""
         self._idle.clear()
         for add, engine in zip(collector.adds, engines, strict=True):
             self._sequences[add.id] = OpenSequence(add, collector, engine)
 
     def remove(self, sequence: int) -> None:
-        """A sequence has ended, or is not wanted any more."""
+        """Close a sequence that has ended, or is not wanted any more."""
         del self._sequences[sequence]
         self._update_idle()
 
     @contextmanager
     def keep_open(self) -> Iterator[None]:
-        """Not idle before this context is left, even while no sequence runs."""
+        """A context in which `wait_idle` waits, even while no sequence runs."""
         self._num_kept_open += 1
         self._idle.clear()
         try:
@@ -251,7 +227,7 @@ class OpenRequests:
             self._update_idle()
 
     async def wait_idle(self) -> None:
-        """Until no request is open."""
+        """Wait until no request is open."""
         await self._idle.wait()
 
     def _update_idle(self) -> None:
@@ -278,8 +254,7 @@ def engine_died(requests: OpenRequests, engine: int, in_flight: Sequence[int]) -
 
 
 def replay_adds(sequences: Iterable[OpenSequence]) -> list[Add]:
-    """One Add for each prompt, of those of its sequences that are named, which count as sent. Those that run alone come
-    first, so that the engine begins with them."""
+    """One Add for each prompt of these sequences, which count as sent. Prompts that run alone come first."""
     prompts: dict[int, list[OpenSequence]] = {}
     for sequence in sequences:
         prompts.setdefault(sequence.add.prompt_id, []).append(sequence)
@@ -287,7 +262,7 @@ def replay_adds(sequences: Iterable[OpenSequence]) -> list[Add]:
 
 
 def _replay_add(sequences: list[OpenSequence]) -> Add:
-    """The first of those that are left carries the others."""
+    """The Add of one prompt: the first of its sequences carries the others."""
     first, *others = sequences
     add, sampling = first.add, first.add.sampling
     if sampling.prompt_logprobs is not None and (

@@ -1,7 +1,8 @@
-"""Which engine each prompt goes to, and how long each engine's queue is, as one API process knows it.
+"""The queues of the engines: which engine a prompt goes to, and which requests are turned away.
 
-The engine says how long its queue is (`Load`); what this process has sent since is added, because the engine may not
-have it yet. `Placement` hashes a prompt's blocks as engines do, and asks `quire.serving.replica_chooser`.
+An engine says how long its queue is (`Load`); what this process has sent since is added, because the engine may not
+have it yet. Each API process sees the others' requests a step late, so the queue may become a little longer than its
+limit. Tenants are the engine's business, which serves them in turns.
 """
 
 from __future__ import annotations
@@ -21,18 +22,15 @@ from quire.scheduling.kvcache.block_hashes import BlockHashes
 from quire.serving.replica_chooser import MAX_BLOCKS, ReplicaChooser, ReplicaLoad
 
 _UNKNOWN_BLOCKS = 2**20
-"""Supposed of an engine that has not said how many it has."""
+"""Supposed of an engine that has not said how many blocks it has."""
+FULL_SHARE = 1 / 16
+"""A queue counts as full at the latest when less than this share of its limit is left."""
+MAX_RETRY_S = 3_600
+_LEARNING_RATE = 1 / 16
 
 
 class EngineQueue:
-    """The queue of one engine.
-
-    Args:
-        slots: Sequences that it runs at once.
-
-    Attributes:
-        load: What the engine said last.
-    """
+    """The queue of an engine that runs `slots` sequences at once; `load` is what the engine said last."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -40,36 +38,30 @@ class EngineQueue:
         self._unseen = OrderedDict[int, tuple[int, int]]()  # Adds after `load`, by last id: sequences, tokens
         self._unseen_sequences = self._unseen_tokens = 0
 
-    # --- what the engine says ---------------------------------------------------------------------------------------
-
     def observe(self, load: Load, last_add: int) -> None:
-        """What the engine has to do, everything up to the Add `last_add` of this process included."""
+        """Take over what the engine has to do, up to the Add `last_add` of this process."""
         self.load = load
         while self._unseen and (first := next(iter(self._unseen))) <= last_add:
             self._forget_unseen(first)
 
     def restart(self) -> None:
-        """Another engine takes over. It has been sent nothing yet, and is as fast as the one before."""
+        """Another engine takes over: it has been sent nothing yet, and is as fast as the one before."""
         before = self.load
         self.load = Load(tokens_per_s=before.tokens_per_s, expected_output=before.expected_output)
         self._unseen.clear()
         self._unseen_sequences = self._unseen_tokens = 0
 
-    # --- what it is sent --------------------------------------------------------------------------------------------
-
     def expect(self, add: Add) -> None:
-        """An Add goes to the engine, whose load does not include it yet."""
+        """Count an Add that goes to the engine, whose load does not include it yet."""
         self._forget_unseen(add.last_id)
         tokens = add.queued_tokens(self.load.expected_output)
         self._unseen[add.last_id] = 1 + len(add.forks), tokens
         self._unseen_sequences += 1 + len(add.forks)
         self._unseen_tokens += tokens
 
-    # --- how long it is ---------------------------------------------------------------------------------------------
-
     @property
     def sequences(self) -> int:
-        """Sequences in the queue. The latest ones find free slots first."""
+        """Sequences in the queue. What was sent last finds free slots first."""
         free = 0 if self.load.waiting else self._slots - self.load.running
         return self.load.waiting + max(0, self._unseen_sequences - free)
 
@@ -80,14 +72,13 @@ class EngineQueue:
 
     @property
     def tokens(self) -> int:
-        """Tokens that are to be computed for them, see `messages.to_engine.queued_tokens`."""
+        """Tokens that are to be computed for the queue; see `Add.queued_tokens`."""
         unseen = 0 if self._unseen_run_at_once else self._unseen_tokens
         return self.load.queued_tokens + unseen
 
     @property
     def _unseen_run_at_once(self) -> bool:
-        """Whether the engine has slots and blocks for all that it has been sent since its last news: that is no queue,
-        and a long prompt turns nobody away while its first step runs."""
+        """Whether the engine has room for all that it was sent since its last news: then that is no queue."""
         load = self.load
         return (
             not (load.waiting or load.paused)
@@ -102,13 +93,7 @@ class EngineQueue:
 
 
 class Placement:
-    """Places prompts on engines.
-
-    Args:
-        queues: What is known of each engine's.
-        block_size: Tokens in a KV block.
-        clock: For what was sent lately.
-    """
+    """Places prompts on engines, by their queues and what was sent lately. `block_size` is in tokens."""
 
     def __init__(self, queues: Sequence[EngineQueue], block_size: int, clock: Clock) -> None:
         self._queues = queues
@@ -124,12 +109,8 @@ class Placement:
         return hashes.hash_up_to(add.tokens, min(len(add.tokens), MAX_BLOCKS * self._block_size))
 
     def place(self, add: Add, blocks: Sequence[bytes], able: Sequence[bool]) -> int:
-        """The number of the engine for a prompt, whose queue expects it from now on.
-
-        Args:
-            blocks: What `blocks` has returned for it.
-            able: Which engines take it; at least one does.
-        """
+        """The number of the engine for a prompt with these `blocks`, which its queue expects from now on. Some engine
+        is able."""
         number = 0
         if len(self._queues) > 1:
             loads = [_load(queue) if can else None for queue, can in zip(self._queues, able, strict=True)]
@@ -140,7 +121,7 @@ class Placement:
         return number
 
     def forget(self, engine: int) -> None:
-        """An engine was started again: its cache is empty."""
+        """Note that an engine was started again, with an empty cache."""
         self._chooser.forget(engine)
 
 
@@ -151,52 +132,32 @@ def _load(queue: EngineQueue) -> ReplicaLoad:
     return ReplicaLoad(queue.open_sequences, queue.tokens, load.free_blocks, load.num_blocks)
 
 
-FULL_SHARE = 1 / 16
-"""A queue counts as full at the latest when less than this share of its limit is left."""
-MAX_RETRY_S = 3_600
-_LEARNING_RATE = 1 / 16
-
-
 @dataclass(frozen=True)
 class QueueLimits:
-    """How long the queue may be; a request that meets an empty queue is always let in.
-
-    Attributes:
-        requests: Sequences; None for any number.
-        tokens: In tokens; None: as many as are worked off within `seconds`.
-        seconds: See `tokens`.
-        slots: Sequences that an engine runs at once.
-    """
+    """How long the queue may be, in sequences and tokens; None for any number of sequences, and for the tokens that are
+    worked off within `seconds`. A request that meets an empty queue is always let in."""
 
     requests: int | None
     tokens: int | None
     seconds: float
     slots: int
 
-
-def queue_limits(config: SchedulerConfig) -> QueueLimits:
-    """As they are configured."""
-    return QueueLimits(
-        config.max_queued_requests, config.max_queued_tokens, config.max_queue_time, config.max_num_seqs or 1
-    )
+    @classmethod
+    def of(cls, config: SchedulerConfig) -> QueueLimits:
+        """The limits that are configured."""
+        return cls(
+            config.max_queued_requests, config.max_queued_tokens, config.max_queue_time, config.max_num_seqs or 1
+        )
 
 
 class AdmissionLimit:
-    """The limit of one API process.
-
-    Args:
-        limits: How long the queue may be, of all engines together.
-        queues: What is known of each engine's.
-        rejections: Where requests that are turned away are counted, by what there was too much of.
-    """
+    """Decides which requests one API process turns away, and counts these in `rejections`, by reason."""
 
     def __init__(self, limits: QueueLimits, queues: Sequence[EngineQueue], rejections: dict[Limit, int]) -> None:
         self._limits = limits
         self._queues = queues
         self._rejections = rejections
         self._usual_tokens = 0.0  # of a request that was let in, on average
-
-    # --- the queue --------------------------------------------------------------------------------------------------
 
     @property
     def sequences(self) -> int:
@@ -205,12 +166,12 @@ class AdmissionLimit:
 
     @property
     def tokens(self) -> int:
-        """Tokens that are to be computed for them, see `messages.to_engine.queued_tokens`."""
+        """Tokens that are to be computed for the queue; see `Add.queued_tokens`."""
         return sum(queue.tokens for queue in self._queues)
 
     @property
     def max_tokens(self) -> float:
-        """Most tokens that may be in the queue."""
+        """Maximum number of tokens in the queue."""
         if self._limits.tokens is not None:
             return self._limits.tokens
         speed = self._tokens_per_s
@@ -226,41 +187,24 @@ class AdmissionLimit:
     def _tokens_per_s(self) -> float:
         return sum(queue.load.tokens_per_s for queue in self._queues)
 
-    # --- requests ---------------------------------------------------------------------------------------------------
-
     def refuse_if_full(self) -> None:
-        """Look whether the queue is full before a request is read: to turn it away has to cost as little as possible,
-        or a flood takes the time that those need which were let in.
+        """Raises OverloadedError if the queue is full, before a request is read. This has to be cheap, or a flood takes
+        the time of the requests that were let in.
 
-        A queue is full when it has no room for as much as those that were let in brought lately on average, or for
-        FULL_SHARE of its limit if that is less.
-
-        Raises:
-            OverloadedError: It is.
+        The queue is full when it has no room for what requests brought lately on average, or for FULL_SHARE of its
+        limit if that is less.
         """
         self.check(1, min(self._usual_tokens, FULL_SHARE * self.max_tokens))
 
     def enter(self, adds: Sequence[Add]) -> None:
-        """Let a request into the queue, as a whole or not at all; each of its prompts goes to an engine, whose queue
-        expects it.
-
-        Args:
-            adds: Its sequences, each prompt's first one with its forks, the others without.
-
-        Raises:
-            OverloadedError: The queue would be too long.
-        """
+        """Let a request into the queue as a whole; raises OverloadedError if the queue would be too long."""
         expected = sum(queue.load.expected_output for queue in self._queues) / len(self._queues)
         tokens = sum(add.queued_tokens(expected) for add in adds if add.fork_of is None)
         self.check(len(adds), tokens)
         self._usual_tokens += _LEARNING_RATE * (tokens - self._usual_tokens)
 
     def check(self, sequences: int, tokens: float) -> None:
-        """Refuse what `enter` would refuse, as far as is known of it: before there are Adds, that is less than all.
-
-        Raises:
-            OverloadedError: The queue would be too long.
-        """
+        """Raises OverloadedError if `enter` would, as far as the request is known before its Adds are made."""
         most = self._limits.requests
         if most is not None and self.sequences and self.sequences + sequences > most:
             self._refuse("requests")

@@ -1,4 +1,4 @@
-"""What receives an engine's messages and hands each to the event loop: the loop itself, or a thread.
+"""Hands an engine's messages to the event loop.
 
 A server's API process receives in its event loop, from a client whose messages a file descriptor announces. An engine
 in the same process has no descriptor, so a thread waits for it.
@@ -22,7 +22,7 @@ from quire.text.deltas import in_pieces
 logger = logging.getLogger(__name__)
 
 WAIT_S = 0.2
-"""How long one receive waits, in seconds, and so how long closing may take."""
+"""Seconds that one receive waits, and so how long closing may take."""
 PIECE = 128
 """Sequences that one callback of the event loop hears about: each costs it up to a tenth of a millisecond."""
 
@@ -36,16 +36,13 @@ class Receiver(Protocol):
 
     @property
     def heard_at(self) -> float | None:
-        """When the last message came, whether or not the event loop has seen it."""
-        ...
+        """When the last message came, whether or not the event loop has seen it; None before the first."""
 
     def start(self) -> None:
         """Begin; called in the event loop."""
-        ...
 
     async def close(self) -> None:
         """Return when the client is no longer used."""
-        ...
 
 
 MakeReceiver = Callable[[EngineClient, Clock, OnMessage], Receiver]
@@ -56,26 +53,16 @@ class PollableClient(EngineClient, Protocol):
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when there may be messages, and stays so until `receive` returns None."""
-        ...
 
 
 class EventLoopReceiver:
-    """Hands an engine's messages to the event loop, in order; a connection that breaks is a Dead.
+    """Receives in the event loop; a connection that breaks is a Dead.
 
-    A step's message is handled by the callback that receives it. A thread that receives would be woken for each step
-    beside the event loop, and both would wait for the interpreter's lock: a sixth of what a step of 16 streams costs.
-
-    Attributes:
-        heard_at: When the last message was received.
+    The callback that receives a step's message handles it. A thread that receives would be woken for each step beside
+    the event loop, and both would wait for the interpreter's lock: a sixth of what a step of 16 streams costs.
     """
 
     def __init__(self, client: PollableClient, clock: Clock, on_message: OnMessage) -> None:
-        """
-        Args:
-            client: Whose `receive` is called, in the event loop only.
-            clock: For `heard_at`.
-            on_message: Called in the event loop.
-        """
         self._client = client
         self._clock = clock
         self._on_message = on_message
@@ -85,17 +72,14 @@ class EventLoopReceiver:
         self.heard_at: float | None = None
 
     def start(self) -> None:
-        """Begin; called in the event loop."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._client.fileno(), self._on_readable)
 
     async def close(self) -> None:
-        """The client is no longer used. More calls do nothing."""
         self._stop()
         self._pieces.clear()
 
     def _stop(self) -> None:
-        """Receive no more."""
         if self._loop is not None:
             self._loop.remove_reader(self._client.fileno())
             self._loop = None
@@ -105,7 +89,7 @@ class EventLoopReceiver:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        """The next piece; what else has come waits for the loop's next turn, so that others run in between."""
+        """Hand over the next piece. The rest waits for the loop's next turn, so that others run in between."""
         self._going_on = False
         if not self._has_next():
             return
@@ -117,7 +101,7 @@ class EventLoopReceiver:
                 asyncio.get_running_loop().call_soon(self._hand_over)
 
     def _has_next(self) -> bool:
-        """Whether there is a piece; receives a message if there is none of an earlier one."""
+        """Whether there is a piece; receives a message if none is left of the last one."""
         if self._pieces or self._loop is None:
             return bool(self._pieces)
         try:
@@ -134,19 +118,9 @@ class EventLoopReceiver:
 
 
 class ThreadReceiver:
-    """Hands an engine's messages to the event loop, in order; a connection that breaks is a Dead.
-
-    Attributes:
-        heard_at: When the last message came, whether or not the event loop has seen it.
-    """
+    """Receives in a thread; a connection that breaks is a Dead."""
 
     def __init__(self, client: EngineClient, clock: Clock, on_message: OnMessage) -> None:
-        """
-        Args:
-            client: Whose `receive` is called, by this thread only.
-            clock: For `heard_at`.
-            on_message: Called in the event loop.
-        """
         self._client = client
         self._clock = clock
         self._on_message = on_message
@@ -155,13 +129,11 @@ class ThreadReceiver:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin; called in the event loop."""
         loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, args=(loop,), name="engine-messages", daemon=True)
         self._thread.start()
 
     async def close(self) -> None:
-        """Return when the thread no longer uses the client."""
         self._closing = True
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, 10 * WAIT_S)

@@ -8,28 +8,20 @@ from quire.serving.api.session.connection import DEAD, LOADING, RECOVERING
 from quire.serving.api.session.engines import Engines
 
 NEW_WORK_WAIT_S = 20.0
-"""How long new requests are taken after an engine's death, in seconds; then they are refused until an engine has taken
-its place."""
+"""Seconds for which new requests are taken while an engine takes the place of one that died; then they are refused."""
 State = Literal["starting", "ready", "recovering", "swapping", "draining", "dead"]
-_REFUSALS: dict[State, str] = {
+REFUSALS: dict[State, str] = {
     "starting": LOADING,
     "recovering": RECOVERING,
     "swapping": "Another model is being loaded. Send the request again in a few seconds.",
     "draining": "The server is shutting down. Send the request to another one, or again later.",
     "dead": DEAD,
 }
+"""The error message for a request in each state in which none is taken."""
 
 
 class SessionState:
-    """What the engines' state and the server's own mean for requests.
-
-    Args:
-        engines: The engines.
-
-    Attributes:
-        draining: Whether no new work is taken any more.
-        closed: Whether the session with the engines is closed.
-    """
+    """What the state of the engines and of the server mean for requests."""
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
@@ -84,20 +76,14 @@ class SessionState:
     def refusal(self) -> str:
         """The error message for a request that is not taken now."""
         state = self.current
-        return refusal("starting" if state == "ready" else state)
+        return REFUSALS["starting" if state == "ready" else state]
 
     @property
     def health_complaint(self) -> str:
-        """Why the server is not alive or makes no progress; empty if some engine is and does, or another model is
-        loaded."""
+        """Why the server is not alive or makes no progress; empty if an engine is well, or another model is loaded."""
         return "" if self._retired else self._engines.complaint
 
     @property
     def readiness_complaint(self) -> str:
         """Why a request would not be accepted and finished now; empty if it would."""
         return self._leaving or self._engines.complaint
-
-
-def refusal(state: State) -> str:
-    """The error message for a request in a state in which none is taken."""
-    return _REFUSALS[state]

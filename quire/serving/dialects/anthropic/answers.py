@@ -1,7 +1,4 @@
-"""Answers as Anthropic's messages: whole, and as events.
-
-Owns their JSON and the order of events. Knows nothing about requests.
-"""
+"""Answers as Anthropic's messages: whole, and as events."""
 
 from __future__ import annotations
 
@@ -29,14 +26,7 @@ _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 @dataclass
 class AnthropicAnswers:
-    """The answer to one request; an AnswerFormat.
-
-    Attributes:
-        request_id: The answer's id is made of it.
-        model: The name to answer under.
-        choices: One choice, for its token counts.
-        show_thinking: Whether thoughts are shown.
-    """
+    """The answer to one request, which has one choice; an AnswerFormat."""
 
     request_id: str
     model: str
@@ -63,8 +53,6 @@ class AnthropicAnswers:
         for call in message.tool_calls:
             content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": call_input(call.arguments)})
         return {**self._head, "content": content, **_stop(whole), "usage": self._usage()}
-
-    # --- as events --------------------------------------------------------------------------------------------------
 
     def delta(self, index: int, gained: ChoiceDelta) -> bytes:
         data = b"" if self._begun else self._begin()
@@ -121,7 +109,7 @@ class AnthropicAnswers:
         return signed + _event("content_block_stop", index=self._blocks - 1)
 
     def _usage(self) -> dict[str, Any]:
-        """Anthropic counts cached tokens apart from the others."""
+        """The token counts. Anthropic counts cached tokens apart from the others."""
         usage = self.choices.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         return {

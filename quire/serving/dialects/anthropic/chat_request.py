@@ -1,34 +1,39 @@
-"""Anthropic's conversations as ChatRequests.
+"""Anthropic's conversations as ChatRequests: what each field means as a chat, and how errors about it are said.
 
-Owns what each field means as a chat, and how errors about it are said. Knows nothing about answers.
+Tools that Anthropic runs itself are left out, since a model is merely not told of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from quire.errors import ContextLengthError, UnsupportedField
+from quire.errors import ContextLengthError, RequestError, UnsupportedField
 from quire.serving.api.schemas.chat import ChatRequest
 from quire.serving.api.schemas.known_fields import FieldNames
 from quire.serving.dialects.anthropic.messages import chat_messages
-from quire.serving.dialects.anthropic.schemas import CountTokensRequest, CustomTool, MessagesRequest
-from quire.serving.dialects.anthropic.tools import chat_tool_choice, chat_tools
+from quire.serving.dialects.anthropic.schemas import (
+    AnthropicTool,
+    AnthropicToolChoice,
+    CountTokensRequest,
+    CustomTool,
+    MessagesRequest,
+    TypedTool,
+)
 from quire.serving.dialects.dialect import json_format, make_chat, thinking_switches
 from quire.text.hints import NOT_READ, HintLog
 
 _PASSED_ON = ("max_tokens", "stream", "temperature", "top_p", "top_k")
+_HOSTED = re.compile(
+    r"(web_search|web_fetch|code_execution|advisor|tool_search_tool(?:_bm25|_regex)?|mcp_toolset)(?:_[0-9]{8})?"
+)
+_RUN_BY_CLIENT = re.compile(r"(bash|text_editor|memory|computer|computer_toolset|browser_toolset)(?:_[0-9]{8})?")
 
 
 def chat_request(body: CountTokensRequest, variables: Collection[str]) -> ChatRequest:
-    """The chat that is meant.
-
-    Args:
-        variables: Of the model's chat template, which may have a switch for thinking.
-
-    Raises:
-        RequestError: A field is wrong, or asks for what is not served; it is named as Anthropic does.
-    """
+    """The chat that is meant; raises a RequestError that names fields as Anthropic does. `variables` are the
+    template's."""
     _check_edits(body)
     fields: dict[str, Any] = {"model": body.model, "messages": chat_messages(body.system, body.messages)}
     if isinstance(body, MessagesRequest):
@@ -54,11 +59,7 @@ def chat_request(body: CountTokensRequest, variables: Collection[str]) -> ChatRe
 
 
 def log_hints(body: CountTokensRequest, hints: HintLog, variables: Collection[str]) -> None:
-    """Take note of the hints that the model cannot follow.
-
-    Args:
-        variables: Of its chat template.
-    """
+    """Log the hints that a model whose chat template has these variables cannot follow."""
     thinking = None if body.thinking is None else body.thinking.type
     if thinking in ("enabled", "disabled") and not thinking_switches(True, variables):
         hints.drop(f"thinking.type {thinking}", NOT_READ)
@@ -102,10 +103,65 @@ NAMES = FieldNames(
 
 
 def _check_edits(body: CountTokensRequest) -> None:
-    """Clearing makes room, which can be left undone; a summary is an answer of its own."""
+    """Refuse edits other than clearing, which makes room and can be left undone; a summary is an answer of its own."""
     edits = (body.context_management.edits if body.context_management else None) or ()
     for i, edit in enumerate(edits):
         if not edit.type.startswith("clear_"):
             raise UnsupportedField(
                 f"context_management.edits[{i}].type", f"'{edit.type[:64]}' is none of clear_tool_uses, clear_thinking"
             )
+
+
+def hosted_tools(body: CountTokensRequest) -> list[str]:
+    """Types of the tools that Anthropic runs, which are left out here."""
+    hosted = [tool.type for tool in body.tools or () if _is_hosted(tool) and tool.type]
+    return [*hosted, "mcp_servers"] if body.mcp_servers else hosted
+
+
+def chat_tools(tools: Sequence[AnthropicTool]) -> list[dict[str, Any]]:
+    """The functions among the tools; raises RequestError if a tool is neither a function nor run by Anthropic."""
+    return [_function(tool, f"tools[{i}]") for i, tool in enumerate(tools) if not _is_hosted(tool)]
+
+
+def chat_tool_choice(choice: AnthropicToolChoice, tools: Sequence[AnthropicTool]) -> dict[str, Any]:
+    """The fields of a chat that say which tool must be called; raises RequestError if the choice does not fit."""
+    if (choice.type == "tool") != (choice.name is not None):
+        raise RequestError("tool_choice: a name belongs to type tool, and to no other.", param="tool_choice")
+    hosted = [tool.name or str(tool.type) for tool in tools if _is_hosted(tool)]
+    if hosted and (choice.name in hosted or (choice.type == "any" and len(hosted) == len(tools))):
+        raise RequestError(
+            f"tool_choice: '{(choice.name or hosted[0])[:64]}' is a tool that Anthropic runs, and is not served here: "
+            "choose among tools of your own.",
+            param="tool_choice",
+        )
+    if len(hosted) == len(tools) and choice.type in ("auto", "none"):
+        return {}
+    named = {"type": "function", "function": {"name": choice.name}}
+    fields: dict[str, Any] = {"tool_choice": {"any": "required", "tool": named}.get(choice.type, choice.type)}
+    if choice.disable_parallel_tool_use:
+        fields["parallel_tool_calls"] = False
+    return fields
+
+
+def _is_hosted(tool: AnthropicTool) -> bool:
+    return isinstance(tool, TypedTool) and _HOSTED.fullmatch(tool.type) is not None
+
+
+def _function(tool: AnthropicTool, place: str) -> dict[str, Any]:
+    if isinstance(tool, TypedTool):
+        if _RUN_BY_CLIENT.fullmatch(tool.type):
+            raise UnsupportedField(
+                f"{place}.type",
+                f"only Anthropic's models know '{tool.type}'; describe it as a tool of type custom, with name, "
+                "description and input_schema",
+            )
+        raise RequestError(f"{place}.type must be 'custom', not '{tool.type[:64]}'.", param=f"{place}.type")
+    assert isinstance(tool, CustomTool)
+    if tool.allowed_callers and "direct" not in tool.allowed_callers:
+        raise UnsupportedField(f"{place}.allowed_callers", "no code is executed here: add 'direct'")
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}

@@ -1,21 +1,18 @@
-"""The blocks that a message of Anthropic's is made of.
-
-Owns their fields. What they mean as a chat is in `quire.serving.dialects.anthropic.chat_request`.
-"""
+"""The blocks that a message of Anthropic's is made of."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Tag
 
-from quire.serving.api.schemas.known_fields import Part
+from quire.serving.api.schemas.known_fields import Part, optional
 
 _NEUTRAL = "Ignored: it changes no answer here."
 
 
 class _Block(Part):
-    cache_control: dict[str, Any] | None = Field(default=None, description="Ignored: prefixes are always cached.")
+    cache_control: dict[str, Any] | None = optional("Ignored: prefixes are always cached.")
 
 
 class TextBlock(_Block):
@@ -23,7 +20,7 @@ class TextBlock(_Block):
 
     type: Literal["text"]
     text: str
-    citations: list[dict[str, Any]] | None = Field(default=None, description=_NEUTRAL)
+    citations: list[dict[str, Any]] | None = optional(_NEUTRAL)
 
 
 class ThinkingBlock(_Block):
@@ -31,7 +28,7 @@ class ThinkingBlock(_Block):
 
     type: Literal["thinking"]
     thinking: str
-    signature: str | None = Field(default=None, description="Ignored: nothing here is signed.")
+    signature: str | None = optional("Ignored: nothing here is signed.")
 
 
 class RedactedThinkingBlock(_Block):
@@ -48,8 +45,8 @@ class ToolUseBlock(_Block):
     id: str
     name: str
     input: dict[str, Any]
-    caller: dict[str, Any] | None = Field(default=None, description=_NEUTRAL)
-    toolset_name: str | None = Field(default=None, description=_NEUTRAL)
+    caller: dict[str, Any] | None = optional(_NEUTRAL)
+    toolset_name: str | None = optional(_NEUTRAL)
 
 
 class ImageBlock(_Block):
@@ -57,7 +54,7 @@ class ImageBlock(_Block):
 
     type: Literal["image"]
     source: dict[str, Any]
-    transformations: dict[str, Any] | None = Field(default=None, description=_NEUTRAL)
+    transformations: dict[str, Any] | None = optional(_NEUTRAL)
 
 
 class DocumentBlock(_Block):
@@ -67,7 +64,7 @@ class DocumentBlock(_Block):
     source: dict[str, Any]
     title: str | None = None
     context: str | None = None
-    citations: dict[str, Any] | None = Field(default=None, description=_NEUTRAL)
+    citations: dict[str, Any] | None = optional(_NEUTRAL)
 
 
 class SearchResultBlock(_Block):
@@ -77,7 +74,7 @@ class SearchResultBlock(_Block):
     source: str
     title: str
     content: list[TextBlock]
-    citations: dict[str, Any] | None = Field(default=None, description=_NEUTRAL)
+    citations: dict[str, Any] | None = optional(_NEUTRAL)
 
 
 class ToolReferenceBlock(_Block):
@@ -169,8 +166,8 @@ class ToolResultBlock(_Block):
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | list[ResultBlock] | None = None
-    is_error: bool | None = Field(default=None, description="Ignored: the content says what went wrong.")
-    toolset_name: str | None = Field(default=None, description=_NEUTRAL)
+    is_error: bool | None = optional("Ignored: the content says what went wrong.")
+    toolset_name: str | None = optional(_NEUTRAL)
 
 
 Block = Annotated[

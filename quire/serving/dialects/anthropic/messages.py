@@ -1,7 +1,4 @@
-"""Anthropic's messages as messages of a chat.
-
-Owns what each block becomes. Knows nothing about the other fields of a request.
-"""
+"""Anthropic's messages as messages of a chat."""
 
 from __future__ import annotations
 
@@ -34,15 +31,11 @@ from quire.serving.dialects.dialect import function_call, hosted_output
 _READABLE = ("text", "title", "url", "stdout", "stderr", "content", "tool_name", "error_code")
 """Fields of a hosted tool's result that say something to a model; others are encrypted, or bookkeeping."""
 MAX_DEPTH = 8
-"""How deep results are looked through; Anthropic's are half as deep."""
+"""Levels of results that are looked through; Anthropic's have half as many."""
 
 
 def chat_messages(system: str | Sequence[TextBlock] | None, messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The conversation.
-
-    Raises:
-        RequestError: A block belongs to another role, or cannot be read.
-    """
+    """The messages of the chat; raises RequestError if a block belongs to another role, or cannot be read."""
     first = []
     if system:
         content = system if isinstance(system, str) else [_part(block.text) for block in system]
@@ -93,7 +86,7 @@ def _answer(blocks: Sequence[Block], place: str) -> dict[str, Any]:
 
 
 def _question(role: str, blocks: Sequence[Block], place: str) -> list[dict[str, Any]]:
-    """Results of calls are messages of their own; what stands between them is text."""
+    """The messages of a turn that is no answer; results of calls are messages of their own."""
     messages: list[dict[str, Any]] = []
     texts: list[dict[str, Any]] = []
     for i, block in enumerate(blocks):
@@ -119,7 +112,7 @@ def _wrong(block: Block, role: str, place: str) -> RequestError:
 
 
 def _read(block: Block | ResultBlock) -> str | None:
-    """The text of a block that a user, the system or a tool may send; None if there is none that a model can read."""
+    """The text of a block that a user, the system or a tool may send; None if a model can read none."""
     match block:
         case TextBlock():
             return block.text

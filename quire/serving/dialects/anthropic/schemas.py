@@ -1,7 +1,4 @@
-"""The bodies of POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API.
-
-Owns their fields. What they mean as a chat is in `quire.serving.dialects.anthropic.chat_request`.
-"""
+"""The bodies of POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from quire.serving.api.schemas.chat import MAX_MESSAGES
-from quire.serving.api.schemas.known_fields import Body, FieldLists, Part
+from quire.serving.api.schemas.known_fields import Body, FieldLists, Part, optional
 from quire.serving.dialects.anthropic.message_schemas import Block, TextBlock
 
 MESSAGES_FIELDS = FieldLists(
@@ -44,12 +41,12 @@ class CustomTool(Part):
     name: str
     description: str | None = None
     input_schema: dict[str, Any] = Field(description="A JSON schema of type object.")
-    strict: bool | None = Field(default=None, description="Calls must match the schema.")
-    cache_control: dict[str, Any] | None = Field(default=None, description="Ignored: prefixes are always cached.")
-    eager_input_streaming: bool | None = Field(default=None, description="Ignored: inputs are always streamed.")
-    defer_loading: bool | None = Field(default=None, description="A hint: no tool is searched for, all are shown.")
-    allowed_callers: list[str] | None = Field(default=None, description="direct must be one: no code is executed here.")
-    input_examples: list[dict[str, Any]] | None = Field(default=None, description=_NEUTRAL)
+    strict: bool | None = optional("Calls must match the schema.")
+    cache_control: dict[str, Any] | None = optional("Ignored: prefixes are always cached.")
+    eager_input_streaming: bool | None = optional("Ignored: inputs are always streamed.")
+    defer_loading: bool | None = optional("A hint: no tool is searched for, all are shown.")
+    allowed_callers: list[str] | None = optional("direct must be one: no code is executed here.")
+    input_examples: list[dict[str, Any]] | None = optional(_NEUTRAL)
 
 
 class TypedTool(Part, extra="allow"):
@@ -74,7 +71,7 @@ class AnthropicToolChoice(Part):
     """Whether the model may, must or must not call a tool."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: str | None = Field(default=None, description="The one tool to call; with type tool only.")
+    name: str | None = optional("The one tool to call; with type tool only.")
     disable_parallel_tool_use: bool | None = None
 
 
@@ -85,10 +82,8 @@ class Thinking(Part):
     budget_tokens: int | None = Field(
         default=None, ge=0, description="Most tokens of thinking; ignored where the model's thinking is not told apart."
     )
-    display: Literal["summarized", "omitted", "updates"] | None = Field(
-        default=None, description="omitted: no thinking is shown."
-    )
-    block_binding: dict[str, Any] | None = Field(default=None, description="Ignored: nothing here is signed.")
+    display: Literal["summarized", "omitted", "updates"] | None = optional("omitted: no thinking is shown.")
+    block_binding: dict[str, Any] | None = optional("Ignored: nothing here is signed.")
 
 
 class OutputFormat(Part):
@@ -103,7 +98,7 @@ class OutputConfig(Part):
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
-    task_budget: dict[str, Any] | None = Field(default=None, description="A hint: the model is not told of it.")
+    task_budget: dict[str, Any] | None = optional("A hint: the model is not told of it.")
 
 
 class ContextEdit(Part, extra="allow"):
@@ -121,26 +116,26 @@ class ContextManagement(Part):
 class CountTokensRequest(Body):
     """A conversation whose tokens are counted."""
 
-    model: str | None = Field(default=None, description="A name from /v1/models; may be left out.")
+    model: str | None = optional("A name from /v1/models; may be left out.")
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: str | list[TextBlock] | None = None
     tools: list[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = Field(default=None, description="Older name of output_config.format.")
+    output_format: OutputFormat | None = optional("Older name of output_config.format.")
     context_management: ContextManagement | None = None
-    mcp_servers: list[dict[str, Any]] | None = Field(default=None, description="Left out, as tools that are hosted.")
-    speed: str | None = Field(default=None, description="A hint: there is one speed.")
-    fallbacks: Any = Field(default=None, description="A hint: no request is declined.")
+    mcp_servers: list[dict[str, Any]] | None = optional("Left out, as tools that are hosted.")
+    speed: str | None = optional("A hint: there is one speed.")
+    fallbacks: Any = optional("A hint: no request is declined.")
 
 
 class MessagesRequest(CountTokensRequest):
     """A conversation to answer."""
 
     max_tokens: int
-    stop_sequences: list[str] | None = Field(default=None, description="Strings that end the answer.")
-    stream: bool | None = Field(default=None, description="Server-sent events.")
+    stop_sequences: list[str] | None = optional("Strings that end the answer.")
+    stream: bool | None = optional("Server-sent events.")
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

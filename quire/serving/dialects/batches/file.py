@@ -1,7 +1,7 @@
 """A batch from a file to a file, for `quire run-batch`: what was answered before an interruption is not asked again.
 
 Results are appended to a partial file as they come. When all are there, they are written in the order of the input, and
-the partial file goes. Knows nothing about how requests are answered.
+the partial file goes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,15 @@ from typing import IO
 import msgspec
 
 from quire.errors import RequestError
-from quire.serving.dialects.batches.calls import BatchCalls
-from quire.serving.dialects.batches.lines import ENDPOINTS, Answer, BatchLine, BatchLineError, parse_line, result_line
+from quire.serving.dialects.batches.requests import (
+    ENDPOINTS,
+    Answer,
+    BatchCalls,
+    BatchLine,
+    BatchLineError,
+    parse_line,
+    result_line,
+)
 
 
 class _Usage(msgspec.Struct):
@@ -33,14 +40,7 @@ class _Counted(msgspec.Struct):
 
 
 class _PartialLine(msgspec.Struct):
-    """A line of the partial file.
-
-    Attributes:
-        line: Of the input, counted from 0.
-        digest: Of that line: a changed input is not answered by old results.
-        failed: Whether it is an error.
-        result: The line of the output.
-    """
+    """The result for a line of the input, counted from 0. Its digest tells whether the input has changed."""
 
     line: int
     digest: str
@@ -50,7 +50,7 @@ class _PartialLine(msgspec.Struct):
 
 @dataclass(frozen=True)
 class BatchCounts:
-    """Requests of a file."""
+    """How many requests a file has, and how many of them are done and failed."""
 
     total: int
     done: int
@@ -59,13 +59,7 @@ class BatchCounts:
 
 @dataclass
 class BatchFile:
-    """One input file and its output.
-
-    Attributes:
-        input: Requests, one a line.
-        output: Where results go.
-        partial: Where they are kept until all are there.
-    """
+    """An input file of requests, one a line, and its output; `partial` keeps results until all are there."""
 
     input: Path
     output: Path
@@ -77,7 +71,6 @@ class BatchFile:
 
     @property
     def counts(self) -> BatchCounts:
-        """How far it is."""
         return BatchCounts(len(self._digests), len(self._kept), len(self._failed))
 
     @property
@@ -86,11 +79,7 @@ class BatchFile:
         return [f"line {number + 1}: {error.message}" for number, error in self._wrong.items()]
 
     def check(self) -> None:
-        """Read the input, and what an earlier run has left.
-
-        Raises:
-            RequestError: No line is a request, or two have one custom_id: their answers could not be told apart.
-        """
+        """Read the input, and what an earlier run has left; raises RequestError if it cannot be answered."""
         seen: dict[str, int] = {}
         for number, raw in self._lines():
             self._digests[number] = _digest(raw)
@@ -111,12 +100,7 @@ class BatchFile:
             self._read_partial()
 
     async def run(self, calls: BatchCalls, on_answer: Callable[[int], None]) -> None:
-        """Answer what is left, and write the output.
-
-        Args:
-            calls: Answers requests.
-            on_answer: Called after each with the tokens that it took.
-        """
+        """Answer what is left, and write the output. Each answer's tokens are told to `on_answer`."""
         self.partial.parent.mkdir(parents=True, exist_ok=True)
         with self.partial.open("ab", buffering=0) as partial:
             await self._answer_all(calls, partial, on_answer)
@@ -188,7 +172,6 @@ class BatchFile:
         self.partial.unlink()
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
-        """The lines that are not empty, and their numbers."""
         with self.input.open("rb") as file:
             for number, raw in enumerate(file):
                 if raw.strip():
@@ -196,7 +179,6 @@ class BatchFile:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Rename, or copy where they are on two disks."""
     with contextlib.suppress(OSError):
         os.replace(source, target)
         return
@@ -209,13 +191,12 @@ def _digest(raw: bytes) -> str:
 
 
 def _refusal(number: int, error: BatchLineError) -> Answer:
-    """The answer to a line that is no request; its number tells it from others without a custom_id."""
+    """The answer to a line that is no request. Its number tells it from others without a custom_id."""
     said = {"message": f"Line {number + 1}: {error.message}", "type": RequestError.type, "param": error.param}
     return Answer(400, msgspec.json.encode({"error": said | {"code": error.code}}))
 
 
 def _tokens(answer: Answer) -> int:
-    """How many were generated."""
     if answer.status != 200:
         return 0
     usage = msgspec.json.decode(answer.body, type=_Counted).usage or _Usage()

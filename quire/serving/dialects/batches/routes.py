@@ -1,12 +1,14 @@
-"""/v1/batches: requests from a file, answered when there is room beside interactive ones."""
+"""/v1/files, and /v1/batches: requests from a file, answered when there is room beside interactive ones."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
 from fastapi import FastAPI, Query
+from pydantic import Field
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -14,26 +16,84 @@ from starlette.responses import Response, StreamingResponse
 
 from quire.errors import RequestError
 from quire.serving.api.request_body import openapi_body, read_body
+from quire.serving.api.schemas.known_fields import Body, Part
+from quire.serving.api.schemas.sampling import Metadata
 from quire.serving.api.serving import Serving, json_response
-from quire.serving.dialects.batches.calls import BatchCalls, InProcessCalls
+from quire.serving.dialects.batches.requests import ENDPOINTS, BatchCalls
 from quire.serving.dialects.batches.runner import BatchRunner
-from quire.serving.dialects.batches.schemas import BatchRequest
 from quire.serving.store.files import PART_BYTES, StoredFile
 from quire.serving.store.store import Store
 
 MAX_PAGE = 100
+UPLOAD_TIMEOUT_S = 600.0
+MAX_FILENAME = 255
+MAX_FILES_PAGE = 10_000
+_PURPOSE = "batch"
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": [_PURPOSE]},
+                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+                        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
+                    },
+                }
+            }
+        },
+    }
+}
+_WINDOW = re.compile(r"([1-9][0-9]{0,5})([mhd])")
+_SECONDS = {"m": 60, "h": 3_600, "d": 86_400}
+
+
+class OutputExpiresAfter(Part):
+    """When the output files are deleted."""
+
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=3_600, le=2_592_000)
+
+
+class BatchRequest(Body):
+    """Requests to answer when there is time."""
+
+    input_file_id: str = Field(description="A file of purpose 'batch', with a request a line.")
+    endpoint: str = Field(
+        description=f"Where all of its requests go: {', '.join(ENDPOINTS)}.", json_schema_extra={"enum": [*ENDPOINTS]}
+    )
+    completion_window: str = Field(
+        description="Time for it, as '24h', '30m' or '7d'; what is left then has expired.",
+        json_schema_extra={"pattern": f"^{_WINDOW.pattern}$"},
+    )
+    metadata: Metadata | None = None
+    output_expires_after: OutputExpiresAfter | None = None
+
+    def check_endpoint(self) -> None:
+        """Raises RequestError for an endpoint to which no batch may go."""
+        if self.endpoint not in ENDPOINTS:
+            raise RequestError(f"endpoint must be one of {', '.join(ENDPOINTS)}.", param="endpoint")
+
+    @property
+    def seconds(self) -> int:
+        """The completion window in seconds; raises RequestError if it is no time."""
+        match = _WINDOW.fullmatch(self.completion_window)
+        if match is None:
+            raise RequestError("completion_window must be a time such as '24h'.", param="completion_window")
+        return int(match[1]) * _SECONDS[match[2]]
 
 
 def make_batch_runner(app: FastAPI, serving: Serving, store: Store) -> BatchRunner:
-    """The runner of this process's batches."""
-    calls = InProcessCalls(app, serving.config.server.api_key)
-    batch_calls = BatchCalls(calls, serving.session, serving.config.scheduler)
-    return BatchRunner(store, batch_calls, serving.session, serving.names, serving.config.server.max_request_bytes)
+    server = serving.config.server
+    calls = BatchCalls(app, server.api_key, serving.session, serving.config.scheduler)
+    return BatchRunner(store, calls, serving.session, serving.names, server.max_request_bytes)
 
 
 def add_batches(app: FastAPI, serving: Serving) -> None:
-    """Batches in the store."""
-
     @app.post("/v1/batches", openapi_extra=openapi_body(BatchRequest), tags=["batches"])
     async def create(request: Request) -> Response:
         """Begin a batch."""
@@ -71,34 +131,7 @@ def add_batches(app: FastAPI, serving: Serving) -> None:
         return json_response(batch)
 
 
-UPLOAD_TIMEOUT_S = 600.0
-MAX_FILENAME = 255
-MAX_FILES_PAGE = 10_000
-_PURPOSE = "batch"
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file", "purpose"],
-                    "properties": {
-                        "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "enum": [_PURPOSE]},
-                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
-                        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
-                    },
-                }
-            }
-        },
-    }
-}
-
-
 def add_files(app: FastAPI, serving: Serving) -> None:
-    """Files in the store."""
-
     @app.post("/v1/files", openapi_extra=_BODY, tags=["files"])
     async def upload(request: Request) -> Response:
         """Upload the requests of a batch: a file with one JSON object a line."""
@@ -178,7 +211,7 @@ def _file(form: FormData) -> UploadFile:
 
 
 def _lifetime(form: FormData) -> float | None:
-    """`expires_after` in seconds, if it is there."""
+    """`expires_after` in seconds; None without it."""
     seconds, anchor = form.get("expires_after[seconds]"), form.get("expires_after[anchor]")
     if seconds is None and anchor is None:
         return None

@@ -15,8 +15,14 @@ from typing import Any, TypeVar
 from quire.errors import EngineDeadError, QuireError, UnavailableError
 from quire.foundation.clock import Clock, SystemClock, WallClock
 from quire.serving.api.session.session import EngineSession
-from quire.serving.dialects.batches.calls import BatchCalls
-from quire.serving.dialects.batches.lines import BatchLine, BatchLineError, error_line, parse_line, result_line
+from quire.serving.dialects.batches.requests import (
+    BatchCalls,
+    BatchLine,
+    BatchLineError,
+    error_line,
+    parse_line,
+    result_line,
+)
 from quire.serving.store.batch_rows import BatchResult, ClaimedBatch
 from quire.serving.store.limits import StoreFullError
 from quire.serving.store.store import Store
@@ -24,35 +30,26 @@ from quire.serving.store.store import Store
 logger = logging.getLogger(__name__)
 
 MAX_REQUESTS = 50_000
-"""Of one batch."""
+"""Maximum number of requests of one batch."""
 MAX_ERRORS = 100
-"""Wrong lines that a failed batch names."""
+"""Maximum number of wrong lines that a failed batch names."""
 LOOK_S = 5.0
-"""How often the store is asked for batches that other processes left."""
+"""Seconds between looks into the store for batches that other processes left."""
 WRITE_S = 0.25
-"""How often results are written, and the batch's state is read."""
+"""Seconds between writes of results, which also read the batch's state."""
 WRITTEN_AT_ONCE = 32
 """Results that are kept together or not at all."""
 PATIENCE_S = 300.0
-"""How long a store that cannot be used, say because another process has locked it, is tried again."""
+"""Seconds for which a store that cannot be used is tried again, say because another process has locked it."""
 ENVELOPE_BYTES = 2**16
-"""What a line may have beside the request's body."""
+"""Bytes that a line may have beside the request's body."""
 
 T = TypeVar("T")
 
 
 @dataclass
 class BatchRunner:
-    """Runs batches, one after the other.
-
-    Attributes:
-        store: Where they are.
-        calls: Answers their requests.
-        session: Says when the engine is ready.
-        models: Names that this server serves; batches for others are left alone.
-        max_request_bytes: Of a request's body.
-        clock: Seconds since 1970.
-    """
+    """Runs batches, one after the other. Batches for models that this server does not serve are left alone."""
 
     store: Store
     calls: BatchCalls
@@ -74,7 +71,7 @@ class BatchRunner:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def wake(self) -> None:
-        """Something about a batch has changed."""
+        """Look for batches now, because something about one has changed."""
         self._news.set()
 
     async def _run(self) -> None:
@@ -97,8 +94,7 @@ class BatchRunner:
             return None
 
     async def _work_on(self, claimed: ClaimedBatch) -> bool:
-        """Whether the batch has ended. If the store cannot be used it has not: some process claims it again, and goes
-        on where it was."""
+        """Work on a batch; returns whether it has ended. If the store cannot be used, it is claimed again later."""
         batch = str(claimed.body["id"])
         try:
             await self._run_to_end(batch, claimed)
@@ -125,13 +121,7 @@ class BatchRunner:
 
 @dataclass
 class BatchRun:
-    """One batch, from where it is to its end.
-
-    Attributes:
-        store, calls, clock: See BatchRunner.
-        claimed: The batch, which is this process's.
-        max_line_bytes: Of a line of its input.
-    """
+    """One batch, which is this process's, from where it is to its end."""
 
     store: Store
     calls: BatchCalls
@@ -150,7 +140,7 @@ class BatchRun:
         return str(self._body["id"])
 
     async def run(self) -> None:
-        """Until it has ended."""
+        """Work on the batch until it has ended."""
         status = self._body["status"]
         if status == "validating" and not await self._check_input():
             return
@@ -160,7 +150,7 @@ class BatchRun:
         await self._patiently(lambda: self.store.batches.finish(self._id, ends_as))
 
     async def _check_input(self) -> bool:
-        """Whether the input is requests only; else the batch has failed."""
+        """Check the input; returns whether all of it is requests. Else the batch has failed."""
         errors, names, total = list[dict[str, Any]](), set[str](), 0
         async for number, found in self._lines(lambda number: True):
             total += 1
@@ -184,7 +174,7 @@ class BatchRun:
         return True
 
     async def _send_all(self) -> str:
-        """Send what has no result yet; the state in which the batch ends."""
+        """Send what has no result yet; returns the state in which the batch ends."""
         done = await self._patiently(lambda: self.store.batches.lines_done(self._id))
         sending, status = set[asyncio.Task[None]](), "completed"
         writing = asyncio.create_task(self._keep_writing())
@@ -235,7 +225,7 @@ class BatchRun:
         self._results.append(BatchResult(number, answer.status == 200, text))
 
     async def _keep_writing(self) -> None:
-        """Until the batch is cancelled, or the store is full, which the last `_write` will say."""
+        """Write until the batch is cancelled, or the store is full, which the last `_write` will say."""
         status = "in_progress"
         while status != "cancelling":
             await asyncio.sleep(WRITE_S)
@@ -248,7 +238,7 @@ class BatchRun:
         self._cancelled.set()
 
     async def _write(self) -> str:
-        """Write results down, some at a time so that a store without room for all has the first; the batch's state."""
+        """Write results down, some at a time so that a full store has the first. Returns the batch's state."""
         while True:
             results = self._results[:WRITTEN_AT_ONCE]
             status = await self.store.batches.record(self._id, results)
@@ -257,36 +247,27 @@ class BatchRun:
                 return status
 
     async def _lines(self, wanted: Callable[[int], bool]) -> AsyncIterator[tuple[int, BatchLine | BatchLineError]]:
-        """The requests of the lines that are wanted, by number; what is no request comes as its error. Lines are parsed
-        in a thread."""
+        """The wanted lines by number, each a request or what is wrong with it. They are parsed in a thread."""
         read = self.store.files.lines(self._body["input_file_id"], self.max_line_bytes)
         async for some in read:
             for number, found in await asyncio.to_thread(self._parse, [line for line in some if wanted(line[0])]):
                 yield number, found
 
     def _parse(self, lines: list[tuple[int, bytes]]) -> list[tuple[int, BatchLine | BatchLineError]]:
-        return [(number, self._parse_line(raw)) for number, raw in lines]
-
-    def _parse_line(self, raw: bytes) -> BatchLine | BatchLineError:
-        try:
-            return parse_line(raw, (self._body["endpoint"],), self.max_line_bytes)
-        except BatchLineError as error:
-            return error
+        found: list[tuple[int, BatchLine | BatchLineError]] = []
+        for number, raw in lines:
+            try:
+                found.append((number, parse_line(raw, (self._body["endpoint"],), self.max_line_bytes)))
+            except BatchLineError as error:
+                found.append((number, error))
+        return found
 
     async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
         return await patiently(work, f"Batch {self._id}")
 
 
 async def patiently(work: Callable[[], Awaitable[T]], what: str) -> T:
-    """Do something in the store, and do it again while the store cannot be used.
-
-    Args:
-        work: May be done several times.
-        what: Waits for the store; for the log.
-
-    Raises:
-        UnavailableError: It could not be used for PATIENCE_S.
-    """
+    """Do something in the store, and do it again while it cannot be used; raises UnavailableError after PATIENCE_S."""
     clock = SystemClock()
     deadline = clock.now() + PATIENCE_S
     while True:

@@ -1,7 +1,4 @@
-"""Answers in Ollama's form: lines of JSON, or one object.
-
-Owns their JSON and times. Knows nothing about requests.
-"""
+"""Answers in Ollama's form: lines of JSON, or one object."""
 
 from __future__ import annotations
 
@@ -29,17 +26,7 @@ def timestamp(seconds: float) -> str:
 
 @dataclass
 class OllamaAnswers:
-    """The answer to one request; an AnswerFormat.
-
-    Attributes:
-        kind: Whether text stands in a message or by itself.
-        model: The name to answer under.
-        choices: One choice, for its token counts.
-        clock: For durations; the session's.
-        wall: For `created_at`.
-        began: When the request came, by `clock`.
-        show_thinking: Whether thoughts are shown.
-    """
+    """The answer to one request, which has one choice and came at `began` by `clock`; an AnswerFormat."""
 
     kind: Kind
     model: str
@@ -61,8 +48,6 @@ class OllamaAnswers:
         thinking = message.reasoning if self.show_thinking else ""
         return self._part(message.content, thinking, calls) | self._end(whole)
 
-    # --- as lines ---------------------------------------------------------------------------------------------------
-
     def delta(self, index: int, gained: ChoiceDelta) -> bytes:
         data = b"".join(self._line(event) for event in gained.output)
         if gained.finish_reason is not None:
@@ -77,7 +62,7 @@ class OllamaAnswers:
         return _encoded({"error": body["error"]["message"]})
 
     def _line(self, event: OutputEvent) -> bytes:
-        """A call is one line, once it is whole."""
+        """The lines that say an event. A call is one line, once it is whole."""
         match event:
             case ContentDelta(text) if text:
                 return self._finished_call() + _encoded(self._part(text))

@@ -1,7 +1,4 @@
-"""Ollama's requests as chats and completions.
-
-Owns what each field means. Knows nothing about answers.
-"""
+"""Ollama's requests as chats and completions."""
 
 from __future__ import annotations
 
@@ -41,15 +38,8 @@ def model_name(asked: str, serves: Callable[[str], bool]) -> str:
 def chat_request(
     body: OllamaChatRequest | OllamaGenerateRequest, model: str, variables: Collection[str]
 ) -> ChatRequest:
-    """The chat that is meant.
-
-    Args:
-        model: Its name here.
-        variables: Of the model's chat template, which may have a switch for thinking.
-
-    Raises:
-        RequestError: A field is wrong, or asks for what is not served; it is named as Ollama does.
-    """
+    """The chat that is meant; raises a RequestError that names fields as Ollama does. `variables` are the
+    template's."""
     fields = _shared(body, model)
     if isinstance(body.think, str):
         fields["reasoning_effort"] = body.think
@@ -67,7 +57,7 @@ def chat_request(
 
 
 def completion_request(body: OllamaGenerateRequest, model: str) -> CompletionRequest:
-    """The completion that is meant by `raw` or `suffix`; see `chat_request`."""
+    """The completion that is meant by `raw` or `suffix`; raises what `chat_request` does."""
     if body.system:
         raise RequestError("system needs the chat template: leave out raw and suffix.", param="system")
     fields = _shared(body, model) | {"prompt": body.prompt or "", "suffix": body.suffix or None}
@@ -76,13 +66,12 @@ def completion_request(body: OllamaGenerateRequest, model: str) -> CompletionReq
 
 
 def log_hints(body: OllamaChatRequest | OllamaGenerateRequest, hints: HintLog, variables: Collection[str]) -> None:
-    """Take note of the hints that the model cannot follow; `variables` are its chat template's."""
+    """Log the hints that a model whose chat template has these variables cannot follow."""
     if isinstance(body.think, bool) and not thinking_switches(True, variables):
         hints.drop("think", NOT_READ)
 
 
 def _shared(body: OllamaChatRequest | OllamaGenerateRequest, model: str) -> dict[str, Any]:
-    """Sampling parameters and the form of the answer."""
     options = check_fields(body.options or {}, Options, OPTION_FIELDS)
     limited = options.num_predict is not None and options.num_predict >= 0
     fields = {
@@ -99,7 +88,7 @@ def _shared(body: OllamaChatRequest | OllamaGenerateRequest, model: str) -> dict
 
 
 def _conversation(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
-    """Calls have no ids in Ollama: results follow in the order of the calls."""
+    """The messages of the chat. Calls have no ids in Ollama: results follow in the order of the calls."""
     plain: list[dict[str, Any]] = []
     unanswered: list[str] = []
     for message in messages:

@@ -1,4 +1,4 @@
-"""POST /api/chat and /api/generate: Ollama's API, which many desktop programs speak."""
+"""Ollama's API, which many desktop programs speak: /api/chat, /generate, /show, /tags, /ps and /version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from quire.errors import RequestError
 from quire.foundation.clock import SystemClock, WallClock
-from quire.serving.api.request_body import check_fields, check_object, openapi_body, read_object
+from quire.serving.api.request_body import openapi_body, read_body
 from quire.serving.api.request_choices import RequestChoices
 from quire.serving.api.request_head import Caller
 from quire.serving.api.request_work import cancel_on_disconnect, convert
@@ -34,10 +34,14 @@ from quire.serving.dialects.ollama.schemas import (
 from quire.text.tokenizer_files import read_json
 
 Body = TypeVar("Body", OllamaChatRequest, OllamaGenerateRequest)
+OLLAMA_VERSION = "0.32.7"
+"""The version of the API that is spoken. Clients switch features on by it, and some refuse older ones: those before
+0.13.4 have no /v1/responses, those before 0.14.0 no /v1/messages."""
+NEVER = "9999-12-31T23:59:59Z"
+"""When the model is unloaded."""
 
 
 def add_ollama(app: FastAPI, serving: Serving) -> None:
-    """Add the routes to the application."""
     add_models(app, serving)
 
     @app.post("/api/chat", openapi_extra=openapi_body(OllamaChatRequest), tags=["ollama"])
@@ -52,13 +56,11 @@ def add_ollama(app: FastAPI, serving: Serving) -> None:
 
 
 async def _respond(serving: Serving, request: Request, schema: type[Body]) -> Response:
-    sent = await read_object(request, any_type=True)
-    body = await check_object(request, sent, schema, OLLAMA_FIELDS)
+    body = await read_body(request, schema, OLLAMA_FIELDS, any_type=True)
     if not (body.messages if isinstance(body, OllamaChatRequest) else body.prompt or body.suffix):
         serving.model_name(model_name(body.model, serving.serves))
-        unload = sent.get("keep_alive") in (0, "0")
-        return json_response(loaded(body.kind, body.model, WallClock(), unload=unload))
-    serving.refuse_if_full()
+        return json_response(loaded(body.kind, body.model, WallClock(), unload=body.keep_alive in (0, "0")))
+    serving.session.refuse_if_full()
     return await cancel_on_disconnect(request, _answer(serving, request, body))
 
 
@@ -76,10 +78,11 @@ async def _start(serving: Serving, body: OllamaChatRequest | OllamaGenerateReque
     if isinstance(body, OllamaGenerateRequest) and (body.raw or body.suffix):
         return await _complete(serving, completion_request(body, model).sent_by(caller))
     variables = template_variables(serving)
-    log_hints(body, serving.chat.hints, variables)
+    log_hints(body, serving.text.hints, variables)
     number = len(body.messages or ()) if isinstance(body, OllamaChatRequest) else 1
     chat = await convert(number, lambda: chat_request(body, model, variables))
-    return await serving.chat.start(chat.sent_by(caller))
+    _, choices = await serving.chat.start(chat.sent_by(caller))
+    return choices
 
 
 async def _complete(serving: Serving, fields: CompletionRequest) -> RequestChoices:
@@ -92,22 +95,9 @@ async def _complete(serving: Serving, fields: CompletionRequest) -> RequestChoic
     return RequestChoices(serving.session, collector, serving.text.tokenizer, names=NAMES)
 
 
-OLLAMA_VERSION = "0.32.7"
-"""Whose API this is. Clients switch features on by it, and some refuse older ones: those before 0.13.4 have no
-/v1/responses, those before 0.14.0 no /v1/messages."""
-NEVER = "9999-12-31T23:59:59Z"
-"""When the model is unloaded."""
-
-
 @dataclass(frozen=True)
 class ModelFiles:
-    """What the model's directory tells.
-
-    Attributes:
-        family: The architecture, as config.json names it.
-        size: Bytes of all weights.
-        digest: Of the files' names and sizes.
-    """
+    """What the model's directory tells: the architecture, the bytes of all weights, a digest of names and sizes."""
 
     family: str
     dtype: str
@@ -117,7 +107,6 @@ class ModelFiles:
 
 
 def add_models(app: FastAPI, serving: Serving) -> None:
-    """Add the routes to the application."""
     files = _model_files(Path(serving.config.model.model))
 
     @app.get("/api/version", tags=["ollama"])
@@ -146,7 +135,7 @@ def add_models(app: FastAPI, serving: Serving) -> None:
     @app.post("/api/show", openapi_extra=openapi_body(OllamaShowRequest), tags=["ollama"])
     async def show(request: Request) -> Response:
         """What the model is and can do."""
-        fields = check_fields(await read_object(request, any_type=True), OllamaShowRequest, OLLAMA_FIELDS)
+        fields = await read_body(request, OllamaShowRequest, OLLAMA_FIELDS, any_type=True)
         asked = fields.model or fields.name
         if not asked:
             raise RequestError("'model' is required.", param="model")
@@ -172,7 +161,7 @@ def _card(name: str, files: ModelFiles, digest: str, parent: str = "") -> dict[s
 
 
 def _details(files: ModelFiles, parent: str) -> dict[str, Any]:
-    """`parent`: of an adapter, what its base model is called; else empty."""
+    """The details of the model, or of an adapter, whose `parent` is the name of its base model."""
     return {
         "parent_model": parent,
         "format": files.format,

@@ -1,7 +1,4 @@
-"""The bodies of Ollama's API: POST /api/chat, /api/generate and /api/show.
-
-Owns their fields. What they mean is in `quire.serving.dialects.ollama.chat_request`.
-"""
+"""The bodies of Ollama's API: POST /api/chat, /api/generate and /api/show."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from quire.serving.api.schemas.chat import MAX_MESSAGES
-from quire.serving.api.schemas.known_fields import Body, FieldLists, Part
+from quire.serving.api.schemas.known_fields import Body, FieldLists, Part, optional
 
 OLLAMA_FIELDS = FieldLists(
     ignored=frozenset({"keep_alive"}),
@@ -48,7 +45,7 @@ OPTION_FIELDS = FieldLists(
 class Options(Part):
     """How tokens are sampled; what is left open comes from the model's defaults."""
 
-    num_predict: int | None = Field(default=None, description="Most tokens of the answer; negative: what fits.")
+    num_predict: int | None = optional("Most tokens of the answer; negative: what fits.")
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -94,12 +91,11 @@ Think = bool | Literal["low", "medium", "high", "max"]
 
 class _OllamaRequest(Body):
     model: str
-    format: Literal["", "json"] | dict[str, Any] | None = Field(
-        default=None, description="json, or the JSON schema of the answer."
-    )
-    options: dict[str, Any] | None = Field(default=None, description="Sampling parameters by Ollama's names.")
-    stream: bool | None = Field(default=None, description="Default true: a line of JSON for each part.")
-    think: Think | None = Field(default=None, description="Whether the model thinks first, where it can choose.")
+    format: Literal["", "json"] | dict[str, Any] | None = optional("json, or the JSON schema of the answer.")
+    options: dict[str, Any] | None = optional("Sampling parameters by Ollama's names.")
+    stream: bool | None = optional("Default true: a line of JSON for each part.")
+    think: Think | None = optional("Whether the model thinks first, where it can choose.")
+    keep_alive: Any = optional("The model stays loaded.")
 
 
 class OllamaChatRequest(_OllamaRequest):
@@ -117,14 +113,14 @@ class OllamaGenerateRequest(_OllamaRequest):
     kind: ClassVar[Literal["generate"]] = "generate"
 
     prompt: str | None = None
-    suffix: str | None = Field(default=None, description="Text behind the gap, for models that can fill one in.")
+    suffix: str | None = optional("Text behind the gap, for models that can fill one in.")
     system: str | None = None
-    raw: bool | None = Field(default=None, description="No chat template: the text goes on.")
+    raw: bool | None = optional("No chat template: the text goes on.")
 
 
 class OllamaShowRequest(Body):
     """A model that is described."""
 
     model: str | None = None
-    name: str | None = Field(default=None, description="Older name of model.")
+    name: str | None = optional("Older name of model.")
     verbose: bool | None = None

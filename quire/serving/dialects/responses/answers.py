@@ -1,7 +1,6 @@
 """A running response in OpenAI's JSON: its body as it grows, and its numbered events.
 
-A response that is not streamed is made in the same way, and its events are not written. What the model says is in
-`quire.serving.dialects.responses.output_items`.
+A response that is not streamed is made in the same way, and its events are not written.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import msgspec
 
 from quire.foundation.clock import Clock
 from quire.sampling_params import SamplingParams
+from quire.serving.api.answers import EVENT_STREAM
 from quire.serving.api.request_choices import RequestChoices
-from quire.serving.api.sse_chunks import EVENT_STREAM
 from quire.serving.dialects.dialect import encoded_event
 from quire.serving.dialects.responses.output_items import Logprobs, OutputItems
 from quire.serving.dialects.responses.schemas import ResponsesRequest
@@ -24,7 +23,7 @@ from quire.text.deltas import ChoiceDelta
 
 _encode = msgspec.json.Encoder().encode
 _STATUS = {"stop": "completed", "tool_calls": "completed"}
-"""By finish reason; all others leave the response incomplete."""
+"""The status by finish reason; all others leave the response incomplete."""
 ABANDONED = "The server stopped while it worked on this response. Send the request again."
 
 
@@ -38,15 +37,7 @@ def response_head(
     *,
     stored: bool,
 ) -> dict[str, Any]:
-    """All fields of a response that has not begun.
-
-    Args:
-        created: Seconds since 1970; whole ones are said.
-        model: The name to answer under.
-        params: What the request's sampling parameters became.
-        tools: Those of the request that are served.
-        stored: Whether it is kept.
-    """
+    """All fields of a response that has not begun. It was `created` in seconds since 1970."""
     form = fields.text.format if fields.text else None
     reasoning = fields.reasoning
     return {
@@ -99,15 +90,11 @@ def failed(body: dict[str, Any], message: str) -> dict[str, Any]:
 
 @dataclass
 class ResponseAnswers:
-    """Writes one response; an AnswerFormat.
+    """Writes one response, which has one choice; an AnswerFormat.
 
     Attributes:
-        response: Its body as it is now; at first that of one that has not begun, see `response_head`.
-        choices: Its one choice.
-        logprobs: Of tokens.
-        clock: Seconds since 1970.
-        on_end: Called with the last body of a stream.
-        in_namespaces: See OutputItems.
+        response: Its body as it is now; at first what `response_head` returned.
+        on_end: Is called with the last body of a stream.
         keep_events: Whether anybody reads the events.
         unread: Events that were not taken yet: number, type and JSON.
     """
@@ -127,8 +114,6 @@ class ResponseAnswers:
 
     def __post_init__(self) -> None:
         self._items = OutputItems(self._emit, self.logprobs, self.in_namespaces)
-
-    # --- AnswerFormat -----------------------------------------------------------------------------------------------
 
     async def body(self) -> dict[str, Any]:
         await self.choices.read_all(lambda _, gained: self.add(gained))
@@ -154,10 +139,8 @@ class ResponseAnswers:
         events, self.unread = self.unread, []
         return b"".join([encoded_event(kind, data) for _, kind, data in events])
 
-    # --- the response -----------------------------------------------------------------------------------------------
-
     def begin(self) -> None:
-        """The events before anything is generated."""
+        """Write the events before anything is generated."""
         self._emit("response.created", {"response": self.response})
         if self.response["status"] == "queued":
             self._emit("response.queued", {"response": self.response})
@@ -170,7 +153,7 @@ class ResponseAnswers:
         self._finish_reason = gained.finish_reason or self._finish_reason
 
     def finish(self) -> None:
-        """The choice has ended."""
+        """End the response, because the choice has ended."""
         status = _STATUS.get(self._finish_reason or "", "incomplete")
         self._items.end(complete=status == "completed")
         reason = "max_output_tokens" if self._finish_reason == "length" else None
@@ -184,7 +167,7 @@ class ResponseAnswers:
         })  # fmt: skip
 
     def fail(self, message: str) -> None:
-        """Something failed inside the server."""
+        """End the response, because something failed inside the server."""
         if self._items.items:
             self._items.end(complete=False)
         self._end_as({**failed(self.response, message), "output": self._items.items})

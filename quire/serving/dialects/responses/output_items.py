@@ -1,7 +1,4 @@
-"""What the model says as items of a response, and the events about them, in OpenAI's order.
-
-Owns when an item begins and ends. Knows nothing about streams, numbers of events and stores.
-"""
+"""What the model says as items of a response, and the events about them, in OpenAI's order."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.serving.dialects.responses.messages import new_id
+from quire.serving.dialects.responses.chat_request import new_id
 from quire.text.deltas import ChoiceDelta
 from quire.text.output_parsers.events import ContentDelta, ReasoningDelta, ToolCallDelta, ToolCallStart
 
@@ -24,10 +21,8 @@ class OutputItems:
     """The items of one response.
 
     Attributes:
-        emit: Gets each event.
-        logprobs: Of tokens.
         in_namespaces: Namespace and name of functions, by what the model calls them; others have no namespace.
-        items: Those that have begun; the last one may be open.
+        items: Items that have begun; the last one may be open.
         reasoning_tokens: Tokens that the model spent on reasoning.
     """
 
@@ -65,8 +60,6 @@ class OutputItems:
             self._begin_message()
         self._close("completed" if complete else "incomplete")
 
-    # --- what an item gains -----------------------------------------------------------------------------------------
-
     def _add_text(self, text: str) -> None:
         if self._kind != "message":
             self._begin_message()
@@ -83,8 +76,6 @@ class OutputItems:
             self._begin_part({"type": "reasoning_text", "text": ""})
         self._pieces.append(text)
         self._tell("reasoning_text.delta", content_index=0, delta=text)
-
-    # --- where an item begins ---------------------------------------------------------------------------------------
 
     def _begin_message(self) -> None:
         self._begin("msg", "message", role="assistant", content=[])
@@ -106,8 +97,6 @@ class OutputItems:
         assert self._open is not None
         self._open["content"].append(part)
         self._tell("content_part.added", content_index=0, part=_copy(part))
-
-    # --- and where it ends ------------------------------------------------------------------------------------------
 
     def _close(self, status: str) -> None:
         if self._open is None:
@@ -131,7 +120,6 @@ class OutputItems:
         self.emit("response.output_item.done", {"output_index": len(self.items) - 1, "item": _copy(done)})
 
     def _tell(self, event: str, **fields: Any) -> None:
-        """An event about the open item."""
         assert self._open is not None
         self.emit(f"response.{event}", {"item_id": self._open["id"], "output_index": len(self.items) - 1, **fields})
 
@@ -147,7 +135,7 @@ class OutputItems:
 
 
 def _copy(value: dict[str, Any]) -> dict[str, Any]:
-    """An item or part as it is now; what changes later are its own fields, its list of parts, and their fields."""
+    """An item or part as it is now. Later changes are to its own fields, its list of parts, and their fields."""
     copied = dict(value)
     if "content" in copied:
         copied["content"] = [dict(part) for part in copied["content"]]
@@ -155,7 +143,7 @@ def _copy(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_text(entries: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    """The log probabilities of those tokens that a text is made of, without the tags around it that a parser took."""
+    """The log probabilities of the tokens that a text is made of, without the tags around it that a parser took."""
     begin = "".join(entry["token"] for entry in entries).find(text)
     if begin < 0:  # characters of several tokens
         return entries
@@ -168,6 +156,5 @@ def _of_text(entries: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
 
 
 def _without_bytes(entry: dict[str, Any]) -> dict[str, Any]:
-    """Log probabilities as events have them."""
     top = [{"token": other["token"], "logprob": other["logprob"]} for other in entry["top_logprobs"]]
     return {"token": entry["token"], "logprob": entry["logprob"], "top_logprobs": top}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -10,11 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from quire.errors import RequestError
+from quire.serving.api.answers import EVENT_STREAM
 from quire.serving.api.request_body import openapi_body, read_body
 from quire.serving.api.request_head import use_request_id
-from quire.serving.api.request_work import cancel_on_disconnect
 from quire.serving.api.serving import Serving, json_response
-from quire.serving.api.sse_chunks import EVENT_STREAM
 from quire.serving.dialects.batches.routes import page_body
 from quire.serving.dialects.dialect import name_dropped
 from quire.serving.dialects.responses.answers import ABANDONED, failed
@@ -30,16 +30,13 @@ _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def add_responses(app: FastAPI, serving: Serving) -> None:
-    """Responses."""
     app.state.responses = tasks = ResponseTasks(serving.store)
     service = ResponsesService(serving)
 
     @app.post("/v1/responses", openapi_extra=openapi_body(ResponsesRequest), tags=["responses"])
     async def create(request: Request) -> Response:
         """Answer something."""
-        serving.refuse_if_full()
-        fields = await read_body(request, ResponsesRequest)
-        return await cancel_on_disconnect(request, _answer(serving, service, tasks, request, fields))
+        return await serving.read_and_answer(request, ResponsesRequest, partial(_answer, service, tasks))
 
     @app.post("/v1/responses/input_tokens", openapi_extra=openapi_body(ResponsesRequest), tags=["responses"])
     async def count(request: Request) -> Response:
@@ -48,7 +45,7 @@ def add_responses(app: FastAPI, serving: Serving) -> None:
         fields.check()
         tokens, dropped = await service.count_input_tokens(fields)
         answer = json_response({"object": "response.input_tokens", "input_tokens": tokens})
-        return name_dropped(answer, dropped, serving.chat.hints)
+        return name_dropped(answer, dropped, serving.text.hints)
 
     @app.get("/v1/responses/{response_id}", tags=["responses"])
     async def retrieve(response_id: str, stream: bool = False, starting_after: int = -1) -> Response:
@@ -103,7 +100,7 @@ def add_responses(app: FastAPI, serving: Serving) -> None:
 
 
 async def _answer(
-    serving: Serving, service: ResponsesService, tasks: ResponseTasks, request: Request, fields: ResponsesRequest
+    service: ResponsesService, tasks: ResponseTasks, serving: Serving, request: Request, fields: ResponsesRequest
 ) -> Response:
     use_request_id(request, fields.request_id)
     fields.check()
@@ -112,7 +109,7 @@ async def _answer(
     running = await service.start(fields, request.state.caller, tasks.keep if kept else lambda _: None)
     choices, events = running.choices, running.events
     if store is not None:
-        serving.log_request(request.state.request_id, request.scope["path"], choices.adds, stream=stream)
+        serving.log_request(request, choices.adds, stream=stream)
         answer = await _in_background(store, tasks, running, stream=stream)
     else:
         if stream:
@@ -120,7 +117,7 @@ async def _answer(
         answer = await serving.answer(request, events, choices, stream, events.take())
         if kept and not stream:
             await tasks.put(running)
-    return name_dropped(answer, running.dropped, serving.chat.hints)
+    return name_dropped(answer, running.dropped, serving.text.hints)
 
 
 async def _in_background(store: Store, tasks: ResponseTasks, running: RunningResponse, *, stream: bool) -> Response:
@@ -139,7 +136,7 @@ def _stream(store: Store, response_id: str, after: int) -> Response:
 
 
 def _current(response: StoredResponse) -> dict[str, Any]:
-    """The body of a response; failed, if nobody works on it any more."""
+    """The body of a response, which has failed if nobody works on it any more."""
     body: dict[str, Any] = msgspec.json.decode(response.body)
     return failed(body, ABANDONED) if response.abandoned else body
 

@@ -1,15 +1,17 @@
-"""The body of POST /v1/responses."""
+"""The body of POST /v1/responses, and the items of its conversation."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from quire.errors import RequestError, UnsupportedField
-from quire.serving.api.schemas.chat import MAX_MESSAGES
-from quire.serving.api.schemas.known_fields import Part
+from quire.serving.api.schemas.chat import KINDS, MAX_MESSAGES, NOT_SEEN
+from quire.serving.api.schemas.known_fields import Part, optional
 from quire.serving.api.schemas.sampling import Metadata, RequestFields, StreamOptions
+from quire.serving.dialects.dialect import hosted_output
 
 Include = Literal[
     "code_interpreter_call.outputs",
@@ -24,28 +26,17 @@ Include = Literal[
 """What a client may ask for. What belongs to tools and inputs that are not served never occurs, and reasoning is not
 encrypted: it is in the open, and can be sent back."""
 
-SAMPLING = (
-    "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens", "ignore_eos",
-    "skip_special_tokens", "include_stop_str_in_output", "structured_outputs", "vllm_xargs", "chat_template_kwargs",
-    "cache_salt", "priority",
-)  # fmt: skip
-"""Fields that mean what they mean in /v1/chat/completions, and are passed on."""
-
-
 Summary = Literal["auto", "concise", "detailed"]
 
 
 class ReasoningConfig(Part):
     """How much the model thinks before it answers."""
 
-    effort: str | None = Field(default=None, description="For chat templates that know of it.")
-    summary: Summary | None = Field(default=None, description="A hint: nothing is summarized.")
-    generate_summary: Summary | None = Field(default=None, description="Older name of summary.")
-    mode: str | None = Field(default=None, description="A hint: a model has one.")
-    context: Literal["auto", "current_turn", "all_turns"] | None = Field(
-        default=None, description="A hint: the chat template chooses."
-    )
+    effort: str | None = optional("For chat templates that know of it.")
+    summary: Summary | None = optional("A hint: nothing is summarized.")
+    generate_summary: Summary | None = optional("Older name of summary.")
+    mode: str | None = optional("A hint: a model has one.")
+    context: Literal["auto", "current_turn", "all_turns"] | None = optional("A hint: the chat template chooses.")
 
 
 class TextFormat(Part, populate_by_name=True):
@@ -62,40 +53,12 @@ class TextConfig(Part):
     """What the answer is like."""
 
     format: TextFormat | None = None
-    verbosity: Literal["low", "medium", "high"] | None = Field(default=None, description="A hint: no model knows it.")
+    verbosity: Literal["low", "medium", "high"] | None = optional("A hint: no model knows it.")
 
 
-class ResponsesRequest(RequestFields):
-    """Something to answer."""
+class _PassedOn(RequestFields):
+    """Fields that mean what they mean in /v1/chat/completions, where they are checked."""
 
-    input: str | Annotated[list[Any], Field(max_length=MAX_MESSAGES)] = Field(
-        description="A text, or messages, function calls, their outputs and reasoning."
-    )
-    instructions: str | None = Field(default=None, description="Comes first, as a system message.")
-    previous_response_id: str | None = Field(default=None, description="Continue this one.")
-    store: bool | None = Field(default=None, description="Default true: keep it, to be read and continued.")
-    background: bool | None = Field(default=None, description="Answer at once, and work on it then.")
-    include: list[Include] | None = Field(default=None, description="message.output_text.logprobs is the one served.")
-    max_output_tokens: int | None = Field(default=None, ge=1, description="Default: all that the context leaves.")
-    metadata: Metadata | None = None
-    parallel_tool_calls: bool | None = Field(default=None, description="Default true.")
-    reasoning: ReasoningConfig | None = None
-    text: TextConfig | None = None
-    tools: list[dict[str, Any]] | None = Field(default=None, description="Functions that the model may call.")
-    tool_choice: str | dict[str, Any] | None = Field(default=None, description="Default auto.")
-    top_logprobs: int | None = Field(default=None, ge=0, le=20, description="Needs include.")
-    truncation: Literal["auto", "disabled"] | None = Field(
-        default=None, description="auto: leave out the oldest turns of a conversation that is too long."
-    )
-    stream_options: StreamOptions | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
-    user: str | None = None
-    max_tool_calls: int | None = Field(default=None, description="Of hosted tools, which are not served.")
-    prompt: Any = Field(default=None, description="Stored prompts are not served.")
-    image: Any = Field(default=None, description="About pictures, which are not served.")
-    background_options: Any = Field(default=None, description="Bookkeeping of OpenAI's.")
-    # what sampling takes beside these, see SAMPLING
     temperature: Any = None
     top_p: Any = None
     top_k: Any = None
@@ -117,6 +80,42 @@ class ResponsesRequest(RequestFields):
     vllm_xargs: Any = None
     chat_template_kwargs: Any = None
 
+
+SAMPLING = (*_PassedOn.__annotations__, "cache_salt", "priority")
+"""Names of the fields that are passed on."""
+
+
+class ResponsesRequest(_PassedOn):
+    """Something to answer."""
+
+    input: str | Annotated[list[Any], Field(max_length=MAX_MESSAGES)] = Field(
+        description="A text, or messages, function calls, their outputs and reasoning."
+    )
+    instructions: str | None = optional("Comes first, as a system message.")
+    previous_response_id: str | None = optional("Continue this one.")
+    store: bool | None = optional("Default true: keep it, to be read and continued.")
+    background: bool | None = optional("Answer at once, and work on it then.")
+    include: list[Include] | None = optional("message.output_text.logprobs is the one served.")
+    max_output_tokens: int | None = Field(default=None, ge=1, description="Default: all that the context leaves.")
+    metadata: Metadata | None = None
+    parallel_tool_calls: bool | None = optional("Default true.")
+    reasoning: ReasoningConfig | None = None
+    text: TextConfig | None = None
+    tools: list[dict[str, Any]] | None = optional("Functions that the model may call.")
+    tool_choice: str | dict[str, Any] | None = optional("Default auto.")
+    top_logprobs: int | None = Field(default=None, ge=0, le=20, description="Needs include.")
+    truncation: Literal["auto", "disabled"] | None = optional(
+        "auto: leave out the oldest turns of a conversation that is too long."
+    )
+    stream_options: StreamOptions | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    user: str | None = None
+    max_tool_calls: int | None = optional("Of hosted tools, which are not served.")
+    prompt: Any = optional("Stored prompts are not served.")
+    image: Any = optional("About pictures, which are not served.")
+    background_options: Any = optional("Bookkeeping of OpenAI's.")
+
     def check(self) -> None:
         """Raises RequestError for fields that do not fit each other, or are not served."""
         if self.prompt is not None:
@@ -131,3 +130,149 @@ class ResponsesRequest(RequestFields):
     def wants_logprobs(self) -> bool:
         """Whether texts come with log probabilities."""
         return "message.output_text.logprobs" in (self.include or ())
+
+
+class _Item(Part, extra="ignore"):
+    """What a response says beside these fields is sent back unused."""
+
+
+class TextPart(_Item):
+    """A piece of a text, the model's reasons for none, or a piece of its reasoning."""
+
+    type: Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"]
+    text: str | None = None
+    refusal: str | None = None
+
+
+class MediaPart(_Item):
+    """A picture or another file that a tool gave, which no model here can see."""
+
+    type: Literal["input_image", "input_file", "input_audio"]
+
+
+class MessageItem(_Item):
+    """What somebody said."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[TextPart]
+
+
+class FunctionCallItem(_Item):
+    """A call that the model made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    namespace: str | None = None
+
+
+class FunctionCallOutputItem(_Item):
+    """What came of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[TextPart | MediaPart]
+
+
+class ReasoningItem(_Item):
+    """What the model thought."""
+
+    type: Literal["reasoning"]
+    summary: list[TextPart] = Field(default_factory=list)
+    content: list[TextPart] | None = None
+
+
+HOSTED_ITEMS = frozenset({
+    "code_interpreter_call",
+    "computer_call",
+    "computer_call_output",
+    "file_search_call",
+    "image_generation_call",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "mcp_call",
+    "mcp_list_tools",
+    "program",
+    "program_output",
+    "web_search_call",
+})  # fmt: skip
+"""Items about tools that OpenAI runs."""
+
+
+class HostedItem(Part, extra="allow"):
+    """What a tool that OpenAI runs did in an earlier turn."""
+
+    type: str
+
+    @property
+    def text(self) -> str:
+        """What the tool gave, as far as a model can read it; empty if nothing can be read."""
+        fields = self.model_extra or {}
+        match self.type:
+            case "mcp_call":
+                found = [fields.get("output")]
+            case "program_output":
+                found = [fields.get("result")]
+            case "code_interpreter_call":
+                found = _each(fields.get("outputs"), "logs")
+            case "file_search_call":
+                found = _each(fields.get("results"), "text")
+            case _:
+                found = []
+        texts = [text for text in found if isinstance(text, str) and text]
+        name = str(fields.get("name", self.type.removesuffix("_call").removesuffix("_output")))
+        return hosted_output(name, texts)
+
+
+def _each(values: Any, name: str) -> list[Any]:
+    return [value.get(name) for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+
+
+InputItem: TypeAlias = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem | HostedItem
+_KINDS: dict[str, type[InputItem]] = {
+    "message": MessageItem,
+    "function_call": FunctionCallItem,
+    "function_call_output": FunctionCallOutputItem,
+    "reasoning": ReasoningItem,
+    **dict.fromkeys(HOSTED_ITEMS, HostedItem),
+}
+
+
+def parse_items(items: Sequence[Any], place: str = "input") -> list[InputItem]:
+    """The items of a list as it came; raises a RequestError that names an item which is wrong or not served."""
+    return [_parse(item, f"{place}[{at}]") for at, item in enumerate(items)]
+
+
+def part_text(part: TextPart | MediaPart) -> str:
+    """What a part says."""
+    if isinstance(part, MediaPart):
+        return NOT_SEEN[KINDS[part.type]]
+    return part.text if part.text is not None else part.refusal or ""
+
+
+def joined(content: str | Sequence[TextPart | MediaPart]) -> str:
+    """A text of several parts in one."""
+    return content if isinstance(content, str) else "\n".join(map(part_text, content))
+
+
+def _parse(item: Any, place: str) -> InputItem:
+    if not isinstance(item, dict):
+        raise RequestError(f"{place} must be an object.", param=place)
+    kind = item.get("type") or "message"
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise UnsupportedField(f"{place}.type", f"items of type '{str(kind)[:64]}' cannot be read")
+    parts = item.get("content")
+    for at, part in enumerate(parts if isinstance(parts, list) else ()):
+        if isinstance(part, dict) and str(part.get("type")) in KINDS:
+            raise UnsupportedField(
+                f"{place}.content[{at}].type", f"this model reads text only; send text in place of '{part['type']}'"
+            )
+    try:
+        return _KINDS[kind].model_validate(item)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False, include_input=False)[0]
+        inside = [str(part) for part in wrong["loc"] if not str(part).startswith(("str", "list"))]
+        where = ".".join([place, *inside])
+        raise RequestError(f"{where}: {wrong['msg'][:200]}.", param=where) from None

@@ -1,7 +1,4 @@
-"""Starts responses: from a request and the responses that it continues to a running choice.
-
-Knows nothing about HTTP.
-"""
+"""Starts responses: from a request and the responses that it continues to a running choice."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import msgspec
 
 from quire.errors import ContextLengthError, RequestError
 from quire.foundation.clock import Clock, WallClock
-from quire.sampling_params import SamplingParams
+from quire.serving.api.chat_service import ChatPrompt
 from quire.serving.api.request_choices import RequestChoices
 from quire.serving.api.request_head import Caller
 from quire.serving.api.request_work import convert
@@ -23,10 +20,8 @@ from quire.serving.api.schemas.chat import ChatRequest
 from quire.serving.api.serving import Serving
 from quire.serving.api.token_fields import chat_logprobs
 from quire.serving.dialects.responses.answers import ResponseAnswers, response_head
-from quire.serving.dialects.responses.chat_request import chat_request, log_hints
-from quire.serving.dialects.responses.message_schemas import InputItem, MessageItem, parse_items
-from quire.serving.dialects.responses.messages import chat_messages, listed_items
-from quire.serving.dialects.responses.schemas import ResponsesRequest
+from quire.serving.dialects.responses.chat_request import chat_messages, chat_request, listed_items, log_hints
+from quire.serving.dialects.responses.schemas import InputItem, MessageItem, ResponsesRequest, parse_items
 from quire.serving.dialects.responses.tools import ResponseTools
 from quire.serving.store.responses import StoredResponse
 from quire.text.deltas import ChoiceDelta
@@ -37,12 +32,8 @@ MAX_TRUNCATIONS = 32
 
 @dataclass(frozen=True)
 class RunningResponse:
-    """A response whose choice is running. The choice must be closed.
-
-    Attributes:
-        input: The items of this request, as responses list them.
-        dropped: Types of the tools that were left out.
-    """
+    """A response whose choice is running, and must be closed; with the items of its input, and the types of dropped
+    tools."""
 
     events: ResponseAnswers
     choices: RequestChoices
@@ -51,11 +42,10 @@ class RunningResponse:
 
     @property
     def id(self) -> str:
-        """Of the response."""
         return str(self.events.response["id"])
 
     def stored(self) -> StoredResponse:
-        """As it is now, for the store."""
+        """The response as it is now, for the store."""
         body = self.events.response
         items, previous = msgspec.json.encode(self.input), body["previous_response_id"]
         return StoredResponse(self.id, body["status"], items, msgspec.json.encode(body), previous)
@@ -71,21 +61,13 @@ class ResponsesService:
     async def start(
         self, fields: ResponsesRequest, caller: Caller, on_end: Callable[[RunningResponse], None]
     ) -> RunningResponse:
-        """The running response.
-
-        Args:
-            caller: Who sent the request.
-            on_end: Called when it has ended, if it is streamed.
-
-        Raises:
-            RequestError: A field is wrong; the error names it.
-            UnknownIdError: The response to continue is not there.
-            UnavailableError: No work is taken now.
-        """
+        """The running response; `on_end` is called when it has ended, if it is streamed. Raises a RequestError that
+        names a wrong field, UnknownIdError if the response to continue is not there, and UnavailableError if no work is
+        taken now."""
         model = self.serving.model_name(fields.model)
         tools = self._tools(fields)
         items, messages = await self._messages(fields, tools)
-        chat, params, choices = await self._choices(fields, caller, messages, tools)
+        chat, prompt, choices = await self._choices(fields, caller, messages, tools)
         names, created = chat.token_names(self.serving.text.tokenizer), self.clock.now()
 
         def logprobs(gained: ChoiceDelta) -> list[dict[str, Any]]:
@@ -93,7 +75,7 @@ class ResponsesService:
             return shown
 
         stored = fields.store is not False and self.serving.store is not None
-        head = response_head(fields, f"resp_{uuid.uuid4().hex}", created, model, params, tools, stored=stored)
+        head = response_head(fields, f"resp_{uuid.uuid4().hex}", created, model, prompt.params, tools, stored=stored)
         events = ResponseAnswers(
             head,
             choices,
@@ -108,7 +90,7 @@ class ResponsesService:
         return running
 
     async def count_input_tokens(self, fields: ResponsesRequest) -> tuple[int, Sequence[str]]:
-        """Tokens of the prompt, and the types of tools that are left out; nothing is generated. See `start`."""
+        """Tokens of the prompt, and the types of tools that are left out; raises what `start` does."""
         self.serving.model_name(fields.model)
         tools = self._tools(fields)
         _, messages = await self._messages(fields, tools)
@@ -117,8 +99,8 @@ class ResponsesService:
 
     def _tools(self, fields: ResponsesRequest) -> ResponseTools:
         tools = ResponseTools.of(fields.tools, fields.tool_choice)
-        tools.log_hints(self.serving.chat.hints)
-        log_hints(fields, self.serving.chat.hints)
+        tools.log_hints(self.serving.text.hints)
+        log_hints(fields, self.serving.text.hints)
         return tools
 
     async def _messages(
@@ -132,7 +114,7 @@ class ResponsesService:
         return items, await convert(len(said), lambda: chat_messages(fields.instructions, said, tools.model_name))
 
     async def _history(self, previous: str | None) -> list[InputItem]:
-        """What was said before, instructions aside."""
+        """The items of the responses before, without their instructions."""
         if previous is None:
             return []
         items: list[InputItem] = []
@@ -148,16 +130,13 @@ class ResponsesService:
 
     async def _choices(
         self, fields: ResponsesRequest, caller: Caller, messages: list[dict[str, Any]], tools: ResponseTools
-    ) -> tuple[ChatRequest, SamplingParams, RequestChoices]:
-        """The running choice, with `truncation: auto` without the oldest turns if they do not fit."""
+    ) -> tuple[ChatRequest, ChatPrompt, RequestChoices]:
+        """The running choice; with `truncation: auto` the oldest turns are left out if they do not fit."""
         attempts = MAX_TRUNCATIONS if fields.truncation == "auto" else 0
         while True:
             chat = await convert(len(messages), partial(chat_request, fields, messages, tools))
-            chat.sent_by(caller)
             try:
-                self.serving.chat.check_room(chat)
-                prompt = await self.serving.chat.prepare(chat)
-                return chat, prompt.params, await self.serving.chat.run(chat, prompt)
+                return chat, *await self.serving.chat.start(chat.sent_by(caller))
             except ContextLengthError:
                 shorter = _without_oldest_turn(messages, attempts)
                 if attempts == 0 or len(shorter) == len(messages):
@@ -174,11 +153,7 @@ def _items(fields: ResponsesRequest) -> list[InputItem]:
 
 
 def _without_oldest_turn(messages: list[dict[str, Any]], attempts: int) -> list[dict[str, Any]]:
-    """The messages without those before a later question of the user's; system messages stay.
-
-    Args:
-        attempts: How many more there may be: of many turns, several go at once.
-    """
+    """The system messages, and all from a later question on; with few attempts left, from a much later one."""
     questions = [at for at, message in enumerate(messages) if message["role"] == "user"]
     if len(questions) < 2:
         return messages

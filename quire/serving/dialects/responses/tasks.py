@@ -1,7 +1,4 @@
-"""What goes on without a client: responses in the background, and writing others down.
-
-Owns these tasks until the server ends.
-"""
+"""What goes on without a client: responses in the background, and writing others down."""
 
 from __future__ import annotations
 
@@ -22,13 +19,13 @@ from quire.serving.store.store import Store
 logger = logging.getLogger(__name__)
 
 WRITE_S = 0.1
-"""How often events are written."""
+"""Seconds between writes of events."""
 ALIVE_S = 5.0
-"""How often a response without events says that it is worked on."""
+"""Seconds after which a response without events says that it is worked on."""
 POLL_S = 0.05
-"""How often a reader looks for more events."""
+"""Seconds between a reader's looks for more events."""
 LAST_WRITES_S = 5.0
-"""What tasks get to end by themselves when the server ends."""
+"""Seconds for tasks to end by themselves when the server ends."""
 
 
 class _Event(msgspec.Struct):
@@ -36,11 +33,7 @@ class _Event(msgspec.Struct):
 
 
 class ResponseTasks:
-    """Tasks of one process.
-
-    Args:
-        store: Where responses go; None where none are kept.
-    """
+    """Tasks of one process. `store` is None where no responses are kept."""
 
     def __init__(self, store: Store | None) -> None:
         self._store = store
@@ -53,7 +46,7 @@ class ResponseTasks:
         self._spawn(self.put(running))
 
     async def put(self, running: RunningResponse) -> None:
-        """Write down a response that has ended. That there is no room does not fail it: its client has it."""
+        """Write down a response that has ended. A store without room does not fail it: its client has it."""
         if self._store is None:
             return
         try:
@@ -71,7 +64,7 @@ class ResponseTasks:
         task.add_done_callback(lambda _: self._working.pop(running.id, None))
 
     def stop(self, response: str) -> None:
-        """A response is not wanted any more; does nothing if it is another process's."""
+        """End the work on a response that is not wanted any more; does nothing if another process works on it."""
         if response in self._working:
             self._working[response].cancel()
 
@@ -115,7 +108,7 @@ class ResponseTasks:
 
 
 async def follow(store: Store, response: str, after: int) -> AsyncIterator[bytes]:
-    """The events of a response in the background that come after number `after`, as they are sent, to its end."""
+    """The events of a response in the background behind number `after`, as they are sent, to its end."""
     while True:
         try:
             found = await store.responses.events(response, after)
@@ -152,11 +145,7 @@ async def _write_while(reading: asyncio.Future[None], running: RunningResponse, 
 
 
 async def _write(running: RunningResponse, store: Store) -> bool | None:
-    """Write the state and the next events down.
-
-    Returns:
-        Whether the response is still wanted; None if the store could not be written now.
-    """
+    """Write state and next events; returns whether the response is wanted, None if nothing could be written."""
     events, body = list(running.events.unread), running.events.response
     unchanged = body["status"] == "in_progress" and not any(number == 0 for number, _, _ in events)
     encoded = None if unchanged else msgspec.json.encode(body)

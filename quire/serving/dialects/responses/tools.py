@@ -1,7 +1,4 @@
-"""The tools of /v1/responses as functions of a chat: those in namespaces, too, and without those that OpenAI hosts.
-
-Owns what the model calls each function, and which function of the client's a call means.
-"""
+"""The tools of /v1/responses as functions of a chat: those in namespaces, too, and without those that OpenAI hosts."""
 
 from __future__ import annotations
 
@@ -31,13 +28,9 @@ _PLACE = re.compile(r"tools\[(\d+)\](?:\.function)?")
 
 @dataclass(frozen=True)
 class _Function:
-    """A function as it was sent.
+    """A function as it was sent at a `place`, in a namespace or none; `called` is the model's name for it.
 
-    Attributes:
-        namespace: What it stands in; empty for none.
-        place: Where it stands in the request.
-        about: What is said about its namespace; the first function of each says it.
-        called: What the model calls it.
+    `about` is the description of its namespace, if it is the first function there.
     """
 
     fields: dict[str, Any]
@@ -59,9 +52,9 @@ class ResponseTools:
     Attributes:
         shown: What of `tools` is served, as it was sent.
         dropped: Types of the tools that OpenAI hosts, which are left out.
-        functions: All of them.
-        allowed: Those that may be called.
-        choice: Which must be, as chat requests say it.
+        functions: All functions.
+        allowed: Functions that may be called.
+        choice: Which function must be called, as chat requests say it.
     """
 
     shown: Sequence[dict[str, Any]] = ()
@@ -72,12 +65,7 @@ class ResponseTools:
 
     @classmethod
     def of(cls, tools: Sequence[dict[str, Any]] | None, choice: Any) -> ResponseTools:
-        """The tools of a request and the choice among them, checked.
-
-        Raises:
-            UnsupportedField: The client runs one that is no function, or a function asks for what is not served.
-            RequestError: A namespace is wrong, or the choice does not fit the tools.
-        """
+        """The tools of a request and the choice among them; raises a RequestError if they are wrong or not served."""
         shown, dropped, functions = [], [], list[_Function]()
         _check_number(tools or ())
         for at, tool in enumerate(tools or ()):
@@ -159,7 +147,7 @@ class ResponseTools:
         return found[0].called
 
     def _meant(self, tool: dict[str, Any]) -> list[_Function]:
-        """What a choice names: a function, or all of a namespace. Without a namespace, one that has none goes first."""
+        """The functions that a choice names. Without a namespace, a function that has none goes first."""
         name, namespace = str(tool.get("name")), tool.get("namespace")
         if tool.get("type") == "namespace":
             return self._index.get((name, None), []) if name else []
@@ -168,14 +156,14 @@ class ResponseTools:
         return self._index.get((namespace, name), []) if isinstance(namespace, str) else []
 
     def sent_place(self, param: str) -> str:
-        """Where the client sent what an error about the chat's tools is about."""
+        """The field that the client sent, for a field of the chat's tools that an error names."""
         match = _PLACE.match(param)
         if match is None or int(match[1]) >= len(self.allowed):
             return param
         return self.allowed[int(match[1])].place + param[match.end() :]
 
     def log_hints(self, hints: HintLog) -> None:
-        """Take note of the hints that are not followed."""
+        """Log the hints that are not followed."""
         if any(function.fields.get("defer_loading") for function in self.functions):
             hints.drop("tools.defer_loading", "the model is shown all tools at once")
         if any(function.fields.get("output_schema") for function in self.functions):
@@ -227,7 +215,7 @@ def _check_function(tool: dict[str, Any], place: str) -> None:
 
 
 def _named(functions: Sequence[_Function]) -> list[_Function]:
-    """With what the model calls each: its name alone, or with its namespace in front where several have the name."""
+    """The functions with what the model calls each: its name, behind its namespace where several have the name."""
     count = Counter(name for _, name in {(each.namespace, each.name) for each in functions})
     taken: dict[str, tuple[str, str]] = {}
     again = Counter[str]()

@@ -1,35 +1,41 @@
-"""Lines of a batch's files: requests in, results out. The format is OpenAI's.
+"""The requests of a batch: lines of its files in OpenAI's format, and answering them with the server's own endpoints.
 
-Knows nothing about where the lines are kept and who answers them.
+They are answered as fast as interactive requests leave room.
 """
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from starlette.types import ASGIApp, Message
 
 from quire.errors import RequestError
+from quire.foundation.config import SchedulerConfig
 from quire.serving.api.request_body import decode_body
+from quire.serving.api.request_head import TENANT
+from quire.serving.api.schemas.sampling import MAX_PRIORITY
+from quire.serving.api.session.session import EngineSession
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 """Where a batch's requests may go."""
 MAX_ID = 512
-"""Characters of a custom_id."""
+"""Maximum number of characters of a custom_id."""
 _MAX_VALUE_BYTES = 16 * MAX_ID
 _LONG = object()
 _NOTHING = msgspec.Raw(b"")
+LOOK_AGAIN_S = 0.01
+RETRY_S = 0.5
+_AGAIN = (429, 503)
+"""Statuses of a server that takes no work now, or has too much of it: the request is sent again later."""
 
 
 class BatchLineError(Exception):
-    """A line is not a request. `code`, `message` and `param` are what OpenAI's batch error has.
-
-    Attributes:
-        custom_id: Of the line, if it has a valid one.
-    """
+    """A line is not a request: OpenAI's `code`, `message` and `param`, and the `custom_id` if it is valid."""
 
     custom_id: str | None = None
 
@@ -42,21 +48,13 @@ class BatchLineError(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer."""
-
     status: int
     body: bytes
 
 
 @dataclass(frozen=True)
 class BatchLine:
-    """One request.
-
-    Attributes:
-        custom_id: The client's name for it, unique in its file.
-        url: One of ENDPOINTS.
-        body: A JSON object. What is in it, its endpoint checks.
-    """
+    """One request: the client's name for it, one of ENDPOINTS, and a JSON object that the endpoint checks."""
 
     custom_id: str
     url: str
@@ -81,7 +79,7 @@ class _Line(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    """What of a body is looked at before it is sent."""
+    """The fields of a body that are looked at before it is sent."""
 
     stream: msgspec.Raw = _NOTHING
     background: msgspec.Raw = _NOTHING
@@ -89,15 +87,8 @@ class _Body(msgspec.Struct):
 
 
 def parse_line(raw: bytes, endpoints: Collection[str], max_bytes: int | None = None) -> BatchLine:
-    """A request from its line.
-
-    Args:
-        endpoints: Where it may go.
-        max_bytes: How long it may be; None: it may have any length.
-
-    Raises:
-        BatchLineError: It is none.
-    """
+    """A request to one of these endpoints from its line; raises BatchLineError if it is none, or has more than
+    `max_bytes`."""
     if max_bytes is not None and len(raw) > max_bytes:
         raise BatchLineError(
             "payload_too_large", f"This line is too long: a request may have {max_bytes} bytes (--max-request-bytes)."
@@ -145,7 +136,7 @@ def _check_body(body: bytes) -> None:
 
 
 def _value(raw: msgspec.Raw) -> Any:
-    """A short value; `_LONG` stands for one that is too long to be meant, None for one that is not there."""
+    """A short value; None for one that is not there, `_LONG` for one that is too long to be meant."""
     if len(memoryview(raw)) > _MAX_VALUE_BYTES:
         return _LONG
     if not len(memoryview(raw)):
@@ -157,10 +148,9 @@ def _value(raw: msgspec.Raw) -> Any:
 
 
 def result_line(custom_id: str | None, request_id: str, answer: Answer, *, repeat_error: bool = False) -> bytes:
-    """Write the line of the output file, or of the error file, about a request that was answered.
+    """Write the line about a request that was answered, for the output file or the error file.
 
-    Args:
-        repeat_error: Let the body of a failed request also stand in `error`, as in vLLM's files.
+    With `repeat_error`, the body of a failed request also stands in `error`, as in vLLM's files.
     """
     body = msgspec.Raw(answer.body or b"null")
     response = {"status_code": answer.status, "request_id": request_id, "body": body}
@@ -175,3 +165,77 @@ def error_line(custom_id: str, code: str, message: str) -> bytes:
 def _line(custom_id: str | None, response: dict[str, Any] | None, error: dict[str, str] | msgspec.Raw | None) -> bytes:
     name = f"batch_req_{uuid.uuid4().hex}"
     return msgspec.json.encode({"id": name, "custom_id": custom_id, "response": response, "error": error})
+
+
+class BatchCalls:
+    """Sends requests to an application without a socket, with the first of its API keys, while there is room for them.
+
+    A batch may fill a `share` of the sequences that run at once: interactive requests always find the rest. Where there
+    are none, more than 1 keeps some waiting, so that none has to be waited for.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Sequence[str],
+        session: EngineSession,
+        scheduler: SchedulerConfig,
+        share: float = 0.5,
+    ) -> None:
+        self._app = app
+        self._headers = [(b"content-type", b"application/json")]
+        if keys:
+            self._headers.append((b"authorization", b"Bearer " + keys[0].encode()))
+        self._session = session
+        self._most = max(1, int((scheduler.max_num_seqs or 1) * share))
+        self._has_priorities = scheduler.scheduling_policy == "priority"
+        self._slots = asyncio.Semaphore(self._most)
+
+    async def wait_for_room(self) -> None:
+        """Wait until one more request may be sent, and take a slot, which `answer` gives back."""
+        await self._slots.acquire()
+        try:
+            while self._session.num_sequences >= self._most:
+                await asyncio.sleep(LOOK_AGAIN_S)
+        except BaseException:
+            self._slots.release()
+            raise
+
+    async def answer(self, line: BatchLine, tenant: str = "") -> tuple[str, Answer]:
+        """Answer a request of a tenant, and free its slot. Returns the id that the request got, and the answer."""
+        request_id = f"batch-{uuid.uuid4().hex}"
+        try:
+            body = line.body_with_priority(MAX_PRIORITY) if self._has_priorities else line.body
+            while True:
+                answer = await self._post(line.url, body, request_id, tenant)
+                if answer.status not in _AGAIN and self._session.state != "dead":
+                    return request_id, answer
+                await asyncio.sleep(RETRY_S)
+        finally:
+            self._slots.release()
+
+    async def _post(self, path: str, body: bytes, request_id: str, tenant: str) -> Answer:
+        headers = [*self._headers, (b"x-request-id", request_id.encode()), (b"content-length", b"%d" % len(body))]
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+            "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"", "headers": headers,
+            "client": None, "server": None, "state": {TENANT: tenant},
+        }  # fmt: skip
+        unsent: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        status, parts = 0, list[bytes]()
+
+        async def receive() -> Message:
+            if unsent:
+                return unsent.pop()
+            await asyncio.Event().wait()  # this client never disconnects
+            raise AssertionError
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                parts.append(message.get("body", b""))
+
+        await self._app(scope, receive, send)
+        return Answer(status, b"".join(parts))

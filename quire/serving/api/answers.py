@@ -1,6 +1,6 @@
-"""How choices look in responses: the parts in which the endpoints differ.
+"""OpenAI's answers: choices as server-sent events or one JSON body, and the JSON of completions and token ids.
 
-Owns the JSON of choices and log probabilities. Knows nothing about streams or the engine.
+A stream has a first chunk, text, an end for each choice, usage if it is asked for, and `[DONE]` once.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import msgspec
 
 from quire.foundation.messages.workers import TokenLogprobs
 from quire.serving.api.chat_serializer import finish_fields, token_ids_field
@@ -22,48 +24,129 @@ from quire.serving.api.token_fields import (
     finite,
 )
 from quire.text.deltas import ChoiceDelta
+from quire.text.output_parsers.events import ContentDelta, OutputEvent
+
+EVENT_STREAM = "text/event-stream"
+DONE = b"data: [DONE]\n\n"
+_ANY_TEXT = "\0"
+_encode = msgspec.json.Encoder().encode
+_BY_ID = TokenNames(None)
+
+
+def event(body: dict[str, Any]) -> bytes:
+    """One event with a JSON body."""
+    return b"data: " + _encode(body) + b"\n\n"
+
+
+class Choices(Protocol):
+    """The choices of a request: RequestChoices, or those that a beam search has found."""
+
+    async def collect(self) -> list[ChoiceDelta]: ...
+
+    def usage(self) -> dict[str, Any]: ...
+
+    def usage_of(self, index: int, num_tokens: int | None = None) -> dict[str, int]: ...
+
+
+class SseChunks:
+    """The AnswerFormat of OpenAI's endpoints. `head` begins the body and every chunk; `usage` says whether token counts
+    stand in a chunk of their own at the end, and whether in all chunks."""
+
+    media_type = EVENT_STREAM
+
+    def __init__(
+        self,
+        head: dict[str, Any],
+        serializer: Serializer,
+        choices: Choices,
+        usage: tuple[bool, bool],
+    ) -> None:
+        self._head = head
+        self._serializer = serializer
+        self._choices = choices
+        self._last_usage, self._every_usage = usage
+        self._text_only = serializer.text_only and not self._every_usage
+        self._around_text: dict[int, tuple[bytes, bytes]] = {}  # by choice, of those that have begun
+
+    async def body(self) -> dict[str, Any]:
+        outputs = await self._choices.collect()
+        return {**self._head, **await self._serializer.body(outputs), "usage": self._choices.usage()}
+
+    def delta(self, index: int, gained: ChoiceDelta) -> bytes:
+        data = b""
+        if index not in self._around_text:
+            self._around_text[index] = self._split_at_text(index) if self._text_only else (b"", b"")
+            if (first := self._serializer.first_chunk(index)) is not None:
+                data = self._chunk(index, first, num_tokens=0)
+        text = gained.text if gained.events is None else _only_content(gained.events)
+        if self._text_only and text is not None:
+            if text:
+                before, behind = self._around_text[index]
+                data += before + _encode(text) + behind
+        else:
+            for choice in self._serializer.chunks(index, gained):
+                data += self._chunk(index, {"choices": [choice]})
+        if gained.finish_reason is not None:
+            data += self._chunk(index, {"choices": [self._serializer.last_chunk(index, gained)]})
+        return data
+
+    def end(self) -> bytes:
+        if not self._last_usage:
+            return DONE
+        return event({**self._head, "choices": [], "usage": self._choices.usage()}) + DONE
+
+    def error(self, body: dict[str, Any]) -> bytes:
+        return event(body) + DONE
+
+    def _split_at_text(self, index: int) -> tuple[bytes, bytes]:
+        """A choice's chunk before and after its text. From one chunk to the next only the text differs."""
+        chunk = self._chunk(index, {"choices": self._serializer.chunks(index, ChoiceDelta(_ANY_TEXT))})
+        before, _, behind = chunk.rpartition(_encode(_ANY_TEXT))
+        return before, behind
+
+    def _chunk(self, index: int, fields: dict[str, Any], num_tokens: int | None = None) -> bytes:
+        """A chunk of one choice, which has `num_tokens` tokens up to here; None for all that it has."""
+        body = {**self._head, **fields}
+        if self._every_usage:
+            body["usage"] = self._choices.usage_of(index, num_tokens)
+        elif self._last_usage:
+            body["usage"] = None
+        return event(body)
+
+
+def _only_content(events: list[OutputEvent]) -> str | None:
+    """The content that a parser has found; None if it has found anything else. Merged, content is one event."""
+    if not events:
+        return ""
+    return events[0].text if len(events) == 1 and isinstance(events[0], ContentDelta) else None
 
 
 class Serializer(Protocol):
-    """One endpoint's JSON."""
+    """Writes one endpoint's JSON."""
 
     @property
     def text_only(self) -> bool:
         """Whether chunks report text alone: no log probabilities and no token ids."""
-        ...
 
     def head(self, request_id: str, created: int, model: str, *, stream: bool) -> dict[str, Any]:
         """Fields that begin the response, or each chunk of a stream."""
-        ...
 
     def first_chunk(self, index: int) -> dict[str, Any] | None:
-        """Fields of the chunk that comes before a choice's output, if there is one: `choices` and others."""
-        ...
+        """The `choices` and other fields of the chunk before a choice's output; None if there is none."""
 
     def chunks(self, index: int, delta: ChoiceDelta) -> list[dict[str, Any]]:
-        """The choice of each chunk that says what was gained; none for nothing."""
-        ...
+        """The choice of each chunk that says what was gained."""
 
     def last_chunk(self, index: int, delta: ChoiceDelta) -> dict[str, Any]:
-        """The choice of the chunk that ends it."""
-        ...
+        """The choice of the chunk that ends the choice."""
 
     async def body(self, choices: Sequence[ChoiceDelta]) -> dict[str, Any]:
         """Fields of a response that is not streamed, without its head."""
-        ...
 
 
 @dataclass(frozen=True)
 class CompletionSerializer:
-    """Choices of /v1/completions.
-
-    Attributes:
-        names: Names of tokens.
-        shows_logprobs: Whether log probabilities are shown.
-        prompt: Fields about the prompts.
-        echo: Put each prompt before its output.
-        token_ids: Whether `token_ids` are shown.
-    """
+    """Writes choices of /v1/completions; with `echo`, each prompt comes before its output."""
 
     names: TokenNames
     shows_logprobs: bool
@@ -94,13 +177,8 @@ class CompletionSerializer:
         return [choice | token_ids_field(delta.tokens, self.token_ids)]
 
     def last_chunk(self, index: int, delta: ChoiceDelta) -> dict[str, Any]:
-        return {
-            "index": index,
-            "text": "",
-            "logprobs": None,
-            **finish_fields(delta),
-            **token_ids_field([], self.token_ids),
-        }
+        choice = {"index": index, "text": "", "logprobs": None, **finish_fields(delta)}
+        return choice | token_ids_field([], self.token_ids)
 
     async def body(self, choices: Sequence[ChoiceDelta]) -> dict[str, Any]:
         prompt_logprobs = await self.prompt.logprobs_fields(choices)
@@ -120,7 +198,7 @@ class CompletionSerializer:
         return {"choices": shown}
 
     async def _all_columns(self, index: int, choices: Sequence[ChoiceDelta]) -> dict[str, Any]:
-        """The log probabilities of a whole choice, with `echo` behind those of its prompt."""
+        """The log probabilities of a whole choice; with `echo`, those of its prompt come first."""
         choice = choices[index]
         tokens: list[int] = choice.tokens
         entries: list[TokenLogprobs | None] = [*choice.logprobs]
@@ -160,17 +238,9 @@ class CompletionSerializer:
         }
 
 
-_BY_ID = TokenNames(None)
-
-
 @dataclass(frozen=True)
 class GenerateSerializer:
-    """Choices of /inference/v1/generate, which have token ids and no text.
-
-    Attributes:
-        num_logprobs: How many likeliest tokens are shown; None for no log probabilities.
-        prompt: Fields about the prompt.
-    """
+    """Writes choices of /inference/v1/generate, which have token ids and no text. `num_logprobs` is None for none."""
 
     num_logprobs: int | None
     prompt: PromptFields
