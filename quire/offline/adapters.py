@@ -78,8 +78,7 @@ def load_command(asked: LoRARequest) -> tuple[str, dict[str, str]]:
 
 
 def adapter_of(done: Done) -> Adapter:
-    """The adapter that the engine has loaded. Raises RequestError if it could not be loaded; the message names the
-    tensor."""
+    """The adapter that the engine has loaded. Raises RequestError, which names the tensor, if it was not loaded."""
     if done.error:
         raise RequestError(done.error, param="lora_request")
     return Adapter(**done.value)

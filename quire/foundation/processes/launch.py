@@ -262,8 +262,7 @@ class Pulse(msgspec.Struct, frozen=True, tag=True):
 
 
 class Recovery(msgspec.Struct, frozen=True, tag=True):
-    """A report that requests of an API process, with this many sequences, go on in another engine, whose model has this
-    generation."""
+    """A report that this many sequences of an API process go on in another engine, of the model of this generation."""
 
     engine: EngineId
     sequences: int

@@ -46,18 +46,9 @@ class TellSwap(msgspec.Struct, frozen=True, tag=True):
 Order = Reload | HoldRequests | OpenModel | DropModel | TellSwap
 
 
-class OrderReader:
-    """The receiving end of a pipe, which is closed with this object."""
+_decoder: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
 
-    def __init__(self, fd: int) -> None:
-        self._lines = LineReader(fd)
-        self.fd = fd
-        self._decoder: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
 
-    def read(self) -> list[Order]:
-        """Orders since the last call. An order that cannot be read is logged and left out."""
-        return decoded(self._lines.read(), self._decoder, "An order of the supervisor")
-
-    def close(self) -> None:
-        """Close the pipe."""
-        self._lines.close()
+def read_orders(lines: LineReader) -> list[Order]:
+    """Orders since the last call. An order that cannot be read is logged and left out."""
+    return decoded(lines.read(), _decoder, "An order of the supervisor")

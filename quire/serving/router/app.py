@@ -140,8 +140,7 @@ class RouterApp:
             self._note_end(scope, exchange)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request. Raises QuireError if it is refused or no server answers it, and AnswerCutOff if its answer
-        cannot be ended."""
+        """Answer a request. Raises QuireError if it is not answered, and AnswerCutOff if its answer cannot be ended."""
         exchange: Exchange = scope["state"][_EXCHANGE]
         path, method = scope["path"], scope["method"]
         if self.keys and path not in PUBLIC:

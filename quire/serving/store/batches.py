@@ -97,8 +97,7 @@ class BatchStore:
         return await self.database.read(lambda connection: seen(connection, asked))
 
     async def page(self, after: str | None, limit: int) -> tuple[Sequence[dict[str, Any]], bool]:
-        """Batches, the latest first, and whether there are more after these. Raises UnknownIdError if there is no batch
-        `after`."""
+        """Batches, the latest first, and whether there are more. Raises UnknownIdError if there is no batch `after`."""
 
         def find(connection: sqlite3.Connection) -> list[dict[str, Any]]:
             if after is not None:
@@ -193,9 +192,8 @@ class BatchStore:
         return await self.database.write(insert)
 
     async def finish(self, batch: str, status: str) -> None:
-        """Make the output files from the results, in the order of the input, and end the batch with the status
-        completed, cancelled, expired or failed. Results move step by step, so a process that takes over in the middle
-        can go on."""
+        """Make the output files from the results, in the order of the input, and end the batch as completed, cancelled,
+        expired or failed. Results move step by step, so a process that takes over in between can go on."""
 
         def begin(connection: sqlite3.Connection) -> None:
             body, now = body_of(connection, batch), int(self.clock.now())

@@ -51,8 +51,7 @@ class ResponseStore:
     clock: Clock
 
     async def put(self, response: StoredResponse, *, running: bool = False) -> None:
-        """Add a response, which is `running` if this process still works on it. Raises StoreFullError if there is no
-        room."""
+        """Add a response, `running` if this process still works on it. Raises StoreFullError if there is no room."""
         now = self.clock.now()
 
         def insert(connection: sqlite3.Connection) -> None:

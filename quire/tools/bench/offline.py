@@ -62,9 +62,8 @@ class LatencyOptions:
 
 
 class OfflineBenchmark:
-    """An engine that is measured, as a context `llm`, and the parameters of its requests. `tokens` draws random ids of
-    the whole vocabulary, and has texts unless the tokenizer was left out. Raises SetupError if the model cannot be
-    served."""
+    """An engine that is measured, as a context `llm`, and its requests' parameters. `tokens` draws ids of the whole
+    vocabulary, and has texts unless there is no tokenizer. Raises SetupError if the model cannot be served."""
 
     def __init__(self, options: ThroughputOptions | LatencyOptions, config: Config) -> None:
         self._options = options
@@ -90,8 +89,7 @@ class OfflineBenchmark:
 
 
 def run_throughput(options: ThroughputOptions, config: Config) -> int:
-    """Send all prompts at once, and report; returns the exit code. Raises QuireError for wrong options, or a model that
-    cannot be served."""
+    """Send all prompts at once, and report; returns the exit code. Raises QuireError for wrong options or models."""
     _check_positive(options, "n")
     bench = OfflineBenchmark(options, config)
     with bench.llm:
@@ -126,8 +124,7 @@ def run_throughput(options: ThroughputOptions, config: Config) -> int:
 
 
 def run_latency(options: LatencyOptions, config: Config) -> int:
-    """Send one batch at a time, again and again, and report; returns the exit code. Raises QuireError for wrong
-    options, or a model that cannot be served."""
+    """Send batch after batch, and report; returns the exit code. Raises QuireError for wrong options or models."""
     _check_positive(options, "input_len", "output_len", "batch_size", "n", "num_iters")
     bench = OfflineBenchmark(options, config)
     with bench.llm:

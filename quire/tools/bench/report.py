@@ -113,8 +113,7 @@ def summarize(values: Sequence[float], percentiles: Sequence[float]) -> Summary:
 
 
 def percentile(ordered: Sequence[float], wanted: float) -> float:
-    """A percentile, from 0 to 100, of ascending values by linear interpolation between the closest ranks, as numpy's
-    default."""
+    """The percentile `wanted`, 0 to 100, of ascending values, by linear interpolation as numpy's default."""
     position = (len(ordered) - 1) * wanted / 100
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)

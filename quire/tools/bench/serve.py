@@ -103,8 +103,7 @@ class _ServedModel:
 
 
 def run(options: ServeOptions) -> int:
-    """Measure and report; returns the exit code: 1 if requests failed. Raises QuireError for wrong options, or a server
-    that is not there."""
+    """Measure and report; returns the exit code: 1 if requests failed. Raises QuireError if nothing can be measured."""
     seed = random.SystemRandom().getrandbits(32) if options.seed is None else options.seed
     rng = random.Random(seed)
     try:

@@ -35,8 +35,7 @@ def serve_command(config: Config, directory: Path) -> list[str]:
 
 @contextmanager
 def served(config: Config, directory: Path) -> Iterator[int]:
-    """Run `quire serve`: yields its port once it is ready, and ends it afterwards. Raises QuireError if it did not
-    start."""
+    """Run `quire serve`: yields its port once it is ready, and ends it afterwards. Raises QuireError if it fails."""
     log = directory / "server.log"
     with log.open("w") as file:
         server = subprocess.Popen(serve_command(config, directory), stdout=file, stderr=subprocess.STDOUT)

@@ -58,8 +58,7 @@ class StartupOptions:
 
 
 def run(options: StartupOptions, config: Config) -> int:
-    """Measure and report; returns the exit code. Raises QuireError for wrong options, or a model that cannot be
-    served."""
+    """Measure and report; returns the exit code. Raises QuireError for wrong options or a model that is not served."""
     counts = (options.num_iters_cold, options.num_iters_warmup, options.num_iters_warm)
     if min(counts) < 0 or not counts[0] + counts[2]:
         raise ConfigError("--num-iters-cold and --num-iters-warm must ask for at least one start.")

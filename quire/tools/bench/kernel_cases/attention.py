@@ -37,8 +37,8 @@ def _caches(rows: int, length: int, heads: _Heads, device: torch.device) -> tupl
 
 
 def _decode(rows: int, length: int, heads: _Heads, narrow: torch.dtype | None = None) -> KernelCase:
-    """Decode attention: each row's one token sees `length` tokens, itself included. `narrow` is the 8-bit dtype of a
-    quantized cache."""
+    """Decode attention: each row's token sees `length` tokens with itself. `narrow` is the dtype of a quantized
+    cache."""
 
     def make(device: torch.device) -> Arguments:
         from quire.compute.kernels.triton.attention.decode_split_kv import (
