@@ -187,8 +187,8 @@ def _without_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def _without_vllm_flags(arguments: Sequence[str]) -> list[str]:
-    """Leave out vLLM's flags that have no effect here, with a warning for each. Raises ConfigError if a flag asks for
-    something that is not supported."""
+    """Leave out vLLM's flags that have no effect, each with a warning. Raises ConfigError for one that asks for
+    more."""
     kept: list[str] = []
     rest = iter(arguments)
     for argument in rest:

@@ -85,8 +85,8 @@ def adapter_of(done: Done) -> Adapter:
 
 
 def for_each(asked: LoRARequest | Sequence[LoRARequest | None] | None, count: int) -> list[LoRARequest | None]:
-    """One entry of `lora_request` for each of `count` prompts. Raises RequestError if there are more or fewer entries,
-    or they are something else."""
+    """One entry of `lora_request` for each of `count` prompts. Raises RequestError if there are more, fewer or
+    others."""
     if asked is None or isinstance(asked, LoRARequest):
         return [asked] * count
     if not isinstance(asked, list | tuple) or not all(each is None or isinstance(each, LoRARequest) for each in asked):

@@ -107,8 +107,8 @@ class OfflineRun:
                     self._metrics.finish(number, "abort")
 
     def submit(self, request: Sequence[SequenceAccumulator]) -> None:
-        """Submit the sequences of one prompt. After each step's worth of prompts, the engine plans what it can, without
-        waiting for the device."""
+        """Submit a prompt's sequences. After each step's worth of prompts, the engine plans without waiting for the
+        device."""
         for sequence in request:
             self._open[sequence.add.id] = sequence
             if self._metrics is not None:

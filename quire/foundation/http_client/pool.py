@@ -46,7 +46,6 @@ class ConnectionPool:
 
     @property
     def num_open(self) -> int:
-        """How many connections there are, including idle ones."""
         return len(self._open)
 
     async def ask(self, data: bytes, timeout_s: float | None, on_body: OnBody | None = None) -> Connection:
@@ -98,7 +97,6 @@ class ConnectionPool:
                 connection.fail(HttpError(message))
 
     def close(self) -> None:
-        """Close all connections, whatever is on its way."""
         for connection in list(self._open):
             connection.abort()
 

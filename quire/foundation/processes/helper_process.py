@@ -108,8 +108,8 @@ class Channel(Generic[Sent, Received]):
 
 
 class HelperProcess(Generic[Sent, Received]):
-    """A running `python -m module` that ends in `run_helper(...)`, and the channel to it. It exits when the channel is
-    closed. It inherits the descriptors `fds`."""
+    """A running `python -m module` that ends in `run_helper(...)`, and the channel to it. It inherits `fds`, and exits
+    when the channel is closed."""
 
     def __init__(
         self, module: str, receives: type[Received], fds: tuple[int, ...] = (), arguments: tuple[str, ...] = ()
@@ -131,7 +131,6 @@ class HelperProcess(Generic[Sent, Received]):
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """End it now, whatever it does."""
         self._process.kill()
         self.close()
 

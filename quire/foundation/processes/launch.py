@@ -53,8 +53,7 @@ class ModelReport(msgspec.Struct, frozen=True, tag=True):
 
 
 class SwapStatus(msgspec.Struct, frozen=True):
-    """How a swap proceeds: its number from 1, the first name of the model that is asked for, why it failed, and its
-    duration in seconds once it has ended."""
+    """How a swap proceeds: its number from 1, the new model's first name, why it failed, and how long it has taken."""
 
     number: int
     model: str

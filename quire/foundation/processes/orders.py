@@ -24,8 +24,7 @@ class HoldRequests(msgspec.Struct, frozen=True, tag=True):
 
 
 class OpenModel(msgspec.Struct, frozen=True, tag=True):
-    """Serve this model as soon as its engines are ready, and then disconnect from the one before, whose open requests
-    get `drain_timeout` seconds."""
+    """Serve this model once its engines are ready; open requests of the one before then get `drain_timeout` seconds."""
 
     launch: LaunchConfig
     drain_timeout: float

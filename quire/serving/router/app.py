@@ -63,8 +63,8 @@ class AnswerCutOff(Exception):
 
 
 async def send_answer(answer: Answer, headers: list[tuple[bytes, bytes]], send: Send, slow_client_s: float) -> None:
-    """Send a whole answer to a client, which may leave a part unread for `slow_client_s` seconds. Raises AnswerCutOff
-    if the server failed, or the client does not read."""
+    """Send an answer to a client that may leave a part unread for `slow_client_s`. Raises AnswerCutOff if it breaks
+    off."""
     await send({"type": "http.response.start", "status": answer.head.status, "headers": headers})
     data = answer.first
     while data:

@@ -163,8 +163,7 @@ class BatchStore:
         await self._owned(batch, change)
 
     async def fail(self, batch: str, errors: Sequence[dict[str, Any]]) -> None:
-        """End a batch that could not be run, or not to its end; its files have the results so far. Each error has code,
-        message, param and line."""
+        """End a batch that could not be run to its end, with errors that have code, message, param and line."""
         found = {"object": "list", "data": list(errors)}
         await self._owned(batch, lambda connection: set_fields(connection, batch, errors=found))
         await self.finish(batch, "failed")

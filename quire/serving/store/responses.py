@@ -42,8 +42,8 @@ class StoredEvents:
 
 @dataclass
 class ResponseStore:
-    """The responses in a database. `process` is this process, as the owner of what runs in the background, and `clock`
-    has seconds since 1970."""
+    """The responses in a database. `process` is the owner of what runs in the background, `clock` has seconds since
+    1970."""
 
     database: Database
     limits: StoreLimits

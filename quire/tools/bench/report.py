@@ -88,8 +88,8 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Summary:
-    """A summary of values in any unit; all zero if there are no values. `ci95` is half the width of the mean's 95%
-    confidence interval (normal approximation)."""
+    """A summary of values, all zero without any. `ci95` is half the mean's 95% confidence interval, as for a normal
+    distribution."""
 
     mean: float
     median: float

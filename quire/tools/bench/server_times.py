@@ -55,8 +55,7 @@ def served(config: Config, directory: Path) -> Iterator[int]:
 def asked(
     model: str, port: int, samples: Sequence[Sample], times: Sequence[float], max_concurrency: int | None = None
 ) -> list[Outcome]:
-    """The outcomes of samples sent to the server at this port at these times (seconds), so many at a time. Raises
-    QuireError if a request failed."""
+    """The outcomes of samples sent at these times (seconds), so many at once. Raises QuireError if a request failed."""
     body = {"model": model, "temperature": 0.0, "ignore_eos": True}
     body["return_token_ids"] = True  # behind random prompts tokens may have no text, and chunks would be empty
 

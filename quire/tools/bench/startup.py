@@ -81,8 +81,7 @@ def run(options: StartupOptions, config: Config) -> int:
 
 
 def _started(kind: Literal["llm", "server", "engine"], asked: Config, chosen: Config) -> dict[str, float]:
-    """Start a process with the settings as asked, or as chosen, and end it when it is ready; returns its seconds by
-    stage. Raises QuireError if it failed."""
+    """Start a process, and end it when it is ready; returns its seconds by stage. Raises QuireError if it failed."""
     with tempfile.TemporaryDirectory(prefix="quire-") as directory:
         began = time.perf_counter()
         if kind == "server":

@@ -69,7 +69,6 @@ class Divergence:
 
     @property
     def perplexity_ratio(self) -> float:
-        """The other model's perplexity, divided by the base model's."""
         return self.perplexity / self.base_perplexity
 
 

@@ -97,8 +97,8 @@ class Occupancy:
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """What came of a load: its requests in the order of the trace, seconds from the first arrival to the last token,
-    the share of the time in which the device computed, and the occupancy after each step that brought tokens."""
+    """What came of a load: its requests in order, seconds from the first arrival to the last token, the share of the
+    time in which the device computed, and the occupancy after each step that brought tokens."""
 
     served: list[Served]
     seconds: float

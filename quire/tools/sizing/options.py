@@ -72,8 +72,7 @@ class PlanOptions:
 
 
 def read_prices(path: str | None) -> dict[str, float]:
-    """Price of an hour, by the device's word for --gpu; empty without a file. Raises ConfigError if the file cannot be
-    read, or has something else in it."""
+    """Price of an hour, by the device's word for --gpu; empty without a file. Raises ConfigError for a wrong file."""
     if path is None:
         return {}
     try:
