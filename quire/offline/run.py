@@ -18,9 +18,7 @@ from quire.text.sequence_accumulator import SequenceAccumulator, dispatch_deltas
 
 if TYPE_CHECKING:
     from quire.engine.metrics.reader import Metric
-if TYPE_CHECKING:
     from quire.offline.progress_bar import ProgressBar
-    from quire.offline.run import OfflineMetrics
 
 
 class OfflineMetrics:
