@@ -94,7 +94,7 @@ class CompleteOptions:
 
 
 def complete(arguments: Sequence[str]) -> int:
-    """Complete texts until the user leaves; returns the exit code. Raises QuireError if the server is not there, or
+    """Complete texts until the user leaves; returns the exit code. Raises QuireError if the server is gone or
     refuses."""
     options = parse(CompleteOptions, arguments, "quire complete", COMPLETE_DESCRIPTION)
     with RemoteServer(options.url, options.api_key) as server:

@@ -77,9 +77,8 @@ def parse_config(arguments: Sequence[str], program: str, description: str) -> Co
 
 
 def _refuse_model_among_values(arguments: Sequence[str], program: str) -> None:
-    """Refuse a model among a flag's values, when no model is given: `--api-key KEY MODEL` would serve the built-in
-    model with MODEL as a second key. Raises ConfigError if the last value of a flag that takes several looks like a
-    model."""
+    """Refuse a model among a flag's values when no model is given: `--api-key KEY MODEL` would serve the built-in model
+    with a second key. Raises ConfigError if the last value of a flag that takes several looks like a model."""
     several = {setting.name for setting in settings_of(Config) if setting.kind == tuple[str, ...]}
     flag, before = "", 0  # the last flag, and how many arguments stand before it
     values: list[str] = []
@@ -188,8 +187,8 @@ def _without_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def _without_vllm_flags(arguments: Sequence[str]) -> list[str]:
-    """Leave out vLLM's flags that have no effect here, with a warning for each. Raises ConfigError if a flag asks for
-    something that is not supported."""
+    """Leave out vLLM's flags that have no effect, each with a warning. Raises ConfigError for one that asks for
+    more."""
     kept: list[str] = []
     rest = iter(arguments)
     for argument in rest:

@@ -44,8 +44,7 @@ class RemoteServer:
         self._http.__exit__(*error)
 
     def model(self) -> str:
-        """The name of the first model that is served. Raises QuireError if the server does not answer, or not with a
-        list of models."""
+        """The name of the first served model. Raises QuireError if the server does not answer with a list of models."""
         content = b"".join(self._sent("GET", "/models", None))
         try:
             return str(msgspec.json.decode(content)["data"][0]["id"])

@@ -28,8 +28,8 @@ HINT = "--config FILE.yaml reads flags from a file. --help=WORD shows a group ({
 
 @dataclass(frozen=True)
 class Setting:
-    """One field: the part that it belongs to, its type with annotations for the command line, its default as in
-    `dataclasses.field`, and the string below it."""
+    """One field: its part, its type with annotations for tyro, its default as in `dataclasses.field`, and its
+    description."""
 
     name: str
     group: str
@@ -76,7 +76,6 @@ def with_engine(options: type) -> type:
 
 
 def engine_config(settings: Any) -> Config:
-    """The Config in an instance of a class from `with_engine`."""
     return Config(**{part.name: getattr(settings, part.name) for part in fields(Config) if part.name != "server"})
 
 
@@ -145,8 +144,8 @@ def described(options: type) -> type:
 
 
 def about(options: type, word: str) -> type:
-    """A dataclass with the settings of `options` in the group `word`, or else with those that mention it. Raises
-    ConfigError if there are none."""
+    """A dataclass with the settings of the group `word`, or else those that mention it. Raises ConfigError without
+    any."""
     settings = settings_of(options)
     found = [setting for setting in settings if setting.group == word]
     found = found or [setting for setting in settings if _speaks_of(setting, word)]

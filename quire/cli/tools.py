@@ -57,8 +57,7 @@ def simulate(arguments: Sequence[str]) -> int:
 
 
 def bench(arguments: Sequence[str]) -> int:
-    """Run the benchmark that the first argument names; returns its exit code. Raises QuireError if a flag is wrong, or
-    the benchmark could not run."""
+    """Run the benchmark that the first argument names; returns its exit code. Raises QuireError if it could not run."""
     name, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if name in ("-h", "--help", "help"):
         print(_usage())

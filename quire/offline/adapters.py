@@ -78,16 +78,15 @@ def load_command(asked: LoRARequest) -> tuple[str, dict[str, str]]:
 
 
 def adapter_of(done: Done) -> Adapter:
-    """The adapter that the engine has loaded. Raises RequestError if it could not be loaded; the message names the
-    tensor."""
+    """The adapter that the engine has loaded. Raises RequestError, which names the tensor, if it was not loaded."""
     if done.error:
         raise RequestError(done.error, param="lora_request")
     return Adapter(**done.value)
 
 
 def for_each(asked: LoRARequest | Sequence[LoRARequest | None] | None, count: int) -> list[LoRARequest | None]:
-    """One entry of `lora_request` for each of `count` prompts. Raises RequestError if there are more or fewer entries,
-    or they are something else."""
+    """One entry of `lora_request` for each of `count` prompts. Raises RequestError if there are more, fewer or
+    others."""
     if asked is None or isinstance(asked, LoRARequest):
         return [asked] * count
     if not isinstance(asked, list | tuple) or not all(each is None or isinstance(each, LoRARequest) for each in asked):

@@ -19,9 +19,8 @@ CLOSED = "The engine was shut down. Create a new AsyncLLM."
 
 
 class EngineThread:
-    """A running engine, `local`; see LLM for the model, its settings and errors. In the event loop, `take` gets each
-    message, and `fail` gets the cause when the engine is gone. Only `send` of the engine's client may be called while
-    it runs."""
+    """A running engine, `local`; see LLM for model, settings and errors. In the event loop, `take` gets each message,
+    and `fail` the cause when the engine is gone. Only `send` of its client may be called while it runs."""
 
     def __init__(
         self,

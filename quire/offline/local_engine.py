@@ -211,8 +211,7 @@ def no_sampling_params(value: Any) -> RequestError:
 
 
 def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without those that have no effect here. Raises ConfigError for a setting of vLLM that is not
-    supported, or one of a server alone."""
+    """The settings without those that have no effect here. Raises ConfigError for one that is not supported here."""
     for name in settings.keys() & VLLM_SETTINGS.keys():
         check_vllm_setting(name, settings[name])
     of_server = {each.name for each in fields(ServerConfig)} - {*OF_ENGINES_IN_PROCESS}

@@ -59,8 +59,7 @@ class OpenStreams:
         return iter(list(self._by_name.values()))
 
     def submit(self, name: str | None, text: str | None, sequences: Sequence[SequenceAccumulator]) -> OpenStream:
-        """Send a prompt to the engine. Without a name it gets one. Raises RequestError if another open request has the
-        name."""
+        """Send a prompt to the engine. Without a name it gets one. Raises RequestError if the name is taken."""
         name = str(sequences[0].add.id) if name is None else name
         if name in self._by_name:
             raise RequestError(f"A request with the id '{name}' is open already.", param="request_id")

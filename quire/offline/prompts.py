@@ -47,8 +47,7 @@ class ParsedPrompt(NamedTuple):
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list. A list of integers is one prompt. Raises RequestError if the value is
-    neither."""
+    """One prompt or several, as a list. A list of integers is one prompt. Raises RequestError for anything else."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | bytearray | memoryview):

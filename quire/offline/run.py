@@ -18,9 +18,7 @@ from quire.text.sequence_accumulator import SequenceAccumulator, dispatch_deltas
 
 if TYPE_CHECKING:
     from quire.engine.metrics.reader import Metric
-if TYPE_CHECKING:
     from quire.offline.progress_bar import ProgressBar
-    from quire.offline.run import OfflineMetrics
 
 
 class OfflineMetrics:
@@ -107,8 +105,8 @@ class OfflineRun:
                     self._metrics.finish(number, "abort")
 
     def submit(self, request: Sequence[SequenceAccumulator]) -> None:
-        """Submit the sequences of one prompt. After each step's worth of prompts, the engine plans what it can, without
-        waiting for the device."""
+        """Submit a prompt's sequences. After each step's worth of prompts, the engine plans without waiting for the
+        device."""
         for sequence in request:
             self._open[sequence.add.id] = sequence
             if self._metrics is not None:

@@ -11,9 +11,8 @@ import torch
 
 from quire.cli.main import main
 from quire.compute.kernels.dispatch import KERNELS
-from quire.tools.bench.device_timing import Limits, measure_limits, median_seconds, sets_of_arguments
 from quire.tools.bench.kernel_cases import Arguments, KernelCase
-from quire.tools.bench.kernels import all_cases, measure
+from quire.tools.bench.kernels import Limits, all_cases, measure, measure_limits, median_seconds, sets_of_arguments
 
 CPU = torch.device("cpu")
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -28,7 +27,7 @@ def bench(*arguments: str) -> int:
 def test_every_case_runs_and_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.tools.bench.device_timing.REPLAYS", 2)
+    monkeypatch.setattr("quire.tools.bench.kernels.REPLAYS", 2)
     file = tmp_path / "kernels.json"
     assert bench("--reference", "--json", str(file)) == 0
     found = json.loads(file.read_text())

@@ -18,7 +18,7 @@ from quire import LLM
 from quire.foundation.clock import Clock
 from quire.foundation.config import Config
 from quire.offline import local_engine
-from quire.serving.supervisor.model_engines import GroupMemory
+from quire.serving.supervisor.lives import GroupMemory
 from tests.checkpoints import make_tiny
 from tests.executor.thread_ranks import ThreadRanks
 from tests.models.divisible import DIVISIBLE

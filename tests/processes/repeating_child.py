@@ -7,8 +7,8 @@ import sys
 
 from quire.foundation.processes.child_main import run_child
 from quire.foundation.processes.launch import LaunchConfig, Report, SendReport, SwapRequest
-from quire.foundation.processes.orders import OpenModel, OrderReader
-from quire.foundation.processes.pipe_lines import wait_readable
+from quire.foundation.processes.orders import OpenModel, read_orders
+from quire.foundation.processes.pipe_lines import LineReader, wait_readable
 
 
 def main(launch: LaunchConfig, report: SendReport) -> None:
@@ -16,10 +16,10 @@ def main(launch: LaunchConfig, report: SendReport) -> None:
     if launch.developer_mode:  # a line that is no report
         os.write(_report_fd(), b"{broken\n")
     report(_repeated(launch))
-    orders = OrderReader(launch.orders_fd)
+    orders = LineReader(launch.orders_fd)
     while True:
         wait_readable(orders.fd)
-        for order in orders.read():
+        for order in read_orders(orders):
             assert isinstance(order, OpenModel)
             if not order.launch.config.model.model:
                 return

@@ -91,8 +91,7 @@ def prepare_ray() -> None:
 
 
 def leave_threads_open() -> None:
-    """Undo what Ray sets in its processes: one thread for each CPU that an actor asks for. Call this before torch is
-    imported."""
+    """Undo what Ray sets: one thread for each CPU that an actor asks for. Call this before torch is imported."""
     os.environ.pop("OMP_NUM_THREADS", None)
 
 
@@ -282,8 +281,7 @@ def shown_variables() -> dict[str, str]:
 
 
 def api_key() -> str | None:
-    """The key in QUIRE_API_KEY or VLLM_API_KEY, for a server and for its clients. Raises ConfigError if the variable is
-    set and empty."""
+    """The key in QUIRE_API_KEY or VLLM_API_KEY, for servers and clients. Raises ConfigError if it is set and empty."""
     key = os.environ.get("QUIRE_API_KEY", os.environ.get("VLLM_API_KEY"))
     if key is not None and not key.strip():
         raise ConfigError("QUIRE_API_KEY or VLLM_API_KEY is set but empty: give it a key, or unset it.")

@@ -45,8 +45,7 @@ class LoraConfig:
 
     @property
     def modules(self) -> dict[str, str]:
-        """Paths of --lora-modules by name. Raises ConfigError if a name or path is missing, or a name is given
-        twice."""
+        """Paths of --lora-modules by name. Raises ConfigError if a name or path is missing, or a name is repeated."""
         found: dict[str, str] = {}
         for module in self.lora_modules:
             name, _, path = module.partition("=")

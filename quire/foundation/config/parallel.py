@@ -54,7 +54,6 @@ class ParallelConfig:
 
     @property
     def ranks(self) -> int:
-        """How many ranks an engine has."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
@@ -64,12 +63,10 @@ class ParallelConfig:
 
     @property
     def nodes(self) -> int:
-        """How many machines the ranks are on."""
         return 1 if self.nnodes is None else self.nnodes
 
     @property
     def ranks_of_a_node(self) -> int:
-        """How many ranks share a machine."""
         return self.ranks // self.nodes
 
 

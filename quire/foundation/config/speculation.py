@@ -84,8 +84,7 @@ class SpeculationConfig:
 
     @property
     def speculation(self) -> Speculation | None:
-        """What proposes draft tokens; None if nothing does. Raises ConfigError if a value is wrong or not supported;
-        the message names it."""
+        """What proposes draft tokens; None if nothing does. Raises ConfigError for a value that is not supported."""
         asked = dict(self.speculative_config or {})
         for key, value in (
             ("model", self.speculative_model),

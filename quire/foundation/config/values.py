@@ -51,8 +51,7 @@ def read_value(kind: Any, value: Any) -> Any:
 
 
 def check_range(part: object, least: float, most: float | None, *names: str) -> None:
-    """Raise a ConfigError for settings of a part outside a closed interval, which the message names. None is
-    allowed."""
+    """Raise a ConfigError for settings of a part outside a closed interval, which it names. None is allowed."""
     for name in names:
         value = getattr(part, name)
         if value is not None and not least <= value <= (math.inf if most is None else most):

@@ -46,13 +46,11 @@ class ConnectionPool:
 
     @property
     def num_open(self) -> int:
-        """How many connections there are, including idle ones."""
         return len(self._open)
 
     async def ask(self, data: bytes, timeout_s: float | None, on_body: OnBody | None = None) -> Connection:
-        """Send a request, on an idle connection if there is one; see `Connection.request` for the arguments. Returns
-        the connection once the answer's head has come; it has to be put back or aborted. Raises HttpError if there is
-        no answer."""
+        """Send a request, on an idle connection if there is one; see `Connection.request`. Returns the connection once
+        the answer's head has come; it has to be put back or aborted. Raises HttpError if there is no answer."""
         connection = self._take_idle()
         if connection is not None:
             try:
@@ -99,7 +97,6 @@ class ConnectionPool:
                 connection.fail(HttpError(message))
 
     def close(self) -> None:
-        """Close all connections, whatever is on its way."""
         for connection in list(self._open):
             connection.abort()
 
@@ -154,8 +151,7 @@ class BlockingClient:
         self._runner.close()
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, bytes]:
-        """Status and body of an answer. A body for the request is sent as JSON, if it is not None. Raises HttpError if
-        there is no answer."""
+        """Status and body of the answer to a request, whose body is sent as JSON. Raises HttpError if there is none."""
         status, parts = self.stream(method, path, body)
         return status, b"".join(parts)
 

@@ -53,8 +53,7 @@ def begin_anew() -> None:
 
 
 def collect_in_calm(open_sequences: int) -> None:
-    """Search for cycles if there may be some, few sequences are open, and few objects live. Call this every second or
-    so."""
+    """Search for cycles if there may be some, and few sequences and objects are there. Call this every second or so."""
     if open_sequences > CALM_SEQUENCES or gc.get_count()[2] < _PENDING:
         return
     if open_sequences == 0 or len(gc.get_objects()) <= CALM_OBJECTS:  # counting takes a fifth of a search

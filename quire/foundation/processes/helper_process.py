@@ -32,8 +32,7 @@ class ChannelClosed(Exception):
 
 
 class Channel(Generic[Sent, Received]):
-    """Sends one type of message and receives another, over one end of a socket pair. Methods raise ChannelClosed if the
-    other side is gone."""
+    """Sends and receives messages over one end of a socket pair. Raises ChannelClosed if the other side is gone."""
 
     def __init__(self, connection: socket.socket, receives: type[Received]) -> None:
         self._socket = connection
@@ -64,8 +63,7 @@ class Channel(Generic[Sent, Received]):
             self._write(socket.MSG_DONTWAIT)
 
     def receive(self, timeout: float | None) -> Received | None:
-        """The next message, or None after `timeout` seconds; a timeout of None never ends. Only one thread may call
-        this."""
+        """The next message, or None after `timeout` seconds (None: wait for ever). Only one thread may call this."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (message := self._take()) is None:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -110,8 +108,8 @@ class Channel(Generic[Sent, Received]):
 
 
 class HelperProcess(Generic[Sent, Received]):
-    """A running `python -m module` that ends in `run_helper(...)`, and the channel to it. It exits when the channel is
-    closed. It inherits the descriptors `fds`."""
+    """A running `python -m module` that ends in `run_helper(...)`, and the channel to it. It inherits `fds`, and exits
+    when the channel is closed."""
 
     def __init__(
         self, module: str, receives: type[Received], fds: tuple[int, ...] = (), arguments: tuple[str, ...] = ()
@@ -133,7 +131,6 @@ class HelperProcess(Generic[Sent, Received]):
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """End it now, whatever it does."""
         self._process.kill()
         self.close()
 

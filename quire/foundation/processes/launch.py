@@ -53,8 +53,7 @@ class ModelReport(msgspec.Struct, frozen=True, tag=True):
 
 
 class SwapStatus(msgspec.Struct, frozen=True):
-    """How a swap proceeds: its number from 1, the first name of the model that is asked for, why it failed, and its
-    duration in seconds once it has ended."""
+    """How a swap proceeds: its number from 1, the new model's first name, why it failed, and how long it has taken."""
 
     number: int
     model: str
@@ -262,8 +261,7 @@ class Pulse(msgspec.Struct, frozen=True, tag=True):
 
 
 class Recovery(msgspec.Struct, frozen=True, tag=True):
-    """A report that requests of an API process, with this many sequences, go on in another engine, whose model has this
-    generation."""
+    """A report that this many sequences of an API process go on in another engine, of the model of this generation."""
 
     engine: EngineId
     sequences: int

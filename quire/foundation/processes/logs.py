@@ -42,9 +42,8 @@ class JsonFormatter(logging.Formatter):
 def set_up_logs(
     format: LogFormat, process: str, level: int = logging.WARNING, prefix: str = "", own_level: int = logging.INFO
 ) -> None:
-    """Log to standard error from now on; a process may call this again. Messages of libraries are shown from `level`
-    on, Quire's own from `own_level` on. `prefix` stands before each message that is text, to tell several processes
-    apart."""
+    """Log to standard error from now on; a process may call this again. Libraries' messages are shown from `level` on,
+    Quire's own from `own_level` on. `prefix` stands before messages that are text, to tell processes apart."""
     handler = logging.StreamHandler()
     if format == "json":
         handler.setFormatter(JsonFormatter(process))

@@ -24,8 +24,7 @@ class HoldRequests(msgspec.Struct, frozen=True, tag=True):
 
 
 class OpenModel(msgspec.Struct, frozen=True, tag=True):
-    """Serve this model as soon as its engines are ready, and then disconnect from the one before, whose open requests
-    get `drain_timeout` seconds."""
+    """Serve this model once its engines are ready; open requests of the one before then get `drain_timeout` seconds."""
 
     launch: LaunchConfig
     drain_timeout: float
@@ -46,18 +45,9 @@ class TellSwap(msgspec.Struct, frozen=True, tag=True):
 Order = Reload | HoldRequests | OpenModel | DropModel | TellSwap
 
 
-class OrderReader:
-    """The receiving end of a pipe, which is closed with this object."""
+_decoder: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
 
-    def __init__(self, fd: int) -> None:
-        self._lines = LineReader(fd)
-        self.fd = fd
-        self._decoder: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
 
-    def read(self) -> list[Order]:
-        """Orders since the last call. An order that cannot be read is logged and left out."""
-        return decoded(self._lines.read(), self._decoder, "An order of the supervisor")
-
-    def close(self) -> None:
-        """Close the pipe."""
-        self._lines.close()
+def read_orders(lines: LineReader) -> list[Order]:
+    """Orders since the last call. An order that cannot be read is logged and left out."""
+    return decoded(lines.read(), _decoder, "An order of the supervisor")

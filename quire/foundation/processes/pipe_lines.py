@@ -103,8 +103,7 @@ class LineWriter:
 
 
 class LineReader:
-    """The receiving end, which owns the pipe `fd`: it is readable when there may be lines, and for ever once the writer
-    is gone."""
+    """The receiving end, which owns the pipe `fd`. It is readable when there may be lines, or the writer is gone."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)

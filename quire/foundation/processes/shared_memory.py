@@ -57,7 +57,6 @@ class SharedNumbers:
 
     @property
     def least_other(self) -> int:
-        """The lowest number of the other processes."""
         return min(map(self._at, self._others))
 
     def _at(self, process: int) -> int:

@@ -18,15 +18,8 @@ from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import Ready
 from quire.foundation.processes import garbage
 from quire.foundation.processes.launch import LaunchConfig, ModelReport, SendReport, SwapRequest, SwapStatus
-from quire.foundation.processes.orders import (
-    DropModel,
-    HoldRequests,
-    OpenModel,
-    Order,
-    OrderReader,
-    Reload,
-    TellSwap,
-)
+from quire.foundation.processes.orders import DropModel, HoldRequests, OpenModel, Order, Reload, TellSwap, read_orders
+from quire.foundation.processes.pipe_lines import LineReader
 from quire.planning.swap_plan import plan_swap
 from quire.serving.api.model_switch import MakeApp, ModelSwitch, ServedModel, make_served_model
 from quire.serving.api.request_traces import RequestTraces
@@ -53,7 +46,7 @@ class ModelSwaps:
         self._report = report
         self._make_app = make_app
         self._traces = traces
-        self._orders = OrderReader(launch.orders_fd) if launch.orders_fd >= 0 else None
+        self._orders = LineReader(launch.orders_fd) if launch.orders_fd >= 0 else None
         self._preparing = self._draining = False
         self._changed = asyncio.Event()
         self._opening: tuple[int, asyncio.Task[None]] | None = None  # the model's generation, too
@@ -164,7 +157,7 @@ class ModelSwaps:
 
     def _read_orders(self) -> None:
         assert self._orders is not None
-        for order in self._orders.read():
+        for order in read_orders(self._orders):
             self.obey(order)
 
     def obey(self, order: Order) -> None:

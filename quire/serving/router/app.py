@@ -63,8 +63,8 @@ class AnswerCutOff(Exception):
 
 
 async def send_answer(answer: Answer, headers: list[tuple[bytes, bytes]], send: Send, slow_client_s: float) -> None:
-    """Send a whole answer to a client, which may leave a part unread for `slow_client_s` seconds. Raises AnswerCutOff
-    if the server failed, or the client does not read."""
+    """Send an answer to a client that may leave a part unread for `slow_client_s`. Raises AnswerCutOff if it breaks
+    off."""
     await send({"type": "http.response.start", "status": answer.head.status, "headers": headers})
     data = answer.first
     while data:
@@ -140,8 +140,7 @@ class RouterApp:
             self._note_end(scope, exchange)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request. Raises QuireError if it is refused or no server answers it, and AnswerCutOff if its answer
-        cannot be ended."""
+        """Answer a request. Raises QuireError if it is not answered, and AnswerCutOff if its answer cannot be ended."""
         exchange: Exchange = scope["state"][_EXCHANGE]
         path, method = scope["path"], scope["method"]
         if self.keys and path not in PUBLIC:

@@ -34,7 +34,6 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether it keeps requests away, except the one that tries."""
         return self._opened_at is not None
 
     @property
@@ -123,7 +122,6 @@ class Backend:
         return self.is_ready and not self.address.drain and self.breaker.passes
 
     def relist(self, address: BackendAddress) -> None:
-        """Take over the server's entry from a list that was read again."""
         self.address = address
         self.models = frozenset(address.models or self.cards)
 

@@ -59,9 +59,8 @@ class Fleet:
         self._chooser.forget(backend.number)
 
     def choose(self, request: RoutedRequest, tried: Collection[Backend] = ()) -> Backend:
-        """Choose a server for a request that was sent to the servers of `tried` before. Raises RequestError if no
-        server has its model or it has to name one, and UnavailableError if no server with the model takes requests
-        now."""
+        """Choose a server for a request that was sent to those of `tried` before. Raises RequestError if none has its
+        model or it has to name one, and UnavailableError if none with the model takes requests now."""
         serving = self._serving(request.model)
         able = [backend for backend in serving if backend.takes_requests and backend not in tried]
         if not able:

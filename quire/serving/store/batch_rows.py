@@ -23,8 +23,8 @@ class BatchResult:
 
 @dataclass(frozen=True)
 class ClaimedBatch:
-    """A batch that this process works on now, as clients see it in `body`. `ends_as` is the state in which it ends, if
-    another process had begun to end it. `tenant` is whose batch it is; see Add."""
+    """A batch that this process works on now, as clients see it in `body`; `ends_as` tells how, if it is being ended.
+    `tenant` is whose batch it is; see Add."""
 
     body: dict[str, Any]
     ends_as: str | None

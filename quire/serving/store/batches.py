@@ -97,8 +97,7 @@ class BatchStore:
         return await self.database.read(lambda connection: seen(connection, asked))
 
     async def page(self, after: str | None, limit: int) -> tuple[Sequence[dict[str, Any]], bool]:
-        """Batches, the latest first, and whether there are more after these. Raises UnknownIdError if there is no batch
-        `after`."""
+        """Batches, the latest first, and whether there are more. Raises UnknownIdError if there is no batch `after`."""
 
         def find(connection: sqlite3.Connection) -> list[dict[str, Any]]:
             if after is not None:
@@ -164,8 +163,7 @@ class BatchStore:
         await self._owned(batch, change)
 
     async def fail(self, batch: str, errors: Sequence[dict[str, Any]]) -> None:
-        """End a batch that could not be run, or not to its end; its files have the results so far. Each error has code,
-        message, param and line."""
+        """End a batch that could not be run to its end, with errors that have code, message, param and line."""
         found = {"object": "list", "data": list(errors)}
         await self._owned(batch, lambda connection: set_fields(connection, batch, errors=found))
         await self.finish(batch, "failed")
@@ -193,9 +191,8 @@ class BatchStore:
         return await self.database.write(insert)
 
     async def finish(self, batch: str, status: str) -> None:
-        """Make the output files from the results, in the order of the input, and end the batch with the status
-        completed, cancelled, expired or failed. Results move step by step, so a process that takes over in the middle
-        can go on."""
+        """Make the output files from the results, in the order of the input, and end the batch as completed, cancelled,
+        expired or failed. Results move step by step, so a process that takes over in between can go on."""
 
         def begin(connection: sqlite3.Connection) -> None:
             body, now = body_of(connection, batch), int(self.clock.now())

@@ -101,7 +101,7 @@ ALIVE = f"SELECT id FROM processes WHERE seen > ? - {PROCESS_DEAD_S}"
 
 
 class Database:
-    """A store's file of at most `max_bytes`. It is made when it is first used; it and its directory are for their owner
+    """A store's file of at most `max_bytes`, made when it is first used. It and its directory are for their owner
     only."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:

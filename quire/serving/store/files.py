@@ -167,8 +167,7 @@ def begin_file(
 
 
 def append(connection: sqlite3.Connection, limits: StoreLimits, file: str, data: bytes) -> None:
-    """Add to the end of a file. Raises PayloadTooLarge if it becomes larger than a file may be, and StoreFullError if
-    there is no room."""
+    """Add to the end of a file. Raises PayloadTooLarge if it gets too large, and StoreFullError if there is no room."""
     limits.make_room(connection, len(data) + len(data) // 64 + 512)
     connection.execute(
         "INSERT INTO file_parts SELECT ?, coalesce(max(number) + 1, 0), ? FROM file_parts WHERE file = ?",

@@ -50,9 +50,8 @@ class StoreLimits:
     max_file_bytes: int
 
     def make_room(self, connection: sqlite3.Connection, needed: int) -> None:
-        """Evict the responses that have not been used for the longest time until `needed` bytes fit. Files and batches
-        stay, because somebody waits for them. Raises StoreFullError if there is no room even without finished
-        responses."""
+        """Evict the responses that were not used for the longest time until `needed` bytes fit. Files and batches stay:
+        somebody waits for them. Raises StoreFullError if there is no room without finished responses."""
         while used_bytes(connection) + needed > self.max_bytes:
             oldest = f"SELECT id FROM responses WHERE status IN ({_FINISHED}) ORDER BY used LIMIT {EVICTED_AT_ONCE}"
             if connection.execute(f"DELETE FROM responses WHERE id IN ({oldest})").rowcount == 0:

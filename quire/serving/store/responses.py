@@ -42,8 +42,8 @@ class StoredEvents:
 
 @dataclass
 class ResponseStore:
-    """The responses in a database. `process` is this process, as the owner of what runs in the background, and `clock`
-    has seconds since 1970."""
+    """The responses in a database. `process` is the owner of what runs in the background, `clock` has seconds since
+    1970."""
 
     database: Database
     limits: StoreLimits
@@ -51,8 +51,7 @@ class ResponseStore:
     clock: Clock
 
     async def put(self, response: StoredResponse, *, running: bool = False) -> None:
-        """Add a response, which is `running` if this process still works on it. Raises StoreFullError if there is no
-        room."""
+        """Add a response, `running` if this process still works on it. Raises StoreFullError if there is no room."""
         now = self.clock.now()
 
         def insert(connection: sqlite3.Connection) -> None:

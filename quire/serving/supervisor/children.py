@@ -19,8 +19,7 @@ from quire.foundation.messages.from_engine import Dead
 from quire.foundation.processes.child_process import Child
 from quire.foundation.processes.launch import LaunchConfig, Pulse
 from quire.foundation.processes.orders import OpenModel, Order
-from quire.serving.supervisor.api_processes import ApiProcesses
-from quire.serving.supervisor.model_engines import ModelEngines
+from quire.serving.supervisor.lives import ApiProcesses, ModelEngines
 from quire.serving.supervisor.process_host import THIS_MACHINE, ProcessHost
 from quire.serving.supervisor.watchdog import Watchdog
 
@@ -80,7 +79,6 @@ class Children:
 
     @property
     def engines(self) -> list[Child]:
-        """The present engines of all models."""
         return [child for model in self._models.values() for child in model.children]
 
     def place_of(self, child: Child) -> tuple[ModelEngines, int] | None:
@@ -240,7 +238,6 @@ class Children:
             child.tell(OpenModel(self.apis.launch(place, model.launch_of_api()), drain_timeout))
 
     def tell(self, order: Order) -> None:
-        """Give an order to the present API processes."""
         for child in self.present_apis:
             child.tell(order)
 

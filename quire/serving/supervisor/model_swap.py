@@ -18,7 +18,7 @@ from quire.foundation.processes.launch import STOP_ENGINE, ModelReport, SwapPhas
 from quire.foundation.processes.orders import DropModel, HoldRequests, TellSwap
 from quire.serving.supervisor.announce import print_log
 from quire.serving.supervisor.children import Children
-from quire.serving.supervisor.model_engines import ModelEngines
+from quire.serving.supervisor.lives import ModelEngines
 
 STOP_ENGINES_S = 5.0
 """Seconds that engines may take to end."""

@@ -33,7 +33,7 @@ from quire.foundation.processes.launch import (
 from quire.foundation.processes.orders import Reload
 from quire.serving.supervisor.announce import announce_ready, print_error, print_log
 from quire.serving.supervisor.children import MODULES, Children, Modules
-from quire.serving.supervisor.model_engines import ModelEngines
+from quire.serving.supervisor.lives import ModelEngines
 from quire.serving.supervisor.model_swap import ModelSwap
 from quire.serving.supervisor.process_host import RELOAD, THIS_MACHINE, Died, Event, ProcessHost, Reported, Signalled
 from quire.serving.supervisor.watchdog import TICK_S, WINDOW_S, RestartLimit

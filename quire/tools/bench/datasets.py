@@ -161,8 +161,7 @@ class Sample:
 
 
 def make_samples(options: DatasetOptions, tokens: Tokens, rng: random.Random) -> list[Sample]:
-    """At most `num_prompts` samples; fewer when the dataset's file has no more. Raises ConfigError for wrong options,
-    or a file that cannot be read."""
+    """At most `num_prompts` samples, as far as the file has them. Raises ConfigError for wrong options or files."""
     if options.num_prompts < 1:
         raise ConfigError(f"--num-prompts must be at least 1, got {options.num_prompts}.", param="num_prompts")
     readers = {

@@ -18,6 +18,7 @@ from itertools import accumulate
 from typing import Literal
 
 from quire.errors import ConfigError
+from quire.foundation.config.values import check_positive
 from quire.tools.bench.client import Outcome, StreamingClient
 from quire.tools.bench.datasets import Sample
 from quire.tools.bench.report import rates
@@ -41,10 +42,7 @@ class ArrivalOptions:
     """Rate at the end of a ramp."""
 
     def __post_init__(self) -> None:
-        for name in ("request_rate", "burstiness", "max_concurrency", "ramp_up_start_rps", "ramp_up_end_rps"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {value}.", param=name)
+        check_positive(self, "request_rate", "burstiness", "max_concurrency", "ramp_up_start_rps", "ramp_up_end_rps")
         ends = (self.ramp_up_start_rps, self.ramp_up_end_rps)
         if (self.ramp_up_strategy is None) != (None in ends) or (ends.count(None) == 1):
             raise ConfigError(

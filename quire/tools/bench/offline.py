@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from quire.errors import ConfigError
 from quire.foundation.config import Config
+from quire.foundation.config.values import check_range
 from quire.offline.llm import LLM
 from quire.offline.prompts import Prompt
 from quire.planning.auto_config import resolve
@@ -62,9 +62,8 @@ class LatencyOptions:
 
 
 class OfflineBenchmark:
-    """An engine that is measured, as a context `llm`, and the parameters of its requests. `tokens` draws random ids of
-    the whole vocabulary, and has texts unless the tokenizer was left out. Raises SetupError if the model cannot be
-    served."""
+    """An engine that is measured, as a context `llm`, and its requests' parameters. `tokens` draws ids of the whole
+    vocabulary, and has texts unless there is no tokenizer. Raises SetupError if the model cannot be served."""
 
     def __init__(self, options: ThroughputOptions | LatencyOptions, config: Config) -> None:
         self._options = options
@@ -90,9 +89,8 @@ class OfflineBenchmark:
 
 
 def run_throughput(options: ThroughputOptions, config: Config) -> int:
-    """Send all prompts at once, and report; returns the exit code. Raises QuireError for wrong options, or a model that
-    cannot be served."""
-    _check_positive(options, "n")
+    """Send all prompts at once, and report; returns the exit code. Raises QuireError for wrong options or models."""
+    check_range(options, 1, None, "n")
     bench = OfflineBenchmark(options, config)
     with bench.llm:
         samples = make_samples(options.dataset, bench.tokens, random.Random(config.model.seed))
@@ -126,9 +124,8 @@ def run_throughput(options: ThroughputOptions, config: Config) -> int:
 
 
 def run_latency(options: LatencyOptions, config: Config) -> int:
-    """Send one batch at a time, again and again, and report; returns the exit code. Raises QuireError for wrong
-    options, or a model that cannot be served."""
-    _check_positive(options, "input_len", "output_len", "batch_size", "n", "num_iters")
+    """Send batch after batch, and report; returns the exit code. Raises QuireError for wrong options or models."""
+    check_range(options, 1, None, "input_len", "output_len", "batch_size", "n", "num_iters")
     bench = OfflineBenchmark(options, config)
     with bench.llm:
         rng = random.Random(config.model.seed)
@@ -147,12 +144,6 @@ def run_latency(options: LatencyOptions, config: Config) -> int:
         "percentiles": {f"{wanted:g}": value for wanted, value in summary.percentiles.items()},
     })  # fmt: skip
     return 0
-
-
-def _check_positive(options: ThroughputOptions | LatencyOptions, *names: str) -> None:
-    for name in names:
-        if (value := getattr(options, name)) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}.", param=name)
 
 
 def _repeated(

@@ -88,8 +88,8 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Summary:
-    """A summary of values in any unit; all zero if there are no values. `ci95` is half the width of the mean's 95%
-    confidence interval (normal approximation)."""
+    """A summary of values, all zero without any. `ci95` is half the mean's 95% confidence interval, as for a normal
+    distribution."""
 
     mean: float
     median: float
@@ -113,8 +113,7 @@ def summarize(values: Sequence[float], percentiles: Sequence[float]) -> Summary:
 
 
 def percentile(ordered: Sequence[float], wanted: float) -> float:
-    """A percentile, from 0 to 100, of ascending values by linear interpolation between the closest ranks, as numpy's
-    default."""
+    """The percentile `wanted`, 0 to 100, of ascending values, by linear interpolation as numpy's default."""
     position = (len(ordered) - 1) * wanted / 100
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)

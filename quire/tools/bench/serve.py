@@ -88,7 +88,6 @@ class ServeOptions:
 
     @property
     def root(self) -> str:
-        """The server's address."""
         return (self.base_url or f"http://{self.host}:{self.port}").rstrip("/")
 
 
@@ -103,8 +102,7 @@ class _ServedModel:
 
 
 def run(options: ServeOptions) -> int:
-    """Measure and report; returns the exit code: 1 if requests failed. Raises QuireError for wrong options, or a server
-    that is not there."""
+    """Measure and report; returns the exit code: 1 if requests failed. Raises QuireError if nothing can be measured."""
     seed = random.SystemRandom().getrandbits(32) if options.seed is None else options.seed
     rng = random.Random(seed)
     try:
@@ -211,7 +209,6 @@ def _headers(options: ServeOptions) -> dict[str, str]:
 
 
 def _body(options: ServeOptions, model: _ServedModel) -> dict[str, Any]:
-    """Fields of every request."""
     sampling = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     body = {"model": model.name} | {name: value for name, value in sampling.items() if value is not None}
     if not model.has_tokenizer:  # a stream without text has chunks only if they carry token ids

@@ -35,8 +35,7 @@ def serve_command(config: Config, directory: Path) -> list[str]:
 
 @contextmanager
 def served(config: Config, directory: Path) -> Iterator[int]:
-    """Run `quire serve`: yields its port once it is ready, and ends it afterwards. Raises QuireError if it did not
-    start."""
+    """Run `quire serve`: yields its port once it is ready, and ends it afterwards. Raises QuireError if it fails."""
     log = directory / "server.log"
     with log.open("w") as file:
         server = subprocess.Popen(serve_command(config, directory), stdout=file, stderr=subprocess.STDOUT)
@@ -56,8 +55,7 @@ def served(config: Config, directory: Path) -> Iterator[int]:
 def asked(
     model: str, port: int, samples: Sequence[Sample], times: Sequence[float], max_concurrency: int | None = None
 ) -> list[Outcome]:
-    """The outcomes of samples sent to the server at this port at these times (seconds), so many at a time. Raises
-    QuireError if a request failed."""
+    """The outcomes of samples sent at these times (seconds), so many at once. Raises QuireError if a request failed."""
     body = {"model": model, "temperature": 0.0, "ignore_eos": True}
     body["return_token_ids"] = True  # behind random prompts tokens may have no text, and chunks would be empty
 

@@ -66,8 +66,7 @@ class ServingReportOptions:
 
 @dataclass(frozen=True)
 class Run:
-    """A measured load, and where it came from: the command's options in `settings`, and what the server counted
-    meanwhile, see `read_counters`."""
+    """A measured load: also the command's options, and what the server counted meanwhile, see `read_counters`."""
 
     settings: Any
     options: ServingReportOptions

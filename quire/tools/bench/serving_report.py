@@ -30,8 +30,7 @@ MAX_ERRORS_SHOWN = 5
 
 
 def publish(run: Run) -> None:
-    """Print the table and the warnings, and write the files that were asked for. Raises ConfigError if a file cannot be
-    written."""
+    """Print the table and warnings, and write the files that were asked for. Raises ConfigError if one cannot be."""
     result = figures(run)
     print(_table(run, result))
     for warning in _warnings(run, result):

@@ -58,8 +58,7 @@ class StartupOptions:
 
 
 def run(options: StartupOptions, config: Config) -> int:
-    """Measure and report; returns the exit code. Raises QuireError for wrong options, or a model that cannot be
-    served."""
+    """Measure and report; returns the exit code. Raises QuireError for wrong options or a model that is not served."""
     counts = (options.num_iters_cold, options.num_iters_warmup, options.num_iters_warm)
     if min(counts) < 0 or not counts[0] + counts[2]:
         raise ConfigError("--num-iters-cold and --num-iters-warm must ask for at least one start.")
@@ -82,8 +81,7 @@ def run(options: StartupOptions, config: Config) -> int:
 
 
 def _started(kind: Literal["llm", "server", "engine"], asked: Config, chosen: Config) -> dict[str, float]:
-    """Start a process with the settings as asked, or as chosen, and end it when it is ready; returns its seconds by
-    stage. Raises QuireError if it failed."""
+    """Start a process, and end it when it is ready; returns its seconds by stage. Raises QuireError if it failed."""
     with tempfile.TemporaryDirectory(prefix="quire-") as directory:
         began = time.perf_counter()
         if kind == "server":

@@ -124,8 +124,7 @@ class _Engine:
         self._numbers, self._draw = count(1), random.Random(0)
 
     def run(self, load: ClosedLoad) -> float:
-        """Send the requests of a load, and wait for all; returns the seconds to the first token. Raises QuireError if
-        the engine refuses a request."""
+        """Send a load, and wait for its end; returns seconds to the first token. Raises QuireError if it is refused."""
         began, first = self._clock.now(), None
         to_send, running = deque(load.lengths), set[int]()
         while to_send or running:

@@ -52,7 +52,6 @@ def system_info() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Quire, Python and the installed libraries."""
     found = {"quire": __version__, "python": platform.python_version()}
     for name in LIBRARIES:
         try:

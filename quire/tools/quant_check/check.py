@@ -148,8 +148,8 @@ def _sequences(
 
 
 def measure(models: BothModels, sequences: Sequence[ScoredSequence], worst_layers: int) -> Findings:
-    """Compare the models on these sequences, then swap the worst layers one at a time. Raises SetupError if one of them
-    cannot be loaded."""
+    """Compare the models on these sequences, then swap the worst layers one at a time. Raises SetupError if one
+    fails."""
     clock, both = SystemClock(), (models.base, models.quantized)
     with paired_models(*both, clock, at_once=models.fit_at_once) as paired:
         forward = SequenceForward(models.base, [len(sequence.tokens) for sequence in sequences], clock)

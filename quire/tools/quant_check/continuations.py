@@ -52,8 +52,7 @@ def read_passages() -> list[str]:
 
 
 def read_questions(path: str) -> list[Question]:
-    """The questions of a file with a JSON object a line. Raises ConfigError if the file cannot be read or a line is no
-    question; the message names the line."""
+    """The questions of a file with a JSON object a line. Raises ConfigError, which names the line, if one is wrong."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
@@ -128,8 +127,7 @@ def passages_as_sequences(passages: Sequence[str], tokenizer: Tokenizer, longest
 def answer(
     questions: Sequence[Question], base: ResolvedConfig, quantized: ResolvedConfig, max_tokens: int
 ) -> tuple[list[ScoredSequence], Scores | None]:
-    """The questions with the base model's greedy answers, and the scores, if there are questions with answers. Raises
-    ConfigError if a prompt cannot be served."""
+    """The questions with the base model's greedy answers, and any scores. Raises ConfigError for an unusable prompt."""
     outputs = _generate(base, questions, None, max_tokens)
     _free_memory()
     sequences = [

@@ -69,7 +69,6 @@ class Divergence:
 
     @property
     def perplexity_ratio(self) -> float:
-        """The other model's perplexity, divided by the base model's."""
         return self.perplexity / self.base_perplexity
 
 
@@ -99,8 +98,7 @@ Verdict = Literal["good", "bad", "inconclusive"]
 @dataclass(frozen=True)
 class LayerFinding:
     """One layer, or a block that can only be swapped as a whole: by module, the relative error of its product on the
-    base model's activations; and the divergence that it causes alone, in nats a token, or None if it was not
-    swapped."""
+    base model's activations; and the divergence that it causes alone, in nats a token, None if not swapped."""
 
     name: str
     errors: dict[str, float]

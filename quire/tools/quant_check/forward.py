@@ -25,8 +25,8 @@ MAX_ROWS = 64
 
 
 class SequenceForward:
-    """Runs sequences of these lengths in tokens through a model of these resolved settings. `batches` tells which
-    sequences are computed together, in order."""
+    """Runs sequences of these lengths in tokens through a model. `batches` tells which are computed together, in
+    order."""
 
     def __init__(self, resolved: ResolvedConfig, lengths: Sequence[int], clock: Clock) -> None:
         self.batches = _batches(lengths)

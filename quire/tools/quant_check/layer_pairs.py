@@ -222,6 +222,5 @@ class OnDemandLayer:
         return y
 
     def pending(self, x: Tensor) -> Tensor:
-        """The layer's output, as a call returns it. Models take this method when they are built, before there are
-        weights."""
+        """The layer's output, as a call returns it. Models take this method before there are weights."""
         return self(x)

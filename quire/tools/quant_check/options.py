@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 import tyro
 
-from quire.errors import ConfigError
 from quire.foundation.config.model import ModelDtype
+from quire.foundation.config.values import check_range
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,7 @@ class Thresholds:
     """Most relative error of one layer's product on the base model's activations."""
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            if not getattr(self, each.name) >= 0:
-                flag = each.name.replace("_", "-")
-                raise ConfigError(f"--{flag} must be at least 0, got {getattr(self, each.name)}.", param=each.name)
+        check_range(self, 0, None, *(each.name for each in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,5 @@ class CheckOptions:
     thresholds: Thresholds = field(default_factory=Thresholds)
 
     def __post_init__(self) -> None:
-        for name, least in (("max_tokens", 1), ("worst_layers", 0)):
-            if getattr(self, name) < least:
-                flag = name.replace("_", "-")
-                raise ConfigError(f"--{flag} must be at least {least}, got {getattr(self, name)}.", param=name)
+        check_range(self, 1, None, "max_tokens")
+        check_range(self, 0, None, "worst_layers")

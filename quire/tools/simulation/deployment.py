@@ -87,7 +87,6 @@ class Deployment:
 
     @property
     def hardware(self) -> Hardware:
-        """What one device sustains."""
         found = self.device.hardware if isinstance(self.device, Card) else cpu(self.device.cores)
         return found.at(self.config.model.dtype)
 
@@ -135,8 +134,7 @@ class Deployment:
 
 
 def device_called(name: str, cores: int | None = None) -> Card | Processor:
-    """The device that --gpu names. `cores` limits this machine's processor; None for all cores. Raises ConfigError if
-    the device is not known."""
+    """The device that --gpu names; `cores` of this processor, or all. Raises ConfigError if the device is not known."""
     if name == "cpu":
         return Processor(cores or len(os.sched_getaffinity(0)), this_machine())
     return card(name)

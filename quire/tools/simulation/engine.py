@@ -97,8 +97,8 @@ class Occupancy:
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """What came of a load: its requests in the order of the trace, seconds from the first arrival to the last token,
-    the share of the time in which the device computed, and the occupancy after each step that brought tokens."""
+    """What came of a load: its requests in order, seconds from the first arrival to the last token, the share of the
+    time in which the device computed, and the occupancy after each step that brought tokens."""
 
     served: list[Served]
     seconds: float
@@ -108,8 +108,7 @@ class SimulatedRun:
 
 
 def simulate(config: Config, spec: ModelSpec, device: SimulatedDevice, trace: Trace) -> SimulatedRun:
-    """Serve a trace with resolved settings. Raises ConfigError if the engine refuses a request, since it is too
-    long."""
+    """Serve a trace with resolved settings. Raises ConfigError if a request is too long for the engine."""
     clock = VirtualClock()
     seqs = config.scheduler.max_num_seqs
     assert seqs, "settings are resolved"
@@ -127,9 +126,8 @@ def simulate(config: Config, spec: ModelSpec, device: SimulatedDevice, trace: Tr
 
 
 class _TracePort:
-    """The engine's port: gives it requests when their time has come, and notes when their tokens do. A request's way to
-    its engine and back takes `way_s` seconds, all on the way there. `came` is called for each request that reaches its
-    engine."""
+    """The engine's port: gives it requests when their time has come, and notes when tokens do. A request's way there
+    and back takes `way_s` seconds, all before it arrives. `came` is called for each that reaches the engine."""
 
     def __init__(
         self, trace: Trace, vocab_size: int, way_s: float, clock: VirtualClock, came: Callable[[], None]

@@ -20,9 +20,8 @@ from quire.tools.simulation.trace import Trace, from_samples, read_trace
 
 
 def asked_load(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Trace:
-    """The requests, in order. The tokenizer comes from the model's directory if none is named. Raises ConfigError if a
-    file cannot be read or the options contradict each other, and ModelNotFoundError if a dataset of text has no
-    tokenizer."""
+    """The requests, in order. The tokenizer is the model's if none is named. Raises ConfigError if a file cannot be
+    read or options contradict each other, and ModelNotFoundError if a dataset of text has no tokenizer."""
     rng = random.Random(options.seed)
 
     def tokens() -> Tokens:

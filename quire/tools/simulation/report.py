@@ -22,8 +22,7 @@ NOTABLE = 0.02
 
 @dataclass(frozen=True)
 class Simulation:
-    """A simulation of a model, with its name as asked, and its result. `search` is for the highest rate; None if
-    nothing was searched."""
+    """A simulation of a model, named as asked, and its result. `search` is None if no rate was searched."""
 
     name: str
     where: Deployment

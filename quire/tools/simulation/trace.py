@@ -70,8 +70,8 @@ class Trace:
         return (len(self.requests) - 1) / self.seconds if self.seconds else float("inf")
 
     def at_rate(self, rate: float) -> Trace:
-        """This load with its gaps stretched, so that requests come at this rate on average. A load without gaps gets
-        those of a Poisson process."""
+        """This load with its gaps stretched to this rate on average. Without gaps, it gets those of a Poisson
+        process."""
         if not self.seconds:
             times = arrival_times(ArrivalOptions(request_rate=rate), len(self.requests), random.Random(0))
         else:

@@ -11,6 +11,7 @@ import msgspec
 import tyro
 
 from quire.errors import ConfigError, reason
+from quire.foundation.config.values import check_positive
 from quire.planning.costmodel.cards import CARDS
 
 
@@ -64,17 +65,14 @@ class PlanOptions:
     """Instead of a plan, print predictions beside the measured rows of docs/performance.md. Needs no MODEL."""
 
     def __post_init__(self) -> None:
-        for name in ("input_len", "output_len", "rate", "target_ttft", "target_tpot", "max_model_len", "max_num_seqs"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {value:g}.", param=name)
+        lengths = ("input_len", "output_len", "max_model_len", "max_num_seqs")
+        check_positive(self, *lengths, "rate", "target_ttft", "target_tpot")
         if self.model is None and not self.check:
             raise ConfigError("Name a model: quire plan MODEL. 'quire plan --help' lists the flags.", param="model")
 
 
 def read_prices(path: str | None) -> dict[str, float]:
-    """Price of an hour, by the device's word for --gpu; empty without a file. Raises ConfigError if the file cannot be
-    read, or has something else in it."""
+    """Price of an hour, by the device's word for --gpu; empty without a file. Raises ConfigError for a wrong file."""
     if path is None:
         return {}
     try:

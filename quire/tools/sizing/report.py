@@ -155,7 +155,6 @@ def _candidate_json(plan: SizingPlan, each: Candidate) -> dict[str, Any]:
 
 
 def _devices(plan: SizingPlan, each: Candidate) -> int | None:
-    """How many devices the rate needs."""
     if plan.rate is None or each.best is None:
         return None
     return each.tp * -int(-plan.rate // each.best.requests_per_s)

@@ -28,7 +28,6 @@ class Traffic:
 
     @property
     def length(self) -> int:
-        """Tokens of a sequence at its end."""
         return self.prompt + self.output
 
     @property

@@ -52,3 +52,8 @@ def normals(device: torch.device, *shapes: tuple[int, ...]) -> list[torch.Tensor
 def scaled_normal(device: torch.device, *shape: int) -> torch.Tensor:
     """Random bf16 numbers whose products over the last dimension are of usual size."""
     return normal(device, *shape).div_(shape[-1] ** 0.25)
+
+
+def on(device: torch.device, *values: Any) -> Arguments:
+    """Arguments by position, of which tensors are moved to the device."""
+    return tuple(value.to(device) if isinstance(value, torch.Tensor) else value for value in values), {}

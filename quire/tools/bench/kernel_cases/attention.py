@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.reference import paged_attention
-from quire.tools.bench.kernel_cases import INT, ITEM, Arguments, KernelCase, normal
+from quire.tools.bench.kernel_cases import INT, ITEM, Arguments, KernelCase, normal, on
 
 _BLOCK_SIZE, _GATHER_CHUNK, _SCALE = 16, 128, 0.1
 
@@ -37,8 +37,8 @@ def _caches(rows: int, length: int, heads: _Heads, device: torch.device) -> tupl
 
 
 def _decode(rows: int, length: int, heads: _Heads, narrow: torch.dtype | None = None) -> KernelCase:
-    """Decode attention: each row's one token sees `length` tokens, itself included. `narrow` is the 8-bit dtype of a
-    quantized cache."""
+    """Decode attention: each row's token sees `length` tokens with itself. `narrow` is the dtype of a quantized
+    cache."""
 
     def make(device: torch.device) -> Arguments:
         from quire.compute.kernels.triton.attention.decode_split_kv import (
@@ -83,8 +83,7 @@ def _prefill(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
         tiles = (torch.arange(rows).repeat(len(offsets)), offsets.repeat_interleave(rows))
         starts, counts = torch.full((rows,), before), torch.full((rows,), tokens)
         columns = (*tiles, starts, counts, tokens * torch.arange(rows), torch.arange(rows))
-        rest = (*(column.to(device) for column in columns), None, queries)
-        return (q, *caches, *rest, torch.empty_like(q), _SCALE), {}
+        return on(device, q, *caches, *columns, None, queries, torch.empty_like(q), _SCALE)
 
     moved = 2 * rows * ((before + tokens) * heads.kv + tokens * heads.query) * heads.width * ITEM
     seen = rows * tokens * (before + (tokens + 1) // 2)  # pairs of a query and a key
@@ -118,10 +117,10 @@ def _split_kv(tokens: int, before: int, heads: _Heads) -> KernelCase:
         tiles, splits = metadata_builder.split_kv(
             metadata_builder.tiles_of(counts, bounds, np.arange(1), queries), counts, bounds, own
         )
-        columns = (*tiles, splits.numbers, splits.counts, bounds, counts, 0 * counts, 0 * counts)
+        arrays = (*tiles, splits.numbers, splits.counts, bounds, counts, 0 * counts, 0 * counts)
+        columns = map(torch.from_numpy, arrays)
         partials = paged_attention.new_prefill_partials(len(tiles.rows) * queries, heads.query, heads.width, device)
-        rest = (*(torch.from_numpy(column).to(device) for column in columns), None, queries, partials)
-        return (q, *caches, *rest, torch.empty_like(q), _SCALE), {}
+        return on(device, q, *caches, *columns, None, queries, partials, torch.empty_like(q), _SCALE)
 
     whole = _prefill(1, tokens, before, heads)
     return KernelCase("prefill_attention_split_kv", whole.name, make, whole.bytes, whole.flops)
@@ -138,7 +137,7 @@ def _dense(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
         offsets = torch.arange(0, tokens, size).flip(0).repeat_interleave(rows)
         row = torch.arange(rows).repeat(len(offsets) // rows)
         columns = (row * tokens + offsets, (tokens - offsets).clamp(max=size), before + offsets, row * chunk)
-        return (q, k, v, *(column.to(device) for column in columns), torch.empty_like(q), _SCALE), {}
+        return on(device, q, k, v, *columns, torch.empty_like(q), _SCALE)
 
     paged = _prefill(rows, tokens, before, heads)
     return KernelCase("prefill_attention_dense", paged.name, make, paged.bytes, paged.flops)
@@ -151,8 +150,7 @@ def _gather(length: int, heads: _Heads) -> KernelCase:
         columns = (torch.zeros_like(offsets), offsets, (length - offsets).clamp(max=_GATHER_CHUNK))
         shape = (len(offsets) * _GATHER_CHUNK, heads.kv, heads.width)
         k, v = (torch.empty(shape, dtype=keys.dtype, device=device) for _ in range(2))
-        slots = torch.zeros(1, dtype=torch.int64, device=device)
-        return (keys, values, table, slots, *(column.to(device) for column in columns), k, v), {}
+        return on(device, keys, values, table, torch.zeros(1, dtype=torch.int64), *columns, k, v)
 
     return KernelCase("gather_kv", f"{length:,}, {heads}", make, 4 * length * heads.kv * heads.width * ITEM)
 

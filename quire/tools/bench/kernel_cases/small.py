@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.compute.kernels.reference.sample import SamplingColumns
-from quire.tools.bench.kernel_cases import INT, ITEM, Arguments, KernelCase, normal
+from quire.tools.bench.kernel_cases import INT, ITEM, Arguments, KernelCase, normal, on
 
 _HIDDEN, _VOCABULARY, _HEAD = 4_096, 32_000, 128
 _PIECE = (16, 8, 128)
@@ -20,17 +20,17 @@ _TURNS = 3
 def _prepare_inputs(rows: int, tokens_a_row: int) -> KernelCase:
     def make(device: torch.device) -> Arguments:
         tokens, slots = rows * tokens_a_row, 2 * rows + 1
-        columns = (
+        return on(
+            device,
             torch.randperm(slots - 1)[:rows],
             torch.full((rows,), tokens_a_row),
             torch.arange(rows).repeat_interleave(tokens_a_row),
             torch.arange(tokens_a_row).repeat(rows),
             torch.randint(-1, 2, (tokens,)),
-            torch.randint(0, 1_000, (slots,)),
-            torch.randint(0, 1_000, (slots,)),
+            *torch.randint(0, 1_000, (2, slots)),
+            slots - 1,
+            *(torch.empty(n, dtype=torch.int64) for n in (rows, tokens, tokens, tokens)),
         )
-        out = (torch.empty(n, dtype=torch.int64, device=device) for n in (rows, tokens, tokens, tokens))
-        return (*(column.to(device) for column in columns), slots - 1, *out), {}
 
     moved = 6 * rows * tokens_a_row + 6 * rows  # three columns of tokens in and out; five of rows, and lengths back
     return KernelCase("prepare_inputs", f"{rows} × {tokens_a_row}", make, moved * INT)
@@ -39,7 +39,8 @@ def _prepare_inputs(rows: int, tokens_a_row: int) -> KernelCase:
 def _init_slots(owners: int, blocks: int) -> KernelCase:
     def make(device: torch.device) -> Arguments:
         slots, ints, floats = 257, 6, 3
-        given = (
+        return on(
+            device,
             torch.randperm(slots)[:owners],
             torch.randint(0, 1_000, (owners * ints,)),
             torch.rand(owners * floats, dtype=torch.float64),
@@ -47,7 +48,6 @@ def _init_slots(owners: int, blocks: int) -> KernelCase:
             torch.zeros(floats, slots),
             torch.zeros(1, slots, blocks, dtype=torch.int64),
         )
-        return tuple(column.to(device) for column in given), {}
 
     return KernelCase("init_slots", f"{owners} × {blocks}", make, owners * (blocks + 19) * INT)
 
@@ -60,8 +60,8 @@ def _position_columns(rows: int, drafts: int) -> KernelCase:
             ints, floats = torch.randint(0, 1_000, (3, number)).to(device), torch.rand(3, number).to(device)
             return SamplingColumns(floats[0], ints[0], floats[1], floats[2], ints[1], ints[2])
 
-        where = torch.randperm(rows).repeat_interleave(1 + drafts).to(device)
-        return (where, torch.arange(1 + drafts).repeat(rows).to(device), columns(slots), columns(positions)), {}
+        where = torch.randperm(rows).repeat_interleave(1 + drafts)
+        return on(device, where, torch.arange(1 + drafts).repeat(rows), columns(slots), columns(positions))
 
     return KernelCase("position_columns", f"{rows} × {1 + drafts}", make, rows * (1 + drafts) * 11 * INT)
 
@@ -75,9 +75,8 @@ def _keep_drafts(rows: int, drafts: int) -> KernelCase:
         ends = torch.arange(1 + drafts, positions + 1, 1 + drafts)
         where = torch.randperm(rows).repeat_interleave(1 + drafts)
         given = (tokens, torch.zeros(positions, dtype=torch.int8), next_drafts, ends, where)
-        table = (*(torch.randint(0, 1_000, (rows + 1,)) for _ in range(3)), torch.zeros(rows + 1, 1 + drafts).long())
-        columns = (*table, torch.zeros(rows, dtype=torch.int64))
-        return (*(column.to(device) for column in given), drafts, *(column.to(device) for column in columns)), {}
+        table = (*torch.randint(0, 1_000, (3, rows + 1)), torch.zeros(rows + 1, 1 + drafts).long())
+        return on(device, *given, drafts, *table, torch.zeros(rows, dtype=torch.int64))
 
     return KernelCase("keep_drafts", f"{rows} × {1 + drafts}", make, rows * (5 * (1 + drafts) + 8) * INT)
 
@@ -86,32 +85,31 @@ def _look_up_tokens(rows: int, drafts: int) -> KernelCase:
     def make(device: torch.device) -> Arguments:
         ids = torch.cat((torch.tensor([-1]), -2 - torch.arange(drafts))).repeat(rows)
         where = torch.randperm(rows).repeat_interleave(1 + drafts)
-        given = (ids, where, torch.randint(0, 1_000, (rows + 1, drafts)), torch.zeros_like(ids))
-        return tuple(column.to(device) for column in given), {}
+        return on(device, ids, where, torch.randint(0, 1_000, (rows + 1, drafts)), torch.zeros_like(ids))
 
     return KernelCase("look_up_tokens", f"{rows} × {1 + drafts}", make, rows * (1 + drafts) * 4 * INT)
 
 
 def _follow_slots(rows: int, tokens: int) -> KernelCase:
     def make(device: torch.device) -> Arguments:
-        given = (
+        return on(
+            device,
             torch.randperm(rows),
             torch.arange(rows).repeat_interleave(tokens),
             torch.arange(tokens).repeat(rows),
             (-2 - torch.arange(tokens)).repeat(rows),
-            *(torch.randint(100, 1_000, (rows + 1,)) for _ in range(2)),
+            *torch.randint(100, 1_000, (2, rows + 1)),
+            tokens,
+            *torch.zeros(2, rows + 1, dtype=torch.int64),
         )
-        table = (torch.zeros(rows + 1, dtype=torch.int64, device=device) for _ in range(2))
-        return (*(column.to(device) for column in given), tokens, *table), {}
 
     return KernelCase("follow_slots", f"{rows} × {tokens}", make, rows * (3 * tokens + 5) * INT)
 
 
 def _note_drafts(rows: int, drafts: int) -> KernelCase:
     def make(device: torch.device) -> Arguments:
-        given = (torch.randperm(rows), *(torch.randint(0, 2, (rows + 1,)) for _ in range(3)))
-        out = torch.zeros(rows + 1, drafts, dtype=torch.int64, device=device)
-        return (*(column.to(device) for column in given), out), {}
+        out = torch.zeros(rows + 1, drafts, dtype=torch.int64)
+        return on(device, torch.randperm(rows), *torch.randint(0, 2, (3, rows + 1)), out)
 
     return KernelCase("note_drafts", f"{rows} × {drafts}", make, rows * 5 * INT)
 
@@ -120,18 +118,16 @@ def _copy_inputs(entries: int) -> KernelCase:
     """Copies from buffers on the device, which leaves out the cost of the way to the host."""
 
     def make(device: torch.device) -> Arguments:
-        buffers = torch.randint(0, 1_000, (_TURNS, entries), device=device)
-        turn = torch.zeros(8, dtype=torch.int64, device=device)
-        return (buffers, turn, torch.empty_like(buffers[0])), {}
+        buffers = torch.randint(0, 1_000, (_TURNS, entries))
+        return on(device, buffers, torch.zeros(8, dtype=torch.int64), torch.empty_like(buffers[0]))
 
     return KernelCase("copy_inputs_from_host", f"{entries}", make, 2 * entries * INT)
 
 
 def _copy_outputs(entries: int) -> KernelCase:
     def make(device: torch.device) -> Arguments:
-        buffers = torch.zeros(_TURNS, entries, dtype=torch.int64, device=device)
-        turn = torch.ones(8, dtype=torch.int64, device=device)
-        return (torch.randint(0, 1_000, (entries,), device=device), buffers, turn), {}
+        buffers = torch.zeros(_TURNS, entries, dtype=torch.int64)
+        return on(device, torch.randint(0, 1_000, (entries,)), buffers, torch.ones(8, dtype=torch.int64))
 
     return KernelCase("copy_outputs_to_host", f"{entries}", make, 2 * entries * INT)
 

@@ -1,6 +1,7 @@
-"""The engines of one model, and what they share if they divide experts.
+"""The engines of one model, what they share if they divide experts, and the API processes: which lives each has had.
 
-Each model has a directory of its own, so nothing that was meant for the engines of one model reaches those of another.
+An engine's life has an epoch, an API process's a number, and each model has a directory of its own, so nothing that was
+meant for one process reaches its successor.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from quire.compute.mesh import Mesh, mesh_of
 from quire.foundation.config.parallel import ParallelConfig
 from quire.foundation.messages.from_engine import EngineId
 from quire.foundation.processes.child_process import Child
-from quire.foundation.processes.launch import GroupEnds, LaunchConfig
+from quire.foundation.processes.launch import GroupEnds, LaunchConfig, api_name
 from quire.foundation.processes.shared_memory import SharedMemory
 from quire.serving.supervisor.process_host import ProcessHost
 
@@ -88,11 +89,9 @@ class ModelEngines:
             self.group = GroupMemory(self.launch.config.parallel)
 
     def launch_of_api(self, listen_fd: int = -1, hold_s: float = 0.0) -> LaunchConfig:
-        """What every API process that serves this model is told."""
         return msgspec.structs.replace(self.launch, listen_fd=listen_fd, engines=tuple(self.ids), hold_s=hold_s)
 
     def number_of(self, child: Child) -> int | None:
-        """The number of a present engine; None if the process is not one of them."""
         return next((number for number, engine in enumerate(self.children) if engine is child), None)
 
     def at_fault(self, number: int) -> int:
@@ -111,3 +110,42 @@ class ModelEngines:
         if self.group is not None:
             self.group.close()
         shutil.rmtree(self.launch.directory, ignore_errors=True)
+
+
+class ApiProcesses:
+    """The API processes by their places: the number of each, and the process, dead if it is about to be replaced."""
+
+    def __init__(self, count: int) -> None:
+        self.numbers = list(range(count))
+        self.children: list[Child] = []
+        self._next_number = count
+
+    @property
+    def places(self) -> range:
+        return range(len(self.numbers))
+
+    def name(self, place: int) -> str:
+        """The name of a process in messages."""
+        return api_name(place, len(self.numbers))
+
+    def place_of(self, child: Child) -> int | None:
+        return next((place for place, api in enumerate(self.children) if api is child), None)
+
+    @property
+    def all_gone(self) -> bool:
+        return all(child.exit_code() is not None for child in self.children)
+
+    def launch(self, place: int, model: LaunchConfig) -> LaunchConfig:
+        return msgspec.structs.replace(
+            model,
+            number=self.numbers[place],
+            place=place,
+            restarts=self._next_number - len(self.numbers),
+            takes_orders=True,
+        )
+
+    def begin_next_life(self, place: int) -> int:
+        """Give a place to another process. Returns the number of the process before."""
+        before, self.numbers[place] = self.numbers[place], self._next_number
+        self._next_number += 1
+        return before
