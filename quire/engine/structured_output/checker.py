@@ -1,6 +1,6 @@
 """Has each new constraint of a request translated and tried in a helper process, and remembers what passed.
 
-For the API process and `LLM`. Never imports the compiler; the first constraint starts the first helper.
+For the API process and `LLM`. Never imports the compiler.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from quire.structured_outputs_params import StructuredOutputsParams
 logger = logging.getLogger(__name__)
 
 MAX_HELPERS = 4
-"""Constraints that are tried at once. One that explodes holds a helper until its time is over."""
+"""How many constraints are tried at once. One that explodes holds a helper until its time is over."""
 CHECK_SECONDS = 1.6
-"""After so long a new constraint is given up, and its request is refused."""
+"""After this time a new constraint is given up, and its request is refused."""
 _MODULE = "quire.engine.structured_output.checker_process"
 _REMEMBERED_BYTES = 32 * 2**20
 _START_SECONDS = 20.0
@@ -37,11 +37,7 @@ _Helper = HelperProcess[Constraint, Verdict]
 
 
 class GrammarChecker:
-    """Translates constraints to grammars. Any thread may ask; each waits for its own answer.
-
-    Args:
-        special_tokens: The model's special tokens, by text.
-    """
+    """Translates constraints to grammars. Any thread may ask; each waits for its own answer."""
 
     def __init__(self, special_tokens: Mapping[str, int] | None = None) -> None:
         self._arguments = ("--special-tokens", msgspec.json.encode(special_tokens or {}).decode())
@@ -53,22 +49,19 @@ class GrammarChecker:
         self._closed = False
 
     def known(self, params: StructuredOutputsParams, behind: str = "") -> str | None:
-        """The grammar of a constraint that was asked for before, without waiting; None if it was not.
-
-        Raises:
-            RequestError: The constraint was refused then.
-        """
+        """The grammar of a constraint that was asked for before, without waiting; None for a new one. Raises
+        RequestError if the constraint was refused then."""
         verdict = self._remembered(constraint_of(params, behind))
         return None if verdict is None else _grammar(verdict, params)
 
     def grammar(self, params: StructuredOutputsParams, behind: str = "") -> str:
-        """The grammar of a constraint; takes CHECK_SECONDS at most, and milliseconds for most.
+        """The grammar of a constraint; takes CHECK_SECONDS at most, and usually milliseconds.
 
         Args:
-            behind: What may come before that, see `reasoning_in_front`.
+            behind: What may come before the constrained output, see `reasoning_in_front`.
 
         Raises:
-            RequestError: It cannot be honoured in full, is malformed, or is too complex.
+            RequestError: The constraint cannot be honoured in full, is malformed, or is too complex.
             UnavailableError: No helper was free for a long time, or none starts.
         """
         constraint = constraint_of(params, behind)
@@ -106,7 +99,7 @@ class GrammarChecker:
         return verdict
 
     def _take(self) -> _Helper:
-        """An idle helper that lives, or a new one."""
+        """An idle helper that is alive, or a new one."""
         with self._lock:
             while self._idle:
                 helper = self._idle.pop()

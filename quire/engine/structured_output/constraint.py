@@ -11,11 +11,11 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
     """What StructuredOutputsParams ask of an output, without the name of the field that they came from.
 
     Attributes:
-        text: `StructuredOutputsParams.text`: what is given, as JSON unless it is a text by itself.
+        text: What is given, as JSON unless it is a text by itself.
         closed: `disable_additional_properties`.
         any_whitespace: Not `disable_any_whitespace`.
         whitespace: `whitespace_pattern`.
-        behind: What stands in front of the constrained output, see `reasoning_in_front`; empty for nothing.
+        behind: Grammar of what stands in front of the constrained output, see `reasoning_in_front`; empty for nothing.
     """
 
     kind: str
@@ -33,7 +33,7 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         grammar: For the compiler; empty if the constraint is refused.
         error: Why it is refused, as part of a sentence.
-        left_out: What the grammar does not enforce of a schema that is not strict: keywords, and where they stand.
+        left_out: Keywords of a schema that is not strict which the grammar does not enforce, and where they stand.
     """
 
     grammar: str = ""
@@ -43,12 +43,6 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
 
 def constraint_of(params: StructuredOutputsParams, behind: str = "") -> Constraint:
     """The constraint of these parameters; `behind` is what may come before the constrained output."""
-    return Constraint(
-        params.kind,
-        params.text,
-        params.disable_additional_properties,
-        not params.disable_any_whitespace,
-        params.whitespace_pattern,
-        behind,
-        params.strict,
-    )
+    any_whitespace = not params.disable_any_whitespace
+    closed, whitespace = params.disable_additional_properties, params.whitespace_pattern
+    return Constraint(params.kind, params.text, closed, any_whitespace, whitespace, behind, params.strict)

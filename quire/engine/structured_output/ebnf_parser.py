@@ -1,6 +1,6 @@
 """Reads grammars in EBNF, as llama.cpp and XGrammar write them, into rules.
 
-Owns the syntax: strings and character classes with escapes, groups, `|`, `* + ?`, `{m,n}`, comments.
+The syntax has strings and character classes with escapes, groups, `|`, `* + ?`, `{m,n}` and comments.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from quire.text.output_parsers.lark_rules import quoted
 
 MAX_DEPTH = 100
-"""Groups inside each other."""
+"""How deep groups may be nested."""
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*) | (?P<define>(?P<name>[A-Za-z_][\w.-]*)\s*::=) | (?P<ref>[A-Za-z_][\w.-]*)
     | (?P<string>"(?:[^"\\\n]|\\.)*") | (?P<chars>\[\^?(?:[^\]\\\n]|\\.)*\]) | (?P<count>\{\s*\d+\s*(?:,\s*\d*\s*)?\})

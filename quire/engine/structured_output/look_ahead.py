@@ -1,7 +1,7 @@
 """Patterns that look ahead, as several patterns that do not: the compiler has no look-around.
 
-Owns the two forms that can be said exactly: `^(?=A)B` is `^A` and `^B`; and `^(?![abc]*$)B` is `[^abc]` and `^B`, since
-what is not made of certain characters alone has another one.
+Two forms can be translated exactly: `^(?=A)B` is `^A` and `^B`; and `^(?![abc]*$)B` is `[^abc]` and `^B`, since a text
+that is not made of certain characters alone has another one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _OF_CHARACTERS = re.compile(r"\^?(\[[^\]\\]*(?:\\.[^\]\\]*)*\]|\\[sSdDwW])[*]\$"
 
 
 def without_look_ahead(pattern: str) -> list[str] | None:
-    """Patterns that all match where this one does, of which none looks ahead; None if it cannot be said so."""
+    """Patterns without look-ahead that all match exactly where this pattern does; None if there are none."""
     if "(?=" not in pattern and "(?!" not in pattern:
         return [pattern]
     found: list[str] = []
@@ -69,7 +69,7 @@ def _alternatives_at_top(pattern: str) -> bool:
 
 
 def _outside_classes(pattern: str) -> list[tuple[int, str]]:
-    """The characters that mean something by themselves: neither escaped nor within brackets."""
+    """The characters that are neither escaped nor within brackets, with their places."""
     found, at, within = [], 0, False
     while at < len(pattern):
         character = pattern[at]

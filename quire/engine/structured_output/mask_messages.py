@@ -33,7 +33,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     """A sequence whose next token is to be sampled.
 
     Attributes:
-        tokens: Its output tokens since the last time it was asked about.
+        tokens: Its output tokens since the last time.
         drafts: Tokens that may follow, the bitmasks behind which are wanted too.
     """
 
@@ -49,11 +49,7 @@ class Fill(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """Why a sequence cannot begin or go on.
-
-    Attributes:
-        refused: Whether its grammar is to blame.
-    """
+    """Why a sequence cannot begin or go on, for the client, and whether its grammar is to blame."""
 
     message: str
     refused: bool = False

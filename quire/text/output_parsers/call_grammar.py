@@ -1,8 +1,10 @@
 """A grammar, in llguidance's dialect of Lark, that makes a model call tools as it should.
 
-Owns how a format's syntax and the tools' schemas become rules: for an answer that must call (`tool_choice` required or
-a function); for one that may, where what follows the announcement of a call is enforced; and for one that is either
-calls or JSON of a schema. Knows nothing about compiling or masks. What cannot be enforced in full is refused.
+Turns a format's syntax and the tools' schemas into rules: for an answer that must call (`tool_choice` required or a
+function); for one that may, where what follows the announcement of a call is enforced; and for one that is either calls
+or JSON of a schema. Reasoning may come in front. Knows nothing about compiling or masks. What cannot be enforced in
+full
+is refused.
 
 Source: docs/syntax.md in guidance-ai/llguidance (`%json`, lazy lexemes, special tokens).
 """
@@ -37,10 +39,10 @@ def call_grammar(
     """The grammar of an answer.
 
     Args:
-        tools: What may be called: one of them where `tool_choice` names it.
-        must_call: The answer is one call or more, and nothing else; each matches its tool's schema, as far as that
-            can be enforced if the tool is not `strict`. Otherwise the model chooses, and only tools that are `strict`
-            have their schema enforced.
+        tools: What may be called: one tool where `tool_choice` names it.
+        must_call: Whether the answer is one call or more, and nothing else; each matches its tool's schema, as far as
+            that can be enforced if the tool is not `strict`. Otherwise the model chooses, and only tools that are
+            `strict` have their schema enforced.
         form: The schema of an answer that does not call, with the options of `LarkRules.json` as its `x-quire`; None
             for any text. It says nothing about an answer that must call.
         reasoning_parser: Allows reasoning in front of the answer.
@@ -53,12 +55,8 @@ def call_grammar(
     rules = LarkRules(special_ids or {})
     syntax = _syntax(tool_format(tool_parser), tool_parser, rules)
     arguments = ArgumentGrammar(rules, syntax.keyed)
-    calls = _Calls(
-        rules,
-        syntax,
-        {tool.name: arguments.rule(tool, enforced=must_call or tool.strict) for tool in tools},
-        parallel=parallel,
-    )
+    of_tools = {tool.name: arguments.rule(tool, enforced=must_call or tool.strict) for tool in tools}
+    calls = _Calls(rules, syntax, of_tools, parallel=parallel)
     if must_call:
         answer = calls.group()
     elif form is None:
@@ -83,13 +81,9 @@ def _syntax(found: ToolFormat, name: str, rules: LarkRules) -> CallSyntax:
 
 
 class _Calls:
-    """Writes calls of these tools."""
+    """Writes calls of these tools; `arguments` has the rule for each tool's arguments."""
 
     def __init__(self, rules: LarkRules, syntax: CallSyntax, arguments: Mapping[str, str], *, parallel: bool) -> None:
-        """
-        Args:
-            arguments: Of each tool, the rule for its arguments.
-        """
         self._rules = rules
         self._syntax = syntax
         self._arguments = arguments
@@ -141,8 +135,8 @@ def _calls_or_form(rules: LarkRules, syntax: CallSyntax, calls: _Calls, form: Ma
 def _objects_or_form(
     rules: LarkRules, syntax: CallSyntax, tools: Sequence[Tool], form: Mapping[str, Any], parallel: bool
 ) -> str:
-    """Calls alone, or JSON alone, where calls are JSON objects themselves. Schemas describe both, since a literal would
-    hide other JSON that begins like it from the lexer."""
+    """Calls alone, or JSON alone, where calls are JSON objects themselves. Schemas describe both, since the lexer
+    would not see other JSON that begins like a literal."""
     if any(tool.strict for tool in tools) and may_name(form):
         raise RequestError(
             "tools: in this model's format of calls an object with 'name' may be a call, so beside strict tools the "

@@ -2,10 +2,8 @@
 
 A format is a generator that reads from a `TextScanner` and yields events. Where the text that has arrived does not
 decide what comes next, the scanner yields None, and goes on when there is more. So there is one code for whole and for
-streamed text, and what it does depends on the characters alone, never on where they were cut. Every character is
-looked at a constant number of times.
-
-Owns what is held back: just the text that may still become a tag. Knows nothing about any format.
+streamed text, and what it does depends on the characters alone, never on where they were cut. Every character is looked
+at a constant number of times. Just the text that may still become a tag is held back. Knows nothing about any format.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ class Tags:
 
 
 class TextScanner:
-    """The text that has arrived and was not read yet."""
+    """The text that has arrived and was not read yet. `ended` says that no more will come."""
 
     def __init__(self) -> None:
         self.ended = False

@@ -21,9 +21,9 @@ class XmlTags:
     """One format's tags.
 
     Attributes:
-        block: Opening and closing tag around calls; both are left out, and may be missing.
+        block: Opening and closing tag around calls; both are no content, and may be missing.
         function: What stands before a function's name, what behind it, and the closing tag.
-        parameter: The same of an argument.
+        parameter: What stands before an argument's name, what behind it, and the closing tag.
         typed: Other endings of an argument's opening tag, and whether each means a string.
     """
 
