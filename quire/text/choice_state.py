@@ -1,6 +1,6 @@
 """One choice while it is generated: turns what the engine sends about its sequence into what a reader sees.
 
-Owns joining tokens with their text, and whether the engine or a stop string ended the choice. Used by the server and by
+Joins tokens with their text, and tells whether the engine or a stop string ended the choice. Used by the server and by
 `LLM`; knows no response format.
 """
 
@@ -37,7 +37,7 @@ class ChoiceState:
 
     @property
     def tokens_only(self) -> bool:
-        """Whether it has no text: only token ids are seen, and no text can end it."""
+        """Whether the choice has token ids only, so that no text can end it."""
         return self._text.tokens_only
 
     def process(self, delta: SequenceDelta) -> ChoiceDelta:

@@ -85,7 +85,7 @@ class TextStream:
         return TextDelta("".join(parts), None, len(tokens))
 
     def _watch(self, text: str, parts: list[str]) -> str | None:
-        """Let text pass to `parts` as far as it is no stop string; returns the one that ended the sequence."""
+        """Let text pass to `parts` as far as it is no stop string; returns the stop string that ended the sequence."""
         if not text:
             return None
         if self._min_tokens_left > 0:  # within min_tokens nothing stops
@@ -111,11 +111,9 @@ class IncrementalDetokenizer:
         shown_tokens: Collection[int] = (),
         before: Sequence[int] = (),
     ) -> None:
-        """
-        Args:
-            shown_tokens: Special tokens that are shown nevertheless.
-            before: The last tokens of the prompt; empty when the text begins here.
-        """
+        """Args:
+        shown_tokens: Special tokens that are shown nevertheless.
+        before: The last tokens of the prompt; empty when the text begins here."""
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
         if shown_tokens:
@@ -181,7 +179,7 @@ class StopStrings:
         return seen[: len(seen) - keep], None
 
     def finish(self) -> str:
-        """What was held back and is no stop string after all."""
+        """The text that was held back and is no stop string after all."""
         held, self._held = self._held, ""
         return held
 
