@@ -134,7 +134,7 @@ class AdapterSlots:
             return []
         del self._by_digest[slot.adapter.digest]
         slot.adapter, slot.pinned = None, False
-        failed = [self._scheduler.fail(request_id, loaded.error) for request_id in sorted(slot.users)]
+        failed = [self._scheduler.end(request_id, "error", loaded.error) for request_id in sorted(slot.users)]
         return [request for request in failed if request is not None]
 
     def _refuse_if_all_pinned(self) -> list[Request]:
@@ -143,7 +143,7 @@ class AdapterSlots:
             return []
         why = "Every slot for adapters is taken by one of --lora-pinned: raise --max-loras."
         never = [number for number, each in self._waiting.items() if each.digest not in self._by_digest]
-        return [request for number in never if (request := self._scheduler.fail(number, why)) is not None]
+        return [request for number in never if (request := self._scheduler.end(number, "error", why)) is not None]
 
     def _grant(self) -> None:
         """Give slots to waiting requests in order. Those behind one that finds no slot may pass it for a while."""

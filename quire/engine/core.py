@@ -22,8 +22,7 @@ from quire.engine.isolation import Isolation
 from quire.engine.outbox import Outbox
 from quire.engine.port import Port, Undecodable
 from quire.engine.request_checks import ended_before, refusal, to_int64
-from quire.engine.step_stats import StepStats, shortest_limit_s
-from quire.engine.throughput import Throughput
+from quire.engine.step_stats import StepStats, Throughput, shortest_limit_s
 from quire.engine.token_bitmasks import TokenBitmaskSender, TokenBitmaskSource
 from quire.foundation.clock import Clock
 from quire.foundation.config import Config

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Protocol
 
 from quire.errors import QuireError, RequestError
+from quire.foundation.messages.from_engine import EndReason
 from quire.foundation.messages.to_engine import Add
 from quire.foundation.messages.workers import Bits, MaskedDrafts, TokenBitmasks
 from quire.runtime.executor.executor import Executor
@@ -108,7 +109,7 @@ class TokenBitmaskSender:
         for request, mask in zip(alive, self._masker.bits() if alive else (), strict=True):
             over = None
             if mask is None:
-                over = self._scheduler.stop(request.id)
+                over = self._scheduler.end(request.id, "stop")
             elif isinstance(mask, QuireError):
                 over = self._fail(request.id, mask)
             else:
@@ -136,7 +137,8 @@ class TokenBitmaskSender:
         return failed
 
     def _fail(self, request_id: int, error: QuireError) -> Request | None:
-        return self._scheduler.fail(request_id, error.message, refused=isinstance(error, RequestError))
+        reason: EndReason = "refused" if isinstance(error, RequestError) else "error"
+        return self._scheduler.end(request_id, reason, error.message)
 
     def release(self, request: Request) -> None:
         """Let the masker forget a request that is over."""

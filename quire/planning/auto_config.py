@@ -46,8 +46,7 @@ DEFAULT_CUDAGRAPH_CAPTURE_SIZE = 512
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """Settings of which none is open, the model and memory plan behind them, and a line with the reason for each
-    choice."""
+    """Settings of which none is open, the model and memory plan behind them, and a line of reason for each choice."""
 
     config: Config
     spec: ModelSpec
@@ -199,7 +198,6 @@ def _head_lines(spec: ModelSpec) -> list[str]:
 
 
 def _quantization_lines(spec: ModelSpec) -> list[str]:
-    """A line about what quantizes the weights, if anything does."""
     if spec.quantization is None:
         return []
     form = spec.quantization.rules[0].format

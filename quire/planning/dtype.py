@@ -21,11 +21,7 @@ _NAMES: dict[ModelDtype, Dtype | None] = {
 
 
 def resolve_dtype(asked: ModelDtype, spec: ModelSpec, machine: Machine, *, on_gpu: bool) -> tuple[Dtype, str]:
-    """The dtype and the reason for it.
-
-    Raises:
-        ConfigError: The model overflows in it.
-    """
+    """The dtype and the reason for it. Raises ConfigError if the model overflows in it."""
     wanted = _NAMES[asked]
     if wanted == "float16":
         return _asked_float16(asked, spec, machine, on_gpu=on_gpu)

@@ -188,7 +188,6 @@ class _TemplateRefusal(RequestError):
 
 
 def _mark_end(chat: list[dict[str, Any]]) -> None:
-    """Add the mark to the text of the last message."""
     content = chat[-1].get("content") if chat else None
     if isinstance(content, list) and content and isinstance(content[-1].get("text"), str):
         chat[-1] = {**chat[-1], "content": [*content[:-1], {**content[-1], "text": content[-1]["text"] + _MARK}]}

@@ -23,8 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DefaultSampling:
-    """Values for what a request leaves open; None leaves it to SamplingParams. `max_tokens` is for chat only: the
-    model's `max_new_tokens`."""
+    """Values for what a request leaves open, `max_tokens` for chat only; None leaves it to SamplingParams."""
 
     temperature: float | None = None
     top_p: float | None = None

@@ -98,8 +98,7 @@ class CallForm:
 
 
 def find_call_form(render: Callable[[Sequence[Message]], str | None]) -> CallForm:
-    """The form in which a template shows calls, nearest to how they are sent. `render` renders a conversation; None
-    if the template cannot."""
+    """The form in which a template shows calls. `render` renders a conversation; None if the template cannot."""
     for objects in (True, False):
         shown: dict[NoContent, int] = {}
         for kind, content in _NO_CONTENT.items():

@@ -47,7 +47,6 @@ def load_chat_template(directory: Path, override: str | None = None) -> ChatTemp
 
 
 def _named_templates(directory: Path, in_settings: Any) -> dict[str, str]:
-    """The templates' texts, by name."""
     files = {path.stem: path for path in sorted((directory / _DIRECTORY).glob("*.jinja"))}
     if (directory / _FILE).exists():
         files[DEFAULT] = directory / _FILE

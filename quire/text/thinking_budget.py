@@ -44,8 +44,7 @@ def thinking_budget(
 
 
 def reasoning_tokens(reasoning_parser: str, tokenizer: Tokenizer) -> tuple[list[int], list[list[int]]] | None:
-    """The tokens that begin reasoning, and each sequence of tokens that ends it; None where it does not begin and
-    end by tokens of its own."""
+    """The tokens that begin reasoning, and each way to end it; None if these are not tokens of their own."""
     found = reasoning_format(reasoning_parser)
     start, end, *others = (_token_ids(tokenizer, text) for text in (found.start, found.end, *found.interrupts))
     return (start, [end, *filter(None, others)]) if start and end else None

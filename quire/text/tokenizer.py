@@ -1,5 +1,4 @@
-"""Text to token ids and back: a model's tokenizer and its special tokens. Knows nothing about requests, chat or
-streams."""
+"""Text to token ids and back: a model's tokenizer and its special tokens. Knows nothing about requests."""
 
 from __future__ import annotations
 

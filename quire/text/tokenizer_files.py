@@ -119,8 +119,7 @@ def read_settings(directory: Path) -> TokenizerSettings:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty when there is no such file. Raises CheckpointError if the file is no JSON
-    object."""
+    """A JSON object from a file, empty without the file. Raises CheckpointError if it is no JSON object."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
@@ -130,8 +129,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def token_text(entry: Any) -> str | None:
-    """The text of a special token, which is written as a string or as an object with its content; None for anything
-    else."""
+    """The text of a special token, which is a string or an object with its content; None for anything else."""
     if isinstance(entry, dict):
         entry = entry.get("content")
     return entry if isinstance(entry, str) else None

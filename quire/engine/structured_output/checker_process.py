@@ -55,8 +55,7 @@ def main(connection: socket.socket) -> None:
 
 
 def _judge(constraint: Constraint, tokenizer: LLTokenizer, special: SpecialTokens) -> Verdict:
-    """The verdict on a constraint; where a grammar need not enforce all of a schema, a simpler grammar is the second
-    try."""
+    """The verdict on a constraint. Where a grammar need not enforce all of a schema, a simpler one is tried too."""
     verdict = _tried(constraint, tokenizer, special, plain=False)
     if verdict.error and not constraint.strict:
         plain = _tried(constraint, tokenizer, special, plain=True)
@@ -83,8 +82,7 @@ def _tried(constraint: Constraint, tokenizer: LLTokenizer, special: SpecialToken
 
 
 def _walk(matcher: LLMatcher) -> None:
-    """Follow the grammar for some tokens: one that compiles may still need more than it may have, which ends the
-    matcher."""
+    """Follow the grammar for some tokens: one that compiles may still need more than it may have."""
     end = time.thread_time() + _WALK_SECONDS
     draws = random.Random(0)
     for _ in range(_WALK_TOKENS):

@@ -51,8 +51,7 @@ class GrammarCompiler:
         return matcher
 
     def compiled(self, grammar: str) -> LLMatcher:
-        """The matcher of a grammar, not to be changed; any thread may ask. Raises ValueError if the grammar does not
-        compile."""
+        """The matcher of a grammar, not to be changed; any thread may ask. Raises ValueError if it does not compile."""
         return self._kept.get(grammar) or compile_grammar(self.tokenizer, grammar)
 
     def keep(self, grammar: str, matcher: LLMatcher) -> None:

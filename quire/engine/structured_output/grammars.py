@@ -12,8 +12,8 @@ from quire.engine.structured_output.constraint import Constraint
 from quire.engine.structured_output.ebnf import is_ebnf, lark_from_ebnf
 from quire.engine.structured_output.json_schema import SchemaRefused, prepare_schema
 from quire.engine.structured_output.structural_tag import SpecialTokens, grammar_from_structural_tag, pattern
+from quire.text.output_parsers.call_grammar import FORM
 from quire.text.output_parsers.lark_rules import quoted
-from quire.text.output_parsers.reasoning_grammar import FORM
 
 _SCHEMA_RULE = re.compile(r"^(\w+: %json )(\{.*\})$", re.MULTILINE)
 PARSER_LIMITS = LLParserLimits(

@@ -139,7 +139,6 @@ class _Preparation:
         return {"allOf": [prepared, *rest]} if rest else prepared
 
     def _value(self, keyword: str, value: Any, at: _Place) -> Any:
-        """Prepare the value of a keyword, with the schemas in it."""
         place, depth = f"{at.place}/{keyword}", at.depth + 1
         if keyword in ("properties", "patternProperties") and isinstance(value, dict):
             return {name: self._schema(each, f"{place}/{name}", depth, at.made) for name, each in value.items()}

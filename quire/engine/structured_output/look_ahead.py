@@ -50,7 +50,6 @@ def _other_than(characters: str) -> str:
 
 
 def _end_of_group(pattern: str) -> int | None:
-    """Where the group that a pattern begins with has ended."""
     depth = 0
     for at, character in _outside_classes(pattern):
         depth += (character == "(") - (character == ")")

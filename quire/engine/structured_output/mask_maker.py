@@ -55,8 +55,7 @@ class MaskMaker:
         self._thread: threading.Thread | None = None
 
     def prepare(self, prepare: Prepare) -> bool:
-        """Begin a sequence. Returns whether it can be filled at once, since its grammar is known; else a report says
-        when it can."""
+        """Begin a sequence. Returns whether it can be filled at once: its grammar is known. Else a report follows."""
         with self._lock:
             compiled = None if self._compiler is None else self._compiler.known(prepare.grammar)
             if compiled is not None:

@@ -41,8 +41,7 @@ def grammar_masks(config: Config, vocab_size: int) -> GrammarMasks | None:
 
 
 class GrammarMasks:
-    """The TokenBitmaskSource of grammars, for at most `max_masks` bitmasks at once; they are made in another process
-    if `beside`."""
+    """The TokenBitmaskSource of grammars; `beside` says that another process makes the masks."""
 
     def __init__(self, model: str, tokenizer: str, vocab_size: int, max_masks: int, *, beside: bool) -> None:
         self._prepared: list[Prepared] = []

@@ -55,10 +55,6 @@ class SchemaLogic:
         )
         self._steps = 0
 
-    def exclusive(self, one: Schema, other: Schema) -> bool:
-        """Whether it is proven that no value is valid under both."""
-        return self._exclusive([one], [other], _DEEPEST)
-
     def kinds(self, schema: Schema) -> set[str]:
         """The KINDS of values that may be valid under a schema."""
         return self._kinds(self._conjuncts([schema]))
@@ -84,20 +80,13 @@ class SchemaLogic:
                 found += values
         return found
 
-    def opposite(self, schema: Schema, context: Sequence[Schema] = ()) -> Schema | None:
-        """A schema that a value which is valid under all of `context` is valid under just if it is not under this one.
-
-        None: it cannot be said.
-        """
-        return self._opposite(schema, list(context), _DEEPEST)
-
     def _all_exclusive(self, schemas: Sequence[list[Schema]]) -> bool:
         """Whether any two of these exclude each other; quick where each lists its values."""
         listed = [self.values({"allOf": each}) for each in schemas]
         keys = [key for values in listed if values is not None for key in {_key(value) for value in values}]
         if None not in listed:
             return len(keys) == len(set(keys))
-        return all(self._exclusive(a, b, _DEEPEST) for i, a in enumerate(schemas) for b in schemas[:i])
+        return all(self.exclusive(a, b) for i, a in enumerate(schemas) for b in schemas[:i])
 
     def _spent(self) -> bool:
         self._steps += 1
@@ -124,7 +113,8 @@ class SchemaLogic:
             found.append(schema)
         return found
 
-    def _exclusive(self, one: Sequence[Schema], other: Sequence[Schema], depth: int) -> bool:
+    def exclusive(self, one: Sequence[Schema], other: Sequence[Schema], depth: int = _DEEPEST) -> bool:
+        """Whether it is proven that no value is valid under all schemas of both."""
         if depth < 0 or self._spent():
             return False
         a, b = self._conjuncts(one), self._conjuncts(other)
@@ -135,14 +125,13 @@ class SchemaLogic:
         return self._branches_exclusive(a, b, depth) or self._branches_exclusive(b, a, depth)
 
     def _branches_exclusive(self, own: list[Schema], other: list[Schema], depth: int) -> bool:
-        """Whether all alternatives of one exclude the other."""
         for schema in own:
             for keyword in ("anyOf", "oneOf"):
                 parts = schema.get(keyword)
                 if isinstance(parts, list) and parts:
                     plain = {key: value for key, value in schema.items() if key not in (keyword, "$ref", "allOf")}
                     rest = [each for each in own if each is not schema] + [self._references.keep(plain, schema)]
-                    if all(self._exclusive([part, *rest], other, depth - 1) for part in parts):
+                    if all(self.exclusive([part, *rest], other, depth - 1) for part in parts):
                         return True
         return False
 
@@ -169,7 +158,7 @@ class SchemaLogic:
         if _most(a, most) < _least(b, least) or _most(b, most) < _least(a, least):
             return True
         return kind == "object" and any(
-            self._exclusive(self._of_property(a, key), self._of_property(b, key), depth - 1)
+            self.exclusive(self._of_property(a, key), self._of_property(b, key), depth - 1)
             for key in _required(a) | _required(b)
         )
 
@@ -186,7 +175,8 @@ class SchemaLogic:
                 found.append(schema["additionalProperties"])
         return found
 
-    def _opposite(self, schema: Schema, context: list[Schema], depth: int) -> Schema | None:
+    def opposite(self, schema: Schema, context: Sequence[Schema], depth: int = _DEEPEST) -> Schema | None:
+        """The schema of values that are valid under all of `context`, but not under this one; None if it has none."""
         if isinstance(schema, bool):
             return not schema
         if depth < 0 or self._spent() or not isinstance(schema, Mapping):
@@ -197,7 +187,7 @@ class SchemaLogic:
         for keyword, value in schema.items():
             if keyword == "$ref":
                 try:
-                    opposite = self._opposite(self._references.target(schema), conjuncts, depth - 1)
+                    opposite = self.opposite(self._references.target(schema), conjuncts, depth - 1)
                 except LookupError:
                     return None
                 found = None if opposite is None else [opposite]
@@ -233,7 +223,7 @@ class SchemaLogic:
         if keyword == "not":
             return [value]
         if keyword in ("allOf", "anyOf") and isinstance(value, list):
-            parts = [self._opposite(part, context, depth - 1) for part in value]
+            parts = [self.opposite(part, context, depth - 1) for part in value]
             if any(part is None for part in parts):
                 return None
             if keyword == "anyOf":
@@ -246,7 +236,7 @@ class SchemaLogic:
     ) -> list[Schema] | None:
         found = []
         for key, schema in properties.items():
-            opposite = self._opposite(schema, self._of_property(context, key), depth - 1)
+            opposite = self.opposite(schema, self._of_property(context, key), depth - 1)
             if opposite is None:
                 return None
             if opposite is not False:

@@ -50,7 +50,9 @@ class SchemaRewrites:
         if len(parts) > _FEW_PARTS:
             key = self._logic.tag(parts)
             return None if key is None else [self._with_tag(part, key) for part in parts]
-        overlaps = [(i, j) for i, one in enumerate(parts) for j in range(i) if not self._logic.exclusive(one, parts[j])]
+        overlaps = [
+            (i, j) for i, one in enumerate(parts) for j in range(i) if not self._logic.exclusive([one], [parts[j]])
+        ]
         if not overlaps:
             return list(parts)
         key = self._logic.tag(parts)
@@ -67,7 +69,6 @@ class SchemaRewrites:
         return [{"allOf": each} if len(each) > 1 else each[0] for each in narrowed]
 
     def _with_tag(self, part: Schema, key: str) -> Schema:
-        """A part that requires a property."""
         target = self._references.resolved(part)
         if not isinstance(target, dict) or "$ref" in target:
             return {"allOf": [part, {"required": [key]}]}
@@ -81,7 +82,6 @@ class SchemaRewrites:
         return self._tagged[id(target), key]
 
     def _beside(self, schema: Mapping[str, Any], keyword: str) -> Schema:
-        """A schema without one of its keywords."""
         return self._references.keep({key: value for key, value in schema.items() if key != keyword}, schema)
 
     def _not(self, value: Any, schema: Mapping[str, Any]) -> _More:

@@ -128,7 +128,6 @@ class _Writer:
         return " ".join(self.expression(each, last=last and i == end, depth=depth) for i, each in enumerate(parts))
 
     def _tag(self, part: Parts, last: bool, depth: int, begin: str | None = None) -> str:
-        """A tag, with `begin` in place of its own."""
         begin = _text(part, "begin") if begin is None else begin
         ends = part.get("end", "")
         ends = ends if isinstance(ends, list) else [ends]

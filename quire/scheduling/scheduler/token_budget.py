@@ -47,8 +47,7 @@ class StepCost(Protocol):
 
     @property
     def free_tokens(self) -> int:
-        """Tokens up to which a step takes as long as one with a chunk of one token: as long as reading the weights
-        takes."""
+        """A step of up to this many tokens takes as long as reading the weights, whatever its chunks are."""
         ...
 
     def learn(self, step_ms: float, chunk_ms: float, measured_ms: float) -> None:

@@ -32,8 +32,7 @@ _MAX_CHARACTERS = 4_096
 
 
 class ArgumentGrammar:
-    """Writes the arguments of tools into `rules`; `keyed` says how arguments are written one by one, None for a JSON
-    object."""
+    """Writes the arguments of tools into `rules`, one by one as `keyed` says, or as a JSON object for None."""
 
     def __init__(self, rules: LarkRules, keyed: KeyedArguments | None) -> None:
         self._rules = rules
@@ -41,10 +40,7 @@ class ArgumentGrammar:
 
     def rule(self, tool: Tool, *, enforced: bool) -> str:
         """The rule for a tool's arguments; any JSON object, or any of its arguments, if its schema is not enforced.
-
-        Raises:
-            RequestError: A keyword of the schema cannot be honoured in this format.
-        """
+        Raises RequestError for a keyword that cannot be honoured in this format."""
         keyed = self._keyed
         if keyed is None:
             return _json(self._rules, tool, _of_object(tool.parameters if enforced else {}), "the parameters")
@@ -147,7 +143,6 @@ def _with_properties(tool: Tool) -> Tool:
 
 
 def _of_property(parameters: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The schema of one argument, with the document that it refers to."""
     schema = parameters["properties"][key]
     if isinstance(schema, bool):
         return {} if schema else {"not": {}}

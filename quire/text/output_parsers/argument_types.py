@@ -60,8 +60,7 @@ class ArgumentTypes:
         return frozenset(self._types_of(schema))
 
     def _types_of(self, schema: Any) -> set[str]:
-        """The types of a schema and its alternatives. Each schema is visited once, since references may lead in
-        circles."""
+        """The types of a schema and its alternatives, each visited once: references may lead in circles."""
         found: set[str] = set()
         waiting, seen = [schema], set[int]()
         while waiting:

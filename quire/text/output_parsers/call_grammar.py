@@ -17,12 +17,14 @@ from typing import Any
 from quire.errors import RequestError
 from quire.text.output_parsers.argument_grammar import ArgumentGrammar, may_name, object_rule
 from quire.text.output_parsers.events import Tool
-from quire.text.output_parsers.formats import CallSyntax, ToolFormat, Turn
+from quire.text.output_parsers.formats import CallSyntax, ReasoningFormat, ToolFormat, Turn
 from quire.text.output_parsers.lark_rules import ANY_TEXT, LarkRules
-from quire.text.output_parsers.reasoning_grammar import reasoning
 from quire.text.output_parsers.registry import reasoning_format, tool_format
 
 _FIRST_KEYS = "name|type|id|function|parameters|arguments"
+FORM = "form"
+"""What the grammar calls that of the answer's form."""
+_SPACE = r"/[\r\n]{0,4}/"
 
 
 def call_grammar(
@@ -154,6 +156,37 @@ def _form(rules: LarkRules, form: Mapping[str, Any]) -> str:
 
 
 def _messages(rules: LarkRules, kinds: Sequence[tuple[str, str]]) -> str:
-    """Any number of messages of these kinds."""
     each = [" ".join([*rules.literal(before), rules.text_up_to(after)]) for before, after in kinds]
     return f"({' | '.join(each)})*"
+
+
+def reasoning_in_front(reasoning_parser: str | None, turn: Turn, special_ids: Mapping[str, int]) -> str:
+    """The grammar, in Lark, of an answer with a form behind its reasoning; empty where no reasoning can come.
+
+    Args:
+        special_ids: The vocabulary's special tokens, which text cannot write.
+    """
+    if reasoning_parser is None:
+        return ""
+    found = reasoning_format(reasoning_parser)
+    rules = LarkRules(special_ids)
+    front = _reasoning_messages(rules, found) if found.answer_start else reasoning(rules, found, turn)
+    return rules.text(f"{front} @{FORM}") if front else ""
+
+
+def reasoning(rules: LarkRules, found: ReasoningFormat, turn: Turn) -> str:
+    """Items that match an answer's reasoning; empty if there is none."""
+    opened = found.opened(turn)
+    if opened is False:
+        return ""
+    start = " ".join(rules.literal(found.start))
+    thought = f"{rules.text_up_to(found.end)} {rules.terminal(_SPACE)}"
+    if opened is None:
+        return f"({start} {thought})?"
+    # A model that always reasons may write the tag that the prompt has not. Where it is text, it is a part of the rest.
+    return f"({start})? {thought}" if rules.is_special(found.start) else thought
+
+
+def _reasoning_messages(rules: LarkRules, found: ReasoningFormat) -> str:
+    each = " ".join([*rules.literal(found.start), rules.text_up_to(found.end)])
+    return " ".join([f"({each})*", *rules.literal(found.answer_start)])

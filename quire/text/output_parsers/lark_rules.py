@@ -18,8 +18,7 @@ ANY_TEXT = "/(?s:.*)/"
 
 
 class LarkRules:
-    """The rules of one grammar while it is written. A grammar's text never matches special tokens, so they are named
-    by id."""
+    """The rules of one grammar while it is written. Special tokens are named by id: no text matches them."""
 
     def __init__(self, special_ids: Mapping[str, int]) -> None:
         self._special_ids = special_ids

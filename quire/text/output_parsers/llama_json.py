@@ -26,7 +26,6 @@ def read(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[N
 
 
 def _objects(scanner: TextScanner, answer: Answer, names: Collection[str] | None) -> Steps[bool]:
-    """Objects after each other."""
     called = False
     while (yield from scanner.skip_space()) == "{":
         if not (yield from JsonCall(scanner, answer, closing=_PYTHON_TAG, names=names).read()):

@@ -1,5 +1,4 @@
-"""Parsers by vLLM's names, and how a choice's parser is made of them: reasoning in front of the answer. Knows no
-format."""
+"""Parsers by vLLM's names, and how a choice's parser is made of them: reasoning, then the answer."""
 
 from __future__ import annotations
 

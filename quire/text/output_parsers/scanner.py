@@ -84,8 +84,7 @@ class TextScanner:
         self._at = 0
 
     def until(self, tags: Tags, emit: Emit, *, consume: bool = True) -> Steps[str | None]:
-        """Read up to the first of the tags, which is returned, and the tag itself unless `consume` is False; None if
-        the text ends before."""
+        """Read up to the first of the tags, and that, if `consume`. Returns the tag; None if the text ends before."""
         while True:
             match = tags.whole.search(self._text, self._at)
             begin = match.start() if match else len(self._text)
@@ -139,8 +138,7 @@ class TextScanner:
         return self._take(self._at + 1)
 
     def json_string(self) -> Steps[str | None]:
-        """The JSON string that begins here, with its quotes; None where there is none, or it does not end before the
-        line or the text does."""
+        """The JSON string that begins here, with its quotes; None if it does not end in this line, or there is none."""
         if (yield from self.peek()) != '"':
             return None
         pieces = [self.take()]
@@ -187,8 +185,7 @@ class TextScanner:
         return "".join(text)
 
     def python_brackets(self) -> Steps[str | None]:
-        """The text from the bracket that begins here to the one that closes it, outside of Python's strings; None if
-        it is never closed."""
+        """The text from the bracket here to the one that closes it, outside of strings; None if none does."""
         pieces: list[str] = []
         depth, quote = 0, ""
         while (yield from self.peek()):

@@ -40,8 +40,7 @@ class SchemaReferences:
         self._enter(root, "")
 
     def target(self, schema: Mapping[str, Any]) -> Any:
-        """What the `$ref` of a schema leads to. Raises KeyError if that is another document, and any LookupError if
-        it leads nowhere."""
+        """What the `$ref` of a schema leads to. Raises LookupError: KeyError if that is another document."""
         reference = schema["$ref"]
         if not isinstance(reference, str):
             raise IndexError("$ref must be a text")
@@ -57,8 +56,7 @@ class SchemaReferences:
         return self._at(fragment, self._resources[uri], uri)
 
     def resolved(self, schema: Any) -> Any:
-        """A schema, or where its references lead in the end, as far as it is nothing but a reference; None if they
-        lead nowhere."""
+        """A schema, or where its references lead if it is nothing but a reference; None if they lead nowhere."""
         for _ in range(_CHAIN):
             if not isinstance(schema, Mapping) or "$ref" not in schema:
                 return schema

@@ -142,8 +142,13 @@ PHI4_MINI = tagged_json(
     closing=("<|/tool_call|>",),
 )
 JAMBA = tagged_json(_list_behind("<tool_calls>", "</tool_calls>"), "<tool_calls>", closing=("</tool_calls>",))
-_LINES = {"trigger": "<tool_calls>", "begin": "<tool_calls>\n", "separator": "\n", "end": "\n</tool_calls>"}
-MINIMAX = tagged_json(CallSyntax(_NAME, _ARGUMENTS, "}", **_LINES), "<tool_calls>", closing=("</tool_calls>",))
+MINIMAX = tagged_json(
+    CallSyntax(
+        _NAME, _ARGUMENTS, "}",
+        trigger="<tool_calls>", begin="<tool_calls>\n", separator="\n", end="\n</tool_calls>",
+    ),
+    "<tool_calls>", closing=("</tool_calls>",),
+)  # fmt: skip
 _LONGCAT, _END_LONGCAT = "<longcat_tool_call>", "</longcat_tool_call>"
 LONGCAT = tagged_json(_one_each(_LONGCAT, _END_LONGCAT), _LONGCAT, closing=(_END_LONGCAT,))
 _PLUGIN = "<|action_start|><|plugin|>"

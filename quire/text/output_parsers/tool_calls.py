@@ -75,8 +75,7 @@ there were any; what was recorded then is content, or nothing."""
 def read_unmarked_calls(
     scanner: TextScanner, answer: Answer, tools: Sequence[Tool], tag: str, read_calls: ReadCalls
 ) -> Steps[None]:
-    """Read content, and calls that nothing but their form marks, at the beginning of a line or behind `tag`, which
-    is no content then."""
+    """Read content, and calls without marks at the beginning of a line or behind `tag`, which is no content then."""
     names = {tool.name for tool in tools} or None
     beginnings, tags = Tags("\n", tag), Tags(tag)
     before: str | None = ""
@@ -208,8 +207,7 @@ def _decoded(text: str | None) -> str | None:
 
 
 def _object_text(value: str) -> str | None:
-    """Arguments as an object: written as one before the name, inside of a string, or left out. None for anything
-    else, which no function takes."""
+    """Arguments as an object, from one, from a string with one, or from null; None for anything else."""
     text = value if (inner := _decoded(value)) is None else inner
     if text.lstrip().startswith("{"):
         return text
