@@ -33,33 +33,26 @@ class TokenBitmaskSource(Protocol):
 
     def wants(self, message: Add) -> bool:
         """Whether the tokens of this sequence are masked; asked once."""
-        ...
 
     def prepare(self, message: Add) -> bool:
         """Prepare a sequence that is masked and waits. Returns whether its bits can be asked for at once; else it runs
         only when `prepared` has named it."""
-        ...
 
     def prepared(self) -> list[tuple[int, QuireError | None]]:
         """Sequences whose bits can be asked for since the last call, or that have failed, and why."""
-        ...
 
     def ask(self, requests: Sequence[Request], drafts: Drafts) -> bool:
         """Begin to make the bitmask of the token after `request.tokens` for each request, and those behind its drafts;
         `bits` follows. Returns whether `bits` need not wait."""
-        ...
 
     def bits(self) -> Sequence[Masks]:
         """The bitmasks that were asked for, waiting for them. They stay as they are until the next `ask`."""
-        ...
 
     def forget(self, request_id: int) -> None:
         """Forget a sequence that has ended; called for unmasked ones too."""
-        ...
 
     def close(self) -> None:
         """Release what makes masks, because none are asked for any more."""
-        ...
 
 
 class TokenBitmaskSender:

@@ -12,8 +12,8 @@ from quire.foundation.messages.from_engine import Deltas, End
 from quire.foundation.messages.to_engine import Add
 from quire.foundation.messages.workers import TokenLogprobs
 from quire.outputs import CompletionOutput, Logprob
-from quire.text.choice_state import ChoiceState
 from quire.text.deltas import ChoiceDelta, SequenceDelta, deltas_by_sequence
+from quire.text.text_stream import ChoiceState
 from quire.text.tokenizer import Tokenizer
 
 

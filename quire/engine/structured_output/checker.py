@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from quire.engine.structured_output.constraint import Constraint, Verdict, constraint_of
+from quire.engine.structured_output.messages import Constraint, Verdict, constraint_of
 from quire.errors import UnavailableError
 from quire.foundation.processes.helper_process import HelperPool, HelperProcess
 from quire.structured_outputs_params import StructuredOutputsParams

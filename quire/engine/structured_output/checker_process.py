@@ -18,8 +18,8 @@ import time
 import msgspec
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from quire.engine.structured_output.constraint import Constraint, Verdict
 from quire.engine.structured_output.grammars import compile_grammar, grammar_of
+from quire.engine.structured_output.messages import Constraint, Verdict
 from quire.engine.structured_output.structural_tag import SpecialTokens
 from quire.foundation.processes.helper_process import Channel, run_helper
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from quire.engine.structured_output.constraint import Constraint
 from quire.engine.structured_output.ebnf import is_ebnf, lark_from_ebnf
 from quire.engine.structured_output.json_schema import SchemaRefused, prepare_schema
+from quire.engine.structured_output.messages import Constraint
 from quire.engine.structured_output.structural_tag import SpecialTokens, grammar_from_structural_tag, pattern
 from quire.text.output_parsers.call_grammar import FORM
 from quire.text.output_parsers.lark_rules import quoted

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.engine.structured_output.mask_messages import Failure, Filled, Prepare, Prepared, Row, first_masks
 from quire.engine.structured_output.matcher import Bitmasks, DraftMatcher, Matcher
+from quire.engine.structured_output.messages import Failure, Filled, Prepare, Prepared, Row, first_masks
 from quire.foundation.processes.helper_process import STACK_BYTES, ChannelClosed
 
 if TYPE_CHECKING:  # the compiler is imported with the first grammar

@@ -12,7 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from quire.engine.structured_output.mask_maker import MaskMaker
-from quire.engine.structured_output.mask_messages import (
+from quire.engine.structured_output.matcher import Bitmasks
+from quire.engine.structured_output.messages import (
     Failure,
     Fill,
     Filled,
@@ -23,7 +24,6 @@ from quire.engine.structured_output.mask_messages import (
     Row,
     ToMasks,
 )
-from quire.engine.structured_output.matcher import Bitmasks
 from quire.foundation.processes.helper_process import Channel, ChannelClosed, HelperProcess, run_helper
 from quire.runtime.worker.startup.threads import usable_cores
 

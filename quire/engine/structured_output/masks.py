@@ -1,9 +1,9 @@
 """Bitmasks of sequences with a grammar, from the texts of grammars on.
 
-- `constraint.py`, `checker.py`, `checker_process.py`: what a request asks for is translated and tried before the engine
-  hears of it. `grammars.py` translates, with `json_schema.py`, `ebnf.py`, `structural_tag.py` and what these import.
+- `checker.py`, `checker_process.py`: what a request asks for is translated and tried before the engine hears of it.
+  `grammars.py` translates, with `json_schema.py`, `ebnf.py`, `structural_tag.py` and what these import.
 - `mask_maker.py` compiles a grammar for the model's tokens, with `compiled_grammars.py`, follows sequences, each with a
-  `matcher.py`, and fills their bitmasks. `mask_process.py` has that done in another process, with `mask_messages.py`.
+  `matcher.py`, and fills their bitmasks. `mask_process.py` has that done in another process.
 
 An engine on a CPU makes masks in its own process: kernels keep all cores busy, so a message to another process costs a
 step a third of its time. Beside a GPU they are made in another process, while the engine plans; so are those of large
@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from quire.engine.structured_output.mask_maker import MaskMaker
-from quire.engine.structured_output.mask_messages import Failure, Filled, Prepare, Prepared, Row, first_masks
 from quire.engine.structured_output.mask_process import MaskProcess
+from quire.engine.structured_output.messages import Failure, Filled, Prepare, Prepared, Row, first_masks
 from quire.errors import GenerationError, QuireError, RequestError
 from quire.foundation.config import Config
 from quire.foundation.messages.to_engine import Add

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from quire.engine.structured_output.mask_messages import Failure, Prepare
+from quire.engine.structured_output.messages import Failure, Prepare
 
 if TYPE_CHECKING:  # the compiler is imported with the first grammar
     from llguidance import LLMatcher

@@ -185,7 +185,6 @@ class ResourcePool(Protocol):
     def release(self, request: Request) -> None:
         """Take back what a request holds: all of it if it is over (`request.ended`), and what it does not need while it
         waits if it was preempted."""
-        ...
 
 
 class ExpectedOutput:
