@@ -67,12 +67,12 @@ class Pausing:
 
 
 class Commands:
-    """What API processes have commanded.
+    """Answers what API processes command.
 
     Args:
         abort: Ends a request.
         loader: Loads adapters; None if no adapters are served.
-        frame: Makes the live picture for a client (its number) that has seen a frame of this number; None for no
+        frame: Makes the live picture for a client (its number) that has seen a frame of this number, if there is a
             picture.
     """
 

@@ -1,6 +1,6 @@
-"""What can be proven of JSON schemas: that two exclude each other, and what says the opposite of one.
+"""Proofs about JSON schemas: that two exclude each other, and which schema is the opposite of one.
 
-Owns both, behind references. What is not proven is answered by False or None, never by a guess.
+What is not proven is answered by False or None, never by a guess.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ KINDS = ("null", "boolean", "integer", "fraction", "string", "array", "object")
 """Types of values; a number is an integer or a fraction."""
 _OF_TYPE = {"number": {"integer", "fraction"}, **{kind: {kind} for kind in KINDS if kind != "fraction"}}
 _MAX_STEPS = 100_000
-"""Of all proofs about one document: they take less than a second."""
+"""Limit of the work for all proofs about one document, which take less than a second."""
 _DEEPEST = 24
 _LARGEST_SIZE = 2**32
 _MAX_VALUES = 256
 _LONGEST = 100
-"""Values whose opposite is written out, and the characters of each."""
+"""Limits of what is excluded by a pattern: the number of values, and the characters of each."""
 _OLDER = ("draft-03", "draft-04", "draft-06", "draft-07")
-"""Where `$ref` stands alone: what stands beside it says nothing."""
+"""Drafts in which keywords beside `$ref` say nothing."""
 _ALL_VALUES: dict[str, list[Any]] = {"null": [None], "boolean": [False, True]}
 _SIZES = {
     "string": ("minLength", "maxLength"),
@@ -68,7 +68,7 @@ class SchemaLogic:
         return next((key for key in common if self._all_exclusive([self._of_property(o, key) for o in objects])), None)
 
     def values(self, schema: Schema) -> list[Any] | None:
-        """The values that are valid under a schema, or a few more; None if they are not listed."""
+        """The values that are valid under a schema, and perhaps some more; None if they are not listed."""
         conjuncts = self._conjuncts([schema])
         kinds = self._kinds(conjuncts)
         found: list[Any] = []
@@ -93,7 +93,7 @@ class SchemaLogic:
         return self._steps > _MAX_STEPS
 
     def _conjuncts(self, schemas: Sequence[Schema]) -> list[Schema]:
-        """What all must be valid, behind references and `allOf`; [False] for what is never valid."""
+        """All schemas that must hold together, behind references and `allOf`; [False] if no value is valid."""
         found: list[Schema] = []
         waiting, seen = list(reversed(schemas)), set()
         while waiting and not self._spent():
@@ -163,7 +163,7 @@ class SchemaLogic:
         )
 
     def _of_property(self, conjuncts: Sequence[Schema], key: str) -> list[Schema]:
-        """What a property must be valid under, or less."""
+        """Schemas that a property must be valid under; some may be missing."""
         found = []
         for schema in conjuncts:
             if schema is False:
@@ -202,7 +202,7 @@ class SchemaLogic:
         return {"anyOf": parts} if len(parts) > 1 else (parts or [False])[0]
 
     def _opposite_of(self, keyword: str, value: Any, context: list[Schema], depth: int) -> list[Schema] | None:
-        """Of one keyword: schemas, one of which is valid where it is violated."""
+        """Schemas, one of which is valid where this keyword is violated; None if there are none."""
         if keyword in _NOT_OPPOSED:
             return None
         if keyword == "type":
@@ -291,7 +291,7 @@ def _kinds_of(types: Any) -> set[str]:
 
 
 def schema_of_kinds(kinds: set[str], among: set[str]) -> list[Schema] | None:
-    """The schema of these kinds of values, where others than `among` do not occur; None if there is none."""
+    """The schema of these kinds of values, where only kinds of `among` occur; None if it cannot be said."""
     if "fraction" in kinds and "integer" not in kinds and "integer" in among:
         return None
     names = sorted({"number" if kind == "fraction" else kind for kind in kinds})
@@ -340,7 +340,7 @@ def _values(schema: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _listed(conjuncts: Sequence[Schema], kind: str) -> list[Any] | None:
-    """The values of a kind, or a few more; None if they are not listed."""
+    """The values of a kind, and perhaps some more; None if they are not listed."""
     found: list[Any] | None = _ALL_VALUES.get(kind)
     for schema in conjuncts:
         values = _values(schema)

@@ -95,9 +95,6 @@ class SchemaRewrites:
         opposite = self._logic.opposite(value, [self._beside(schema, "if")])
         return None if opposite is None else [{"anyOf": [{"allOf": [value, then]}, {"allOf": [opposite, other]}]}]
 
-    def _with_if(self, value: Any, schema: Mapping[str, Any]) -> _More:
-        return []
-
     def _dependencies(self, value: Any, schema: Mapping[str, Any]) -> _More:
         if not isinstance(value, Mapping):
             return None
@@ -165,11 +162,11 @@ _REWRITES: dict[str, Callable[[SchemaRewrites, Any, Mapping[str, Any]], _More]] 
     "dependencies": SchemaRewrites._dependencies,
     "dependentRequired": SchemaRewrites._dependencies,
     "dependentSchemas": SchemaRewrites._dependencies,
-    "else": SchemaRewrites._with_if,
+    "else": lambda self, value, schema: [],  # a part of what `if` becomes
     "if": SchemaRewrites._if,
     "not": SchemaRewrites._not,
     "propertyNames": SchemaRewrites._property_names,
-    "then": SchemaRewrites._with_if,
+    "then": lambda self, value, schema: [],
     "unevaluatedProperties": SchemaRewrites._unevaluated_properties,
     "uniqueItems": SchemaRewrites._unique_items,
 }

@@ -99,11 +99,7 @@ class RequestTable:
 
 
 class Deadlines:
-    """Requests by their deadline.
-
-    Args:
-        requests: Those that are not over.
-    """
+    """Deadlines of requests that are not over."""
 
     def __init__(self, requests: RequestTable) -> None:
         self._requests = requests

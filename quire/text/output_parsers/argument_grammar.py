@@ -19,7 +19,7 @@ from quire.text.output_parsers.lark_rules import ANY_TEXT, LarkRules, escaped, q
 from quire.text.output_parsers.schema_references import SchemaReferences
 
 _SPACING = " ?"
-"""As templates show JSON to models: without line breaks, of which a model may otherwise write many."""
+"""White space within JSON, as templates show it to models: no line breaks, of which a model may write many."""
 _KNOWN_OF_OBJECTS = frozenset((
     "type", "properties", "required", "additionalProperties", "title", "description", "$schema", "$defs",
     "definitions", "examples", "default",

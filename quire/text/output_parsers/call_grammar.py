@@ -23,7 +23,7 @@ from quire.text.output_parsers.registry import reasoning_format, tool_format
 
 _FIRST_KEYS = "name|type|id|function|parameters|arguments"
 FORM = "form"
-"""What the grammar calls that of the answer's form."""
+"""Name of the grammar of the answer's form, which stands behind the reasoning."""
 _SPACE = r"/[\r\n]{0,4}/"
 
 

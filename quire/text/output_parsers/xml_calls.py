@@ -66,7 +66,8 @@ class XmlCalls:
             called = tag != self._block[1] and (yield from self._call(scanner, answer, tools, before))
 
     def _call(self, scanner: TextScanner, answer: Answer, tools: Sequence[Tool], before: str) -> Steps[bool]:
-        """Behind the tag that begins a function; False if there is none, and it became content with `before`."""
+        """Read a call behind the tag that begins a function; False if there is none, and it became content with
+        `before`."""
         scanner.start_recording(before)
         name, tag = yield from scanner.text_until(self._name_end)
         recorded = scanner.recorded()
