@@ -18,8 +18,7 @@ from quire.scheduling.scheduler.scheduler import Scheduler
 ADAPTER = "adapter"
 """What a request awaits until its adapter is on the device."""
 MAX_PASSES = 32
-"""How many requests whose adapters are loaded may pass one that waits for a slot. Then they wait, too, so that a slot
-becomes free."""
+"""So many requests whose adapters are loaded may pass one that waits for a slot; then they wait as well."""
 
 
 @dataclass
@@ -28,11 +27,10 @@ class _Slot:
 
     Attributes:
         number: From 1.
-        adapter: What it has, or will have when it is loaded; None: nothing.
-        ready: Whether the adapter is loaded.
+        adapter: The adapter that it has, or that is loaded into it unless it is `ready`.
         users: Requests that use it and are not over, with the names that they call the adapter by.
         used: When it lost its last user, in turns of a counter.
-        last_step: The newest plan by then: steps up to it may read it.
+        last_step: The newest plan by then: steps up to it may read the slot.
         pinned: Whether its adapter stays.
     """
 
@@ -46,13 +44,7 @@ class _Slot:
 
 
 class AdapterSlots:
-    """Gives slots to requests, in the order in which they came.
-
-    Args:
-        scheduler: Has the requests.
-        loader: Fills slots.
-        number: How many slots there are.
-    """
+    """Gives slots, which `loader` fills, to requests in the order in which they came."""
 
     def __init__(self, scheduler: Scheduler, loader: AdapterLoader, number: int) -> None:
         self._scheduler = scheduler
@@ -81,14 +73,8 @@ class AdapterSlots:
         return (ADAPTER,)
 
     def update(self, loaded: list[AdapterLoaded]) -> list[Request]:
-        """Give slots to requests that wait, as far as any are free; called once a turn.
-
-        Args:
-            loaded: Adapters that were loaded into slots, or refused.
-
-        Returns:
-            Requests that have failed: their adapters cannot be loaded.
-        """
+        """Give slots to waiting requests, as far as any are free; called once a turn with the adapters that were
+        loaded into slots, or refused. Returns requests that have failed because their adapters cannot be loaded."""
         failed = [request for each in loaded for request in self._take_in(each)]
         if self._waiting and self._may_grant:
             failed += self._refuse_if_all_pinned()
@@ -134,7 +120,7 @@ class AdapterSlots:
             return []
         del self._by_digest[slot.adapter.digest]
         slot.adapter, slot.pinned = None, False
-        failed = [self._scheduler.fail(request_id, loaded.error) for request_id in sorted(slot.users)]
+        failed = [self._scheduler.end(request_id, "error", loaded.error) for request_id in sorted(slot.users)]
         return [request for request in failed if request is not None]
 
     def _refuse_if_all_pinned(self) -> list[Request]:
@@ -143,7 +129,7 @@ class AdapterSlots:
             return []
         why = "Every slot for adapters is taken by one of --lora-pinned: raise --max-loras."
         never = [number for number, each in self._waiting.items() if each.digest not in self._by_digest]
-        return [request for number in never if (request := self._scheduler.fail(number, why)) is not None]
+        return [request for number in never if (request := self._scheduler.end(number, "error", why)) is not None]
 
     def _grant(self) -> None:
         """Give slots to waiting requests in order. Those behind one that finds no slot may pass it for a while."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 from quire.engine.adapter_registry import AdapterRegistry
-from quire.engine.port import Port
+from quire.engine.client import Port
 from quire.foundation.messages.from_engine import Done
 from quire.foundation.messages.to_engine import CLIENT_SHIFT, Adapter, Control, PauseMode
 from quire.runtime.executor.executor import AdapterLoader
@@ -67,12 +67,12 @@ class Pausing:
 
 
 class Commands:
-    """What API processes have commanded.
+    """Answers what API processes command.
 
     Args:
         abort: Ends a request.
         loader: Loads adapters; None if no adapters are served.
-        frame: Makes the live picture for a client (its number) that has seen a frame of this number; None for no
+        frame: Makes the live picture for a client (its number) that has seen a frame of this number, if there is a
             picture.
     """
 

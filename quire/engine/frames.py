@@ -78,8 +78,7 @@ class EngineFrames:
         }
 
     def _rows(self, requests: Iterable[Request], most: int) -> dict[str, list[Any]]:
-        """Columns: `arrival` on the clock of `now`, and lengths in tokens: of the prompt, known, computed
-        and at most."""
+        """Columns: `arrival` on the clock of `now`, and lengths in tokens: of the prompt, known, computed, limit."""
         first = list(islice(requests, most))
         return {
             "id": [request.id for request in first],

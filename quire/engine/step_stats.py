@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
@@ -30,6 +31,12 @@ _UNKNOWN_FACTOR = 3.0
 """A step whose size was not measured yet may take this many times what it would take if time grew with the tokens."""
 _FORGETTING = 0.98
 """The share of the slowest step's time that is kept at each later step of its size."""
+_TIME_CONSTANT_S = 10.0
+"""What was measured this long ago counts for 1/e."""
+_ESTIMATE_S = 1.0
+"""The estimate from before the first measurement counts as so many seconds of measuring."""
+_LONGEST_S = 1.0
+"""A longer time between two results is no work but a pause, and counts as this."""
 
 
 class StepDeadline:
@@ -138,3 +145,37 @@ class StepStats:
         self.turns[bisect_left(WORK_BOUNDS_S, seconds)] += 1
         self.turns_sum_s += seconds
         self.longest_turn_s = max(self.longest_turn_s, seconds)
+
+
+class Throughput:
+    """How fast the engine works off its queue: an exponentially weighted mean of tokens a second.
+
+    Only times while requests wait for room count: otherwise the engine does what it is asked for, not what it could.
+
+    Args:
+        estimate: Counts until something is measured; 0 if unknown.
+    """
+
+    def __init__(self, estimate: float, now: float) -> None:
+        self._seconds = _ESTIMATE_S if estimate else 0.0
+        self._tokens = estimate * self._seconds
+        self._then, self._total, self._was_saturated = now, 0, False
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The mean; 0 while it is unknown."""
+        return self._tokens / self._seconds if self._seconds else 0.0
+
+    def update(self, now: float, total: int, *, saturated: bool) -> None:
+        """Take in a finished step.
+
+        Args:
+            total: Tokens since the start that were computed, or found computed.
+            saturated: Whether requests wait for room.
+        """
+        seconds, tokens = min(now - self._then, _LONGEST_S), total - self._total
+        if saturated and self._was_saturated:
+            weight = math.exp(-seconds / _TIME_CONSTANT_S)
+            self._seconds = self._seconds * weight + seconds
+            self._tokens = self._tokens * weight + tokens
+        self._then, self._total, self._was_saturated = now, total, saturated

@@ -169,7 +169,6 @@ class Submission:
                 raise RequestError(f"{name} names {len(ids)} tokens of {vocab}: name each once.", param=name)
 
     def _truncated(self, tokens: Sequence[int], params: SamplingParams, side: str) -> Sequence[int]:
-        """The end of the prompt that is to be kept, or all of it."""
         keep = params.truncate_prompt_tokens
         if keep is None:
             return tokens

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Protocol
 
 from quire.errors import QuireError, RequestError
+from quire.foundation.messages.from_engine import EndReason
 from quire.foundation.messages.to_engine import Add
 from quire.foundation.messages.workers import Bits, MaskedDrafts, TokenBitmasks
 from quire.runtime.executor.executor import Executor
@@ -32,33 +33,26 @@ class TokenBitmaskSource(Protocol):
 
     def wants(self, message: Add) -> bool:
         """Whether the tokens of this sequence are masked; asked once."""
-        ...
 
     def prepare(self, message: Add) -> bool:
         """Prepare a sequence that is masked and waits. Returns whether its bits can be asked for at once; else it runs
         only when `prepared` has named it."""
-        ...
 
     def prepared(self) -> list[tuple[int, QuireError | None]]:
         """Sequences whose bits can be asked for since the last call, or that have failed, and why."""
-        ...
 
     def ask(self, requests: Sequence[Request], drafts: Drafts) -> bool:
         """Begin to make the bitmask of the token after `request.tokens` for each request, and those behind its drafts;
         `bits` follows. Returns whether `bits` need not wait."""
-        ...
 
     def bits(self) -> Sequence[Masks]:
         """The bitmasks that were asked for, waiting for them. They stay as they are until the next `ask`."""
-        ...
 
     def forget(self, request_id: int) -> None:
         """Forget a sequence that has ended; called for unmasked ones too."""
-        ...
 
     def close(self) -> None:
         """Release what makes masks, because none are asked for any more."""
-        ...
 
 
 class TokenBitmaskSender:
@@ -108,7 +102,7 @@ class TokenBitmaskSender:
         for request, mask in zip(alive, self._masker.bits() if alive else (), strict=True):
             over = None
             if mask is None:
-                over = self._scheduler.stop(request.id)
+                over = self._scheduler.end(request.id, "stop")
             elif isinstance(mask, QuireError):
                 over = self._fail(request.id, mask)
             else:
@@ -136,7 +130,8 @@ class TokenBitmaskSender:
         return failed
 
     def _fail(self, request_id: int, error: QuireError) -> Request | None:
-        return self._scheduler.fail(request_id, error.message, refused=isinstance(error, RequestError))
+        reason: EndReason = "refused" if isinstance(error, RequestError) else "error"
+        return self._scheduler.end(request_id, reason, error.message)
 
     def release(self, request: Request) -> None:
         """Let the masker forget a request that is over."""

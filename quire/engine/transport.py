@@ -14,8 +14,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from quire.engine.client import Lost
-from quire.engine.port import Undecodable
+from quire.engine.client import Lost, Undecodable
 from quire.foundation.messages.from_engine import Dead, EngineId, FromEngine
 from quire.foundation.messages.to_engine import DECODING_ERRORS, Abort, Add, ClientGone, ToEngine
 

@@ -35,12 +35,12 @@ from quire.outputs import RequestOutput
 from quire.planning.auto_config import resolve
 from quire.runtime.executor.factory import build_executor
 from quire.sampling_params import SamplingParams
-from quire.text.choice_state import ChoiceState
 from quire.text.model_text import load_model_text
+from quire.text.output_parsers.call_grammar import reasoning_in_front
 from quire.text.output_parsers.detection import detect_reasoning_parser
 from quire.text.output_parsers.formats import Turn
-from quire.text.output_parsers.reasoning_grammar import reasoning_in_front
 from quire.text.sequence_accumulator import SequenceAccumulator
+from quire.text.text_stream import ChoiceState
 from quire.text.thinking_budget import thinking_budget
 from quire.text.tokenizer import Tokenizer, bad_word_tokens
 

@@ -8,30 +8,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from quire.errors import ConfigError
 from quire.foundation.config import Config, DeviceConfig, SchedulerConfig
+from quire.foundation.config.model import ModelDtype
 from quire.models.quantization.formats import CodebookFormat, Fp8Format, GgufFormat
 from quire.models.quantization.held_bytes import HeldWeights
 from quire.models.spec import ModelSpec, on_a_gpu, read_spec
 from quire.models.weights import hub
 from quire.models.weights.gguf_models import GgufChoice
+from quire.planning import ranks
 from quire.planning.draft_model import with_draft_model
-from quire.planning.dtype import resolve_dtype
 from quire.planning.footprint import GIB, format_bytes
 from quire.planning.kv_cache_plan import KVCachePlan
 from quire.planning.machine import Gpu, Machine, this_machine
 from quire.planning.memory_budget import KVDemand
-from quire.planning.ranks import (
-    check_backend,
-    check_engines,
-    check_nodes,
-    check_ranks,
-    engine_lines,
-    node_lines,
-    plan_for_all,
-    rank_lines,
-)
 from quire.planning.step_limits import check_length, length_reason
 
 DEFAULT_MAX_NUM_SEQS = 256
@@ -46,8 +38,7 @@ DEFAULT_CUDAGRAPH_CAPTURE_SIZE = 512
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """Settings of which none is open, the model and memory plan behind them, and a line with the reason for each
-    choice."""
+    """Settings of which none is open, the model and memory plan behind them, and a line of reason for each choice."""
 
     config: Config
     spec: ModelSpec
@@ -81,11 +72,11 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
     if device.device == "cuda":
         spec = on_a_gpu(spec)
     gpu = machine.gpu if device.device == "cuda" else None
-    check_nodes(config, device.device)
-    check_backend(config.parallel, is_server=replicas)
-    mesh = check_ranks(config, spec, on_gpu=gpu is not None)
+    ranks.check_nodes(config, device.device)
+    ranks.check_backend(config.parallel, is_server=replicas)
+    mesh = ranks.check_ranks(config, spec, on_gpu=gpu is not None)
     engines = config.parallel.data_parallel_size
-    check_engines(engines, mesh, gpu, replicas=replicas)
+    ranks.check_engines(engines, mesh, gpu, replicas=replicas)
     config.lora.check(model.served_model_name or (name,))
     _check_adapters_directory(config.lora.lora_dir)
     config.speculation.check_device(device.device, mesh.tp, mesh.pp)
@@ -105,7 +96,7 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
     )
     config = replace(config, model=model, scheduler=scheduler, device=_resolve_cudagraph_size(device))
     own_memory = machine.memory_bytes // (config.parallel.ranks_of_a_node * engines)
-    plan = plan_for_all(config, spec, replace(machine, memory_bytes=own_memory), mesh)
+    plan = ranks.plan_for_all(config, spec, replace(machine, memory_bytes=own_memory), mesh)
     reasons = (
         f"model       {name} ({spec.architecture}, {spec.num_parameters / 1e6:,.1f}M parameters) from {directory}",
         device_line,
@@ -114,9 +105,9 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
         *_quantization_lines(spec),
         f"context     {plan.max_model_len:,} tokens: {length_reason(config, spec)}",
         batch_line,
-        *rank_lines(mesh, spec, config.parallel.ranks_of_a_node, on_gpu=gpu is not None),
-        *node_lines(config.parallel),
-        *engine_lines(engines, mesh.size, gpu),
+        *ranks.rank_lines(mesh, spec, config.parallel.ranks_of_a_node, on_gpu=gpu is not None),
+        *ranks.node_lines(config.parallel),
+        *ranks.engine_lines(engines, mesh.size, gpu),
         _cache_line(config, plan, spec),
         _memory_line(config, plan, gpu.free_bytes if gpu else own_memory),
     )
@@ -199,7 +190,6 @@ def _head_lines(spec: ModelSpec) -> list[str]:
 
 
 def _quantization_lines(spec: ModelSpec) -> list[str]:
-    """A line about what quantizes the weights, if anything does."""
     if spec.quantization is None:
         return []
     form = spec.quantization.rules[0].format
@@ -240,3 +230,49 @@ def _memory_line(config: Config, plan: KVCachePlan, available: int) -> str:
         f"KV cache {format_bytes(parts.kv_cache)}: {format_bytes(parts.total)} of {format_bytes(available)} available; "
         f"swap space up to {format_bytes(parts.swap_space)}{of}"
     )
+
+
+Dtype = Literal["bfloat16", "float16", "float32"]
+_NAMES: dict[ModelDtype, Dtype | None] = {
+    "auto": None,
+    "bfloat16": "bfloat16",
+    "float": "float32",
+    "float16": "float16",
+    "float32": "float32",
+    "half": "float16",
+}
+
+
+def resolve_dtype(asked: ModelDtype, spec: ModelSpec, machine: Machine, *, on_gpu: bool) -> tuple[Dtype, str]:
+    """The dtype and the reason for it. Raises ConfigError if the model overflows in it."""
+    wanted = _NAMES[asked]
+    if wanted == "float16":
+        return _asked_float16(asked, spec, machine, on_gpu=on_gpu)
+    if wanted is not None:
+        return wanted, "as asked"
+    if spec.dtype == "float32":
+        return "float32", "the checkpoint's"
+    if not on_gpu:
+        return _on_a_cpu("the checkpoint's" if spec.dtype == "bfloat16" else f"for {spec.dtype} weights", machine)
+    if spec.dtype == "float16" and spec.family.overflows_float16:
+        return "bfloat16", f"for float16 weights of {spec.architecture}, whose activations overflow in float16"
+    return ("float16" if spec.dtype == "float16" else "bfloat16"), "the checkpoint's"
+
+
+def _asked_float16(asked: str, spec: ModelSpec, machine: Machine, *, on_gpu: bool) -> tuple[Dtype, str]:
+    if not on_gpu:
+        return _on_a_cpu(f"in place of {asked}, which is slow", machine)
+    if spec.family.overflows_float16:
+        raise ConfigError(
+            f"--dtype {asked}: activations of {spec.architecture} overflow in float16. Leave it out, or give "
+            "--dtype bfloat16.",
+            param="dtype",
+        )
+    return "float16", "as asked"
+
+
+def _on_a_cpu(reason: str, machine: Machine) -> tuple[Dtype, str]:
+    """A dtype of 16 bits, where that is no slower."""
+    if machine.fast_bfloat16:
+        return "bfloat16", reason if reason == "the checkpoint's" else f"{reason} on a CPU"
+    return "float32", "this processor has no bfloat16 products, and there are no kernels of our own"

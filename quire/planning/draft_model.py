@@ -69,8 +69,7 @@ def _check_head(name: str, draft: ModelSpec, spec: ModelSpec) -> None:
 
 
 class DraftBytes(NamedTuple):
-    """Bytes that a draft model takes: of weights, and of a KV block beside the model's own. A head's block includes the
-    states that it reads."""
+    """Bytes that a draft model takes: of weights, and of a KV block beside the model's own, with a head's states."""
 
     weights: int = 0
     block: int = 0

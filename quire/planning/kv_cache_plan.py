@@ -31,8 +31,7 @@ from quire.scheduling.kvcache.cache_groups import largest_fitting
 
 
 class NumBlocks(NamedTuple):
-    """Numbers of KV blocks: of the device without the dummy, and of host memory that preempted sequences may be swapped
-    to."""
+    """Numbers of KV blocks: of the device without the dummy, and of the host for preempted sequences."""
 
     device: int
     host: int

@@ -66,11 +66,8 @@ def block_bytes(config: Config, spec: ModelSpec) -> int:
 
 
 def requested_blocks(cache: CacheConfig, block_bytes: int) -> int | None:
-    """KV blocks that the settings ask for, by number or by bytes; None if they do not.
-
-    Raises:
-        ConfigError, MemoryBudgetError: That is not one block.
-    """
+    """KV blocks that the settings ask for, by number or by bytes; None if they do not. Raises ConfigError or
+    MemoryBudgetError if that is not one block."""
     if (blocks := cache.num_gpu_blocks_override) is not None:
         if blocks < 1:
             raise ConfigError("--num-gpu-blocks-override must be at least 1.", param="num_gpu_blocks_override")
@@ -103,8 +100,7 @@ class CpuBudget:
         return self._blocks_in(rest + DEFAULT_CACHE_SHARE * (self._bytes - rest), length)
 
     def num_kv_blocks(self, length: int) -> tuple[int, str]:
-        """KV blocks where no number was requested and one sequence fits, and the reason: no more than all sequences can
-        use, and always enough for one."""
+        """KV blocks where no number was requested, and the reason: enough for one sequence, no more than for all."""
         of_one, of_all = self._demand.blocks_for_one_sequence(length), self._demand.blocks_for_all_sequences(length)
         blocks = min(of_all, max(self.default_blocks(length), of_one))
         share = f"{self._share:.0%} of the memory available, less weights and activations"

@@ -20,11 +20,7 @@ _LARGEST_PORT = 65_535
 
 
 def check_ranks(config: Config, spec: ModelSpec, *, on_gpu: bool) -> Mesh:
-    """The ranks that the settings ask for.
-
-    Raises:
-        ConfigError: The model cannot be divided so, or not yet; the message names the flag.
-    """
+    """The ranks that the settings ask for. Raises ConfigError if the model cannot be divided so."""
     parallel, kv_dtype = config.parallel, config.cache.kv_cache_dtype
     if parallel.enable_expert_parallel and spec.experts is None:
         text = f"--enable-expert-parallel: {spec.architecture} has no experts. Leave it out."
@@ -69,19 +65,14 @@ def _check_engines_with_experts(config: Config, spec: ModelSpec, *, on_gpu: bool
 
 
 def plan_for_all(config: Config, spec: ModelSpec, machine: Machine, mesh: Mesh) -> KVCachePlan:
-    """Return a KV cache plan that every rank has room for; `machine` has the memory of one rank.
-
-    Raises:
-        ConfigError, MemoryBudgetError: See plan_kv_cache.
-    """
+    """The KV cache plan of `plan_kv_cache` that every rank has room for; `machine` has the memory of one rank."""
     stages = [replace(mesh, rank=stage * mesh.tp) for stage in range(mesh.pp)]
     plans = [plan_kv_cache(config, rank_share(spec, stage), machine) for stage in stages]
     return min(plans, key=lambda plan: (plan.max_model_len, plan.num_blocks))
 
 
 def rank_lines(mesh: Mesh, spec: ModelSpec, sharing: int, *, on_gpu: bool = False) -> list[str]:
-    """The report's line about ranks that divide the model, `sharing` of which share a machine's memory; no line for one
-    rank."""
+    """The report's line about ranks that divide the model, `sharing` of which share memory; no line for one rank."""
     if mesh.size == 1 and mesh.ep == 1:
         return []
     of_layers = f"1/{mesh.tp} of every layer" if mesh.tp > 1 else "every layer"
@@ -101,11 +92,7 @@ def rank_lines(mesh: Mesh, spec: ModelSpec, sharing: int, *, on_gpu: bool = Fals
 
 
 def check_nodes(config: Config, device: str = "cpu") -> None:
-    """Refuse impossible settings of nodes.
-
-    Raises:
-        ConfigError: The message names the flag.
-    """
+    """Raise a ConfigError for impossible settings of nodes."""
     parallel, headless = config.parallel, config.server.headless
     nodes, node, by_ray = parallel.nodes, parallel.node_rank, parallel.distributed_executor_backend == "ray"
     if by_ray and (node or headless):

@@ -1,8 +1,7 @@
 """Conversations that a chat template does not take, arranged as it might: the same words in other turns.
 
 APIs take a system message anywhere and several turns of one role in a row. Many templates take one system message, in
-front, and turns that alternate. Owns how messages are arranged anew, so that nothing of their text is lost. Knows no
-template.
+front, and turns that alternate. Nothing of the messages' text is lost.
 """
 
 from __future__ import annotations
@@ -18,11 +17,8 @@ _ID_LENGTH = 9
 
 
 def arrangements(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """Other forms of a conversation, the one nearest to it first. Some may be equal.
-
-    Args:
-        messages: Tool calls in them must have the form that the template takes.
-    """
+    """Other forms of a conversation, the one nearest to it first. Some may be equal. Tool calls in `messages` must
+    have the form that the template takes."""
     for named in (messages, _with_short_ids(messages)):
         yield list(named)
         folded = _in_user_turns(named)
@@ -54,7 +50,7 @@ def _texts(content: Any) -> list[str]:
 
 
 def _with_short_ids(messages: Sequence[Message]) -> Sequence[Message]:
-    """Calls named by nine letters and digits, as Mistral's templates want it."""
+    """Messages whose calls have ids of nine letters and digits, as Mistral's templates want it."""
 
     def short(name: Any) -> Any:
         if not isinstance(name, str) or (len(name) == _ID_LENGTH and name.isalnum()):
@@ -75,13 +71,12 @@ def _with_short_ids(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _num_leading(messages: Sequence[Message]) -> int:
-    """How many system messages are in front."""
     return next((i for i, message in enumerate(messages) if not _is_system(message)), len(messages))
 
 
 def _in_user_turns(messages: Sequence[Message]) -> list[Message]:
-    """One system message in front at most; a later one becomes a part of the user's turn beside it, or is one itself.
-    So it keeps its place, and what stands before it is the same prompt as without it."""
+    """Messages with one system message in front at most; a later one becomes a part of the user's turn beside it, or
+    is a turn itself. So it keeps its place, and what stands before it is the same prompt as without it."""
     leading = _num_leading(messages)
     turns = [list(messages[:leading])] if leading else []
     moved = False  # whether the turn before came from a system message
@@ -98,23 +93,25 @@ def _in_user_turns(messages: Sequence[Message]) -> list[Message]:
 
 
 def _in_front(messages: Sequence[Message]) -> list[Message]:
-    """All system messages as one, in front."""
+    """Messages with all system messages as one, in front."""
     system = [message for message in messages if _is_system(message)]
-    others = [message for message in messages if not _is_system(message)]
-    return [_merged(system), *others] if system else others
+    return ([_merged(system)] if system else []) + _others(messages)
+
+
+def _others(messages: Sequence[Message]) -> list[Message]:
+    return [message for message in messages if not _is_system(message)]
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message]:
-    """What system messages say begins the first turn of the user."""
-    system = [{**message, "role": "user"} for message in messages if _is_system(message)]
-    others = [message for message in messages if not _is_system(message)]
+    """Messages whose first turn of the user begins with what system messages say."""
+    system, others = [{**message, "role": "user"} for message in messages if _is_system(message)], _others(messages)
     if system and others and others[0].get("role") == "user":
         return [_merged([*system, others[0]]), *others[1:]]
     return [_merged(system), *others] if system else others
 
 
 def _alternating(messages: Sequence[Message]) -> list[Message]:
-    """Turns of the user, or of the assistant, that follow one another are one. Calls stay where they are."""
+    """Messages with successive turns of the user, or of the assistant, joined. Calls stay where they are."""
     turns: list[list[Message]] = []
     for message in messages:
         before = turns[-1][0] if turns else {}
@@ -127,7 +124,7 @@ def _alternating(messages: Sequence[Message]) -> list[Message]:
 
 
 def _merged(messages: Sequence[Message]) -> Message:
-    """The first message, with what the others say behind it, all at once: there may be thousands."""
+    """The first message, with the contents of all. There may be thousands, so they are joined at once."""
     if len(messages) == 1:
         return messages[0]
     contents = [content for message in messages if (content := message.get("content"))]

@@ -36,11 +36,7 @@ class BeamSearch:
     """
 
     def __init__(
-        self,
-        prompt: Sequence[int],
-        params: BeamSearchParams,
-        eos_ids: Collection[int],
-        num_reported: int | None = None,
+        self, prompt: Sequence[int], params: BeamSearchParams, eos_ids: Collection[int], num_reported: int | None = None
     ) -> None:
         self._params = params
         self._num_reported = num_reported
@@ -60,11 +56,7 @@ class BeamSearch:
         return [beam.tokens for beam in self._live]
 
     def extend(self, answers: Sequence[TokenLogprobs]) -> None:
-        """Go one step on.
-
-        Args:
-            answers: The likeliest next tokens of each query, 2 × width or more.
-        """
+        """Go one step on with the likeliest next tokens of each query, 2 × width or more."""
         extended: list[tuple[float, _Beam, int, TokenLogprobs]] = []
         for beam, answer in zip(self._live, answers, strict=True):
             for place in range(2 * self._params.beam_width):
@@ -87,13 +79,13 @@ class BeamSearch:
         return [self._sequence(beam) for beam in self._best([*self._complete, *self._live])]
 
     def logprobs(self) -> list[list[TokenLogprobs]]:
-        """Of each sequence of `result`, one for each token of its output."""
+        """The log probabilities of each output token of each sequence of `result`."""
         kept = self._params.include_stop_str_in_output
         found = self._best([*self._complete, *self._live])
         return [beam.logprobs[:-1] if beam.end is not None and not kept else beam.logprobs for beam in found]
 
     def _reported(self, beam: _Beam, answer: TokenLogprobs, place: int) -> list[TokenLogprobs]:
-        """The beam's log probabilities and those of its next token, which is the one at this place of the likeliest."""
+        """The beam's log probabilities and those of its next token, which is at this place among the likeliest."""
         if self._num_reported is None:
             return []
         ids, logprobs = answer.top_ids[: self._num_reported], answer.top_logprobs[: self._num_reported]
@@ -105,7 +97,7 @@ class BeamSearch:
         return BeamSearchSequence([*beam.tokens, *end], beam.logprob, None, reason, beam.end)
 
     def _best(self, beams: list[_Beam]) -> list[_Beam]:
-        """The `width` best; of equal ones those that were found first."""
+        """The `width` best beams; of equal ones those that were found first."""
         return sorted(beams, key=lambda beam: -self._score(beam.logprob, len(beam.tokens)))[: self._params.beam_width]
 
     def _score(self, logprob: float, length: int) -> float:
@@ -122,22 +114,12 @@ class BeamSearch:
 
 
 class BatchedBeamSearch:
-    """The searches of several prompts, which go forward together; used like a BeamSearch.
-
-    Args:
-        prompts: Token ids.
-        params: Of all of them.
-        eos_ids: Tokens that end a sequence.
-        num_reported: See BeamSearch.
-    """
+    """The searches of several prompts, which go forward together; used like a BeamSearch."""
 
     def __init__(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: BeamSearchParams,
-        eos_ids: Collection[int],
+        self, prompts: Sequence[Sequence[int]], params: BeamSearchParams, eos_ids: Collection[int],
         num_reported: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._searches = [BeamSearch(prompt, params, eos_ids, num_reported) for prompt in prompts]
         self._open = [search for search in self._searches if not search.done]
 
@@ -157,7 +139,7 @@ class BatchedBeamSearch:
         return [place for place, search in enumerate(self._searches) if not search.done for _ in search.queries]
 
     def extend(self, answers: Sequence[TokenLogprobs]) -> None:
-        """Go one step on; see BeamSearch."""
+        """Go one step on."""
         remaining = iter(answers)
         for search in self._open:
             search.extend(list(islice(remaining, len(search.queries))))
@@ -168,5 +150,5 @@ class BatchedBeamSearch:
         return [search.result() for search in self._searches]
 
     def logprobs(self) -> list[list[list[TokenLogprobs]]]:
-        """Of each sequence of `results`, one for each token of its output."""
+        """The log probabilities of each output token of each sequence of `results`."""
         return [search.logprobs() for search in self._searches]

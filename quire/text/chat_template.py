@@ -1,7 +1,6 @@
 """Chat messages to the text a model reads, by the model's own jinja template.
 
-Owns what the template is given and what its errors become; template_files.py finds it. Knows nothing about tokens or
-HTTP.
+Decides what the template is given and what its errors become. Knows nothing about tokens or HTTP.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from quire.text.message_form import PROBE_TOOL, CallForm, find_call_form, fit
 from quire.text.template_sandbox import counted_range, limited, template_environment
 
 DEFAULT = "default"
-"""The name of the template that counts where none is asked for."""
+"""The name of the template that is used unless a request names another."""
 _FOR_TOOLS = "tool_use"
 logger = logging.getLogger(__name__)
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -45,13 +44,11 @@ class ChatTemplate:
         special_tokens: Mapping[str, str] | None = None,
         others: Mapping[str, ChatTemplate] | None = None,
     ) -> None:
-        """
+        """Compile jinja text. Raises CheckpointError if it is no template.
+
         Args:
             special_tokens: `bos_token`, `eos_token` and the like, by name.
             others: The model's other templates by their names; `tool_use` is for conversations with tools.
-
-        Raises:
-            CheckpointError: The text is no jinja template.
         """
         self.source = source
         self._special_tokens = {"bos_token": "", "eos_token": "", **(special_tokens or {})}
@@ -71,7 +68,7 @@ class ChatTemplate:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the model's templates are called, if there are several."""
+        """The names of the model's templates, if there are several."""
         return (DEFAULT, *self._others) if self._others else ()
 
     def with_tools(self) -> ChatTemplate:
@@ -79,14 +76,8 @@ class ChatTemplate:
         return self._others.get(_FOR_TOOLS, self)
 
     def replaced(self, source: str) -> ChatTemplate:
-        """Another template for the same model.
-
-        Args:
-            source: Jinja text, or the name of one of the model's templates.
-
-        Raises:
-            CheckpointError: The text is no jinja template.
-        """
+        """Another template for the same model, from jinja text or the name of one of the model's. Raises
+        CheckpointError if the text is no template."""
         if source == DEFAULT and DEFAULT in self.names:
             return ChatTemplate(self.source, self._special_tokens)
         return self._others.get(source) or ChatTemplate(source, self._special_tokens)
@@ -104,7 +95,8 @@ class ChatTemplate:
         """The text of a conversation, rendered as it was sent where the template takes that.
 
         Calls are given the form that the template shows. A conversation that the template refuses, or of which it
-        passes over a system message, is arranged anew if that helps: see `arrangements`.
+        passes over a
+        system message, is arranged anew if that helps: see `arrangements`.
 
         Args:
             messages: Plain JSON data; content is a string, or a list of parts if the template reads these.
@@ -196,7 +188,6 @@ class _TemplateRefusal(RequestError):
 
 
 def _mark_end(chat: list[dict[str, Any]]) -> None:
-    """Let the text of the last message end with the mark."""
     content = chat[-1].get("content") if chat else None
     if isinstance(content, list) and content and isinstance(content[-1].get("text"), str):
         chat[-1] = {**chat[-1], "content": [*content[:-1], {**content[-1], "text": content[-1]["text"] + _MARK}]}
@@ -220,7 +211,7 @@ def _shows(text: str, chat: Sequence[dict[str, Any]]) -> bool:
 
 
 def _end_alike(arranged: Sequence[dict[str, Any]], chat: Sequence[dict[str, Any]]) -> bool:
-    """Whether what is to be continued still ends a conversation."""
+    """Whether what is to be continued still ends the conversation."""
     end, before = (_last_text(one[-1].get("content")) if one else "" for one in (arranged, chat))
     return end.endswith(before) and arranged[-1].get("role") == chat[-1].get("role")
 

@@ -1,6 +1,6 @@
 """What one sequence gained: from the engine (`SequenceDelta`, tokens), and as a reader sees it (`ChoiceDelta`, text).
 
-Both add up: what is not read yet is merged with what comes later.
+Both add up: what was not read yet is merged with what comes later.
 """
 
 from __future__ import annotations
@@ -16,18 +16,14 @@ from quire.foundation.messages.workers import TokenLogprobs
 from quire.text.output_parsers.events import ContentDelta, OutputEvent
 
 FinishReason = Literal["stop", "length", "abort", "error", "repetition", "tool_calls"]
-"""Why a choice ended, as its reader sees it: the engine's reason, but `length` for `timeout`; or `tool_calls` where it
+"""Why a choice ended, as its reader sees it: the engine's reason, but `length` for `timeout`, and `tool_calls` where it
 stopped behind calls."""
 
 
 @dataclass(slots=True)
 class SequenceDelta:
-    """What the engine sent about one sequence since it was last read.
-
-    Attributes:
-        end: Set once, with or after the last tokens.
-        cached_tokens: Set once, with the first token.
-    """
+    """What the engine sent about one sequence since it was last read. `end` is set once, with or after the last
+    tokens; `cached_tokens` once, with the first token."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
@@ -61,7 +57,7 @@ def deltas_by_sequence(message: Deltas) -> dict[int, SequenceDelta]:
 
 
 def in_pieces(message: Deltas, most: int) -> list[Deltas]:
-    """A step's message as several that say the same one after the other, each about at most `most` sequences."""
+    """A step's message as several that say the same together, each about at most `most` sequences."""
     if len(message.ids) + len(message.ends) <= most:
         return [message]
     ends, cached, rows = {end.id: end for end in message.ends}, dict(message.cached_tokens), set(message.ids)
@@ -90,8 +86,9 @@ class ChoiceDelta:
     """What a choice gained, or, added up, the whole choice.
 
     Attributes:
-        events: What an output parser says about the text, and about text before it that it held back; None where none
-            reads it, and the text is all content.
+        text: As the model wrote it.
+        events: What an output parser says about the text, and about text before it that it held back; None without a
+            parser, when the text is all content.
         tokens: New tokens, the ending one included.
         logprobs: One for each token; empty when not asked for.
         prompt_logprobs: One for each token of the prompt but the first; empty when not asked for.
@@ -109,7 +106,7 @@ class ChoiceDelta:
 
     @property
     def output(self) -> Sequence[OutputEvent]:
-        """The events, whether there is a parser or not."""
+        """The events, with or without a parser."""
         if self.events is not None:
             return self.events
         return (ContentDelta(self.text),) if self.text else ()

@@ -1,6 +1,6 @@
-"""Prompts that ask for what stands between two texts, for models that were trained on it.
+"""Prompts that ask for the text between two texts, for models that were trained on it.
 
-Owns the formats: which special tokens a vocabulary needs, and in which order they go. Knows nothing about requests.
+A format says which special tokens a vocabulary needs, and in which order they go. Knows nothing about requests.
 """
 
 from __future__ import annotations
@@ -28,11 +28,7 @@ class FillInMiddle:
     end: tuple[int, ...]
 
     def prompt(self, tokenizer: Tokenizer, before: str, behind: str) -> list[int]:
-        """The whole prompt.
-
-        Raises:
-            RequestError: A text is no valid Unicode.
-        """
+        """The whole prompt. Raises RequestError if a text is not valid Unicode."""
         first = [self.prefix, *tokenizer.encode(before, add_special_tokens=False)]
         second = [self.suffix, *tokenizer.encode(behind, add_special_tokens=False)]
         if self.suffix_first:

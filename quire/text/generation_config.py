@@ -1,6 +1,6 @@
 """What a model directory says about sampling: default values and the tokens that end a sequence.
 
-Owns reading generation_config.json and the settings that replace it. A request's own value always wins.
+Reads generation_config.json and the settings that replace it. A request's own value always wins.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DefaultSampling:
-    """Values for what a request leaves open; None leaves it to SamplingParams.
-
-    Attributes:
-        max_tokens: For chat only: the model's `max_new_tokens`.
-    """
+    """Values for what a request leaves open, `max_tokens` for chat only; None leaves it to SamplingParams."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -37,7 +33,7 @@ class DefaultSampling:
     max_tokens: int | None = None
 
     def fill(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The sampling values of a request, the open ones (missing or None) filled in; never `max_tokens`."""
+        """The sampling values of a request, with open ones (missing or None) filled in, except `max_tokens`."""
         ours = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "max_tokens"}
         asked = {name: value for name, value in given.items() if value is not None}
         return {name: value for name, value in ours.items() if value is not None} | asked

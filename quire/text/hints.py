@@ -1,7 +1,6 @@
 """Hints of requests: wishes that a model may be unable to follow, and that are dropped then.
 
-Owns which variables of chat templates are hints, and that each one that is dropped is named in the log once. Knows
-nothing about requests.
+Says which variables of chat templates are hints, and names each one that is dropped in the log once.
 """
 
 from __future__ import annotations
@@ -14,15 +13,10 @@ logger = logging.getLogger(__name__)
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """What templates call the variable that switches reasoning on or off."""
-TEMPLATE_HINTS = frozenset({
-    *THINKING_SWITCHES,
-    "clear_thinking",
-    "low_effort",
-    "preserve_thinking",
-    "reasoning_effort",
-    "thinking_budget",
+TEMPLATE_HINTS = frozenset((
+    *THINKING_SWITCHES, "clear_thinking", "low_effort", "preserve_thinking", "reasoning_effort", "thinking_budget",
     "thinking_mode",
-})  # fmt: skip
+))  # fmt: skip
 """Variables about reasoning, which clients send whatever the model is."""
 NOT_READ = "this model's chat template does not read it"
 
@@ -34,13 +28,13 @@ class HintLog:
         self._named: set[str] = set()
 
     def drop(self, name: str, reason: str) -> None:
-        """Take note that a hint is not followed."""
+        """Note that a hint, by its name in requests, is not followed, and why."""
         if name not in self._named:
             self._named.add(name)
             logger.warning("%s is ignored: %s. This is said once.", name, reason)
 
     def used(self, variables: Mapping[str, Any], read: Collection[str]) -> dict[str, Any]:
-        """A request's variables of the chat template, without hints that it does not read."""
+        """A request's variables of the chat template, without hints that the template does not read."""
         unread = [name for name in variables if name in TEMPLATE_HINTS and name not in read]
         for name in unread:
             self.drop(f"chat_template_kwargs.{name}", NOT_READ)

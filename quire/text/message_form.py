@@ -1,7 +1,7 @@
 """Messages of OpenAI's API in the form that a chat template shows.
 
-Owns what is changed in a message, and finding out how a template wants former tool calls: by rendering a short
-conversation in each form. Knows nothing about jinja.
+How a template wants former tool calls is found by rendering a short conversation in each form. Knows nothing about
+jinja.
 """
 
 from __future__ import annotations
@@ -14,32 +14,29 @@ from typing import Any, Literal
 
 Message = dict[str, Any]
 NoContent = Literal["null", "empty", "absent"]
-"""What stands for no content: null, as OpenAI's API writes it; an empty text; or nothing."""
+"""How a message without content is written: with null, as OpenAI's API has it, an empty text, or no field."""
 
 _NO_CONTENT: dict[NoContent, dict[str, Any]] = {"null": {"content": None}, "empty": {"content": ""}, "absent": {}}
 _VALUE = "quire"
 _ARGUMENTS = {"place": _VALUE}
 _PARAMETERS = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
-PROBE_TOOL = {
-    "type": "function",
-    "function": {"name": "look_up", "description": "Looks up.", "parameters": _PARAMETERS},
-}
-"""What the conversations call that templates are tried with."""
-
-
+_FUNCTION = {"name": "look_up", "description": "Looks up.", "parameters": _PARAMETERS}
+PROBE_TOOL = {"type": "function", "function": _FUNCTION}
+"""The tool that conversations call which templates are tried with."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-"""What a message's reasoning is called. Templates read one of the first two."""
+"""Names of a message's reasoning. Templates read one of the first two."""
 
 
 def fit(message: Mapping[str, Any], call_form: Callable[[], CallForm], *, knows_developer: bool) -> Message:
-    """A message in the form that a template shows. What it takes as it was sent stays so.
+    """A message in the form that a template shows. What the template takes as it was sent stays so.
 
-    Nulls are left out, since clients send them for fields that they do not use; that of `content` is an empty text, but
-    beside calls.
+    Nulls are left out, since clients send them for fields that they do not use; a null `content` without calls becomes
+    an
+    empty text.
 
     Args:
         call_form: How the template wants calls.
-        knows_developer: Whether it has that role; else it is the system's.
+        knows_developer: Whether the template knows that role; else it becomes the system's.
     """
     fitted = {name: value for name, value in message.items() if value is not None or name == "content"}
     if fitted.get("role") == "developer" and not knows_developer:
@@ -64,7 +61,7 @@ class CallForm:
     """The form of messages with tool calls.
 
     Attributes:
-        no_content: What may stand for no content; what was sent is kept if it is among them, else the first is taken.
+        no_content: How no content may be written; what was sent is kept if it is among them, else the first is taken.
         objects: Whether arguments are JSON objects; else they are JSON text.
     """
 
@@ -88,7 +85,7 @@ class CallForm:
         return {**call, "function": {**function, "arguments": self._arguments(function.get("arguments"))}}
 
     def _arguments(self, arguments: Any) -> Any:
-        """What the model wrote that is no JSON is shown as it was."""
+        """Arguments in this form. Arguments that are no JSON are shown as the model wrote them."""
         if not self.objects:
             return arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
         if isinstance(arguments, str):
@@ -101,11 +98,7 @@ class CallForm:
 
 
 def find_call_form(render: Callable[[Sequence[Message]], str | None]) -> CallForm:
-    """The form in which a template shows calls, nearest to how they are sent.
-
-    Args:
-        render: Renders a conversation; None if the template cannot.
-    """
+    """The form in which a template shows calls. `render` renders a conversation; None if the template cannot."""
     for objects in (True, False):
         shown: dict[NoContent, int] = {}
         for kind, content in _NO_CONTENT.items():

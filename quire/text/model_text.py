@@ -23,10 +23,10 @@ class ModelText:
     """A model as text.
 
     Attributes:
-        tokenizer: None with --skip-tokenizer-init: work on token ids only.
+        tokenizer: None with --skip-tokenizer-init, for work on token ids only.
         load_chat_template: Loads `chat_template`.
         eos_ids: Tokens that end a sequence unless `ignore_eos`.
-        tokenizer_settings: What tokenizer_config.json says.
+        tokenizer_settings: Contents of tokenizer_config.json.
         hints: Which hints were dropped because the model cannot follow them.
     """
 
@@ -39,20 +39,12 @@ class ModelText:
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
-        """None when the model has none. Loaded when it is asked for first: most scripts never do, and jinja and a
-        template take a tenth of a second.
-
-        Raises:
-            CheckpointError, ConfigError: It cannot be used.
-        """
+        """The model's template; None without one. Loaded when it is first asked for: most scripts never do, and
+        jinja and a template take a tenth of a second. Raises CheckpointError or ConfigError if it cannot be used."""
         return self.load_chat_template()
 
     def other_chat_template(self, source: str) -> ChatTemplate:
-        """A template in place of the model's.
-
-        Raises:
-            CheckpointError: The text is no jinja template.
-        """
+        """A template in place of the model's, from jinja text. Raises CheckpointError if it is no template."""
         from quire.text.chat_template import ChatTemplate
 
         own = self.chat_template
@@ -65,14 +57,8 @@ class ModelText:
 
 
 def load_model_text(config: Config) -> ModelText:
-    """Read everything from the model's and the tokenizer's directory.
-
-    Args:
-        config: Resolved: `model.model` and `model.tokenizer` are directories.
-
-    Raises:
-        SetupError: A file is broken or missing, or a setting cannot be meant.
-    """
+    """Read everything from the model's and the tokenizer's directory, which resolved settings name. Raises
+    SetupError if a file is broken or missing, or a setting makes no sense."""
     directory = Path(config.model.model)
     home = Path(config.model.tokenizer or directory)
     tokenizer = None if config.model.skip_tokenizer_init else load_tokenizer(home, _vocab_size(directory))
@@ -92,7 +78,7 @@ def load_model_text(config: Config) -> ModelText:
 
 
 def _vocab_size(directory: Path) -> int | None:
-    """Of the model, if its config.json says so: a tokenizer may have more tokens."""
+    """The model's vocabulary, if its config.json tells: a tokenizer may have more tokens."""
     config = read_json(directory / "config.json")
     size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
     return size if isinstance(size, int) else None

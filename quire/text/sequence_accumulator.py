@@ -1,7 +1,4 @@
-"""One sequence from its Add to its finished output, for callers that want whole outputs.
-
-Knows nothing about the engine's loop.
-"""
+"""One sequence from its Add to its finished output, for callers that want whole outputs. Knows no engine's loop."""
 
 from __future__ import annotations
 
@@ -15,8 +12,8 @@ from quire.foundation.messages.from_engine import Deltas, End
 from quire.foundation.messages.to_engine import Add
 from quire.foundation.messages.workers import TokenLogprobs
 from quire.outputs import CompletionOutput, Logprob
-from quire.text.choice_state import ChoiceState
 from quire.text.deltas import ChoiceDelta, SequenceDelta, deltas_by_sequence
+from quire.text.text_stream import ChoiceState
 from quire.text.tokenizer import Tokenizer
 
 
@@ -62,7 +59,7 @@ class SequenceAccumulator:
         )
 
     def gained(self, tokenizer: Tokenizer | None) -> CompletionOutput | None:
-        """What came since the last call; None if nothing did. Only `cumulative_logprob` counts from the beginning."""
+        """What came since the last call; None for nothing. Only `cumulative_logprob` counts from the beginning."""
         if not self.whole.tokens and not self.whole.text and self.whole.finish_reason is None:
             return None
         output = self.output(tokenizer)
@@ -73,7 +70,7 @@ class SequenceAccumulator:
         return replace(output, cumulative_logprob=self._logprob_before)
 
     def prompt_logprobs(self, tokenizer: Tokenizer | None) -> list[dict[int, Logprob] | None] | None:
-        """For each token of the prompt; None when they were not asked for, or while the prompt is not computed."""
+        """Log probabilities of each token of the prompt; None when not asked for, or while it is not computed."""
         prompt, entries = self.add.tokens[: self.add.prompt_len], self.whole.prompt_logprobs
         if self.add.sampling.prompt_logprobs is None or len(entries) < len(prompt) - 1:
             return None
@@ -117,7 +114,7 @@ def _without_bare_tokens(message: Deltas, open_sequences: Mapping[int, SequenceA
 def prompt_logprobs_dicts(
     prompt: Sequence[int], entries: Sequence[TokenLogprobs], tokenizer: Tokenizer | None
 ) -> list[dict[int, Logprob] | None]:
-    """For each token of a prompt: it and the likeliest by id. The first has None: no token comes before it."""
+    """Each token of a prompt and the likeliest tokens, by id. The first token has None, as no token comes before it."""
     rest = zip(prompt[1:], entries, strict=True)
     return [None, *(logprobs_dict(token, entry, tokenizer) for token, entry in rest)]
 
@@ -125,11 +122,8 @@ def prompt_logprobs_dicts(
 def logprobs_dict(
     token: int, entry: TokenLogprobs, tokenizer: Tokenizer | None, *, ranked: bool = True
 ) -> dict[int, Logprob]:
-    """A token's entry as vLLM has it: the token itself, then the others.
-
-    Args:
-        ranked: The others are the likeliest, best first; else they were named, and their ranks are not known.
-    """
+    """A token's entry as vLLM has it: the token itself, then the others. If they are `ranked`, these are the
+    likeliest, best first; else they were named, and their ranks are unknown."""
 
     def of(token_id: int, logprob: float, rank: int | None) -> Logprob:
         return Logprob(logprob, rank, None if tokenizer is None else tokenizer.decode([token_id], False))

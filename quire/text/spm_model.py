@@ -1,7 +1,7 @@
 """A sentencepiece model file (`tokenizer.model`) as a `tokenizers` tokenizer.
 
-Owns the file's format, of which a dozen protobuf fields are read here, so that no sentencepiece library is needed at
-run time. Knows nothing about tokenizer_config.json.
+A dozen protobuf fields are read here, so that no sentencepiece library is needed at run time. Knows nothing about
+tokenizer_config.json.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class SpmModel:
     """What a sentencepiece model file says.
 
     Attributes:
-        bpe: Byte-pair encoding; otherwise unigram.
+        bpe: Whether it is byte-pair encoding; otherwise unigram.
         charsmap: Compiled character normalization; empty for none.
-        dummy_prefix: A space is put in front of the text.
-        squeeze: Runs of spaces become one, and none stays at the ends.
+        dummy_prefix: Whether a space is put in front of the text.
+        squeeze: Whether runs of spaces become one, and none stays at the ends.
     """
 
     pieces: tuple[Piece, ...]
@@ -55,7 +55,7 @@ class SpmModel:
 
 
 def load(path: Path, *, legacy: bool = True, stripping: Collection[str] = ()) -> tokenizers.Tokenizer:
-    """The tokenizer that the file describes.
+    """The tokenizer that a `tokenizer.model` file describes.
 
     Args:
         legacy: Put the dummy prefix in front of every stretch between special tokens, as sentencepiece itself and most
@@ -144,8 +144,8 @@ def _unigram(model: SpmModel) -> models.Unigram:
 
 
 def _merges(model: SpmModel) -> list[tuple[str, str]]:
-    """Sentencepiece merges whatever gives the piece of the best score: every way to split a piece is a merge, ranked
-    by the piece's score."""
+    """All merges. Sentencepiece merges whatever gives the piece of the best score, so every way to split a piece is
+    a merge, ranked by the piece's score."""
     ids = {p.text: i for i, p in enumerate(model.pieces) if p.kind in (_NORMAL, _USER_DEFINED)}
     ranked: list[tuple[float, int, int, str, str]] = []
     for text, number in ids.items():

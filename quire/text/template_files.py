@@ -15,12 +15,12 @@ _FILE, _DIRECTORY = "chat_template.jinja", "additional_chat_templates"
 def load_chat_template(directory: Path, override: str | None = None) -> ChatTemplate | None:
     """The template that goes with a tokenizer's directory; None when it has none.
 
-    A model may have several, by name: `default` counts, `tool_use` where there are tools, any other where it is named.
+    A model may have several, by name: `default` is used, `tool_use` where there are tools, any other where it is named.
 
     Args:
         directory: With chat_template.jinja and additional_chat_templates/*.jinja; else chat_template.json or
             processor_config.json, else tokenizer_config.json.
-        override: A jinja text, a file with one, or the name of one of the model's, in place of what counts there.
+        override: A jinja text, a file with one, or the name of one of the model's, to be used instead.
 
     Raises:
         CheckpointError: The directory's template is broken.
@@ -47,7 +47,6 @@ def load_chat_template(directory: Path, override: str | None = None) -> ChatTemp
 
 
 def _named_templates(directory: Path, in_settings: Any) -> dict[str, str]:
-    """The templates' texts, by name."""
     files = {path.stem: path for path in sorted((directory / _DIRECTORY).glob("*.jinja"))}
     if (directory / _FILE).exists():
         files[DEFAULT] = directory / _FILE
@@ -64,7 +63,7 @@ def _named_templates(directory: Path, in_settings: Any) -> dict[str, str]:
 
 
 def _by_name(entry: Any) -> dict[str, str]:
-    """A text, texts by name, or a list of objects with both."""
+    """Templates by name, from a text, texts by name, or a list of objects with both."""
     if isinstance(entry, str):
         return {DEFAULT: entry}
     if isinstance(entry, list):

@@ -22,9 +22,9 @@ from quire.errors import RequestError
 MAX_CHARACTERS = 32 * 2**20
 MAX_SECONDS = 10.0
 MAX_RANGE = 1_000_000
-"""Numbers that all ranges of one rendering may count together."""
+"""How far all ranges of one rendering may count together."""
 MAX_REPETITION = 100_000
-"""Most characters of a repeated string."""
+"""Maximum number of characters of a repeated string."""
 
 
 def template_environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
@@ -84,12 +84,9 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
-) -> str:
+) -> str:  # fmt: skip
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

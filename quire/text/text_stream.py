@@ -1,7 +1,7 @@
-"""From the tokens of one sequence to the text that its reader sees: incremental detokenization with stop strings.
+"""One choice while it is generated: from its sequence's tokens to the text that a reader sees.
 
-Used by the server and by `LLM`, streaming or not. Work for each token is constant, and the text does not depend on how
-tokens were grouped. Knows nothing about HTTP, log probabilities or the engine.
+Joins incremental detokenization, stop tokens and stop strings, for the server and for `LLM`, streaming or not. Work for
+each token is constant, and the text does not depend on how tokens were grouped. Knows no response format.
 """
 
 from __future__ import annotations
@@ -10,8 +10,62 @@ import codecs
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from quire.foundation.messages.from_engine import End
+from quire.foundation.messages.to_engine import Add
 from quire.sampling_params import SamplingParams
+from quire.text.deltas import ChoiceDelta, SequenceDelta
 from quire.text.tokenizer import Tokenizer
+
+
+class ChoiceState:
+    """One choice while it is generated.
+
+    Args:
+        tokenizer: None for work on token ids alone.
+        shown_tokens: Special tokens that the text shows, whatever `skip_special_tokens` says.
+
+    Attributes:
+        cached_tokens: Tokens of its prompt that were found computed.
+        finished: Whether its last delta was processed.
+    """
+
+    def __init__(self, add: Add, tokenizer: Tokenizer | None, shown_tokens: Collection[int] = ()) -> None:
+        self.num_tokens = 0
+        self.cached_tokens = 0
+        self.finished = False
+        self._stop_token_ids = frozenset(add.sampling.stop_token_ids or ())
+        prompt_tail = add.tokens[max(0, add.prompt_len - PROMPT_TAIL) : add.prompt_len]
+        self._text = TextStream(tokenizer, add.sampling, prompt_tail, add.stop_ids, shown_tokens)
+
+    @property
+    def tokens_only(self) -> bool:
+        """Whether the choice has token ids only, so that no text can end it."""
+        return self._text.tokens_only
+
+    def process(self, delta: SequenceDelta) -> ChoiceDelta:
+        """Turn what the engine sent into what the reader sees."""
+        text = self._text.push(delta.tokens, final=delta.end is not None)
+        used = text.tokens_used
+        logprobs = [entry for entry in delta.logprobs[:used] if entry is not None]
+        seen = ChoiceDelta(text.text, delta.tokens[:used], logprobs, delta.prompt_logprobs)
+        self.cached_tokens += delta.cached_tokens
+        if text.stop is not None:
+            seen.finish_reason, seen.stop_reason = "stop", text.stop
+        elif delta.end is not None:
+            reason = delta.end.reason
+            if reason == "timeout":
+                seen.finish_reason, seen.stop_reason = "length", "timeout"
+            else:
+                seen.finish_reason = "error" if reason == "refused" else reason
+                seen.stop_reason = self._stop_token(delta, delta.end)
+        self.num_tokens += used
+        self.finished = seen.finish_reason is not None
+        return seen
+
+    def _stop_token(self, delta: SequenceDelta, end: End) -> int | None:
+        last = delta.tokens[-1] if delta.tokens and end.reason == "stop" else None
+        return last if last in self._stop_token_ids else None
+
 
 PROMPT_TAIL = 8
 """How many of a prompt's last tokens are looked at: they decide how the text after it begins."""
@@ -85,7 +139,7 @@ class TextStream:
         return TextDelta("".join(parts), None, len(tokens))
 
     def _watch(self, text: str, parts: list[str]) -> str | None:
-        """Let text pass to `parts` as far as it is no stop string; returns the one that ended the sequence."""
+        """Let text pass to `parts` as far as it is no stop string; returns the stop string that ended the sequence."""
         if not text:
             return None
         if self._min_tokens_left > 0:  # within min_tokens nothing stops
@@ -111,11 +165,9 @@ class IncrementalDetokenizer:
         shown_tokens: Collection[int] = (),
         before: Sequence[int] = (),
     ) -> None:
-        """
-        Args:
-            shown_tokens: Special tokens that are shown nevertheless.
-            before: The last tokens of the prompt; empty when the text begins here.
-        """
+        """Args:
+        shown_tokens: Special tokens that are shown nevertheless.
+        before: The last tokens of the prompt; empty when the text begins here."""
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
         if shown_tokens:
@@ -181,7 +233,7 @@ class StopStrings:
         return seen[: len(seen) - keep], None
 
     def finish(self) -> str:
-        """What was held back and is no stop string after all."""
+        """The text that was held back and is no stop string after all."""
         held, self._held = self._held, ""
         return held
 

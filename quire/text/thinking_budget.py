@@ -44,15 +44,14 @@ def thinking_budget(
 
 
 def reasoning_tokens(reasoning_parser: str, tokenizer: Tokenizer) -> tuple[list[int], list[list[int]]] | None:
-    """The tokens that begin reasoning, and those that end it, each way for itself; None where it does not begin and
-    end by tokens of its own."""
+    """The tokens that begin reasoning, and each way to end it; None if these are not tokens of their own."""
     found = reasoning_format(reasoning_parser)
     start, end, *others = (_token_ids(tokenizer, text) for text in (found.start, found.end, *found.interrupts))
     return (start, [end, *filter(None, others)]) if start and end else None
 
 
 def _token_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens of a tag; empty if it does not begin with one of its own, for then other texts have these tokens."""
+    """The tokens of a tag; empty if its first token is not one of its own: other texts would have these tokens."""
     whole = tokenizer.token_id(text)
     if whole is not None:
         return [whole]

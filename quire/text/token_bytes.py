@@ -1,8 +1,4 @@
-"""The bytes that one token adds to the text.
-
-Owns the knowledge of how each kind of decoder turns tokens into bytes; with it, detokenizing is a concatenation. Knows
-nothing about streams or stop strings.
-"""
+"""The bytes that one token adds to the text, by kind of decoder; with them, detokenizing is a concatenation."""
 
 from __future__ import annotations
 
@@ -60,7 +56,7 @@ def _byte_fallback(core: tokenizers.Tokenizer) -> BytesOfToken:
 
 
 def _by_difference(core: tokenizers.Tokenizer) -> BytesOfToken:
-    """For any other decoder: what the token adds behind an ordinary one."""
+    """The bytes that a token adds behind an ordinary one, for any other decoder."""
     added = core.get_added_tokens_decoder()
     anchor = next((i for i in range(core.get_vocab_size()) if i not in added and core.decode([i])), 0)
     before = core.decode([anchor], skip_special_tokens=False)

@@ -1,8 +1,4 @@
-"""Text to token ids and back.
-
-Owns a model's tokenizer and its special tokens; tokenizer_files.py finds it and reads what stands
-beside it. Knows nothing about requests, chat or streams.
-"""
+"""Text to token ids and back: a model's tokenizer and its special tokens. Knows nothing about requests."""
 
 from __future__ import annotations
 
@@ -19,12 +15,11 @@ from quire.text.token_bytes import bytes_of_token
 from quire.text.tokenizer_files import SENTENCEPIECE, TokenizerSettings, load_core, read_settings
 
 LONG_DECODE = 1_000
-"""More tokens are decoded while other threads run."""
-
+"""More tokens than this are decoded while other threads run."""
 CUT_MARGIN = 10_000
-"""Characters that a text is encoded beyond the tokens that are wanted of it."""
+"""Characters of a text that are encoded beyond what the wanted tokens may take."""
 _MAX_UNLISTED = 4096
-"""Ids that no file lists, before an added token."""
+"""Maximum number of ids that no file lists, before an added token."""
 logger = logging.getLogger(__name__)
 
 
@@ -94,7 +89,7 @@ class Tokenizer:
         return self.encode_each([text], add_special_tokens)[0]
 
     def encode_each(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of each of several texts; see `encode`."""
+        """Token ids of each of several texts, as by `encode`."""
         try:  # the batch call lets other threads run meanwhile, the single one does not
             encoded = self._core.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
             return [each.ids for each in encoded]
@@ -108,7 +103,7 @@ class Tokenizer:
         return self._core.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token as the vocabulary writes it; None if it has none such."""
+        """The id of a token as the vocabulary writes it; None if it has no such token."""
         return self._core.token_to_id(token)
 
     def token(self, token: int) -> str | None:
@@ -123,7 +118,7 @@ class Tokenizer:
         return known
 
     def whole_text(self, token: int) -> str | None:
-        """The text a token adds to the text that stands before it; None where that is no whole characters."""
+        """The text a token adds to the text before it; None if it does not add whole characters."""
         try:
             return self._texts[token]
         except KeyError:
@@ -147,18 +142,14 @@ class Tokenizer:
         return len(text) // self._max_characters
 
     def end_of(self, text: str, tokens: int, *, first: bool = False) -> str:
-        """As much of a text's end (or of its beginning) as its last (or first) tokens may take and far more, so that
-        where it was cut makes no difference to them."""
+        """The end (or the beginning) of a text, by far more than its last (or first) tokens may take, so that the
+        cut makes no difference to them."""
         length = tokens * self._max_characters + CUT_MARGIN
         return text[:length] if first else text[-length:]
 
 
 def load_tokenizer(directory: str | Path, model_size: int | None = None) -> Tokenizer:
-    """The tokenizer in a model directory.
-
-    Raises:
-        CheckpointError: There is none, or it is broken.
-    """
+    """The tokenizer in a model directory. Raises CheckpointError if there is none, or it is broken."""
     directory = Path(directory)
     settings = read_settings(directory)
     core = load_core(directory, settings)
@@ -192,7 +183,7 @@ def _add_tokens(core: tokenizers.Tokenizer, settings: TokenizerSettings, directo
 
 
 def _add_at(core: tokenizers.Tokenizer, number: int, token: AddedToken, directory: Path) -> None:
-    """A token that the tokenizer file lacks, at its id: ids before it that no file lists are filled."""
+    """Add a token that the tokenizer file lacks at its id: ids before it that no file lists are filled."""
     size = core.get_vocab_size(with_added_tokens=True)
     if number < size or number - size > _MAX_UNLISTED:
         logger.warning(
@@ -207,12 +198,8 @@ def _add_at(core: tokenizers.Tokenizer, number: int, token: AddedToken, director
 
 
 def _wrap_texts(core: tokenizers.Tokenizer, bos: tuple[str, bool | None], eos: tuple[str, bool | None]) -> None:
-    """Where the settings say whether the beginning or the end of sequence is added, that decides over the tokenizer
-    file, each about its own side alone.
-
-    Args:
-        bos, eos: The token, and whether it is added; None to do as the file does.
-    """
+    """Put the beginning and the end of sequence around texts as the settings say, each on its own side; None to do
+    as the tokenizer file does."""
     before, after = _around(core)
     wanted = before, after
     for side, (token, adds) in enumerate((bos, eos)):
@@ -246,13 +233,8 @@ def _known(core: tokenizers.Tokenizer, token: str) -> str:
 
 
 def bad_word_tokens(tokenizer: Tokenizer | None, words: Sequence[str] | None) -> list[list[int]]:
-    """Each word at the beginning of a text and, where that is as long in tokens, behind a space: vLLM's rule.
-
-    A text can be made of tokens in other ways as well, which this does not forbid.
-
-    Raises:
-        RequestError: There is no tokenizer.
-    """
+    """Each word at the beginning of a text and, where that is as long in tokens, behind a space: vLLM's rule. A text
+    can be made of tokens in other ways as well, which this does not forbid. Raises RequestError without a tokenizer."""
     if not words:
         return []
     if tokenizer is None:

@@ -32,11 +32,8 @@ _FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
 
 
 def load_core(directory: Path, settings: TokenizerSettings) -> tokenizers.Tokenizer:
-    """The tokenizer of the first of the files that a directory has.
-
-    Raises:
-        CheckpointError: It has none, or one that is broken or not read, which the message names.
-    """
+    """The tokenizer in the first of the files that a directory has. Raises CheckpointError if there is none, or one
+    that is broken or not read, which the message names."""
     if (file := directory / FULL).exists():
         try:
             return tokenizers.Tokenizer.from_file(str(file))
@@ -104,11 +101,7 @@ class TokenizerSettings:
 
 
 def read_settings(directory: Path) -> TokenizerSettings:
-    """The settings in a tokenizer's directory.
-
-    Raises:
-        CheckpointError: A file is broken.
-    """
+    """The settings in a tokenizer's directory. Raises CheckpointError if a file is broken."""
     values = _without_nulls(read_json(directory / CONFIG))
     try:
         if "added_tokens_decoder" in values:
@@ -126,11 +119,7 @@ def read_settings(directory: Path) -> TokenizerSettings:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty when there is no such file.
-
-    Raises:
-        CheckpointError: The file is no JSON object.
-    """
+    """A JSON object from a file, empty without the file. Raises CheckpointError if it is no JSON object."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
@@ -140,7 +129,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def token_text(entry: Any) -> str | None:
-    """A special token is written as a string or as an object with its content."""
+    """The text of a special token, which is a string or an object with its content; None for anything else."""
     if isinstance(entry, dict):
         entry = entry.get("content")
     return entry if isinstance(entry, str) else None

@@ -82,7 +82,7 @@ def test_a_failure_inside_a_stream_is_its_last_event(server: Server, monkeypatch
     def broken(*_: object) -> None:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr("quire.text.choice_state.ChoiceState.process", broken)
+    monkeypatch.setattr("quire.text.text_stream.ChoiceState.process", broken)
     answer = server.post("/v1/completions", {"prompt": "a", "stream": True})
     assert answer.status_code == 200
     assert answer.text.count("data: ") == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.engine.throughput import Throughput
+from quire.engine.step_stats import Throughput
 from quire.foundation.messages.from_engine import EXPECTED_OUTPUT, Deltas, Load
 from quire.models.spec import read_spec
 from quire.planning.costmodel.hardware import GPUS

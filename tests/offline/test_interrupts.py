@@ -17,8 +17,8 @@ from quire.errors import EngineDeadError
 from quire.foundation.messages.from_engine import Ready
 from quire.offline.run import OfflineRun
 from quire.runtime.executor.executor import FaultHook, no_faults
-from quire.text.choice_state import ChoiceState
 from quire.text.sequence_accumulator import SequenceAccumulator
+from quire.text.text_stream import ChoiceState
 from tests.engine.harness import add, alone, config
 from tests.executor.fake import FakeExecutor
 

@@ -12,8 +12,8 @@ from quire.foundation.messages.from_engine import Ready
 from quire.foundation.messages.to_engine import Add
 from quire.foundation.messages.workers import Plan, Result
 from quire.offline.run import OfflineRun
-from quire.text.choice_state import ChoiceState
 from quire.text.sequence_accumulator import SequenceAccumulator
+from quire.text.text_stream import ChoiceState
 from tests.engine.harness import add, alone, config
 from tests.executor.fake import FakeExecutor
 

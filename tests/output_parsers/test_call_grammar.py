@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.engine.structured_output.constraint import Constraint
 from quire.engine.structured_output.grammars import grammar_of
+from quire.engine.structured_output.messages import Constraint
 from quire.errors import RequestError
 from quire.text.output_parsers.argument_types import ArgumentTypes
 from quire.text.output_parsers.call_grammar import call_grammar

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from quire.text.output_parsers.call_grammar import FORM, reasoning_in_front
 from quire.text.output_parsers.events import ContentDelta, OutputEvent, ReasoningDelta, merge_events
 from quire.text.output_parsers.formats import Turn
-from quire.text.output_parsers.reasoning_grammar import FORM, reasoning_in_front
 from quire.text.output_parsers.registry import REASONING_PARSERS, create_parser, reasoning_format
 
 llguidance = pytest.importorskip("llguidance")

@@ -9,8 +9,8 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from quire.engine.structured_output.constraint import Constraint
 from quire.engine.structured_output.grammars import PARSER_LIMITS, grammar_of
+from quire.engine.structured_output.messages import Constraint
 
 _USUAL = set(b'{}[]",:.-+0123456789abcdxyztruefalsn ')
 

@@ -115,8 +115,8 @@ def test_an_explosive_constraint_is_given_up_in_time_and_others_pass_meanwhile(
         except RequestError as error:
             refused.append(error)
 
-    for helper in [checker._take() for _ in range(2)]:  # to start one may take as long as the other has
-        checker._put_back(helper)
+    for helper in [checker._helpers._take() for _ in range(2)]:  # to start one may take as long as the other has
+        checker._helpers._put_back(helper)
     began = time.monotonic()
     thread = threading.Thread(target=explode)
     thread.start()
@@ -158,7 +158,7 @@ def test_what_cannot_be_said_otherwise_in_time_is_left_out(checker: GrammarCheck
 
 def test_a_signal_to_all_processes_does_not_end_a_helper(checker: GrammarChecker) -> None:
     assert checker.grammar(StructuredOutputsParams(regex="[a-f]{3}"))
-    (helper,) = checker._idle
+    (helper,) = checker._helpers._idle
     os.kill(helper.pid, signal.SIGTERM)
     assert checker.grammar(StructuredOutputsParams(regex="[a-f]{4}"))
-    assert checker._idle == [helper], "the same one"
+    assert checker._helpers._idle == [helper], "the same one"

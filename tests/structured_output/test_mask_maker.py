@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 import quire.builtin
-from quire.engine.structured_output.constraint import constraint_of
 from quire.engine.structured_output.grammars import grammar_of
 from quire.engine.structured_output.mask_maker import LOST, MaskMaker
-from quire.engine.structured_output.mask_messages import Filled, Prepare, Prepared, Row, first_masks
 from quire.engine.structured_output.matcher import Bitmasks
+from quire.engine.structured_output.messages import Filled, Prepare, Prepared, Row, constraint_of, first_masks
 from quire.structured_outputs_params import StructuredOutputsParams
 from quire.text.tokenizer import load_tokenizer
 

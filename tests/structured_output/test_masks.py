@@ -18,15 +18,15 @@ import pytest
 
 import quire.builtin
 from quire.engine.structured_output import compiled_grammars
-from quire.engine.structured_output.constraint import constraint_of
 from quire.engine.structured_output.grammars import grammar_of
 from quire.engine.structured_output.mask_process import MaskProcess
 from quire.engine.structured_output.masks import GrammarMasks
+from quire.engine.structured_output.messages import constraint_of
 from quire.errors import GenerationError
 from quire.foundation.messages.to_engine import Add
 from quire.structured_outputs_params import StructuredOutputsParams
+from quire.text.output_parsers.call_grammar import reasoning_in_front
 from quire.text.output_parsers.formats import Turn
-from quire.text.output_parsers.reasoning_grammar import reasoning_in_front
 from quire.text.tokenizer import load_tokenizer
 from tests.engine.harness import Engine, add, alone
 from tests.executor.fake import FakeExecutor

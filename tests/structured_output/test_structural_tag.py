@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from quire.engine.structured_output.constraint import Constraint
 from quire.engine.structured_output.grammars import grammar_of
+from quire.engine.structured_output.messages import Constraint
 from tests.structured_output.accepting import accepts, accepts_tokens, tokenizer
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}

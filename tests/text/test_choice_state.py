@@ -8,8 +8,8 @@ from quire.foundation.messages.from_engine import End
 from quire.foundation.messages.to_engine import Add
 from quire.foundation.messages.workers import TokenLogprobs
 from quire.sampling_params import SamplingParams
-from quire.text.choice_state import ChoiceState
 from quire.text.deltas import SequenceDelta
+from quire.text.text_stream import ChoiceState
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 from tests.checkpoints import write_tokenizer
 

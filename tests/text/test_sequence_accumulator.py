@@ -11,9 +11,9 @@ from quire.foundation.messages.from_engine import Deltas, End
 from quire.foundation.messages.to_engine import Add
 from quire.foundation.messages.workers import TokenLogprobs
 from quire.sampling_params import SamplingParams
-from quire.text.choice_state import ChoiceState
 from quire.text.deltas import deltas_by_sequence
 from quire.text.sequence_accumulator import SequenceAccumulator, dispatch_deltas
+from quire.text.text_stream import ChoiceState
 from quire.text.tokenizer import load_tokenizer
 from tests.checkpoints import write_tokenizer
 

@@ -84,7 +84,7 @@ class GpuReader:
         )
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        """The answer, or None: a part of a GPU (MIG), for example, has no power of its own."""
+        """The answer, or None if there is none: a part of a GPU (MIG), for example, has no power of its own."""
         try:
             return question(*arguments)
         except self._nvml.NVMLError:

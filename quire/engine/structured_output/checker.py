@@ -1,29 +1,28 @@
 """Has each new constraint of a request translated and tried in a helper process, and remembers what passed.
 
-For the API process and `LLM`. Never imports the compiler; the first constraint starts the first helper.
+For the API process and `LLM`. Never imports the compiler.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Mapping
 
 import msgspec
 
-from quire.engine.structured_output.constraint import Constraint, Verdict, constraint_of
+from quire.engine.structured_output.messages import Constraint, Verdict, constraint_of
 from quire.errors import UnavailableError
-from quire.foundation.processes.helper_process import ChannelClosed, HelperProcess
+from quire.foundation.processes.helper_process import HelperPool, HelperProcess
 from quire.structured_outputs_params import StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
 
 MAX_HELPERS = 4
-"""Constraints that are tried at once. One that explodes holds a helper until its time is over."""
+"""How many constraints are tried at once. One that explodes holds a helper until its time is over."""
 CHECK_SECONDS = 1.6
-"""After so long a new constraint is given up, and its request is refused."""
+"""After this time a new constraint is given up, and its request is refused."""
 _MODULE = "quire.engine.structured_output.checker_process"
 _REMEMBERED_BYTES = 32 * 2**20
 _START_SECONDS = 20.0
@@ -33,42 +32,34 @@ _TOO_COMPLEX = (
     "numbers of repetitions in it"
 )
 
-_Helper = HelperProcess[Constraint, Verdict]
-
 
 class GrammarChecker:
-    """Translates constraints to grammars. Any thread may ask; each waits for its own answer.
-
-    Args:
-        special_tokens: The model's special tokens, by text.
-    """
+    """Translates constraints to grammars. Any thread may ask; each waits for its own answer."""
 
     def __init__(self, special_tokens: Mapping[str, int] | None = None) -> None:
-        self._arguments = ("--special-tokens", msgspec.json.encode(special_tokens or {}).decode())
+        arguments = ("--special-tokens", msgspec.json.encode(special_tokens or {}).decode())
+        self._helpers = HelperPool[Constraint, Verdict](
+            lambda: HelperProcess(_MODULE, Verdict, arguments=arguments), _START_SECONDS, "The grammar compiler"
+        )
         self._verdicts: OrderedDict[Constraint, Verdict] = OrderedDict()
         self._bytes = 0
-        self._idle: list[_Helper] = []
         self._lock = threading.Lock()
         self._free = threading.BoundedSemaphore(MAX_HELPERS)
-        self._closed = False
 
     def known(self, params: StructuredOutputsParams, behind: str = "") -> str | None:
-        """The grammar of a constraint that was asked for before, without waiting; None if it was not.
-
-        Raises:
-            RequestError: The constraint was refused then.
-        """
+        """The grammar of a constraint that was asked for before, without waiting; None for a new one. Raises
+        RequestError if the constraint was refused then."""
         verdict = self._remembered(constraint_of(params, behind))
         return None if verdict is None else _grammar(verdict, params)
 
     def grammar(self, params: StructuredOutputsParams, behind: str = "") -> str:
-        """The grammar of a constraint; takes CHECK_SECONDS at most, and milliseconds for most.
+        """The grammar of a constraint; takes CHECK_SECONDS at most, and usually milliseconds.
 
         Args:
-            behind: What may come before that, see `reasoning_in_front`.
+            behind: What may come before the constrained output, see `reasoning_in_front`.
 
         Raises:
-            RequestError: It cannot be honoured in full, is malformed, or is too complex.
+            RequestError: The constraint cannot be honoured in full, is malformed, or is too complex.
             UnavailableError: No helper was free for a long time, or none starts.
         """
         constraint = constraint_of(params, behind)
@@ -84,51 +75,19 @@ class GrammarChecker:
 
     def close(self) -> None:
         """End the helpers."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for helper in idle:
-            helper.close()
+        self._helpers.close()
 
     def _ask(self, constraint: Constraint) -> Verdict:
         if not self._free.acquire(timeout=_START_SECONDS):
             raise UnavailableError("Too many new grammars are being compiled. Send the request again.")
         try:
-            helper = self._take()
-            verdict = _judged(helper, constraint)
-            if verdict is None:
-                helper.kill()
-                return Verdict(error=_TOO_COMPLEX)
-            self._put_back(helper)
+            verdict = self._helpers.ask(constraint, CHECK_SECONDS)
         finally:
             self._free.release()
+        if verdict is None:
+            return Verdict(error=_TOO_COMPLEX)
         self._remember(constraint, verdict)
         return verdict
-
-    def _take(self) -> _Helper:
-        """An idle helper that lives, or a new one."""
-        with self._lock:
-            while self._idle:
-                helper = self._idle.pop()
-                if helper.alive:
-                    return helper
-                helper.kill()
-        helper = HelperProcess(_MODULE, Verdict, arguments=self._arguments)
-        try:
-            ready = helper.channel.receive(_START_SECONDS)
-        except ChannelClosed:
-            ready = None
-        if ready is None:
-            helper.kill()
-            raise UnavailableError("The grammar compiler does not start. See the server's log.")
-        return helper
-
-    def _put_back(self, helper: _Helper) -> None:
-        with self._lock:
-            if not self._closed:
-                self._idle.append(helper)
-                return
-        helper.close()
 
     def _remembered(self, constraint: Constraint) -> Verdict | None:
         with self._lock:
@@ -144,16 +103,6 @@ class GrammarChecker:
                 self._bytes += _size(constraint, verdict)
             while self._bytes > _REMEMBERED_BYTES:
                 self._bytes -= _size(*self._verdicts.popitem(last=False))
-
-
-def _judged(helper: _Helper, constraint: Constraint) -> Verdict | None:
-    """The helper's verdict; None if it gives none in time, or dies of the constraint."""
-    deadline = time.monotonic() + CHECK_SECONDS
-    try:
-        helper.channel.send(constraint)
-        return helper.channel.receive(deadline - time.monotonic())
-    except ChannelClosed:
-        return None
 
 
 def _grammar(verdict: Verdict, params: StructuredOutputsParams) -> str:

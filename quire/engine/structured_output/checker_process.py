@@ -1,6 +1,7 @@
 """`python -m quire.engine.structured_output.checker_process`: translates constraints and tries to compile them.
 
-It may run out of time, stack or memory at each of them; whoever asks kills it and starts another. Single bytes are its
+A constraint may make it run out of time, stack or memory; whoever asks kills it and starts another. Single bytes are
+its
 vocabulary, because it is a grammar's own size that may explode.
 """
 
@@ -17,8 +18,8 @@ import time
 import msgspec
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from quire.engine.structured_output.constraint import Constraint, Verdict
 from quire.engine.structured_output.grammars import compile_grammar, grammar_of
+from quire.engine.structured_output.messages import Constraint, Verdict
 from quire.engine.structured_output.structural_tag import SpecialTokens
 from quire.foundation.processes.helper_process import Channel, run_helper
 
@@ -26,22 +27,24 @@ _ADDRESS_SPACE = 1536 * 2**20
 """Bytes that this process may map, its stack of 256 MiB included."""
 _WALK_SECONDS = 0.02
 _WALK_TOKENS = 64
-"""How far a grammar is followed before it is let pass. Who waits for a new one waits for that as well."""
+"""How far a grammar is followed before it passes; clients wait for that as well."""
 _BYTES_OF_MASK = 64
-"""Of a mask, where nearly all single bytes stand."""
+"""How much of a mask is read: nearly all single bytes are there."""
 _LONGEST_MESSAGE = 400
 _MAX_NAMED = 16
-"""Of what is left out."""
+"""How many of the things that are left out are named."""
 _KEYS = re.compile(r'Unimplemented keys: \["(.*?)"')
 _OF_SCHEMA = re.compile(r"(?s).*failed to compile JSON schema: (.*?)(?:\n *1 \| .*|$)")
-"""In a grammar: only what follows is about what the client sent."""
+"""Its group is the part of a message that is about the client's schema, and not about the grammar around it."""
 
 
 def main(connection: socket.socket) -> None:
-    """Judge constraints, one after the other."""
+    """Try constraints, one after the other."""
     os.nice(5)  # engines come first
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE, _ADDRESS_SPACE))
-    special = msgspec.json.decode(_arguments().special_tokens, type=dict[str, int])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--special-tokens", default="{}")
+    special = msgspec.json.decode(parser.parse_known_args()[0].special_tokens, type=dict[str, int])
     channel: Channel[Verdict, Constraint] = Channel(connection, Constraint)
     tokenizer = LLTokenizer(TokenizerWrapper(_Bytes(special)))
     channel.send(Verdict())  # ready
@@ -52,7 +55,7 @@ def main(connection: socket.socket) -> None:
 
 
 def _judge(constraint: Constraint, tokenizer: LLTokenizer, special: SpecialTokens) -> Verdict:
-    """The verdict; where the grammar may say less than the schema, one that says less is the second try."""
+    """The verdict on a constraint. Where a grammar need not enforce all of a schema, a simpler one is tried too."""
     verdict = _tried(constraint, tokenizer, special, plain=False)
     if verdict.error and not constraint.strict:
         plain = _tried(constraint, tokenizer, special, plain=True)
@@ -79,7 +82,7 @@ def _tried(constraint: Constraint, tokenizer: LLTokenizer, special: SpecialToken
 
 
 def _walk(matcher: LLMatcher) -> None:
-    """Follow the grammar for some tokens: it may compile and then need more than it may, and end the matcher."""
+    """Follow the grammar for some tokens: one that compiles may still need more than it may have."""
     end = time.thread_time() + _WALK_SECONDS
     draws = random.Random(0)
     for _ in range(_WALK_TOKENS):
@@ -92,7 +95,7 @@ def _walk(matcher: LLMatcher) -> None:
 
 
 def _readable(message: str) -> str:
-    """A message of the compiler, as part of a sentence about what the client sent, without our own grammar."""
+    """A message of the compiler as part of a sentence about what the client sent, without our own grammar."""
     if (match := _OF_SCHEMA.fullmatch(message)) is not None:
         message = match[1]
     if match := _KEYS.search(message):
@@ -122,12 +125,6 @@ class _Bytes:
 
     def __call__(self, text: bytes | str) -> list[int]:
         return [self._of_byte[byte] for byte in (text.encode() if isinstance(text, str) else text)]
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--special-tokens", default="{}")
-    return parser.parse_known_args()[0]
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ from quire.text.tokenizer import Tokenizer, load_tokenizer
 
 MAX_KEPT = 256
 MAX_KEPT_BYTES = 16 * 2**20
-"""Of the grammars' texts."""
+"""Maximum size of the texts of grammars that are kept."""
 MAX_REMEMBERED = 4_096
 MAX_REMEMBERED_BYTES = 1_024
-"""Of a text whose tokens are remembered."""
+"""Longest text whose tokens are remembered."""
 
 
 class GrammarCompiler:
@@ -26,7 +26,7 @@ class GrammarCompiler:
 
     Args:
         directory: The tokenizer's.
-        vocab_size: Of the model: bits in a mask.
+        vocab_size: The model's: bits in a mask.
 
     Attributes:
         eos_ids: End-of-sequence tokens, which may come where a grammar may end.
@@ -51,15 +51,11 @@ class GrammarCompiler:
         return matcher
 
     def compiled(self, grammar: str) -> LLMatcher:
-        """The matcher of a grammar, not to be changed; any thread may ask.
-
-        Raises:
-            ValueError: It does not compile.
-        """
+        """The matcher of a grammar, not to be changed; any thread may ask. Raises ValueError if it does not compile."""
         return self._kept.get(grammar) or compile_grammar(self.tokenizer, grammar)
 
     def keep(self, grammar: str, matcher: LLMatcher) -> None:
-        """Keep a matcher, and let go of what was not used for the longest time."""
+        """Keep a matcher, and drop those that were not used for the longest time."""
         if grammar not in self._kept:
             self._bytes += len(grammar)
         self._kept[grammar] = matcher
@@ -71,8 +67,9 @@ class GrammarCompiler:
 class _Vocabulary:
     """The bytes of each token, as the detokenizer has them; special tokens never stand for text.
 
-    The compiler asks for the tokens of what a grammar forces, the name of a property say, at each token of it and for
-    each sequence anew: a third of what masks take. So these are remembered.
+    The compiler asks for the tokens of texts that a grammar forces, such as the name of a property, at each token of it
+    and
+    for each sequence anew, which is a third of the time that masks take. So these tokens are remembered.
     """
 
     bos_token_id = None

@@ -6,6 +6,8 @@ vocabulary would take too long. As in Lark, a terminal takes as much of the text
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from quire.engine.structured_output.ebnf_parser import EMPTY, Choice, Node, Parser, Ref, Repeat, Sequence, Terminal
 
 
@@ -15,24 +17,16 @@ def is_ebnf(text: str) -> bool:
 
 
 def lark_from_ebnf(text: str) -> str:
-    """Translate an EBNF grammar to Lark.
-
-    Raises:
-        ValueError: The grammar is malformed; the message says where.
-    """
+    """Translate an EBNF grammar to Lark. Raises ValueError for a malformed grammar; the message says where."""
     rules = Parser(text).rules()
     if "root" not in rules:
         raise ValueError("the grammar has no rule 'root'")
-    _check_references(rules)
-    rules = {name: _without_tail_recursion(name, node) for name, node in rules.items()}
-    return _Writer(rules).lark()
-
-
-def _check_references(rules: dict[str, Node]) -> None:
     for name, node in rules.items():
         for used in _references(node):
             if used not in rules:
                 raise ValueError(f"the rule '{name}' uses '{used}', which is not defined")
+    rules = {name: _without_tail_recursion(name, node) for name, node in rules.items()}
+    return _Writer(rules).lark()
 
 
 def _references(node: Node) -> set[str]:
@@ -77,10 +71,9 @@ class _Writer:
 
     def lark(self) -> str:
         for name in self._reached():
-            if name in self._regular:
-                self._written.append(f"T{self._numbers[name]}: {self._terminal(self._rules[name])}")
-            else:
-                self._written.append(f"r{self._numbers[name]}: {self._rule(self._rules[name])}")
+            node = self._rules[name]
+            body = self._terminal(node) if name in self._regular else self._rule(node)
+            self._written.append(f"{self._name(name)}: {body}")
         return "\n".join([f"start: {self._name('root')}", *self._written])
 
     def _reached(self) -> list[str]:
@@ -124,18 +117,10 @@ class _Writer:
         raise AssertionError("a terminal is regular")
 
     def _sequence(self, items: tuple[Node, ...]) -> str:
-        parts: list[str] = []
-        stretch: list[Node] = []
-        for item in items:
-            if _is_regular(item, self._regular):
-                stretch.append(item)
-                continue
-            if stretch:
-                parts.append(self._stretch(stretch))
-                stretch = []
-            parts.append(f"({self._rule(item)})")
-        if stretch:
-            parts.append(self._stretch(stretch))
+        parts = []
+        for regular, group in groupby(items, lambda item: _is_regular(item, self._regular)):
+            stretch = list(group)
+            parts += [self._stretch(stretch)] if regular else [f"({self._rule(item)})" for item in stretch]
         return " ".join(parts)
 
     def _stretch(self, items: list[Node]) -> str:
@@ -148,7 +133,7 @@ class _Writer:
 
 
 def _regular(rules: dict[str, Node]) -> frozenset[str]:
-    """Rules that use, in the end, only terminals: found from the leaves."""
+    """Rules that use, in the end, only terminals. They are found from the leaves."""
     users: dict[str, set[str]] = {name: set() for name in rules}
     missing = {name: _references(node) for name, node in rules.items()}
     for name, used in missing.items():

@@ -1,6 +1,6 @@
 """Reads grammars in EBNF, as llama.cpp and XGrammar write them, into rules.
 
-Owns the syntax: strings and character classes with escapes, groups, `|`, `* + ?`, `{m,n}`, comments.
+The syntax has strings and character classes with escapes, groups, `|`, `* + ?`, `{m,n}` and comments.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from quire.text.output_parsers.lark_rules import quoted
 
 MAX_DEPTH = 100
-"""Groups inside each other."""
+"""How deep groups may be nested."""
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*) | (?P<define>(?P<name>[A-Za-z_][\w.-]*)\s*::=) | (?P<ref>[A-Za-z_][\w.-]*)
     | (?P<string>"(?:[^"\\\n]|\\.)*") | (?P<chars>\[\^?(?:[^\]\\\n]|\\.)*\]) | (?P<count>\{\s*\d+\s*(?:,\s*\d*\s*)?\})
@@ -66,42 +66,41 @@ class Parser:
 
     def rules(self) -> dict[str, Node]:
         rules: dict[str, Node] = {}
-        while self._kind() == "define":
+        while self._peek() == "define":
             name = self._take().group("name")
             if name in rules:
                 raise ValueError(f"the rule '{name}' stands twice")
             rules[name] = self._choice()
-        if self._kind():
+        if self._peek():
             raise self._error("a rule, as in 'root ::= …', is expected")
         return rules
 
     def _choice(self) -> Node:
         items = [self._sequence()]
-        while self._is("|"):
+        while self._peek() == "|":
             self._take()
             items.append(self._sequence())
         return items[0] if len(items) == 1 else Choice(tuple(items))
 
     def _sequence(self) -> Node:
         items: list[Node] = []
-        while self._kind() not in ("", "define") and not self._is("|") and not self._is(")"):
+        while self._peek() not in ("", "define", "|", ")"):
             items.append(self._repeated())
         return items[0] if len(items) == 1 else Sequence(tuple(items))
 
     def _repeated(self) -> Node:
         item = self._item()
-        while self._kind() == "count" or self._is("*") or self._is("+") or self._is("?"):
-            count = self._take().group()
-            item = Repeat(item, re.sub(r"\s", "", count))
+        while self._peek() in ("count", "*", "+", "?"):
+            item = Repeat(item, re.sub(r"\s", "", self._take().group()))
         return item
 
     def _item(self) -> Node:
-        if self._is("("):
-            return self._group()
-        if self._is("."):
-            self._take()
-            return Terminal(r"/[^\n]/")
-        match self._kind():
+        match self._peek():
+            case "(":
+                return self._group()
+            case ".":
+                self._take()
+                return Terminal(r"/[^\n]/")
             case "string":
                 text = _unescape(self._take().group()[1:-1])
                 return Terminal(quoted(text)) if text else EMPTY
@@ -118,16 +117,17 @@ class Parser:
             raise self._error(f"groups are nested more than {MAX_DEPTH} deep")
         inner = self._choice()
         self._depth -= 1
-        if not self._is(")"):
+        if self._peek() != ")":
             raise self._error("')' is expected")
         self._take()
         return inner
 
-    def _kind(self) -> str:
-        return self._tokens[self._next].lastgroup or "" if self._next < len(self._tokens) else ""
-
-    def _is(self, mark: str) -> bool:
-        return self._kind() == "mark" and self._tokens[self._next].group() == mark
+    def _peek(self) -> str:
+        """The kind of the next token, or the mark that it is; empty at the end."""
+        if self._next == len(self._tokens):
+            return ""
+        token = self._tokens[self._next]
+        return token.group() if token.lastgroup == "mark" else token.lastgroup or ""
 
     def _take(self) -> re.Match[str]:
         self._next += 1

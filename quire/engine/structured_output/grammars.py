@@ -1,7 +1,4 @@
-"""From a constraint to the grammar that the compiler reads, llguidance's JSON or Lark in its dialect; and compiling it.
-
-Constraints are untrusted, so both are done in a helper process first.
-"""
+"""Translates a constraint to the grammar that the compiler reads, in llguidance's JSON or Lark, and compiles it."""
 
 from __future__ import annotations
 
@@ -11,12 +8,12 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from quire.engine.structured_output.constraint import Constraint
 from quire.engine.structured_output.ebnf import is_ebnf, lark_from_ebnf
 from quire.engine.structured_output.json_schema import SchemaRefused, prepare_schema
+from quire.engine.structured_output.messages import Constraint
 from quire.engine.structured_output.structural_tag import SpecialTokens, grammar_from_structural_tag, pattern
+from quire.text.output_parsers.call_grammar import FORM
 from quire.text.output_parsers.lark_rules import quoted
-from quire.text.output_parsers.reasoning_grammar import FORM
 
 _SCHEMA_RULE = re.compile(r"^(\w+: %json )(\{.*\})$", re.MULTILINE)
 PARSER_LIMITS = LLParserLimits(
@@ -26,9 +23,8 @@ PARSER_LIMITS = LLParserLimits(
     precompute_large_lexemes=False,
     verbose_errors=False,
 )
-"""What a grammar may take, once it is compiled. Large regular expressions are not tried on the whole vocabulary
-beforehand: that takes seconds for large vocabularies, and masks are quick without it. Error messages leave out the
-grammar."""
+"""Limits of a compiled grammar. Large regular expressions are not tried on the whole vocabulary beforehand: that takes
+seconds for large vocabularies, and masks are quick without it. Error messages leave out the grammar."""
 
 
 def grammar_of(
@@ -41,7 +37,7 @@ def grammar_of(
         plain: Whether to leave out of such schemas also what would have to be rewritten.
 
     Raises:
-        ValueError: It cannot be honoured; the message says what to do.
+        ValueError: The constraint cannot be honoured; the message says what to do.
     """
     left_out = [] if left_out is None else left_out
 
@@ -72,11 +68,7 @@ def grammar_of(
 
 
 def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    """A matcher at the beginning of a grammar.
-
-    Raises:
-        ValueError: It does not compile.
-    """
+    """A matcher at the beginning of a grammar. Raises ValueError if the grammar does not compile."""
     matcher = LLMatcher(tokenizer, grammar, limits=PARSER_LIMITS, log_level=0)
     if matcher.is_error():
         raise ValueError(matcher.get_error())
@@ -84,14 +76,14 @@ def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def _behind(front: str, grammar: str) -> str:
-    """The grammar that refers to this one as FORM, and this one."""
+    """A grammar behind `front`, which refers to it as FORM."""
     written = json.loads(grammar) if grammar.lstrip().startswith("{") else {"grammars": [{"lark_grammar": grammar}]}
     first, *others = written["grammars"]
     return json.dumps({"grammars": [{"lark_grammar": front}, {**first, "name": FORM}, *others]})
 
 
 def _prepared_rule(rule: re.Match[str], left_out: list[str], plain: bool) -> str:
-    """A rule of a JSON schema, prepared if Quire has written it; see `LarkRules.json`."""
+    """A rule of a JSON schema, prepared if `LarkRules.json` has written it."""
     try:
         schema: dict[str, Any] = json.loads(rule[2])
     except (ValueError, RecursionError):

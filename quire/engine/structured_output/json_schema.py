@@ -1,8 +1,8 @@
 """JSON schemas as the grammar compiler takes them.
 
-Owns what becomes of each keyword: what the compiler would refuse or pass over is said otherwise where that can be done
-exactly. Else a strict schema is refused by the keyword's name, and in another one it is left out. The spelling of older
-drafts becomes that of 2020-12. All that a schema refers to is found here and stands in its `$defs` afterwards.
+Keywords that the compiler would refuse or pass over are rewritten where that can be done exactly. Otherwise a strict
+schema is refused by the keyword's name, and in another schema the keyword is left out. The spelling of older drafts
+becomes that of 2020-12. All that a schema refers to is found here and stands in its `$defs` afterwards.
 """
 
 from __future__ import annotations
@@ -14,27 +14,18 @@ from quire.engine.structured_output.schema_rewrites import REWRITTEN, SchemaRewr
 from quire.text.output_parsers.schema_references import MAX_DEPTH, SchemaReferences
 
 WHITESPACE = r"(\n[ ]{0,24}|[ ])?"
-"""Between the parts of JSON where nothing else was asked for: enough for any usual indentation. Without a bound, a
-model can go on with spaces for ever."""
+"""Default whitespace between the parts of JSON: enough for any usual indentation. Without a bound, a model can go on
+with spaces for ever."""
 
-REFUSED = frozenset({
-    "$dynamicAnchor",
-    "$dynamicRef",
-    "$recursiveAnchor",
-    "$recursiveRef",
-    "contains",
-    "disallow",
-    "divisibleBy",
-    "extends",
-    "maxContains",
-    "minContains",
-    "unevaluatedItems",
-})  # fmt: skip
+REFUSED = frozenset((
+    "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef", "contains", "disallow", "divisibleBy",
+    "extends", "maxContains", "minContains", "unevaluatedItems",
+))  # fmt: skip
 """Keywords that restrict what is valid and are never enforced."""
 FORMATS = frozenset((
     "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid",
 ))  # fmt: skip
-"""The compiler's. Others are annotations."""
+"""Formats that the compiler knows. Others are annotations."""
 
 _NEUTRAL: tuple[tuple[str, Any], ...] = (
     ("uniqueItems", False),
@@ -47,11 +38,11 @@ _NEUTRAL: tuple[tuple[str, Any], ...] = (
     ("dependentRequired", {}),
     ("dependentSchemas", {}),
 )
-"""Keywords with the value that restricts nothing: generators of schemas write these."""
+"""Keywords with a value that restricts nothing: generators of schemas write these."""
 _DROPPED = frozenset(("$defs", "definitions", "$id", "id", "$anchor", "$schema", "x-guidance", "x-quire"))
-"""What says where a schema stands: references are resolved here."""
+"""Keywords that say where a schema stands, which are not needed once references are resolved."""
 _MAX_SCHEMAS = 50_000
-"""Schemas that one may become."""
+"""How many schemas one schema may become."""
 
 
 class SchemaRefused(ValueError):
@@ -59,25 +50,21 @@ class SchemaRefused(ValueError):
 
 
 def prepare_schema(
-    schema: Any,
-    *,
-    whitespace: str | None = None,
-    any_whitespace: bool = True,
-    closed: bool = False,
-    left_out: list[str] | None = None,
-    plain: bool = False,
-) -> dict[str, Any]:
+    schema: Any, *, whitespace: str | None = None, any_whitespace: bool = True, closed: bool = False,
+    left_out: list[str] | None = None, plain: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """A schema for the compiler.
 
     Args:
         schema: Parsed JSON; an object or a boolean.
         whitespace: A regular expression for the whitespace between parts; None for WHITESPACE.
+        any_whitespace: Whether there may be whitespace between parts at all.
         closed: Whether objects that do not mention additional properties have none.
         left_out: Where to name what cannot be enforced and is left out; None to refuse it.
         plain: Whether to leave out also what would have to be rewritten.
 
     Raises:
-        SchemaRefused: It cannot be honoured, or is malformed.
+        SchemaRefused: The schema cannot be honoured, or is malformed.
     """
     if schema is True:
         schema = {}
@@ -93,8 +80,6 @@ def prepare_schema(
 
 
 class _Preparation:
-    """Makes one document."""
-
     def __init__(self, root: dict[str, Any], closed: bool, left_out: list[str] | None, plain: bool) -> None:
         self._root = root
         self._closed = closed
@@ -120,7 +105,7 @@ class _Preparation:
         return named | found | ({"$defs": definitions} if definitions else {})
 
     def _schema(self, schema: Any, place: str, depth: int, made: bool = False) -> Any:
-        """A schema and all in it. `made`: it was not sent as it is, so it is not closed."""
+        """Prepare a schema and all in it. `made` says that it was not sent as it is, so it is not closed."""
         if not isinstance(schema, dict):
             return schema
         self._num_schemas += 1
@@ -154,7 +139,6 @@ class _Preparation:
         return {"allOf": [prepared, *rest]} if rest else prepared
 
     def _value(self, keyword: str, value: Any, at: _Place) -> Any:
-        """The value of a keyword, with the schemas in it."""
         place, depth = f"{at.place}/{keyword}", at.depth + 1
         if keyword in ("properties", "patternProperties") and isinstance(value, dict):
             return {name: self._schema(each, f"{place}/{name}", depth, at.made) for name, each in value.items()}
@@ -228,7 +212,7 @@ class _Preparation:
 
 
 class _Place(NamedTuple):
-    """Where a schema stands: how it is shown, how deep, and whether it is one that was not sent."""
+    """Where a schema stands: how that is shown, how deep, and whether the schema was made here instead of sent."""
 
     place: str
     depth: int

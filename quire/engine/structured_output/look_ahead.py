@@ -1,19 +1,20 @@
 """Patterns that look ahead, as several patterns that do not: the compiler has no look-around.
 
-Owns the two forms that can be said exactly: `^(?=A)B` is `^A` and `^B`; and `^(?![abc]*$)B` is `[^abc]` and `^B`, since
-what is not made of certain characters alone has another one.
+Two forms can be translated exactly: `^(?=A)B` is `^A` and `^B`; and `^(?![abc]*$)B` is `[^abc]` and `^B`, since a text
+that is not made of certain characters alone has another one.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 _BEGINNING = re.compile(r"\^?\(\?[=!]")
 _OF_CHARACTERS = re.compile(r"\^?(\[[^\]\\]*(?:\\.[^\]\\]*)*\]|\\[sSdDwW])[*]\$")
 
 
 def without_look_ahead(pattern: str) -> list[str] | None:
-    """Patterns that all match where this one does, of which none looks ahead; None if it cannot be said so."""
+    """Patterns without look-ahead that all match exactly where this pattern does; None if there are none."""
     if "(?=" not in pattern and "(?!" not in pattern:
         return [pattern]
     found: list[str] = []
@@ -50,27 +51,17 @@ def _other_than(characters: str) -> str:
 
 
 def _end_of_group(pattern: str) -> int | None:
-    """Where the group that a pattern begins with has ended."""
-    depth = 0
-    for at, character in _outside_classes(pattern):
-        depth += (character == "(") - (character == ")")
-        if depth == 0:
-            return at + 1
-    return None
+    """The place behind the group that a pattern begins with."""
+    return next((at + 1 for at, _, depth in _outside_classes(pattern) if depth == 0), None)
 
 
 def _alternatives_at_top(pattern: str) -> bool:
-    depth = 0
-    for _, character in _outside_classes(pattern):
-        depth += (character == "(") - (character == ")")
-        if character == "|" and depth == 0:
-            return True
-    return False
+    return any(character == "|" and depth == 0 for _, character, depth in _outside_classes(pattern))
 
 
-def _outside_classes(pattern: str) -> list[tuple[int, str]]:
-    """The characters that mean something by themselves: neither escaped nor within brackets."""
-    found, at, within = [], 0, False
+def _outside_classes(pattern: str) -> Iterator[tuple[int, str, int]]:
+    """The characters that are neither escaped nor within brackets: place, character, and depth of groups behind it."""
+    at, within, depth = 0, False, 0
     while at < len(pattern):
         character = pattern[at]
         if character == "\\":
@@ -81,6 +72,6 @@ def _outside_classes(pattern: str) -> list[tuple[int, str]]:
         elif character == "[":
             within = True
         else:
-            found.append((at, character))
+            depth += (character == "(") - (character == ")")
+            yield at, character, depth
         at += 1
-    return found

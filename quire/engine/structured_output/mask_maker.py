@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.engine.structured_output.mask_messages import Failure, Filled, Prepare, Prepared, Row, first_masks
 from quire.engine.structured_output.matcher import Bitmasks, DraftMatcher, Matcher
+from quire.engine.structured_output.messages import Failure, Filled, Prepare, Prepared, Row, first_masks
 from quire.foundation.processes.helper_process import STACK_BYTES, ChannelClosed
 
 if TYPE_CHECKING:  # the compiler is imported with the first grammar
@@ -33,7 +33,7 @@ class MaskMaker:
     """The matchers of one engine's sequences. For one thread.
 
     Args:
-        masks: What is filled.
+        masks: The bitmasks that are filled.
         threads: How many threads fill.
         report: Takes each Prepared of a grammar that had to be compiled, in the compiling thread.
     """
@@ -55,8 +55,7 @@ class MaskMaker:
         self._thread: threading.Thread | None = None
 
     def prepare(self, prepare: Prepare) -> bool:
-        """A sequence begins. Returns whether it can be filled at once, since its grammar is known; else a report says
-        when it can."""
+        """Begin a sequence. Returns whether it can be filled at once: its grammar is known. Else a report follows."""
         with self._lock:
             compiled = None if self._compiler is None else self._compiler.known(prepare.grammar)
             if compiled is not None:
@@ -72,13 +71,13 @@ class MaskMaker:
         return False
 
     def forget(self, sequence: int) -> None:
-        """A sequence is over, or never began."""
+        """Forget a sequence that is over, or never began."""
         with self._lock:
             self._waiting.discard(sequence)
             self._matchers.pop(sequence, None)
 
     def fill(self, rows: Sequence[Row]) -> Filled:
-        """Fill each row's bitmasks in its places; see `first_masks`."""
+        """Fill each row's bitmasks in the places of `first_masks`."""
         matchers, places = [self._matchers.get(row.id) for row in rows], first_masks(rows)
         known = [(matcher, place) for matcher, place in zip(matchers, places, strict=True) if matcher is not None]
         self._consume([(matcher, row) for matcher, row in zip(matchers, rows, strict=True) if matcher is not None])
@@ -111,7 +110,7 @@ class MaskMaker:
                 each.take(self.masks[each.place])
 
     def _consume(self, rows: Sequence[tuple[Matcher, Row]]) -> None:
-        """Tokens that are new since the last time, by several threads: 10 µs each."""
+        """Take in tokens that are new, by several threads: 10 µs each."""
         single: list[Matcher] = []
         tokens: list[tuple[LLMatcher, int]] = []
         for matcher, row in rows:
@@ -126,7 +125,7 @@ class MaskMaker:
                 matcher.consumed(1, all_of_them=whole)
 
     def _write(self, matchers: list[tuple[LLMatcher, int]]) -> None:
-        """All masks at once, by several threads: one after another, 64 take longer than a GPU's step leaves."""
+        """Write all masks at once, by several threads: one after another, 64 take longer than a GPU's step leaves."""
         start, size = self.masks.ctypes.data, self.masks.shape[1]
         if self._executor is None:
             for compiled, place in matchers:
@@ -150,7 +149,7 @@ class MaskMaker:
             pass
 
     def _compiled(self, prepare: Prepare) -> Failure | None:
-        """Compile the grammar of a sequence that still waits, which may begin then. Returns why it cannot."""
+        """Compile the grammar of a sequence that still waits and may begin then. Returns why it cannot."""
         if prepare.id not in self._waiting:
             return None
         try:

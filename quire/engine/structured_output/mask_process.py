@@ -12,7 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from quire.engine.structured_output.mask_maker import MaskMaker
-from quire.engine.structured_output.mask_messages import (
+from quire.engine.structured_output.matcher import Bitmasks
+from quire.engine.structured_output.messages import (
     Failure,
     Fill,
     Filled,
@@ -23,7 +24,6 @@ from quire.engine.structured_output.mask_messages import (
     Row,
     ToMasks,
 )
-from quire.engine.structured_output.matcher import Bitmasks
 from quire.foundation.processes.helper_process import Channel, ChannelClosed, HelperProcess, run_helper
 from quire.runtime.worker.startup.threads import usable_cores
 
@@ -32,21 +32,14 @@ logger = logging.getLogger(__name__)
 _MODULE = "quire.engine.structured_output.mask_process"
 _MAX_THREADS = 16
 _FILL_SECONDS = 10.0
-"""Masks take milliseconds; a process that needs so long is given up."""
+"""Masks take milliseconds; a process that needs this long is given up."""
 _LOST = Failure("The process that follows grammars was lost. Send the request again.")
 
 
 class MaskProcess:
-    """The engine's side. The process starts with the first grammar; when it dies, the sequences that it followed fail
-    and the next one starts another.
-
-    Args:
-        max_masks: Bitmasks that are asked for at once.
-        report: Takes each Prepared.
-
-    Attributes:
-        masks: Written by the process.
-    """
+    """The engine's side. The process starts with the first grammar; when it dies, the sequences that it followed
+    fail, and the next sequence starts another process. It writes `masks`, as many as `max_masks`; `report` takes
+    each Prepared."""
 
     def __init__(
         self, model: str, tokenizer: str, vocab_size: int, max_masks: int, report: Callable[[Prepared], None]
@@ -61,7 +54,7 @@ class MaskProcess:
         self._filled: Filled | None = None  # its answer
 
     def prepare(self, prepare: Prepare) -> bool:
-        """A sequence begins. Returns that it cannot be filled at once: a report says when it can."""
+        """Begin a sequence. Returns that it cannot be filled at once: a report says when it can."""
         if self._post(prepare) or self._post(prepare):  # the second goes to a new process
             self._preparing.add(prepare.id)
         else:
@@ -69,7 +62,7 @@ class MaskProcess:
         return False
 
     def poll(self) -> None:
-        """Take what the process has said."""
+        """Take in what the process has said."""
         if self._preparing and self._process is not None:
             try:
                 self._process.channel.flush()
@@ -79,7 +72,7 @@ class MaskProcess:
                 self._lose()
 
     def ask(self, rows: list[Row]) -> None:
-        """Have each row's bitmasks filled, see `MaskMaker.fill`; `filled` follows."""
+        """Have each row's bitmasks filled, as by `MaskMaker.fill`; `filled` follows."""
         self._num_asked, self._filled = len(rows), None
         try:
             if self._process is None:
@@ -103,7 +96,7 @@ class MaskProcess:
         return self._filled
 
     def forget(self, sequence: int) -> None:
-        """A sequence is over, or never began."""
+        """Forget a sequence that is over, or never began."""
         self._preparing.discard(sequence)
         if self._process is not None:
             try:
@@ -118,7 +111,7 @@ class MaskProcess:
             self._process = None
 
     def _post(self, prepare: Prepare) -> bool:
-        """Send a sequence to the process. Returns whether there is one that took it."""
+        """Send a sequence to the process. Returns whether the process took it."""
         try:
             self._running().channel.post(prepare)
         except (ChannelClosed, OSError):

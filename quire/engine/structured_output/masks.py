@@ -1,10 +1,9 @@
-"""Bitmasks of sequences with a grammar, from the texts of grammars on. The way there:
+"""Bitmasks of sequences with a grammar, from the texts of grammars on.
 
-- `constraint.py`, `checker.py`, `checker_process.py`: what a request asks for is translated and tried before the engine
-  hears of it. `grammars.py` translates, with `json_schema.py`, `ebnf.py`, `structural_tag.py` and what these import.
-- `mask_maker.py`: compiles a grammar for the model's tokens, with `compiled_grammars.py`, follows sequences, each with
-  a `matcher.py`, and fills their bitmasks.
-- `mask_process.py`: has that done in another process, with `mask_messages.py`.
+- `checker.py`, `checker_process.py`: what a request asks for is translated and tried before the engine hears of it.
+  `grammars.py` translates, with `json_schema.py`, `ebnf.py`, `structural_tag.py` and what these import.
+- `mask_maker.py` compiles a grammar for the model's tokens, with `compiled_grammars.py`, follows sequences, each with a
+  `matcher.py`, and fills their bitmasks. `mask_process.py` has that done in another process.
 
 An engine on a CPU makes masks in its own process: kernels keep all cores busy, so a message to another process costs a
 step a third of its time. Beside a GPU they are made in another process, while the engine plans; so are those of large
@@ -18,8 +17,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from quire.engine.structured_output.mask_maker import MaskMaker
-from quire.engine.structured_output.mask_messages import Failure, Filled, Prepare, Prepared, Row, first_masks
 from quire.engine.structured_output.mask_process import MaskProcess
+from quire.engine.structured_output.messages import Failure, Filled, Prepare, Prepared, Row, first_masks
 from quire.errors import GenerationError, QuireError, RequestError
 from quire.foundation.config import Config
 from quire.foundation.messages.to_engine import Add
@@ -28,11 +27,11 @@ from quire.planning.step_limits import StepLimits
 from quire.scheduling.scheduler.request import Request
 
 MAX_OWN_VOCAB = 2**15
-"""Tokens of a vocabulary whose masks are filled in the engine's process: a fill takes time in proportion."""
+"""Largest vocabulary whose masks are filled in the engine's process: the time grows with it."""
 
 
 def grammar_masks(config: Config, vocab_size: int) -> GrammarMasks | None:
-    """For a model under resolved settings; None where work is on token ids only."""
+    """The masks for a model under resolved settings; None where work is on token ids only."""
     model = config.model
     if model.skip_tokenizer_init:
         return None
@@ -42,12 +41,7 @@ def grammar_masks(config: Config, vocab_size: int) -> GrammarMasks | None:
 
 
 class GrammarMasks:
-    """The TokenBitmaskSource of grammars.
-
-    Args:
-        max_masks: Bitmasks that are asked for at once.
-        beside: Whether masks are made in a process beside the engine's.
-    """
+    """The TokenBitmaskSource of grammars; `beside` says that another process makes the masks."""
 
     def __init__(self, model: str, tokenizer: str, vocab_size: int, max_masks: int, *, beside: bool) -> None:
         self._prepared: list[Prepared] = []

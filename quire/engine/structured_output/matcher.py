@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from quire.engine.structured_output.mask_messages import Failure, Prepare
+from quire.engine.structured_output.messages import Failure, Prepare
 
 if TYPE_CHECKING:  # the compiler is imported with the first grammar
     from llguidance import LLMatcher
@@ -23,12 +23,12 @@ class Matcher:
     """One sequence under its grammar.
 
     Args:
-        compiled: A matcher of this sequence's own, at the beginning of the grammar.
-        never: Tokens that it must not sample.
-        early: Tokens that it must not sample before `min_tokens`.
+        compiled: A matcher of this sequence's own, at the beginning of the grammar. It consumes the sequence's tokens,
+            and writes which may come next.
+        never: Tokens that the sequence must not sample.
+        early: Tokens that the sequence must not sample before `min_tokens`.
 
     Attributes:
-        compiled: Consumes the sequence's tokens, and writes which may come next.
         failure: Why the sequence cannot go on; None if it can.
     """
 
@@ -42,7 +42,7 @@ class Matcher:
         self._num_tokens = 0
 
     def consumed(self, count: int, *, all_of_them: bool) -> None:
-        """Note that the output has so many tokens more, of which the grammar allowed all or not."""
+        """Record that the output has this many tokens more, and whether the grammar allowed all of them."""
         self._num_tokens += count
         if not all_of_them:
             self.failure = self.failure or _LEFT
@@ -82,7 +82,6 @@ class DraftMatcher:
         first: The place of its first mask, which is filled already.
 
     Attributes:
-        compiled: Follows the drafts.
         place: The place of the mask behind the last draft that was followed.
         count: How many masks the sequence has.
     """
@@ -107,7 +106,7 @@ class DraftMatcher:
         return self.compiled.consume_token(token) and not self.compiled.is_stopped()
 
     def take(self, mask: Bitmasks) -> None:
-        """The mask at `place` is written, and counts if it has a token."""
+        """Take in the mask at `place`, which counts if it has a token."""
         self._matcher.clear_forbidden(mask, self.place - self._first)
         if not self.compiled.is_error() and mask.any():
             self.count += 1

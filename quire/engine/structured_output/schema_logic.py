@@ -1,6 +1,6 @@
-"""What can be proven of JSON schemas: that two exclude each other, and what says the opposite of one.
+"""Proofs about JSON schemas: that two exclude each other, and which schema is the opposite of one.
 
-Owns both, behind references. What is not proven is answered by False or None, never by a guess.
+What is not proven is answered by False or None, never by a guess.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ KINDS = ("null", "boolean", "integer", "fraction", "string", "array", "object")
 """Types of values; a number is an integer or a fraction."""
 _OF_TYPE = {"number": {"integer", "fraction"}, **{kind: {kind} for kind in KINDS if kind != "fraction"}}
 _MAX_STEPS = 100_000
-"""Of all proofs about one document: they take less than a second."""
+"""Limit of the work for all proofs about one document, which take less than a second."""
 _DEEPEST = 24
 _LARGEST_SIZE = 2**32
 _MAX_VALUES = 256
 _LONGEST = 100
-"""Values whose opposite is written out, and the characters of each."""
+"""Limits of what is excluded by a pattern: the number of values, and the characters of each."""
 _OLDER = ("draft-03", "draft-04", "draft-06", "draft-07")
-"""Where `$ref` stands alone: what stands beside it says nothing."""
+"""Drafts in which keywords beside `$ref` say nothing."""
 _ALL_VALUES: dict[str, list[Any]] = {"null": [None], "boolean": [False, True]}
 _SIZES = {
     "string": ("minLength", "maxLength"),
@@ -55,10 +55,6 @@ class SchemaLogic:
         )
         self._steps = 0
 
-    def exclusive(self, one: Schema, other: Schema) -> bool:
-        """Whether it is proven that no value is valid under both."""
-        return self._exclusive([one], [other], _DEEPEST)
-
     def kinds(self, schema: Schema) -> set[str]:
         """The KINDS of values that may be valid under a schema."""
         return self._kinds(self._conjuncts([schema]))
@@ -72,7 +68,7 @@ class SchemaLogic:
         return next((key for key in common if self._all_exclusive([self._of_property(o, key) for o in objects])), None)
 
     def values(self, schema: Schema) -> list[Any] | None:
-        """The values that are valid under a schema, or a few more; None if they are not listed."""
+        """The values that are valid under a schema, and perhaps some more; None if they are not listed."""
         conjuncts = self._conjuncts([schema])
         kinds = self._kinds(conjuncts)
         found: list[Any] = []
@@ -84,27 +80,20 @@ class SchemaLogic:
                 found += values
         return found
 
-    def opposite(self, schema: Schema, context: Sequence[Schema] = ()) -> Schema | None:
-        """A schema that a value which is valid under all of `context` is valid under just if it is not under this one.
-
-        None: it cannot be said.
-        """
-        return self._opposite(schema, list(context), _DEEPEST)
-
     def _all_exclusive(self, schemas: Sequence[list[Schema]]) -> bool:
         """Whether any two of these exclude each other; quick where each lists its values."""
         listed = [self.values({"allOf": each}) for each in schemas]
         keys = [key for values in listed if values is not None for key in {_key(value) for value in values}]
         if None not in listed:
             return len(keys) == len(set(keys))
-        return all(self._exclusive(a, b, _DEEPEST) for i, a in enumerate(schemas) for b in schemas[:i])
+        return all(self.exclusive(a, b) for i, a in enumerate(schemas) for b in schemas[:i])
 
     def _spent(self) -> bool:
         self._steps += 1
         return self._steps > _MAX_STEPS
 
     def _conjuncts(self, schemas: Sequence[Schema]) -> list[Schema]:
-        """What all must be valid, behind references and `allOf`; [False] for what is never valid."""
+        """All schemas that must hold together, behind references and `allOf`; [False] if no value is valid."""
         found: list[Schema] = []
         waiting, seen = list(reversed(schemas)), set()
         while waiting and not self._spent():
@@ -124,7 +113,8 @@ class SchemaLogic:
             found.append(schema)
         return found
 
-    def _exclusive(self, one: Sequence[Schema], other: Sequence[Schema], depth: int) -> bool:
+    def exclusive(self, one: Sequence[Schema], other: Sequence[Schema], depth: int = _DEEPEST) -> bool:
+        """Whether it is proven that no value is valid under all schemas of both."""
         if depth < 0 or self._spent():
             return False
         a, b = self._conjuncts(one), self._conjuncts(other)
@@ -135,14 +125,13 @@ class SchemaLogic:
         return self._branches_exclusive(a, b, depth) or self._branches_exclusive(b, a, depth)
 
     def _branches_exclusive(self, own: list[Schema], other: list[Schema], depth: int) -> bool:
-        """Whether all alternatives of one exclude the other."""
         for schema in own:
             for keyword in ("anyOf", "oneOf"):
                 parts = schema.get(keyword)
                 if isinstance(parts, list) and parts:
                     plain = {key: value for key, value in schema.items() if key not in (keyword, "$ref", "allOf")}
                     rest = [each for each in own if each is not schema] + [self._references.keep(plain, schema)]
-                    if all(self._exclusive([part, *rest], other, depth - 1) for part in parts):
+                    if all(self.exclusive([part, *rest], other, depth - 1) for part in parts):
                         return True
         return False
 
@@ -169,12 +158,12 @@ class SchemaLogic:
         if _most(a, most) < _least(b, least) or _most(b, most) < _least(a, least):
             return True
         return kind == "object" and any(
-            self._exclusive(self._of_property(a, key), self._of_property(b, key), depth - 1)
+            self.exclusive(self._of_property(a, key), self._of_property(b, key), depth - 1)
             for key in _required(a) | _required(b)
         )
 
     def _of_property(self, conjuncts: Sequence[Schema], key: str) -> list[Schema]:
-        """What a property must be valid under, or less."""
+        """Schemas that a property must be valid under; some may be missing."""
         found = []
         for schema in conjuncts:
             if schema is False:
@@ -186,7 +175,8 @@ class SchemaLogic:
                 found.append(schema["additionalProperties"])
         return found
 
-    def _opposite(self, schema: Schema, context: list[Schema], depth: int) -> Schema | None:
+    def opposite(self, schema: Schema, context: Sequence[Schema], depth: int = _DEEPEST) -> Schema | None:
+        """The schema of values that are valid under all of `context`, but not under this one; None if it has none."""
         if isinstance(schema, bool):
             return not schema
         if depth < 0 or self._spent() or not isinstance(schema, Mapping):
@@ -197,7 +187,7 @@ class SchemaLogic:
         for keyword, value in schema.items():
             if keyword == "$ref":
                 try:
-                    opposite = self._opposite(self._references.target(schema), conjuncts, depth - 1)
+                    opposite = self.opposite(self._references.target(schema), conjuncts, depth - 1)
                 except LookupError:
                     return None
                 found = None if opposite is None else [opposite]
@@ -212,7 +202,7 @@ class SchemaLogic:
         return {"anyOf": parts} if len(parts) > 1 else (parts or [False])[0]
 
     def _opposite_of(self, keyword: str, value: Any, context: list[Schema], depth: int) -> list[Schema] | None:
-        """Of one keyword: schemas, one of which is valid where it is violated."""
+        """Schemas, one of which is valid where this keyword is violated; None if there are none."""
         if keyword in _NOT_OPPOSED:
             return None
         if keyword == "type":
@@ -233,7 +223,7 @@ class SchemaLogic:
         if keyword == "not":
             return [value]
         if keyword in ("allOf", "anyOf") and isinstance(value, list):
-            parts = [self._opposite(part, context, depth - 1) for part in value]
+            parts = [self.opposite(part, context, depth - 1) for part in value]
             if any(part is None for part in parts):
                 return None
             if keyword == "anyOf":
@@ -246,7 +236,7 @@ class SchemaLogic:
     ) -> list[Schema] | None:
         found = []
         for key, schema in properties.items():
-            opposite = self._opposite(schema, self._of_property(context, key), depth - 1)
+            opposite = self.opposite(schema, self._of_property(context, key), depth - 1)
             if opposite is None:
                 return None
             if opposite is not False:
@@ -301,7 +291,7 @@ def _kinds_of(types: Any) -> set[str]:
 
 
 def schema_of_kinds(kinds: set[str], among: set[str]) -> list[Schema] | None:
-    """The schema of these kinds of values, where others than `among` do not occur; None if there is none."""
+    """The schema of these kinds of values, where only kinds of `among` occur; None if it cannot be said."""
     if "fraction" in kinds and "integer" not in kinds and "integer" in among:
         return None
     names = sorted({"number" if kind == "fraction" else kind for kind in kinds})
@@ -350,7 +340,7 @@ def _values(schema: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _listed(conjuncts: Sequence[Schema], kind: str) -> list[Any] | None:
-    """The values of a kind, or a few more; None if they are not listed."""
+    """The values of a kind, and perhaps some more; None if they are not listed."""
     found: list[Any] | None = _ALL_VALUES.get(kind)
     for schema in conjuncts:
         values = _values(schema)

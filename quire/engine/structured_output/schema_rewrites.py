@@ -1,7 +1,8 @@
-"""Keywords of JSON Schema that the compiler does not know, said in keywords that it knows.
+"""Keywords of JSON Schema that the compiler does not know, in keywords that it knows.
 
-Owns what each of them becomes: schemas that must hold besides, under which no other values are valid than before. What
-cannot be said so is answered by None.
+Each becomes schemas that must hold besides, under which no other values are valid than before; None where that cannot
+be
+done exactly.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from quire.engine.structured_output.schema_logic import KINDS, Schema, SchemaLog
 from quire.text.output_parsers.schema_references import SchemaReferences
 
 _FEW_PARTS = 64
-"""Parts of a `oneOf`, each of which is compared with all others; more must have a tag."""
+"""Up to this number, each part of a `oneOf` is compared with all others; more parts must have a tag."""
 _MAX_ARRAYS = 512
-"""Arrays of unique items that are listed."""
+"""How many arrays of unique items are listed at most."""
 _APPLICATORS = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas", "dependencies"))
 _OF_NAMES = frozenset(("const", "enum", "maxLength", "minLength", "pattern", "type"))
 _ANNOTATIONS = frozenset(("$comment", "description", "examples", "title"))
@@ -27,7 +28,7 @@ _More = list[Schema] | None
 
 
 class SchemaRewrites:
-    """What stands for keywords of the schemas of one document."""
+    """Rewrites keywords of the schemas of one document."""
 
     def __init__(self, references: SchemaReferences) -> None:
         self._references = references
@@ -35,20 +36,23 @@ class SchemaRewrites:
         self._tagged: dict[tuple[int, str], dict[str, Any]] = {}
 
     def of(self, keyword: str, value: Any, schema: Mapping[str, Any]) -> _More:
-        """What one of REWRITTEN becomes."""
+        """The schemas that a keyword of REWRITTEN, which has this value in this schema, becomes."""
         return _REWRITES[keyword](self, value, schema)
 
     def exclusive_parts(self, schema: Mapping[str, Any]) -> _More:
         """Alternatives that may take the place of `oneOf`: what is valid under one is valid under just one part.
 
-        Parts that overlap only as long as a tag is missing must have it, though a part may have a default for it: who
-        reads the value needs the tag to tell the parts apart.
+        Parts that overlap only as long as a tag is missing must have it, though a part may have a default for it:
+        readers of the
+        value need the tag to tell the parts apart.
         """
         parts = schema["oneOf"]
         if len(parts) > _FEW_PARTS:
             key = self._logic.tag(parts)
             return None if key is None else [self._with_tag(part, key) for part in parts]
-        overlaps = [(i, j) for i, one in enumerate(parts) for j in range(i) if not self._logic.exclusive(one, parts[j])]
+        overlaps = [
+            (i, j) for i, one in enumerate(parts) for j in range(i) if not self._logic.exclusive([one], [parts[j]])
+        ]
         if not overlaps:
             return list(parts)
         key = self._logic.tag(parts)
@@ -65,7 +69,6 @@ class SchemaRewrites:
         return [{"allOf": each} if len(each) > 1 else each[0] for each in narrowed]
 
     def _with_tag(self, part: Schema, key: str) -> Schema:
-        """A part that requires a property."""
         target = self._references.resolved(part)
         if not isinstance(target, dict) or "$ref" in target:
             return {"allOf": [part, {"required": [key]}]}
@@ -79,7 +82,6 @@ class SchemaRewrites:
         return self._tagged[id(target), key]
 
     def _beside(self, schema: Mapping[str, Any], keyword: str) -> Schema:
-        """A schema without one of its keywords."""
         return self._references.keep({key: value for key, value in schema.items() if key != keyword}, schema)
 
     def _not(self, value: Any, schema: Mapping[str, Any]) -> _More:
@@ -92,9 +94,6 @@ class SchemaRewrites:
             return []
         opposite = self._logic.opposite(value, [self._beside(schema, "if")])
         return None if opposite is None else [{"anyOf": [{"allOf": [value, then]}, {"allOf": [opposite, other]}]}]
-
-    def _with_if(self, value: Any, schema: Mapping[str, Any]) -> _More:
-        return []
 
     def _dependencies(self, value: Any, schema: Mapping[str, Any]) -> _More:
         if not isinstance(value, Mapping):
@@ -163,13 +162,13 @@ _REWRITES: dict[str, Callable[[SchemaRewrites, Any, Mapping[str, Any]], _More]] 
     "dependencies": SchemaRewrites._dependencies,
     "dependentRequired": SchemaRewrites._dependencies,
     "dependentSchemas": SchemaRewrites._dependencies,
-    "else": SchemaRewrites._with_if,
+    "else": lambda self, value, schema: [],  # a part of what `if` becomes
     "if": SchemaRewrites._if,
     "not": SchemaRewrites._not,
     "propertyNames": SchemaRewrites._property_names,
-    "then": SchemaRewrites._with_if,
+    "then": lambda self, value, schema: [],
     "unevaluatedProperties": SchemaRewrites._unevaluated_properties,
     "uniqueItems": SchemaRewrites._unique_items,
 }
 REWRITTEN = frozenset(_REWRITES)
-"""Keywords that a schema may have nevertheless."""
+"""Keywords that are rewritten."""

@@ -16,7 +16,7 @@ from llguidance import regex_to_lark
 from quire.text.output_parsers.lark_rules import quoted
 
 SpecialTokens = Mapping[str, int]
-"""By text: tokens that stand for no text."""
+"""Ids of tokens that stand for no text, by their names."""
 TEXT = "/(.|\\n)*/"
 MAX_DEPTH = 32
 
@@ -26,15 +26,12 @@ Parts = dict[str, Any]
 def grammar_from_structural_tag(
     text: str, schema: Callable[[Any], Any], lark_of: Callable[[str], str], special: SpecialTokens
 ) -> str:
-    """The grammar of a structural tag.
+    """The grammar of a structural tag, a JSON object. Raises ValueError if it is malformed, or has a part that is
+    not supported.
 
     Args:
-        text: A JSON object.
         schema: Prepares a JSON schema.
         lark_of: Translates a grammar in a request's syntax to Lark.
-
-    Raises:
-        ValueError: It is malformed, or has a part that is not supported.
     """
     tag = json.loads(text)
     if isinstance(tag.get("format"), dict):
@@ -131,7 +128,6 @@ class _Writer:
         return " ".join(self.expression(each, last=last and i == end, depth=depth) for i, each in enumerate(parts))
 
     def _tag(self, part: Parts, last: bool, depth: int, begin: str | None = None) -> str:
-        """A tag; `begin` takes the place of its own."""
         begin = _text(part, "begin") if begin is None else begin
         ends = part.get("end", "")
         ends = ends if isinstance(ends, list) else [ends]
@@ -153,7 +149,7 @@ class _Writer:
         return f"({found})" if part.get("at_least_one") else f"({found})?"
 
     def _triggered_tags(self, part: Parts, last: bool, depth: int) -> str:
-        """Free text; each trigger in it begins one of its tags. With `at_least_one` a tag comes first."""
+        """Free text in which each trigger begins one of its tags. With `at_least_one` a tag comes first."""
         triggers = _list(part, "triggers", "triggered_tags")
         tags = _list(part, "tags", "triggered_tags")
         rest: dict[str, list[str]] = {}
@@ -172,7 +168,7 @@ class _Writer:
         return f"{first} {later}* {tail}" if part.get("at_least_one") else f"{later}* {tail}"
 
     def _text_until(self, text: str) -> str:
-        """Any text up to and with the first place where it has `text`."""
+        """Any text up to and with the first `text` in it."""
         parts = literal(text, self._special)
         if parts.startswith("<["):
             return f"{self._rule(TEXT)} {parts}"

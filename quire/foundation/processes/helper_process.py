@@ -18,6 +18,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from quire.errors import UnavailableError
+
 _HEAD = struct.Struct("<I")
 _CHUNK = 1 << 16
 STACK_BYTES = 256 * 2**20
@@ -142,6 +144,78 @@ class HelperProcess(Generic[Sent, Received]):
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+class HelperPool(Generic[Sent, Received]):
+    """Helpers that are started when a task needs one, and kept for the next. Any thread may ask.
+
+    Args:
+        start: Starts a helper, whose first message says that it is ready.
+        start_seconds: How long that may take; on an idle machine it takes a tenth of a second.
+        name: What does not start, for an error.
+    """
+
+    def __init__(self, start: Callable[[], HelperProcess[Sent, Received]], start_seconds: float, name: str) -> None:
+        self._start = start
+        self._start_seconds = start_seconds
+        self._name = name
+        self._idle: list[HelperProcess[Sent, Received]] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def ask(self, task: Sent, seconds: float) -> Received | None:
+        """A helper's answer; None if it gives none in time, or dies of the task. Then the helper is killed.
+
+        Raises:
+            UnavailableError: No helper starts.
+        """
+        helper, answer = self._take(), None
+        try:
+            deadline = time.monotonic() + seconds
+            helper.channel.send(task)
+            answer = helper.channel.receive(deadline - time.monotonic())
+        except ChannelClosed:
+            pass
+        except UnicodeEncodeError:  # nothing was sent
+            self._put_back(helper)
+            raise
+        if answer is None:
+            helper.kill()
+        else:
+            self._put_back(helper)
+        return answer
+
+    def close(self) -> None:
+        """End the idle helpers, and each other one after its task."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for helper in idle:
+            helper.close()
+
+    def _take(self) -> HelperProcess[Sent, Received]:
+        with self._lock:
+            while self._idle:
+                helper = self._idle.pop()
+                if helper.alive:
+                    return helper
+                helper.kill()
+        helper = self._start()
+        try:
+            ready = helper.channel.receive(self._start_seconds)
+        except ChannelClosed:
+            ready = None
+        if ready is None:
+            helper.kill()
+            raise UnavailableError(f"{self._name} does not start. See the server's log.")
+        return helper
+
+    def _put_back(self, helper: HelperProcess[Sent, Received]) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(helper)
+                return
+        helper.close()
 
 
 def run_helper(main: Callable[[socket.socket], None]) -> None:

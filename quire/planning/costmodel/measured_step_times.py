@@ -39,8 +39,7 @@ _FEWEST = 8
 
 @dataclass(frozen=True)
 class TimedStep:
-    """A step that ran in `ms`: the tokens of each row, those before them in its context, and how many rows sampled a
-    token."""
+    """A step that ran: the tokens of each row, those before them in its context, and how many rows sampled."""
 
     counts: tuple[int, ...]
     before: tuple[int, ...]

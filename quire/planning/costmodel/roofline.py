@@ -69,8 +69,7 @@ class Roofline:
 
     @property
     def free_tokens(self) -> int:
-        """Tokens that cost nothing in a step with a chunk, which reads all weights, also of experts that decoding rows
-        do not use."""
+        """Tokens that cost nothing in a step with a chunk, which reads the weights of all experts anyway."""
         return self._free_tokens
 
     def _attended(self, tokens: int, context: int) -> int:

@@ -121,8 +121,7 @@ class StepTime:
         return self._fixed(tokens, tokens) + self.products_ms(tokens, tokens) + attention
 
     def prompt(self, tokens: int, before: int = 0) -> float:
-        """Milliseconds of a step that computes a prompt behind `before` cached tokens and samples the first token of
-        its answer."""
+        """Milliseconds of a step that computes a prompt behind `before` cached tokens and samples its first token."""
         return self(np.array([tokens], np.int64), np.array([before], np.int64), 1)
 
     def products_ms(self, tokens: int, sampled: int) -> float:
@@ -134,6 +133,5 @@ class StepTime:
         return float((read**p + product**p) ** (1 / p))
 
     def _fixed(self, tokens: int, sampled: int) -> float:
-        """Milliseconds that are neither products nor attention."""
         constant, each = self._extra_ms
         return self._fixed_ms + sampled * self._shares.row_ms + constant + tokens * each

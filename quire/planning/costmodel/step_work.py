@@ -16,8 +16,7 @@ Windows = Mapping[int | None, int]
 
 
 class UsedWeights:
-    """How many of a model's weights a step uses; `head` is those of the head. An embedding table that is only looked up
-    costs nothing."""
+    """How many of a model's weights a step uses. An embedding table that is only looked up costs nothing."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.head = -(-spec.vocab_size // spec.tp) * spec.hidden
@@ -34,8 +33,7 @@ class UsedWeights:
 
     @property
     def dense_per_token(self) -> int:
-        """How many weights outside the experts and the head each token is multiplied with. Only sampled tokens go
-        through the head."""
+        """How many weights each token is multiplied with, without experts, and without the head of sampled tokens."""
         return self._always - self.head
 
     @property

@@ -22,14 +22,8 @@ from quire.scheduling.scheduler.token_budget import TokenBudget
 
 @dataclass(frozen=True)
 class _FailedAdmission:
-    """Why a request was not admitted.
-
-    Attributes:
-        request: Which.
-        parent: Its parent then.
-        blocks: Free blocks that it needed.
-        uncomputed: Tokens that it had to compute.
-    """
+    """Why a request was not admitted: its parent then, the free blocks that it needed, and the tokens that it had to
+    compute."""
 
     request: Request
     parent: Request | None
@@ -38,14 +32,7 @@ class _FailedAdmission:
 
 
 class Admission:
-    """Decides about one request at a time.
-
-    Args:
-        pool, num_groups: The KV blocks, and how many groups of layers hold some.
-        lengths, request_table: Of all requests.
-        budget, preemption, policy: See Scheduler.
-        prefix_cacher, rope_lengths: Of all requests.
-    """
+    """Decides about one request at a time. `num_groups` is how many KV groups hold blocks of `pool`."""
 
     def __init__(
         self,
@@ -87,7 +74,7 @@ class Admission:
         return None if has_room else last
 
     def num_blocks_to_allocate(self, request: Request) -> int:
-        """Blocks that it still needs for the tokens it has."""
+        """Blocks that a request still needs for the tokens it has."""
         return request.table.num_blocks_to_allocate(len(request.tokens), self._budget.step_tokens)
 
     def num_reserved_blocks(self) -> int:
@@ -99,8 +86,8 @@ class Admission:
         return sum(self.num_blocks_to_allocate(running[place]) for place in behind)
 
     def is_ready(self, request: Request, step: Step) -> bool:
-        """Whether it waits for room only: not for a token in flight (it was preempted meanwhile), nor for the prompt of
-        the request it forks from."""
+        """Whether a request waits for room only: not for a token in flight (it was preempted meanwhile), nor for the
+        prompt of the request it forks from."""
         parent = request.parent
         if parent is not None and (parent.ended is not None or parent.preemptions):
             request.parent = parent = None  # it computes its own prompt, or finds it in the prefix cache
@@ -118,7 +105,7 @@ class Admission:
 
         Args:
             reserved: Blocks that others need for the tokens they have.
-            passing: It is small and passes one that found no room, of which is remembered why.
+            passing: Whether it is small and passes a request that found no room, of which is remembered why.
         """
         if not self._budget.has_time(self._min_uncomputed(request)):
             return False
@@ -133,7 +120,7 @@ class Admission:
         return self._try_share_prefix(request, reserved, remember=not passing)
 
     def _min_uncomputed(self, request: Request) -> int:
-        """Tokens that it has to compute at least: the prefix cache holds whole blocks only."""
+        """Tokens that a request has to compute at least: the prefix cache holds whole blocks only."""
         if request.swapped:
             return request.num_uncomputed
         return 1 if request.parent is not None else (len(request.tokens) - 1) % self._pool.block_size + 1

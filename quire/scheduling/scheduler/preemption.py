@@ -18,11 +18,9 @@ class PreemptionCost(Protocol):
 
     def recompute_ms(self, tokens: int) -> float:
         """Computing that many tokens again."""
-        ...
 
     def swap_ms(self, blocks: int) -> float:
         """Moving that many blocks to the host and back."""
-        ...
 
 
 class Preemption:
@@ -30,7 +28,7 @@ class Preemption:
 
     Args:
         host: Host blocks that are ready; where they are too few, the request is recomputed.
-        mode: Always this one, as far as host blocks last; None for the cheaper one each time.
+        mode: What to do as far as host blocks last; None for the cheaper way each time.
         cost: Estimates for mode None; without it, everything is recomputed.
     """
 
@@ -40,8 +38,7 @@ class Preemption:
         self._cost = cost
 
     def swap_out(self, request: Request, step: Step) -> None:
-        """Move the blocks of a request that is preempted in this step to the host, unless computing them again costs
-        less."""
+        """Move the blocks of a request that is preempted in this step to the host, unless recomputing costs less."""
         if self._should_swap(request):
             step.swap_out += request.table.swap_out(self.host.allocate(request.table.num_blocks))
             request.swapped = True

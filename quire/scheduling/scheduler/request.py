@@ -110,7 +110,7 @@ class Request:
     @property
     def needs_history(self) -> bool:
         """Whether sampling or drafting needs the request's earlier tokens besides its logits."""
-        return self.add.sampling.penalizes or bool(self.add.bad_words) or self.host_bound or self.max_drafts > 0
+        return bool(self.add.sampling.penalizes or self.add.bad_words or self.host_bound or self.max_drafts)
 
     @property
     def reads_cache(self) -> bool:
@@ -185,7 +185,6 @@ class ResourcePool(Protocol):
     def release(self, request: Request) -> None:
         """Take back what a request holds: all of it if it is over (`request.ended`), and what it does not need while it
         waits if it was preempted."""
-        ...
 
 
 class ExpectedOutput:

@@ -20,17 +20,7 @@ _MAX_STALE = 64
 
 
 class RequestTable:
-    """Requests by id, in two queues.
-
-    Args:
-        num_slots: Most requests that run at once.
-        policy: See Scheduler.
-
-    Attributes:
-        waiting: Without a slot.
-        running: With one.
-        expected_output: How long outputs are expected to be.
-    """
+    """Requests by id, in two queues: `waiting` without a slot, and `running` with one."""
 
     def __init__(self, num_slots: int, policy: Policy = "fcfs") -> None:
         self.num_slots = num_slots
@@ -109,11 +99,7 @@ class RequestTable:
 
 
 class Deadlines:
-    """Requests by their deadline.
-
-    Args:
-        requests: Those that are not over.
-    """
+    """Deadlines of requests that are not over."""
 
     def __init__(self, requests: RequestTable) -> None:
         self._requests = requests

@@ -16,8 +16,7 @@ from quire.scheduling.scheduler.running_queue import RunningQueue
 
 
 class RopeLengths:
-    """Sets the RoPE length of requests; arguments as of Scheduler. A `mode` of None means that keys do not depend on
-    the length."""
+    """Sets the RoPE length of requests. A `mode` of None means that keys do not depend on the length."""
 
     def __init__(
         self,
@@ -33,8 +32,7 @@ class RopeLengths:
         self._masked_drafts = masked_drafts
 
     def assign(self, request: Request) -> None:
-        """Set the RoPE length of a request that is about to be computed from the start, and the hashes that go with
-        it."""
+        """Set the RoPE length of a request that is about to be computed from the start, and the hashes for it."""
         mode = self._mode
         if mode is None:
             return

@@ -171,8 +171,7 @@ class Scheduler:
         return int(np.maximum(lengths.allocated[index] - lengths.computed[index], 0).sum()) * len(self._groups)
 
     def bitmasks_due(self) -> ScheduledStep | None:
-        """The oldest plan in flight, if rows of it wait for masks. All tokens before them are known, but some of their
-        requests may be over."""
+        """The oldest plan in flight, if rows of it wait for masks. Some of its requests may be over."""
         return self._steps_in_flight[0] if self._steps_in_flight and self._steps_in_flight[0].masked else None
 
     def newest_requests(self) -> list[int]:
@@ -224,8 +223,7 @@ class Scheduler:
         self._deadlines.add(request)
 
     def hold_new(self, what: str) -> list[int]:
-        """Let all requests that were never admitted await `what` as well, except forks of one that was. Returns their
-        ids."""
+        """Let all requests that were never admitted await `what`, except forks of one that was. Returns their ids."""
         waiting = self._waiting
         held = [each for each in waiting if each.admitted_at is None and (
             each.parent is None or each.parent.admitted_at is None
@@ -240,8 +238,7 @@ class Scheduler:
         self._waiting.hold([request for request in self._waiting if what not in request.awaits], what)
 
     def arrived(self, request_id: int, what: str) -> None:
-        """Record that something a request awaits is there. Once all of it is, the request can be admitted. A request
-        that is over is ignored."""
+        """Record that something a request awaits is there. It can be admitted once all of it is."""
         request = self._request_table.get(request_id)
         if request is not None and what in request.awaits:
             request.awaits.remove(what)
@@ -260,33 +257,22 @@ class Scheduler:
 
     def abort(self, request_id: int) -> Request | None:
         """End a request now: no later plan has it, and its slot and blocks are free. None if it is already over."""
-        return self._end(request_id, "abort")
-
-    def stop(self, request_id: int) -> Request | None:
-        """End a request now because it is complete. None if it is already over."""
-        return self._end(request_id, "stop")
-
-    def fail(self, request_id: int, message: str, *, refused: bool = False) -> Request | None:
-        """End a request now because of an error. None if it is already over.
-
-        Args:
-            message: For the client.
-            refused: What the request asks for is to blame.
-        """
-        return self._end(request_id, "refused" if refused else "error", message)
+        return self.end(request_id, "abort")
 
     def expire(self) -> list[Request]:
         """End the requests whose deadline has passed, and return them. Very many are ended over several calls."""
         ended, tokens = list[Request](), 0
         for request in self._deadlines.due(self._clock.now()):
-            self._end(request.id, "timeout")
+            self.end(request.id, "timeout")
             ended.append(request)
             tokens += len(request.tokens)
             if tokens > ADMITTED_TOKENS:
                 break
         return ended
 
-    def _end(self, request_id: int, reason: EndReason, message: str = "") -> Request | None:
+    def end(self, request_id: int, reason: EndReason, message: str = "") -> Request | None:
+        """End a request now for any reason; for `error` and `refused` with a message for the client. None if it is
+        already over."""
         request = self._request_table.get(request_id)
         if request is not None:
             request.end(reason, message)
@@ -316,7 +302,6 @@ class Scheduler:
         return plan
 
     def _move_running(self, step: Step) -> None:
-        """Move every running request as far as the budget goes, in queue order."""
         lengths, index, requests = self._lengths, self._running.indices, list(self._running)
         planned, length = lengths.planned[index], lengths.known[index] + lengths.in_flight_tokens[index]
         uncomputed = np.where(length < lengths.limit[index], length - planned, 0)
@@ -384,7 +369,6 @@ class Scheduler:
         waiting.restore_skipped()
 
     def _start(self, request: Request, step: Step) -> None:
-        """Move an admitted request for the first time."""
         self._request_table.assign_slot(request)
         if request.admitted_at is None:
             request.admitted_at = self._clock.now()

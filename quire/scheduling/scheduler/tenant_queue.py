@@ -15,11 +15,15 @@ _MAX_STALE = 64
 class Tenant:
     """The waiting requests of one tenant, small and large ones in turns.
 
-    Sizes are admitted equally many tokens while requests of several wait; by arrival within one size. The next size is
-    the one that was admitted fewest tokens, and the smallest of several (stride scheduling, Waldspurger and Weihl
-    1995). A size that nobody waited in begins where the others are: it saves nothing up. A prompt is as large as all
-    its choices together, and each of these is of that size: so very many choices of a short prompt keep a short request
-    waiting no longer than a long prompt does.
+    Sizes are admitted equally many tokens while requests of several sizes wait; within a size, requests come by
+    arrival. The
+    next size is the one that was admitted fewest tokens, and of several the smallest (stride scheduling, Waldspurger
+    and
+    Weihl 1995). A size that nobody waited in begins where the others are: it saves nothing up. All choices of a prompt
+    have
+    the size of all of them together, so very many choices of a short prompt keep a short request waiting no longer than
+    a
+    long prompt does.
 
     Attributes:
         deficit: Tokens that it may have admitted in this turn.
@@ -67,7 +71,7 @@ class KeyHeap:
     """Requests by queue key, the lowest first. Adding one costs O(log n), looking at the first O(1).
 
     Attributes:
-        size: Of these requests: 0 up to SMALL tokens, 1 up to four times as many, and so on.
+        size: Size of the requests: 0 up to SMALL tokens, 1 up to four times as many, and so on.
         served: Tokens that were admitted of this size, as the tenant's other sizes count them.
     """
 

@@ -39,21 +39,16 @@ class StepCost(Protocol):
 
     def step_ms(self, tokens: int, context: int) -> float:
         """A step of `tokens` rows of one token, whose contexts are `context` tokens in sum."""
-        ...
 
     def token_ms(self, context: int) -> float:
         """One more token in a chunk, with a context of `context` tokens."""
-        ...
 
     @property
     def free_tokens(self) -> int:
-        """Tokens up to which a step takes as long as one with a chunk of one token: as long as reading the weights
-        takes."""
-        ...
+        """A step of up to this many tokens takes as long as reading the weights, whatever its chunks are."""
 
     def learn(self, step_ms: float, chunk_ms: float, measured_ms: float) -> None:
         """Learn that a step took `measured_ms` which was predicted to take `step_ms`, and `chunk_ms` for its chunks."""
-        ...
 
 
 @dataclass(frozen=True)

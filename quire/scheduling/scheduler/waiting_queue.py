@@ -176,7 +176,6 @@ class WaitingQueue:
         tenant.add(request, request.add.queued_tokens(self._expected_output.tokens))
 
     def _take_out_of_order(self, request: Request) -> None:
-        """Take a request's place in the order away, if it has one."""
         self._without_turns.remove(request)
         tenant = self._tenants.get(request.add.tenant)
         if tenant is not None and request.id in tenant.heap_of:

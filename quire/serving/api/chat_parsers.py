@@ -21,11 +21,10 @@ from quire.structured_outputs_params import StructuredOutputsParams
 from quire.text.deltas import ChoiceDelta
 from quire.text.hints import HintLog
 from quire.text.model_text import ModelText
-from quire.text.output_parsers.call_grammar import call_grammar
+from quire.text.output_parsers.call_grammar import call_grammar, reasoning_in_front
 from quire.text.output_parsers.detection import Detection, detect_reasoning_parser, detect_tool_parser
 from quire.text.output_parsers.events import OutputEvent, ToolCallDelta, ToolCallStart
 from quire.text.output_parsers.formats import Turn
-from quire.text.output_parsers.reasoning_grammar import reasoning_in_front
 from quire.text.output_parsers.registry import create_parser, special_tokens
 from quire.text.output_parsers.scanner import OutputParser
 from quire.text.thinking_budget import reasoning_tokens, thinking_budget

@@ -10,8 +10,8 @@ from quire.serving.api.chat_parsers import ChoiceParser, OutputParsing
 from quire.serving.api.schemas.known_fields import AS_THEY_ARE, FieldNames, fields_named
 from quire.serving.api.session.open_requests import OnDelta, OutputCollector
 from quire.serving.api.session.session import EngineSession
-from quire.text.choice_state import ChoiceState
 from quire.text.deltas import ChoiceDelta, SequenceDelta
+from quire.text.text_stream import ChoiceState
 from quire.text.tokenizer import Tokenizer
 
 

@@ -1,7 +1,6 @@
-"""The rules for a call's arguments.
+"""The rules for a call's arguments: JSON objects by schema, or arguments that a format writes one by one.
 
-Owns JSON objects by schema, and arguments that a format writes one by one, in the order of the schema's properties.
-A keyword that these cannot honour is refused by name.
+The latter come in the order of the schema's properties. A keyword that they cannot honour is refused by name.
 """
 
 from __future__ import annotations
@@ -20,36 +19,30 @@ from quire.text.output_parsers.lark_rules import ANY_TEXT, LarkRules, escaped, q
 from quire.text.output_parsers.schema_references import SchemaReferences
 
 _SPACING = " ?"
-"""As templates show JSON to models: without line breaks, of which a model may otherwise write many."""
-_KNOWN_OF_OBJECTS = frozenset(
-    ("type", "properties", "required", "additionalProperties", "title", "description", "$schema", "$defs",
-     "definitions", "examples", "default")
-)  # fmt: skip
+"""White space within JSON, as templates show it to models: no line breaks, of which a model may write many."""
+_KNOWN_OF_OBJECTS = frozenset((
+    "type", "properties", "required", "additionalProperties", "title", "description", "$schema", "$defs",
+    "definitions", "examples", "default",
+))  # fmt: skip
 _REFUSED_OF_STRINGS = ("$ref", "pattern", "format", "not", "allOf", "oneOf", "if")
 _DOCUMENT = "quire:parameters"
-"""What a function's parameters are called where they stand in a larger schema, so that their references lead there."""
+"""Name of a function's parameters where they stand in a larger schema, so that their references lead there."""
 _MAX_CHARACTERS = 4_096
-"""Of a string whose length is limited; more is not enforced by counting."""
+"""Longest limit of a string's length that is enforced, since characters are counted."""
 
 
 class ArgumentGrammar:
-    """Writes the arguments of tools."""
+    """Writes the arguments of tools into `rules`, one by one as `keyed` says, or as a JSON object for None."""
 
     def __init__(self, rules: LarkRules, keyed: KeyedArguments | None) -> None:
-        """
-        Args:
-            keyed: How arguments are written one by one; None for a JSON object.
-        """
         self._rules = rules
         self._keyed = keyed
 
     def rule(self, tool: Tool, *, enforced: bool) -> str:
         """The rule for a tool's arguments; any JSON object, or any of its arguments, if its schema is not enforced.
-
-        Raises:
-            RequestError: A keyword of the schema cannot be honoured in this format.
-        """
-        if self._keyed is None:
+        Raises RequestError for a keyword that cannot be honoured in this format."""
+        keyed = self._keyed
+        if keyed is None:
             return _json(self._rules, tool, _of_object(tool.parameters if enforced else {}), "the parameters")
         tool = _with_properties(tool)
         properties = tool.parameters.get("properties") or {}
@@ -60,19 +53,17 @@ class ArgumentGrammar:
         if enforced and tool.strict:
             _check_object(tool, properties, required)
         types = ArgumentTypes((tool,), tool.name)
-        given = {
-            key: self._argument(tool, types, key, enforced) for key, each in properties.items() if each is not False
-        }
-        return self._in_order(given, required)
+        known = [key for key, each in properties.items() if each is not False]
+        return self._in_order(
+            {key: self._argument(keyed, tool, types, key, enforced) for key in known}, required, keyed
+        )
 
-    def _in_order(self, given: Mapping[str, str], required: set[str]) -> str:
+    def _in_order(self, given: Mapping[str, str], required: set[str], keyed: KeyedArguments) -> str:
         """The arguments, of which those that are not required may be missing; separators only between two."""
-        assert self._keyed is not None
-        separator = " ".join(self._rules.literal(self._keyed.separator))
+        separator = " ".join(self._rules.literal(keyed.separator))
         if not separator:
-            return self._rules.add(
-                "arguments", " ".join(rule if key in required else f"{rule}?" for key, rule in given.items()) or '""'
-            )
+            each = (rule if key in required else f"{rule}?" for key, rule in given.items())
+            return self._rules.add("arguments", " ".join(each) or '""')
         behind = '""'  # what may follow an argument, from the last one on
         alone = '""'  # the same in front of the first argument
         for key, rule in reversed(list(given.items())):
@@ -82,28 +73,21 @@ class ArgumentGrammar:
             alone = first
         return alone
 
-    def _argument(self, tool: Tool, types: ArgumentTypes, key: str, enforced: bool) -> str:
-        keyed = self._keyed
-        assert keyed is not None
-        schema = tool.parameters["properties"][key]
+    def _argument(self, keyed: KeyedArguments, tool: Tool, types: ArgumentTypes, key: str, enforced: bool) -> str:
         before = self._rules.literal(keyed.before_key + key + keyed.after_key)
-        after = self._rules.literal(keyed.after_value)
         if keyed.text_end and types.may_be_string(key):
-            text = self._text(tool, key, types.references.merged(schema), enforced)
-            return self._rules.add("argument", " ".join([*before, text]))
+            schema = types.references.merged(tool.parameters["properties"][key])
+            return self._rules.add("argument", " ".join([*before, self._text(keyed, tool, key, schema, enforced)]))
         value = _json(self._rules, tool, _of_property(tool.parameters, key) if enforced else {}, f"'{key}'")
-        return self._rules.add("argument", " ".join([*before, value, *after]))
+        return self._rules.add("argument", " ".join([*before, value, *self._rules.literal(keyed.after_value)]))
 
-    def _text(self, tool: Tool, key: str, schema: Mapping[str, Any], enforced: bool) -> str:
+    def _text(self, keyed: KeyedArguments, tool: Tool, key: str, schema: Mapping[str, Any], enforced: bool) -> str:
         """A string as it stands, and what ends the argument."""
-        keyed = self._keyed
-        assert keyed is not None
         after = list(self._rules.literal(keyed.after_value))
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if enforced and values and isinstance(values, list):
             texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
-            choice = " | ".join(map(quoted, texts))
-            return f"({choice}) {' '.join(after)}"
+            return f"({' | '.join(map(quoted, texts))}) {' '.join(after)}"
         body = ANY_TEXT
         if enforced:
             if tool.strict:
@@ -114,7 +98,7 @@ class ArgumentGrammar:
         name = self._rules.terminal(body)
         if after[0].startswith("<"):
             return " ".join([name, *after])
-        return self._rules.add("text", f"{name} {after[0]}", "[lazy]") + "".join(f" {item}" for item in after[1:])
+        return " ".join([self._rules.add("text", f"{name} {after[0]}", "[lazy]"), *after[1:]])
 
 
 def object_rule(rules: LarkRules, tool: Tool, arguments_key: str, *, enforced: bool) -> str:
@@ -146,12 +130,12 @@ def _json(rules: LarkRules, tool: Tool, schema: Mapping[str, Any], what: str) ->
 
 
 def _of_object(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema of a function's arguments, which are an object also where it does not say so."""
+    """The schema of a function's arguments, which are an object even if the schema does not say so."""
     return schema if {"type", "anyOf", "oneOf", "allOf", "$ref"} & schema.keys() else {**schema, "type": "object"}
 
 
 def _with_properties(tool: Tool) -> Tool:
-    """A tool whose parameters list their properties, though they may have been a reference to what lists them."""
+    """A tool whose parameters list their properties, which may have been a reference to what lists them."""
     if not {"$ref", "allOf"} & tool.parameters.keys():
         return tool
     definitions = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
@@ -159,7 +143,6 @@ def _with_properties(tool: Tool) -> Tool:
 
 
 def _of_property(parameters: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The schema of one argument, with the document that it refers to."""
     schema = parameters["properties"][key]
     if isinstance(schema, bool):
         return {} if schema else {"not": {}}

@@ -1,8 +1,7 @@
 """From the texts of arguments to JSON, by the types that the tool's schema gives them.
 
-Owns the conversion, which arguments are strings, and that these stream while other values wait for their end. Knows no
-tags but those it is given. A text that does not fit its type becomes a string: it is never lost, and whoever gets the
-call can see what is wrong with it.
+Strings stream, while other values wait for their end. A text that does not fit its type becomes a string: it is never
+lost, and whoever gets the call can see what is wrong with it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class ArgumentTypes:
     """The types of one tool's arguments."""
 
     def __init__(self, tools: Sequence[Tool], name: str) -> None:
-        """An unknown name has no types: its arguments are taken for strings, unless they are JSON containers."""
+        """Find the types of the tool with this name. Arguments of an unknown tool are strings or JSON containers."""
         self._schema = next((tool.parameters for tool in tools if tool.name == name), {})
 
     def is_string(self, key: str) -> bool:
@@ -61,8 +60,7 @@ class ArgumentTypes:
         return frozenset(self._types_of(schema))
 
     def _types_of(self, schema: Any) -> set[str]:
-        """The types of a schema and its alternatives. Each schema is visited once, since references may lead in
-        circles."""
+        """The types of a schema and its alternatives, each visited once: references may lead in circles."""
         found: set[str] = set()
         waiting, seen = [schema], set[int]()
         while waiting:
@@ -100,12 +98,9 @@ class TypedArguments:
         self._separator = "{"
 
     def read(self, key: str, ends: Tags, *, string: bool | None = None) -> Steps[str | None]:
-        """Read a value up to one of the tags, which is returned and stays unread; None if the text ends before. One
-        newline at each side belongs to the tags.
-
-        Args:
-            string: Whether it is a string, where the format says so.
-        """
+        """Read a value up to one of the tags (`ends`), which is returned and stays unread; None if the text ends
+        before. One newline at each side belongs to the tags. `string` says whether the value is a string, where the
+        format tells."""
         yield from self._answer.arguments(f"{self._separator}{json.dumps(key, ensure_ascii=False)}: ")
         self._separator = ", "
         if (yield from self._scanner.peek()) == "\n":
@@ -120,7 +115,7 @@ class TypedArguments:
         return tag
 
     def close(self) -> Iterator[OutputEvent]:
-        """End the arguments: none follow."""
+        """End the arguments."""
         yield from self._answer.arguments("{}" if self._separator == "{" else "}")
 
     def _read_string(self, ends: Tags) -> Steps[str | None]:

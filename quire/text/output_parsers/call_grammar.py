@@ -1,8 +1,10 @@
 """A grammar, in llguidance's dialect of Lark, that makes a model call tools as it should.
 
-Owns how a format's syntax and the tools' schemas become rules: for an answer that must call (`tool_choice` required or
-a function); for one that may, where what follows the announcement of a call is enforced; and for one that is either
-calls or JSON of a schema. Knows nothing about compiling or masks. What cannot be enforced in full is refused.
+Turns a format's syntax and the tools' schemas into rules: for an answer that must call (`tool_choice` required or a
+function); for one that may, where what follows the announcement of a call is enforced; and for one that is either calls
+or JSON of a schema. Reasoning may come in front. Knows nothing about compiling or masks. What cannot be enforced in
+full
+is refused.
 
 Source: docs/syntax.md in guidance-ai/llguidance (`%json`, lazy lexemes, special tokens).
 """
@@ -15,12 +17,14 @@ from typing import Any
 from quire.errors import RequestError
 from quire.text.output_parsers.argument_grammar import ArgumentGrammar, may_name, object_rule
 from quire.text.output_parsers.events import Tool
-from quire.text.output_parsers.formats import CallSyntax, ToolFormat, Turn
+from quire.text.output_parsers.formats import CallSyntax, ReasoningFormat, ToolFormat, Turn
 from quire.text.output_parsers.lark_rules import ANY_TEXT, LarkRules
-from quire.text.output_parsers.reasoning_grammar import reasoning
 from quire.text.output_parsers.registry import reasoning_format, tool_format
 
 _FIRST_KEYS = "name|type|id|function|parameters|arguments"
+FORM = "form"
+"""Name of the grammar of the answer's form, which stands behind the reasoning."""
+_SPACE = r"/[\r\n]{0,4}/"
 
 
 def call_grammar(
@@ -37,10 +41,10 @@ def call_grammar(
     """The grammar of an answer.
 
     Args:
-        tools: What may be called: one of them where `tool_choice` names it.
-        must_call: The answer is one call or more, and nothing else; each matches its tool's schema, as far as that
-            can be enforced if the tool is not `strict`. Otherwise the model chooses, and only tools that are `strict`
-            have their schema enforced.
+        tools: What may be called: one tool where `tool_choice` names it.
+        must_call: Whether the answer is one call or more, and nothing else; each matches its tool's schema, as far as
+            that can be enforced if the tool is not `strict`. Otherwise the model chooses, and only tools that are
+            `strict` have their schema enforced.
         form: The schema of an answer that does not call, with the options of `LarkRules.json` as its `x-quire`; None
             for any text. It says nothing about an answer that must call.
         reasoning_parser: Allows reasoning in front of the answer.
@@ -53,12 +57,8 @@ def call_grammar(
     rules = LarkRules(special_ids or {})
     syntax = _syntax(tool_format(tool_parser), tool_parser, rules)
     arguments = ArgumentGrammar(rules, syntax.keyed)
-    calls = _Calls(
-        rules,
-        syntax,
-        {tool.name: arguments.rule(tool, enforced=must_call or tool.strict) for tool in tools},
-        parallel=parallel,
-    )
+    of_tools = {tool.name: arguments.rule(tool, enforced=must_call or tool.strict) for tool in tools}
+    calls = _Calls(rules, syntax, of_tools, parallel=parallel)
     if must_call:
         answer = calls.group()
     elif form is None:
@@ -83,13 +83,9 @@ def _syntax(found: ToolFormat, name: str, rules: LarkRules) -> CallSyntax:
 
 
 class _Calls:
-    """Writes calls of these tools."""
+    """Writes calls of these tools; `arguments` has the rule for each tool's arguments."""
 
     def __init__(self, rules: LarkRules, syntax: CallSyntax, arguments: Mapping[str, str], *, parallel: bool) -> None:
-        """
-        Args:
-            arguments: Of each tool, the rule for its arguments.
-        """
         self._rules = rules
         self._syntax = syntax
         self._arguments = arguments
@@ -141,8 +137,8 @@ def _calls_or_form(rules: LarkRules, syntax: CallSyntax, calls: _Calls, form: Ma
 def _objects_or_form(
     rules: LarkRules, syntax: CallSyntax, tools: Sequence[Tool], form: Mapping[str, Any], parallel: bool
 ) -> str:
-    """Calls alone, or JSON alone, where calls are JSON objects themselves. Schemas describe both, since a literal would
-    hide other JSON that begins like it from the lexer."""
+    """Calls alone, or JSON alone, where calls are JSON objects themselves. Schemas describe both, since the lexer
+    would not see other JSON that begins like a literal."""
     if any(tool.strict for tool in tools) and may_name(form):
         raise RequestError(
             "tools: in this model's format of calls an object with 'name' may be a call, so beside strict tools the "
@@ -160,6 +156,37 @@ def _form(rules: LarkRules, form: Mapping[str, Any]) -> str:
 
 
 def _messages(rules: LarkRules, kinds: Sequence[tuple[str, str]]) -> str:
-    """Any number of messages of these kinds."""
     each = [" ".join([*rules.literal(before), rules.text_up_to(after)]) for before, after in kinds]
     return f"({' | '.join(each)})*"
+
+
+def reasoning_in_front(reasoning_parser: str | None, turn: Turn, special_ids: Mapping[str, int]) -> str:
+    """The grammar, in Lark, of an answer with a form behind its reasoning; empty where no reasoning can come.
+
+    Args:
+        special_ids: The vocabulary's special tokens, which text cannot write.
+    """
+    if reasoning_parser is None:
+        return ""
+    found = reasoning_format(reasoning_parser)
+    rules = LarkRules(special_ids)
+    front = _reasoning_messages(rules, found) if found.answer_start else reasoning(rules, found, turn)
+    return rules.text(f"{front} @{FORM}") if front else ""
+
+
+def reasoning(rules: LarkRules, found: ReasoningFormat, turn: Turn) -> str:
+    """Items that match an answer's reasoning; empty if there is none."""
+    opened = found.opened(turn)
+    if opened is False:
+        return ""
+    start = " ".join(rules.literal(found.start))
+    thought = f"{rules.text_up_to(found.end)} {rules.terminal(_SPACE)}"
+    if opened is None:
+        return f"({start} {thought})?"
+    # A model that always reasons may write the tag that the prompt has not. Where it is text, it is a part of the rest.
+    return f"({start})? {thought}" if rules.is_special(found.start) else thought
+
+
+def _reasoning_messages(rules: LarkRules, found: ReasoningFormat) -> str:
+    each = " ".join([*rules.literal(found.start), rules.text_up_to(found.end)])
+    return " ".join([f"({each})*", *rules.literal(found.answer_start)])

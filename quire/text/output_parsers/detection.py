@@ -1,6 +1,6 @@
-"""Which parsers fit a model, as its chat template tells: it has to write former calls and reasoning in their format.
+"""Which parsers fit a model, as its chat template tells by the format of former calls and reasoning.
 
-Owns the signs. A template without any tells nothing, and a flag has to.
+A template without any sign tells nothing, and a flag has to.
 """
 
 from __future__ import annotations
@@ -11,19 +11,14 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class Detection:
-    """A parser and why.
-
-    Attributes:
-        name: In the registry; None if the template tells none.
-        reason: For the log: what was seen in the template.
-    """
+    """A parser's name, or None if the template tells none, and what was seen in the template, for the log."""
 
     name: str | None
     reason: str
 
 
 _Signs: TypeAlias = tuple[tuple[str, ...], ...]
-"""A parser, and texts that all stand in the templates of its models. The first one that fits counts."""
+"""A parser, and texts that are all in the templates of its models. The first parser that fits counts."""
 _TOOL_SIGNS: _Signs = (
     ("openai", "<|channel|>", "<|message|>"),
     ("gemma4", "<|tool_call>", "<tool_call|>"),

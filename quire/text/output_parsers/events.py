@@ -26,8 +26,8 @@ class ToolCallStart:
     """A tool call begins; its arguments follow.
 
     Attributes:
-        index: Which call of this choice: 0, 1, 2 …
-        id: What the format itself calls this call; None where it has no ids, and the caller makes one.
+        index: The number of the call in its choice, from 0.
+        id: The format's own name of the call; None where it has none, and the caller makes one.
     """
 
     index: int
@@ -37,12 +37,8 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """More of a call's arguments.
-
-    Attributes:
-        arguments: JSON text; all of a call's deltas together are its arguments. They are one JSON object unless the
-            model's text was cut off or broken within them.
-    """
+    """More of a call's arguments, as JSON text. All deltas of a call together are one JSON object, unless the
+    model's text was cut off or broken within them."""
 
     index: int
     arguments: str
@@ -53,11 +49,7 @@ OutputEvent: TypeAlias = ContentDelta | ReasoningDelta | ToolCallStart | ToolCal
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that the model may call.
-
-    Attributes:
-        strict: Whether the arguments must match the schema.
-    """
+    """A function that the model may call. Arguments must match the JSON schema `parameters` if it is `strict`."""
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -91,8 +83,7 @@ def _joined(run: list[OutputEvent]) -> OutputEvent:
         case ReasoningDelta():
             return ReasoningDelta("".join(event.text for event in run if isinstance(event, ReasoningDelta)))
         case ToolCallDelta(index):
-            return ToolCallDelta(
-                index, "".join(event.arguments for event in run if isinstance(event, ToolCallDelta))
-            )  # fmt: skip
+            pieces = [event.arguments for event in run if isinstance(event, ToolCallDelta)]
+            return ToolCallDelta(index, "".join(pieces))
         case start:
             return start

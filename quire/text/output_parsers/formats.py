@@ -1,7 +1,4 @@
-"""What a format is: the two kinds of entries of the registry.
-
-Owns the descriptions. Knows none of the formats.
-"""
+"""The two kinds of entries of the registry. Knows no format."""
 
 from __future__ import annotations
 
@@ -17,15 +14,15 @@ ReadAnswer: TypeAlias = Callable[[TextScanner, Answer, Sequence[Tool]], Steps[No
 """Reads content and calls of these tools to the end of the text, and writes them to the Answer."""
 
 TURN_CHARACTERS = 256
-"""How much of a prompt's end is looked at: it may have opened the answer's reasoning."""
+"""Characters at a prompt's end that are looked at: they may have opened the answer's reasoning."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """How the model's turn begins in the prompt, since the output goes on from there.
+    """How the model's turn begins in the prompt, which the output continues.
 
     Attributes:
-        prompt: The rendered prompt, or its end (some hundred characters do).
+        prompt: The rendered prompt, or its end of some hundred characters.
         continued: Text of the assistant's message that the output continues (`continue_final_message`).
     """
 
@@ -34,19 +31,17 @@ class Turn:
 
     @classmethod
     def behind(cls, prompt: str, continued: str = "") -> Turn:
-        """Of a prompt, however long it is."""
+        """The turn behind a prompt, however long it is."""
         return cls(prompt[-TURN_CHARACTERS:], continued)
 
 
 @dataclass(frozen=True)
 class KeyedArguments:
-    """Arguments one by one instead of as a JSON object.
+    """How arguments are written one by one, instead of as a JSON object.
 
     Attributes:
-        before_key, after_key, after_value: What stands around them.
-        separator: Between two arguments.
         text_end: What ends a string; empty where strings are written as in JSON.
-        never_in_text: What no string may have, because it would end it.
+        never_in_text: Texts that no string may have, because they would end it.
     """
 
     before_key: str
@@ -62,15 +57,14 @@ class CallSyntax:
     """How calls are written, for a grammar that allows nothing else.
 
     Attributes:
-        before_name, after_name, after_arguments: One call. NUMBER stands for digits.
-        trigger: In text before a call, what announces it, so that what follows can be enforced; empty where nothing
-            does.
-        begin, separator, end: Around several calls; they stand around a single one as well.
+        before_name, after_name, after_arguments: The texts of one call, in which NUMBER stands for digits.
+        trigger: What announces a call in text, so that what follows can be enforced; empty where nothing does.
+        begin, separator, end: Around several calls, and also around a single one.
         keyed: How arguments are written where they are no JSON object.
-        only_with: A special token; the syntax is that of vocabularies that have it.
-        messages: Where an answer has messages: what stands around the text of those that may come before a call;
-            the first kind is reasoning.
-        last_message: What stands in front of the text of one that ends the answer.
+        only_with: A special token; the syntax is for vocabularies that have it.
+        messages: Where an answer has messages: what stands around the text of those that may come before a call; the
+            first kind is reasoning.
+        last_message: What stands in front of the text of a message that ends the answer.
         arguments_key: Where a call is nothing but a JSON object: the key of its arguments.
     """
 
@@ -99,8 +93,8 @@ class ToolFormat:
         special_tokens: Tokens that the text must show, whatever `skip_special_tokens` says.
         syntaxes: How calls can be enforced; the first that fits the vocabulary counts.
         read_calls_or_form: Reads an answer that a grammar makes either calls by the book or a form, where `read` might
-            take the form for a call; None where `read` does not.
-        new_id: Makes an id for a call that has none in the text; None: it has none then.
+            take the form for a call; else None.
+        new_id: Makes an id for a call that has none in the text, if such a call needs one.
     """
 
     read: ReadAnswer
@@ -124,8 +118,8 @@ class ReasoningFormat:
         opened: Whether the reasoning has begun (True) or ended (False) before the output; None if the output tells.
         answer: How the answer is read where no tool parser is chosen; None for text as it is.
         interrupts: Other texts that end the reasoning, and belong to the answer.
-        answer_start: Where an answer is messages, and reasoning any number of them: what stands in front of the text
-            of the last one.
+        answer_start: Where an answer is messages, and reasoning any number of them: what stands in front of the text of
+            the last message.
     """
 
     read: Callable[[TextScanner, Turn], Steps[None]]

@@ -1,7 +1,7 @@
 """Gemma's calls: a name, and arguments in braces whose keys are bare words and whose strings stand between tags.
 
-Each call comes out when it is complete, because only then its values are known. What a grammar would have to enforce
-is no JSON, so these calls cannot be enforced yet.
+Each call comes out when it is complete, because only then its values are known. A grammar would have to enforce what is
+no JSON, so these calls cannot be enforced yet.
 
 Sources: the chat templates and model cards of google/functiongemma-270m-it and google/gemma-4-E4B-it.
 """
@@ -24,12 +24,7 @@ _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
 class GemmaCalls:
-    """Reads answers of one such format.
-
-    Args:
-        begin, end: Around a call.
-        quote: On both sides of a string.
-    """
+    """Reads answers whose calls stand between `begin` and `end`, and strings between two `quote`."""
 
     def __init__(self, begin: str, end: str, quote: str) -> None:
         self._begin_text = begin
@@ -38,7 +33,6 @@ class GemmaCalls:
         self._key_end = Tags(":", ",", "{", "}", "[", "]", "\n", begin, end)
 
     def read(self, scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
-        """Read an answer."""
         while (yield from scanner.until(self._begin, answer.text)):
             scanner.start_recording(self._begin_text)
             call = yield from self._call(scanner)

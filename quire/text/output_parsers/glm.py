@@ -26,14 +26,14 @@ _NAME = re.compile(r"\s*([^\s<>{}\[\]\"']+)\s*")
 
 
 def read(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
-    """Content and calls."""
+    """Read content and calls."""
     called = False  # then a closing tag is expected, and is no content
     while tag := (yield from scanner.until(_EITHER if called else _OPEN, answer.text)):
         called = tag == OPEN and (yield from _call(scanner, answer, tools))
 
 
 def _call(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[bool]:
-    """Behind the opening tag; False if there is no call, and it became content."""
+    """Read a call behind the opening tag; False if there is none, and it became content."""
     scanner.start_recording(OPEN)
     yield from scanner.skip_space()
     text, tag = yield from scanner.text_until(_AFTER_NAME, consume=False)
@@ -52,7 +52,7 @@ def _call(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[
 
 
 def _argument(scanner: TextScanner, answer: Answer, arguments: TypedArguments) -> Steps[None]:
-    """One key and its value; a key without a value is content."""
+    """Read one key and its value; a key without a value is content."""
     scanner.start_recording()
     yield from scanner.skip_tag(_INSIDE)
     key, tag = yield from scanner.text_until(_KEY_END, consume=False)

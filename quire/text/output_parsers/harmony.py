@@ -46,7 +46,7 @@ class HarmonyAnswer:
             tag = None
 
     def _message(self, before: str) -> Steps[None]:
-        """Behind the first tag of a header, or behind all of it."""
+        """Read a message behind the first tag of its header, or behind all of it."""
         header = before
         if before != MESSAGE:
             text, after = yield from self._scanner.text_until(_BODY, consume=False)
@@ -72,7 +72,7 @@ class HarmonyAnswer:
             yield from self._answer.arguments("{}")
 
     def _text(self, kind: str, emit: Callable[[str], Iterator[OutputEvent]]) -> Steps[None]:
-        """A message's text; one newline separates it from an earlier one of its kind."""
+        """Read a message's text; one newline separates it from an earlier message of its kind."""
         first = True
 
         def emit_separated(piece: str) -> Iterator[OutputEvent]:
@@ -85,12 +85,11 @@ class HarmonyAnswer:
 
 
 def read(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
-    """Read reasoning, content and calls."""
     yield from HarmonyAnswer(scanner, answer, with_calls=True).read()
 
 
 def read_without_calls(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
-    """Read reasoning and content where no tool parser is chosen: calls are content."""
+    """Read an answer where no tool parser is chosen: calls are content."""
     yield from HarmonyAnswer(scanner, answer, with_calls=False).read()
 
 

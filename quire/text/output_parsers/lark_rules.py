@@ -18,13 +18,9 @@ ANY_TEXT = "/(?s:.*)/"
 
 
 class LarkRules:
-    """The rules of one grammar while it is written."""
+    """The rules of one grammar while it is written. Special tokens are named by id: no text matches them."""
 
     def __init__(self, special_ids: Mapping[str, int]) -> None:
-        """
-        Args:
-            special_ids: Special tokens: a grammar's text never matches them, so they are named by id.
-        """
         self._special_ids = special_ids
         self._rules: dict[str, str] = {}
         self._terminals: dict[str, str] = {}
@@ -37,11 +33,8 @@ class LarkRules:
         return token in self._special_ids
 
     def add(self, name: str, body: str, options: str = "") -> str:
-        """Add a rule; returns its name, which is new.
-
-        Raises:
-            RequestError: The grammar is longer than a constraint may be. Said here, before it is longer than memory.
-        """
+        """Add a rule, and return its name, which is new. Raises RequestError if the grammar is longer than a
+        constraint may be, before it is longer than memory."""
         self._size += len(body)
         if self._size > MAX_CONSTRAINT_BYTES:
             raise RequestError(
@@ -72,12 +65,12 @@ class LarkRules:
             yield quoted(text[at:])
 
     def json(self, schema: Mapping[str, Any], *, name: str = "", strict: bool = True, **options: Any) -> str:
-        """A rule that matches JSON of a schema, which must be complete in itself.
+        """Add a rule that matches JSON of a schema, which must be complete in itself.
 
         Args:
             schema: As it was sent; whoever has the grammar compiled prepares it, by what its `x-quire` says.
             name: What the client knows it by, for error messages.
-            strict: It is refused if it cannot be enforced in full.
+            strict: Whether it is refused if it cannot be enforced in full.
             options: Those of `prepare_schema`.
         """
         known = {key: value for key, value in schema.items() if key not in ("x-guidance", "x-quire")}

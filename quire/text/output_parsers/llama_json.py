@@ -21,12 +21,11 @@ _PYTHON_TAG = Tags(PYTHON_TAG)
 
 
 def read(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
-    """Content and calls."""
+    """Read content and calls."""
     yield from read_unmarked_calls(scanner, answer, tools, PYTHON_TAG, _objects)
 
 
 def _objects(scanner: TextScanner, answer: Answer, names: Collection[str] | None) -> Steps[bool]:
-    """Objects after each other."""
     called = False
     while (yield from scanner.skip_space()) == "{":
         if not (yield from JsonCall(scanner, answer, closing=_PYTHON_TAG, names=names).read()):

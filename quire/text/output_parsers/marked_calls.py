@@ -21,10 +21,9 @@ def marked_calls(syntax: CallSyntax, end: str, separator: str, header: str, *sec
     """The format with these tokens; `syntax.trigger` begins a call.
 
     Args:
-        end: Token behind a call.
-        separator: Token within a call.
+        end, separator: Tokens behind a call and within it.
         header: A pattern of what stands in front of the arguments, with the groups `name` and, where it has one, `id`.
-        sections: Tokens around all calls, in any spelling; they are left out of the content.
+        sections: Tokens around all calls, in any spelling; they are no content.
     """
     begin, pattern = syntax.trigger, re.compile(header)
     tokens, header_end = Tags(begin, end, *sections), Tags("{", begin, end, *sections)

@@ -61,7 +61,6 @@ def _line_format(start: str, end: str, syntax: CallSyntax) -> ToolFormat:
 
 
 def _list(scanner: TextScanner, answer: Answer, names: Collection[str] | None, ends: Tags) -> Steps[bool]:
-    """A list of calls."""
     called = False
     if (yield from scanner.skip_space()) == "[":
         scanner.take()

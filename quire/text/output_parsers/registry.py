@@ -1,7 +1,4 @@
-"""Parsers by vLLM's names, and how one is put together for a choice.
-
-Owns the names and the composition: reasoning in front of the answer. Knows no format.
-"""
+"""Parsers by vLLM's names, and how a choice's parser is made of them: reasoning, then the answer."""
 
 from __future__ import annotations
 
@@ -80,26 +77,18 @@ NOT_SERVED = {
         "cohere_command4", "deepseek_v4", "ernie45", "hunyuan_a13b", "hy_v3", "minimax_m2_append_think", "poolside_v1",
     ),
 }  # fmt: skip
-"""Parsers that vLLM has beside, by the setting that names them."""
+"""Further parsers of vLLM, by the setting that names them."""
 
 
 def tool_format(name: str) -> ToolFormat:
-    """The format of a tool parser.
-
-    Raises:
-        ConfigError: There is none of this name.
-    """
+    """The format of a tool parser. Raises ConfigError if there is no such parser."""
     found = _load(TOOL_PARSERS, name, "tool_call_parser")
     assert isinstance(found, ToolFormat)
     return found
 
 
 def reasoning_format(name: str) -> ReasoningFormat:
-    """The format of a reasoning parser.
-
-    Raises:
-        ConfigError: There is none of this name.
-    """
+    """The format of a reasoning parser. Raises ConfigError if there is no such parser."""
     found = _load(REASONING_PARSERS, name, "reasoning_parser")
     assert isinstance(found, ReasoningFormat)
     return found
@@ -119,9 +108,8 @@ def create_parser(
         tool_parser: None leaves calls in the text.
         reasoning_parser: None leaves reasoning in the text.
         tools: What the model may call. Some formats take types of arguments from them.
-        turn: How the turn begins in the prompt.
-        calls_or_form: The answer is calls alone or content alone (see `call_grammar`), so what looks like a call within
-            the content is none.
+        calls_or_form: Whether the answer is calls alone or content alone (see `call_grammar`). Then nothing within the
+            content is a call.
     """
     reasoning = reasoning_format(reasoning_parser) if reasoning_parser else None
     tool = tool_format(tool_parser) if tool_parser else None
@@ -149,7 +137,7 @@ def special_tokens(tool_parser: str | None, reasoning_parser: str | None) -> fro
 
 
 def read_plain(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
-    """All text is content."""
+    """Read an answer whose text is all content."""
     yield from scanner.until(_NO_TAGS, lambda piece: (ContentDelta(piece),))
 
 

@@ -2,10 +2,8 @@
 
 A format is a generator that reads from a `TextScanner` and yields events. Where the text that has arrived does not
 decide what comes next, the scanner yields None, and goes on when there is more. So there is one code for whole and for
-streamed text, and what it does depends on the characters alone, never on where they were cut. Every character is
-looked at a constant number of times.
-
-Owns what is held back: just the text that may still become a tag. Knows nothing about any format.
+streamed text, and what it does depends on the characters alone, never on where they were cut. Every character is looked
+at a constant number of times. Just the text that may still become a tag is held back. Knows nothing about any format.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ class Tags:
 
 
 class TextScanner:
-    """The text that has arrived and was not read yet."""
+    """The text that has arrived and was not read yet. `ended` says that no more will come."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -86,8 +84,7 @@ class TextScanner:
         self._at = 0
 
     def until(self, tags: Tags, emit: Emit, *, consume: bool = True) -> Steps[str | None]:
-        """Read up to the first of the tags, which is returned, and the tag itself unless `consume` is False; None if
-        the text ends before."""
+        """Read up to the first of the tags, and that, if `consume`. Returns the tag; None if the text ends before."""
         while True:
             match = tags.whole.search(self._text, self._at)
             begin = match.start() if match else len(self._text)
@@ -141,8 +138,7 @@ class TextScanner:
         return self._take(self._at + 1)
 
     def json_string(self) -> Steps[str | None]:
-        """The JSON string that begins here, with its quotes; None where there is none, or it does not end before the
-        line or the text does."""
+        """The JSON string that begins here, with its quotes; None if it does not end in this line, or there is none."""
         if (yield from self.peek()) != '"':
             return None
         pieces = [self.take()]
@@ -189,8 +185,7 @@ class TextScanner:
         return "".join(text)
 
     def python_brackets(self) -> Steps[str | None]:
-        """The text from the bracket that begins here to the one that closes it, outside of Python's strings; None if
-        it is never closed."""
+        """The text from the bracket here to the one that closes it, outside of strings; None if none does."""
         pieces: list[str] = []
         depth, quote = 0, ""
         while (yield from self.peek()):

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote, urljoin
 
 MAX_DEPTH = 64
-"""Schemas inside each other."""
+"""How deep schemas may be nested."""
 MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"))
 """Keywords whose value has schemas by name, as the next two have lists of schemas and one schema."""
 LISTS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems", "items"))
@@ -21,20 +21,14 @@ SINGLE = frozenset((
     "unevaluatedItems", "unevaluatedProperties",
 ))  # fmt: skip
 _CHAIN = 4_096
-"""References that lead to each other."""
+"""Longest chain of references that lead to each other."""
 _MAX_MERGED = 8
 _INDEX = re.compile(r"[0-9]{1,9}")
 
 
 class SchemaReferences:
-    """The references of one document.
-
-    Args:
-        root: The document. Its parts are told apart by identity, so it must stay as it is.
-
-    Attributes:
-        too_deep: Whether it has schemas nested more than MAX_DEPTH deep, which are not read.
-    """
+    """The references of one document (`root`). Its parts are told apart by identity, so it must stay as it is.
+    `too_deep` says that schemas are nested more than MAX_DEPTH deep, which are not read."""
 
     def __init__(self, root: Any) -> None:
         self.root = root
@@ -46,11 +40,7 @@ class SchemaReferences:
         self._enter(root, "")
 
     def target(self, schema: Mapping[str, Any]) -> Any:
-        """What the `$ref` of a schema leads to.
-
-        Raises:
-            LookupError: It leads nowhere; KeyError where it leads to another document.
-        """
+        """What the `$ref` of a schema leads to. Raises LookupError: KeyError if that is another document."""
         reference = schema["$ref"]
         if not isinstance(reference, str):
             raise IndexError("$ref must be a text")
@@ -66,7 +56,7 @@ class SchemaReferences:
         return self._at(fragment, self._resources[uri], uri)
 
     def resolved(self, schema: Any) -> Any:
-        """A schema, or where its references lead in the end, as far as it is nothing but a reference; None: nowhere."""
+        """A schema, or where its references lead if it is nothing but a reference; None if they lead nowhere."""
         for _ in range(_CHAIN):
             if not isinstance(schema, Mapping) or "$ref" not in schema:
                 return schema
@@ -96,7 +86,7 @@ class SchemaReferences:
         return merged
 
     def add(self, uri: str, schema: dict[str, Any], original: Any) -> dict[str, Any]:
-        """A reference to a schema that was made from one of the document."""
+        """Add a schema that was made from one of the document, and return a reference to it."""
         self._resources[uri] = self.keep(schema, original)
         return {"$ref": uri}
 
@@ -105,7 +95,7 @@ class SchemaReferences:
         return id(schema) in self._bases
 
     def keep(self, made: dict[str, Any], original: Any) -> dict[str, Any]:
-        """A schema that was made from one of the document: what it refers to is found from the original's place."""
+        """Keep a schema that was made from one of the document, which resolves references from the original's place."""
         self._bases[id(made)] = self._bases.get(id(original), "")
         self._kept.append(made)
         return made

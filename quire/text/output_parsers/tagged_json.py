@@ -3,12 +3,11 @@
 Some models, Qwen2.5-Coder among them, are told to write the tag and leave it out: then an object at the beginning of a
 line, in a block of code or not, is a call if it names a tool and its arguments and says nothing else.
 
-Sources: Hermes: the model card of NousResearch/Hermes-2-Pro-Llama-3-8B and Qwen2.5's chat template. Granite: the chat
-template of ibm-granite/granite-3.1-8b-instruct; the older granite-20b-functioncalling's card. Phi-4: that of
-microsoft/Phi-4-mini-instruct, and vLLM's template for it. Jamba: that of ai21labs/AI21-Jamba-1.5-Mini. MiniMax: that of
-MiniMaxAI/MiniMax-M1-40k. LongCat: that
-of meituan-longcat/LongCat-Flash-Chat. InternLM: that of internlm/internlm2_5-7b-chat. Cohere: that of
-CohereLabs/c4ai-command-a-03-2025.
+Sources: Hermes: the model card of NousResearch/Hermes-2-Pro-Llama-3-8B and Qwen2.5's chat template. Granite 20B: its
+model card. vLLM's template for Phi-4. Other formats: the chat templates of ibm-granite/granite-3.1-8b-instruct,
+microsoft/Phi-4-mini-instruct, ai21labs/AI21-Jamba-1.5-Mini, MiniMaxAI/MiniMax-M1-40k,
+meituan-longcat/LongCat-Flash-Chat,
+internlm/internlm2_5-7b-chat and CohereLabs/c4ai-command-a-03-2025.
 """
 
 from __future__ import annotations
@@ -25,11 +24,8 @@ from quire.text.output_parsers.tool_calls import Answer, JsonCall
 def tagged_json(
     syntax: CallSyntax, *opening: str, closing: tuple[str, ...] = (), tags_left_out: bool = False
 ) -> ToolFormat:
-    """The format with these tags; several are other spellings of one. Without a closing tag, the JSON ends itself.
-
-    Args:
-        tags_left_out: Whether calls are also read where models leave the tags out.
-    """
+    """The format with these tags; several opening ones are spellings of one. Without a closing tag, the JSON ends
+    itself. `tags_left_out` says that calls are also read where models leave the tags out."""
     inside = Tags(*opening, *closing)
 
     def reader(*line: str) -> ReadAnswer:
@@ -63,11 +59,8 @@ _OPENING_FENCES, _CLOSING_FENCES = Tags(*_FENCES), Tags(*_FENCES.values())
 
 
 def _read_untagged(scanner: TextScanner, answer: Answer, tags: Tags, names: Collection[str]) -> Steps[bool]:
-    """What stands at the beginning of a line, if it is calls of tools of these names; else it becomes content.
-
-    Returns:
-        Whether there is a call; then a fence around it is gone.
-    """
+    """Read the beginning of a line as calls of tools of these names; anything else becomes content. Returns whether
+    there is a call; then a fence around it is gone."""
     scanner.start_recording()
     yield from scanner.skip_space()
     fence = yield from scanner.skip_tag(_OPENING_FENCES)
@@ -88,19 +81,15 @@ def _read_untagged(scanner: TextScanner, answer: Answer, tags: Tags, names: Coll
 
 
 def read_objects(
-    scanner: TextScanner,
-    answer: Answer,
-    tag: str,
-    tags: Tags,
-    names: Collection[str] | None = None,
+    scanner: TextScanner, answer: Answer, tag: str, tags: Tags, names: Collection[str] | None = None
 ) -> Steps[bool]:
-    """What stands behind the opening `tag`: one call, several, or a list of them.
+    """Read what stands behind the opening `tag`: one call, several, or a list of them.
 
     Args:
-        names: What may be called by an object that is a call and nothing else; None for any object with a name.
+        names: Tools that may be called by an object that is a call and nothing else; None for any object with a name.
 
     Returns:
-        Whether there is a call. What is none has become content, with the tag if no call came before it.
+        Whether there is a call. Anything else has become content, with the tag if no call came before it.
     """
     scanner.start_recording(tag)
     called = False
@@ -155,22 +144,13 @@ PHI4_MINI = tagged_json(
 JAMBA = tagged_json(_list_behind("<tool_calls>", "</tool_calls>"), "<tool_calls>", closing=("</tool_calls>",))
 MINIMAX = tagged_json(
     CallSyntax(
-        _NAME,
-        _ARGUMENTS,
-        "}",
-        trigger="<tool_calls>",
-        begin="<tool_calls>\n",
-        separator="\n",
-        end="\n</tool_calls>",
+        _NAME, _ARGUMENTS, "}",
+        trigger="<tool_calls>", begin="<tool_calls>\n", separator="\n", end="\n</tool_calls>",
     ),
-    "<tool_calls>",
-    closing=("</tool_calls>",),
-)
-LONGCAT = tagged_json(
-    _one_each("<longcat_tool_call>", "</longcat_tool_call>"),
-    "<longcat_tool_call>",
-    closing=("</longcat_tool_call>",),
-)
+    "<tool_calls>", closing=("</tool_calls>",),
+)  # fmt: skip
+_LONGCAT, _END_LONGCAT = "<longcat_tool_call>", "</longcat_tool_call>"
+LONGCAT = tagged_json(_one_each(_LONGCAT, _END_LONGCAT), _LONGCAT, closing=(_END_LONGCAT,))
 _PLUGIN = "<|action_start|><|plugin|>"
 INTERNLM = replace(
     tagged_json(

@@ -1,7 +1,7 @@
 """Reasoning between two tags, in front of the answer.
 
-Owns the states: the prompt may have opened the reasoning already, or closed it (thinking switched off); otherwise the
-output says so itself. Tags behind the reasoning are ordinary text.
+The prompt may have opened the reasoning already, or closed it (thinking switched off); otherwise the output tells. Tags
+behind the reasoning are ordinary text.
 
 Sources: the chat templates and model cards of DeepSeek-R1 and V3.1, Qwen3, QwQ, GLM-4.5, Kimi-K2-Thinking, MiniMax-M2,
 Seed-OSS, Command A and Gemma 4; the model cards of mistralai/Magistral-Small-2509 and
@@ -21,11 +21,10 @@ from quire.text.output_parsers.scanner import Steps, Tags, TextScanner
 def tagged(
     start: str | tuple[str, ...], end: str | tuple[str, ...], *, always: bool, interrupts: tuple[str, ...] = ()
 ) -> ReasoningFormat:
-    """Reasoning between `start` and `end`.
+    """Reasoning between `start` and `end`, each in any of its spellings.
 
     Args:
-        start, end: The tags, each in any of its spellings.
-        always: The model thinks in every answer: an output without the first tag begins with reasoning.
+        always: Whether the model thinks in every answer: an output without the first tag begins with reasoning.
         interrupts: Tags of the answer that end the reasoning as well.
     """
     starts, ends = (start,) if isinstance(start, str) else start, (end,) if isinstance(end, str) else end

@@ -1,7 +1,8 @@
 """Writing an answer's content and tool calls as events, and reading calls that are written as JSON objects.
 
-Owns which white space is content, the numbering of calls, and the object `{"name": …, "arguments": …}`, which many
-formats share. Knows nothing about the tags around it.
+Decides which white space is content, and numbers the calls. Many formats share the object `{"name": …, "arguments":
+…}`.
+Knows nothing about the tags around it.
 """
 
 from __future__ import annotations
@@ -21,14 +22,11 @@ class Answer:
     """One choice's content and calls, in order.
 
     White space at the beginning, and behind a call, waits for what follows it: text, which it belongs to, or a call or
-    the end, where it is dropped.
+    the
+    end, where it is dropped. `new_id` makes ids for calls that have none in the text; without it they have none.
     """
 
     def __init__(self, new_id: Callable[[], str] | None = None) -> None:
-        """
-        Args:
-            new_id: Makes an id for a call that has none in the text; without it such a call has none.
-        """
         self._new_id = new_id
         self._count = 0
         self._waiting: list[str] | None = []
@@ -63,26 +61,21 @@ class Answer:
         """More JSON text of the arguments of the call that began last."""
         yield ToolCallDelta(self._count - 1, piece)
 
-    def whole(self, name: str, arguments: str, call_id: str | None = None) -> Iterator[OutputEvent]:
+    def whole(self, name: str, arguments: str) -> Iterator[OutputEvent]:
         """A call of which everything is known."""
-        yield from self.start(name, call_id)
+        yield from self.start(name)
         yield from self.arguments(arguments)
 
 
 ReadCalls: TypeAlias = Callable[[TextScanner, Answer, Collection[str] | None], Steps[bool]]
-"""Reads the calls that begin here, of tools of these names (None: of any), while the scanner records. True if there
-were any; what was recorded then is content, or nothing."""
+"""Reads the calls that begin here, of tools of these names (None: of any), while the scanner records. Returns whether
+there were any; what was recorded then is content, or nothing."""
 
 
 def read_unmarked_calls(
     scanner: TextScanner, answer: Answer, tools: Sequence[Tool], tag: str, read_calls: ReadCalls
 ) -> Steps[None]:
-    """Content, and calls that nothing but their form marks, at the beginning of a line or behind a tag.
-
-    Args:
-        tag: May stand in front of calls, and is no content then.
-        read_calls: Reads them.
-    """
+    """Read content, and calls without marks at the beginning of a line or behind `tag`, which is no content then."""
     names = {tool.name for tool in tools} or None
     beginnings, tags = Tags("\n", tag), Tags(tag)
     before: str | None = ""
@@ -102,7 +95,14 @@ class JsonCall:
     """Reads one call that is a JSON object, its members in any order.
 
     The call starts when its name and the beginning of its arguments have arrived; from there the arguments are passed
-    on as they stand. What is wrong before is no call.
+    on as
+    they stand. What is wrong before is no call.
+
+    Args:
+        closing: Tags that may follow the object: arguments that lack a bracket end before them.
+        names: Tools that may be called; None for whatever the model writes.
+        whole: Whether a call has a name and `arguments`, and nothing else in front of the latter. Otherwise other
+            members are passed over, and a call without arguments is one too.
     """
 
     def __init__(
@@ -111,26 +111,15 @@ class JsonCall:
         answer: Answer,
         *,
         closing: Tags,
-        names: Collection[str] | None = None,
-        id_key: str | None = None,
+        names: Collection[str] | None,
         whole: bool = False,
     ) -> None:
-        """
-        Args:
-            closing: Tags that may follow the object: arguments that lack a bracket end before them.
-            names: What may be called; None for whatever the model writes.
-            id_key: The member that is the call's id; it counts only in front of the arguments.
-            whole: A call has a name and `arguments`, and nothing else in front of the latter; else other members are
-                passed over, and a call without arguments is one too.
-        """
         self._scanner = scanner
         self._answer = answer
         self._closing = closing
         self._names = names
-        self._id_key = id_key
         self._whole = whole
         self._name: str | None = None
-        self._id: str | None = None
         self._held: str | None = None
         self._started = False
 
@@ -174,9 +163,7 @@ class JsonCall:
             return False
         if key in NAME_KEYS:
             return self._set_name(value)
-        if key == self._id_key:
-            self._id = _decoded(value)
-        elif key in ARGUMENTS_KEYS and not self._started:
+        if key in ARGUMENTS_KEYS and not self._started:
             self._held = _object_text(value)
             if self._held is None:
                 return False
@@ -205,7 +192,7 @@ class JsonCall:
         assert self._name is not None and not self._started
         self._started = True
         self._scanner.recorded()
-        yield from self._answer.start(self._name, self._id)
+        yield from self._answer.start(self._name)
         if arguments:
             yield from self._answer.arguments(arguments)
 
@@ -220,8 +207,7 @@ def _decoded(text: str | None) -> str | None:
 
 
 def _object_text(value: str) -> str | None:
-    """Arguments as an object: written as one before the name, inside of a string, or left out. None for anything else,
-    which no function takes."""
+    """Arguments as an object, from one, from a string with one, or from null; None for anything else."""
     text = value if (inner := _decoded(value)) is None else inner
     if text.lstrip().startswith("{"):
         return text

@@ -21,9 +21,9 @@ class XmlTags:
     """One format's tags.
 
     Attributes:
-        block: Opening and closing tag around calls; both are left out, and may be missing.
+        block: Opening and closing tag around calls; both are no content, and may be missing.
         function: What stands before a function's name, what behind it, and the closing tag.
-        parameter: The same of an argument.
+        parameter: What stands before an argument's name, what behind it, and the closing tag.
         typed: Other endings of an argument's opening tag, and whether each means a string.
     """
 
@@ -66,7 +66,8 @@ class XmlCalls:
             called = tag != self._block[1] and (yield from self._call(scanner, answer, tools, before))
 
     def _call(self, scanner: TextScanner, answer: Answer, tools: Sequence[Tool], before: str) -> Steps[bool]:
-        """Behind the tag that begins a function; False if there is none, and it became content with `before`."""
+        """Read a call behind the tag that begins a function; False if there is none, and it became content with
+        `before`."""
         scanner.start_recording(before)
         name, tag = yield from scanner.text_until(self._name_end)
         recorded = scanner.recorded()

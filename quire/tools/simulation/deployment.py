@@ -19,13 +19,12 @@ from quire.models.quantization.formats import Fp8Format, GroupFormat, Int8Format
 from quire.models.quantization.parsers import AT_LOAD
 from quire.models.rank_share import check_tensor_parallel_size, rank_share
 from quire.models.spec import ModelSpec
-from quire.planning.auto_config import batch_limits
+from quire.planning.auto_config import batch_limits, resolve_dtype
 from quire.planning.costmodel.cards import CPU_SHARES, GPU_SHARES, Card, card
 from quire.planning.costmodel.hardware import Hardware, cpu
 from quire.planning.costmodel.measured_step_times import MeasuredStepTimes
 from quire.planning.costmodel.roofline import Roofline
 from quire.planning.costmodel.step_time import Shares, StepTime
-from quire.planning.dtype import resolve_dtype
 from quire.planning.kv_cache_plan import KVCachePlan
 from quire.planning.machine import Gpu, Machine, this_machine
 from quire.planning.memory_budget import KVDemand

@@ -1,4 +1,4 @@
-"""What the engine and its mask process say to each other."""
+"""What processes of structured output are asked and answer: constraints to be tried, and bitmasks to be filled."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import msgspec
+
+from quire.structured_outputs_params import StructuredOutputsParams
 
 
 class Prepare(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -33,7 +35,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     """A sequence whose next token is to be sampled.
 
     Attributes:
-        tokens: Its output tokens since the last time it was asked about.
+        tokens: Its output tokens since the last time.
         drafts: Tokens that may follow, the bitmasks behind which are wanted too.
     """
 
@@ -49,11 +51,7 @@ class Fill(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """Why a sequence cannot begin or go on.
-
-    Attributes:
-        refused: Whether its grammar is to blame.
-    """
+    """Why a sequence cannot begin or go on, for the client, and whether its grammar is to blame."""
 
     message: str
     refused: bool = False
@@ -86,3 +84,44 @@ def first_masks(rows: Sequence[Row]) -> list[int]:
 
 ToMasks = Prepare | Forget | Fill
 FromMasks = Prepared | Filled
+
+
+class Constraint(msgspec.Struct, frozen=True, array_like=True):
+    """What StructuredOutputsParams ask of an output, without the name of the field that they came from.
+
+    Attributes:
+        text: What is given, as JSON unless it is a text by itself.
+        closed: `disable_additional_properties`.
+        any_whitespace: Not `disable_any_whitespace`.
+        whitespace: `whitespace_pattern`.
+        behind: Grammar of what stands in front of the constrained output, see `reasoning_in_front`; empty for nothing.
+    """
+
+    kind: str
+    text: str
+    closed: bool = False
+    any_whitespace: bool = True
+    whitespace: str | None = None
+    behind: str = ""
+    strict: bool = True
+
+
+class Verdict(msgspec.Struct, frozen=True, array_like=True):
+    """What became of a Constraint.
+
+    Attributes:
+        grammar: For the compiler; empty if the constraint is refused.
+        error: Why it is refused, as part of a sentence.
+        left_out: Keywords of a schema that is not strict which the grammar does not enforce, and where they stand.
+    """
+
+    grammar: str = ""
+    error: str = ""
+    left_out: list[str] = []
+
+
+def constraint_of(params: StructuredOutputsParams, behind: str = "") -> Constraint:
+    """The constraint of these parameters; `behind` is what may come before the constrained output."""
+    any_whitespace = not params.disable_any_whitespace
+    closed, whitespace = params.disable_additional_properties, params.whitespace_pattern
+    return Constraint(params.kind, params.text, closed, any_whitespace, whitespace, behind, params.strict)
