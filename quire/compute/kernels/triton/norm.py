@@ -146,9 +146,9 @@ def program_shape(width: int, tile: int, per_thread: int) -> tuple[int, int, int
 
 
 GROUPS = 8
-"""Of a program, where a row has several."""
+"""The most groups of a row that one program quantizes."""
 _PER_THREAD = 16
-"""Elements of a thread."""
+"""Elements of a thread that quantizes."""
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype, group: int) -> tuple[Tensor, Tensor]:
@@ -203,7 +203,7 @@ def quantize_groups(
 
 @triton.jit
 def to_codes(values, DTYPE: tl.constexpr):
-    """Values in the range of codes, as such."""
+    """Return values in the range of codes as codes."""
     if tl.int8 == DTYPE:
         values = (values + 12582912.0) - 12582912.0  # to the nearest integer, even at halves: 1.5 · 2^23
     return values.to(DTYPE)
@@ -211,7 +211,7 @@ def to_codes(values, DTYPE: tl.constexpr):
 
 @triton.jit
 def row_scales(values, largest, smallest, AXIS: tl.constexpr):
-    """Scales of fp32 values along an axis, NaN where one of them is not finite, and what makes codes of them.
+    """Return scales of fp32 values along an axis, NaN where a value is not finite, and factors that make codes of them.
 
     Magnitudes are compared as integers, of which those of NaN are the largest: one operation a value.
     """

@@ -476,21 +476,9 @@ def _multiply(
             BLOCK_M, BLOCK_N, BLOCK_K, WHOLE, SWAPPED,
         )  # fmt: skip
     values = finished(
-        values,
-        added,
-        slots,
-        weights,
-        pair,
-        there,
-        begin,
-        made,
-        BLOCK_M,
-        MADE,
-        1 if SWAPPED else 8,
-        CHOSEN,
-        FIRST,
-        ADAPTED,
-    )
+        values, added, slots, weights, pair, there, begin, made,
+        BLOCK_M, MADE, 1 if SWAPPED else 8, CHOSEN, FIRST, ADAPTED,
+    )  # fmt: skip
     if y_scales is not None:
         scale, shrink = row_scales(values, largest, smallest, 1)
         tl.store(y_scales + pair * tl.cdiv(made, MADE) + begin // MADE, scale, there)
