@@ -46,9 +46,11 @@ class PackedWeightFile:
 
     Where nothing can be written, weights are packed as if there were no file.
 
-    Args: path: The file's path. Its name must change when its contents would. limit: Bytes that the files of the
-        directory may take; the files that were unused for the longest time are removed. kernels: The library that reads
-        the layout.
+    Args:
+        path: The file's path. Its name must change when its contents would.
+        limit: Bytes that the files of the directory may take; the files that were unused for the longest time are
+            removed.
+        kernels: The library that reads the layout.
     """
 
     def __init__(self, path: Path, limit: int, kernels: Library) -> None:

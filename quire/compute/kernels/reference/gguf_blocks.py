@@ -35,8 +35,10 @@ class Unpacked(NamedTuple):
 class BlockWeight(NamedTuple):
     """A weight [rows, columns].
 
-    Attributes: data: [rows, bytes of a row] uint8, as in the file; or with three dimensions, as a device's
-        `pack_blocks` made it. name: The name of its type. rows, columns: Its shape.
+    Attributes:
+        data: [rows, bytes of a row] uint8, as in the file; with three dimensions, as a device's `pack_blocks` made it.
+        name: The name of its type.
+        rows, columns: Its shape.
     """
 
     data: Tensor

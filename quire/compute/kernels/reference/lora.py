@@ -53,9 +53,10 @@ class LowRankWeights(NamedTuple):
 class Tiles(NamedTuple):
     """Which rows have which adapter.
 
-    Attributes: slots: [tiles] int64, each tile's adapter, from 1; 0 in the last tiles, which are empty or have rows
-        without one. rows: [tiles, size] int64, the tile's rows, and -1 behind them. slot_of_row: [n] int64, each row's
-        adapter, from 1, or 0; None: no kernel needs it.
+    Attributes:
+        slots: [tiles] int64, each tile's adapter, from 1; 0 in the last tiles, which are empty or whose rows have none.
+        rows: [tiles, size] int64, the tile's rows, and -1 behind them.
+        slot_of_row: [n] int64, each row's adapter, from 1, or 0; None: no kernel needs it.
     """
 
     slots: Tensor
