@@ -221,20 +221,9 @@ def sum_choices(parts: Tensor, out: Tensor, numbers: Tensor, experts: int, overl
 
 
 def _launch_tiles(
-    order: Tensor,
-    tiles: Tensor,
-    weights: Tensor,
-    chosen: int,
-    overlap: bool,
-    x: _Rows,
-    w: CodedArguments,
-    y: _Rows,
-    config: GemmConfig,
-    first: bool,
-    added: Tensor,
-    slots: Tensor,
-    adapted: bool,
-) -> None:
+    order: Tensor, tiles: Tensor, weights: Tensor, chosen: int, overlap: bool, x: _Rows, w: CodedArguments, y: _Rows,
+    config: GemmConfig, first: bool, added: Tensor, slots: Tensor, adapted: bool,
+) -> None:  # fmt: skip
     places, made = tiles.shape[1], y.values.shape[1]
     across = cdiv(made, config.block_n // 2 if first else config.block_n)
     _tile_kernel[(across * places,)](
