@@ -33,7 +33,7 @@ class Watched:
 
 def cards_of(memory: Watched | None, nccl: Watched, ranks: int = 2) -> Cards:
     found = object.__new__(Cards)
-    found._mesh, found._memory, found._nccl = Mesh(tp=ranks), memory, nccl  # type: ignore[assignment]
+    found._ranks, found._memory, found._nccl = ranks, memory, nccl  # type: ignore[assignment]
     return found
 
 

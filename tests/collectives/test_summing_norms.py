@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.compute.collectives import summing_norms
+from quire.compute.collectives import rank_memory
 from quire.compute.collectives.collectives import norms_of
 from quire.compute.collectives.rank_memory import NormWay, SummingNorms
 
@@ -38,7 +38,7 @@ class Memory:
 
 @pytest.mark.parametrize("way", ["push", "pull", "separate"])
 def test_the_sum_is_added_and_normed_in_every_way(way: NormWay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summing_norms, "norms_of", lambda device: norms_of("cpu"))
+    monkeypatch.setattr(rank_memory, "norms_of", lambda device: norms_of("cpu"))
     memory, weight = Memory(way), WEIGHT[0].contiguous()
     norms = SummingNorms(memory, lambda x: x.mul_(3)).norms
     x, expected_x, out, expected = X.clone(), X.clone(), torch.empty_like(X), torch.empty_like(X)

@@ -32,9 +32,9 @@ class Cards:
     """
 
     def __init__(self, mesh: Mesh, device: torch.device, exchange: Exchange) -> None:
+        self._ranks = mesh.tp
         torch.cuda.set_device(device)
         torch.empty(1, device=device)  # the context
-        self._mesh = mesh
         window, why_not = _own_window(mesh)
         id = new_id() if mesh.tp_rank == 0 else bytes(ID_BYTES)
         first = mesh.stage * mesh.tp
@@ -55,7 +55,7 @@ class Cards:
 
     def all_reduce(self, x: Tensor) -> None:
         memory = self._memory
-        way = "nccl" if memory is None else way_of(x.numel() * x.element_size(), self._mesh.tp)
+        way = "nccl" if memory is None else way_of(x.numel() * x.element_size(), self._ranks)
         if memory is None or way == "nccl":
             self._nccl.all_reduce(x)
         else:
@@ -69,7 +69,7 @@ class Cards:
 
     def rehearsed(self) -> Rehearsed:
         """Return the Collectives that a compile warm-up uses in place of these."""
-        return Rehearsed(self._memory, self._mesh.tp)
+        return Rehearsed(self._memory, self._ranks)
 
 
 class Rehearsed:

@@ -24,6 +24,7 @@ from quire.foundation.config import environment
 
 SUFFIX = ".gguf"
 _PART = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
+_log = logging.getLogger(__name__)
 
 
 def read_model(paths: Sequence[Path]) -> GgufModel:
@@ -101,9 +102,6 @@ def choose(names: Sequence[str], quantization: str | None, where: str) -> str:
 
 def _is_projector(name: str) -> bool:
     return name.rpartition("/")[2].startswith("mmproj")
-
-
-_log = logging.getLogger(__name__)
 
 
 def directory_of(paths: Sequence[Path], tokenizer: bool) -> Path:

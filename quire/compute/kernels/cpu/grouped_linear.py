@@ -65,7 +65,7 @@ def grouped_linear_silu_and_mul(x: Tensor, weight: _Weight, bias: Tensor | None,
 
 
 def pack_integers(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, group: int) -> BlockWeight:
-    """Pack a weight into panels, with zeros behind the last row; arguments as in reference/grouped_linear.py."""
+    """Pack a weight into panels, with zeros behind the last row; arguments as in reference/linear.py."""
     rows, columns = codes.shape
     groups, block_bytes = columns // group, PANEL * (_SCALE_AND_ZERO + group * bits // 8)
     packed = torch.empty((-(-rows // PANEL), groups, block_bytes), dtype=torch.uint8)

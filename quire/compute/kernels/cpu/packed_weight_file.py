@@ -46,28 +46,29 @@ class PackedWeightFile:
 
     Where nothing can be written, weights are packed as if there were no file.
 
-    Args: path: The file's path. Its name must change when its contents would. limit: Bytes that the files of the
-        directory may take; the files that were unused for the longest time are removed. kernels: The library that reads
-        the layout.
+    Args:
+        path: The file's path. Its name must change when its contents would.
+        limit: Bytes that the files of the directory may take; the files that were unused for the longest time are
+            removed.
+        kernels: The library that reads the layout.
     """
 
     def __init__(self, path: Path, limit: int, kernels: Library) -> None:
         self._path = path
         self._limit = limit
         self._kernels = kernels
-        self._reader: _Reader | None = None
+        self._mapping: mmap.mmap | None = None
+        self._index: dict[str, Any] = {}
         self._writer: _Writer | None = None
         self._lacking: list[str] = []
         self._held = ExitStack()
 
     def __enter__(self) -> PackedWeightFile:
-        self._reader = _Reader.open(self._path, self._kernels)
-        if self._reader is None:
+        if not self._read():
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._lock()
-                self._reader = _Reader.open(self._path, self._kernels)  # by another process meanwhile
-                if self._reader is None:
+                if not self._read():  # another process may have written it meanwhile
                     self._writer = _Writer(_partial(self._path), self._kernels)
             except OSError as error:
                 _log.warning("Packed weights are not kept: %s.", error)
@@ -79,27 +80,40 @@ class PackedWeightFile:
                 os.replace(_partial(self._path), self._path)
                 _evict(self._path, self._limit)
                 _log.info("Packed weights are kept in %s", self._path)
-            if self._reader is not None:
+            if self._mapping is not None:
                 if self._lacking:  # written by other code: the next start writes it anew
                     self._path.unlink(missing_ok=True)
                 else:
                     with suppress(OSError):  # of another user, or removed
                         os.utime(self._path)
-            self._reader = self._writer = None
+            self._mapping = self._writer = None
 
     def get(self, name: str, pack: Callable[[], P]) -> P:
         """Return what `pack` returns, mapped from the file if it is there.
 
         This may be a tensor, a PackedWeight, a BlockWeight, or a list of them. Anything else is packed at each start.
         """
-        if self._reader is not None:
-            found: P | None = self._reader.get(name)
-            if found is not None:
+        if self._mapping is not None:
+            if (entry := self._index.get(name)) is not None:
+                found: P = _unpacked(entry, self._mapping, 0, self._kernels)
                 return found
-            if name not in self._reader:
+            if name not in self._index:
                 self._lacking.append(name)
         packed = pack()
         return packed if self._writer is None else self._writer.put(name, packed)
+
+    def _read(self) -> bool:
+        """Map the file, and return whether it is there and whole."""
+        try:
+            with self._path.open("rb") as file:
+                index = _read_index(file)
+                self._mapping = _map(file.fileno(), 0, index["size"])
+                with suppress(OSError):  # a kernel without large pages
+                    self._mapping.madvise(mmap.MADV_HUGEPAGE)
+        except (OSError, ValueError):
+            return False
+        self._index = index["names"]
+        return True
 
     def _lock(self) -> None:
         """Let one process pack, and others wait for it."""
@@ -109,33 +123,6 @@ class PackedWeightFile:
         except BlockingIOError:
             _log.info("weights     another process packs them, waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
-
-
-class _Reader:
-    def __init__(self, mapping: mmap.mmap, index: dict[str, Any], kernels: Library) -> None:
-        self._mapping = mapping
-        self._index = index
-        self._kernels = kernels
-
-    @classmethod
-    def open(cls, path: Path, kernels: Library) -> _Reader | None:
-        """Map a file; None if it is not there or not whole."""
-        try:
-            with path.open("rb") as file:
-                index = _read_index(file)
-                mapping = _map(file.fileno(), 0, index["size"])
-                with suppress(OSError):  # a kernel without large pages
-                    mapping.madvise(mmap.MADV_HUGEPAGE)
-        except (OSError, ValueError):
-            return None
-        return cls(mapping, index["names"], kernels)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._index
-
-    def get(self, name: str) -> Any:
-        entry = self._index.get(name)
-        return None if entry is None else _unpacked(entry, self._mapping, 0, self._kernels)
 
 
 class _Writer:

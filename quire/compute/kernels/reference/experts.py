@@ -24,9 +24,9 @@ _SHARED = ("table",)
 class StackedLowRank(NamedTuple):
     """The low-rank weights of one product of all experts, for all adapters on the device.
 
-    Attributes: a: [slots, experts, modules · rank, columns], of the model's dtype. Gate and up are two modules, gate
-        first. Only
-            the first two dimensions have gaps. Ranks that are not in use are 0.
+    Attributes:
+        a: [slots, experts, modules · rank, columns], of the model's dtype. Gate and up are two modules, gate first.
+            Only the first two dimensions have gaps. Ranks that are not in use are 0.
         b: [slots, experts, outputs, rank], times the adapter's scale; only the first two dimensions have gaps. Modules
             have equally many outputs.
         ranks: [slots, experts] int64, how many of a module's ranks are in use; 0: the adapter does not change this
@@ -90,8 +90,9 @@ def lora_of_pairs(x: Tensor, weights: StackedLowRank, pairs: AdaptedPairs, shari
         pairs: As `group_adapted_pairs` returned them.
         sharing: How many neighbouring pairs have one row of x.
 
-    Returns: [pairs, outputs] in x's dtype, to which A x is rounded too, as PEFT does. Other rows may have anything;
-        here they are 0.
+    Returns:
+        [pairs, outputs] in x's dtype, to which A x is rounded too, as PEFT does. Other rows may have anything; here
+        they are 0.
     """
     count, most = weights.ranks.shape[1], weights.b.shape[3]
     out = x.new_zeros((len(pairs.numbers), weights.b.shape[2]))

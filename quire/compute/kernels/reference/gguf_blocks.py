@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -33,8 +35,10 @@ class Unpacked(NamedTuple):
 class BlockWeight(NamedTuple):
     """A weight [rows, columns].
 
-    Attributes: data: [rows, bytes of a row] uint8, as in the file; or with three dimensions, as a device's
-        `pack_blocks` made it. name: The name of its type. rows, columns: Its shape.
+    Attributes:
+        data: [rows, bytes of a row] uint8, as in the file; with three dimensions, as a device's `pack_blocks` made it.
+        name: The name of its type.
+        rows, columns: Its shape.
     """
 
     data: Tensor
@@ -136,22 +140,12 @@ def _signed(codes: Tensor, zero: int) -> Tensor:
     return codes.to(torch.int8) - zero
 
 
-def _q4_0(flat: Tensor) -> _Parts:
-    return _nibbles(flat[:, 2:], 16), _half(flat, 0), None, None, None
-
-
-def _q4_1(flat: Tensor) -> _Parts:
-    return _nibbles(flat[:, 4:], 16), _half(flat, 0), -_half(flat, 2), None, None
-
-
-def _q5_0(flat: Tensor) -> _Parts:
-    codes = _nibbles(flat[:, 6:], 16) | _fifth_bits(flat, 2)
-    return codes, _half(flat, 0), None, None, None
-
-
-def _q5_1(flat: Tensor) -> _Parts:
-    codes = _nibbles(flat[:, 8:], 16) | _fifth_bits(flat, 4)
-    return codes, _half(flat, 0), -_half(flat, 2), None, None
+def _without_groups(flat: Tensor, at: int, fifth_bits: int | None = None, minimum: bool = False) -> _Parts:
+    """Read blocks of one group, with codes at byte `at`, and a minimum behind d or none."""
+    codes = _nibbles(flat[:, at:], 16)
+    if fifth_bits is not None:
+        codes |= _fifth_bits(flat, fifth_bits)
+    return codes, _half(flat, 0), -_half(flat, 2) if minimum else None, None, None
 
 
 def _q8_0(flat: Tensor) -> _Parts:
@@ -208,17 +202,17 @@ def _iq4_xs(flat: Tensor) -> _Parts:
     return _nibbles(flat[:, 8:], 16), _half(flat, 0), None, _signed(low | high << 4, 32), None
 
 
-_READERS = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
+_READERS: dict[str, Callable[[Tensor], _Parts]] = {
+    "Q4_0": partial(_without_groups, at=2),
+    "Q4_1": partial(_without_groups, at=4, minimum=True),
+    "Q5_0": partial(_without_groups, at=6, fifth_bits=2),
+    "Q5_1": partial(_without_groups, at=8, fifth_bits=4, minimum=True),
     "Q8_0": _q8_0,
     "Q2_K": _q2_k,
     "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
-    "IQ4_NL": _q4_0,
+    "IQ4_NL": partial(_without_groups, at=2),
     "IQ4_XS": _iq4_xs,
 }

@@ -29,9 +29,10 @@ def copy_outputs_to_host(outputs: Tensor, buffers: Tensor, turn: Tensor) -> None
 def move_blocks(source: Tensor, origins: Tensor | None, target: Tensor, goals: Tensor | None) -> None:
     """target[goals] = source[origins]: whole blocks, of all layers at once.
 
-    Args: source, target: [blocks, storages, …] of one dtype; they may be one tensor. origins, goals: [n] int64 block
-        numbers; one of them may be None, for 0 to n - 1. Goals are different, and no goal
-            is an origin where source and target are one tensor.
+    Args:
+        source, target: [blocks, storages, …] of one dtype; they may be one tensor.
+        origins, goals: [n] int64 block numbers; one of them may be None, for 0 to n - 1. Goals are different, and no
+            goal is an origin where source and target are one tensor.
     """
     if origins is None:
         assert goals is not None

@@ -1,8 +1,8 @@
-"""Low-rank updates of some rows of a product, each by the adapter of its token: y += B A x; DoRA scales y before.
+"""Low-rank updates of some rows of a product, each by the adapter of its token: y += B A x; DoRA scales y first.
 
-Rows are grouped: a tile has rows of one adapter, which share a read of its weights ("segmented gather matrix-vector
-product" of Punica, Chen et al. 2023). Rows without an adapter are in tiles of their own, or in none, and are left
-alone. A x is computed before the product that is updated, or together with it, and B A x is added behind it.
+A tile has rows of one adapter, which share a read of its weights ("segmented gather matrix-vector product" of Punica,
+Chen et al. 2023). Rows without an adapter are in tiles of their own, or in none, and are not changed. A x is computed
+before the product that is updated, or together with it, and B A x is added after it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Scaling(NamedTuple):
 
     Attributes:
         factors: [slots, outputs], of the model's dtype: the scale less 1, which keeps small changes exact.
-        summands: [slots, outputs], the same: what keeps the product's bias unscaled.
-        used: [slots] int64, 1 where the adapter does so.
+        summands: [slots, outputs], of the model's dtype, which keep the product's bias unscaled.
+        used: [slots] int64, 1 where the adapter has magnitudes.
     """
 
     factors: Tensor
@@ -36,11 +36,11 @@ class LowRankWeights(NamedTuple):
     Attributes:
         a: [slots, modules · rank, columns], of the model's dtype; only the first dimension has gaps. Ranks that are not
             in use are 0.
-        b: [slots, outputs, rank], times the adapter's scale; the same, but on a CPU outputs lie side by side, as it
-            multiplies them.
-        ranks: [slots] int64, how many of a module's ranks are in use; 0: the adapter leaves this product alone.
-        rows: Outputs of each module.
-        scaling: What becomes of the product's own outputs; None: nothing.
+        b: [slots, outputs, rank], times the adapter's scale; only the first dimension has gaps. On a CPU outputs lie
+            side by side.
+        ranks: [slots] int64, how many of a module's ranks are in use; 0: the adapter does not change this product.
+        rows: The outputs of each module.
+        scaling: How adapters scale the product's own outputs; None: they do not.
     """
 
     a: Tensor
@@ -54,9 +54,9 @@ class Tiles(NamedTuple):
     """Which rows have which adapter.
 
     Attributes:
-        slots: [tiles] int64, each tile's adapter, from 1; 0: its rows have none, or it is empty. These are the last.
-        rows: [tiles, size] int64, its rows, and -1 behind them.
-        slot_of_row: [n] int64, each row's adapter, from 1, and 0 where it has none; None: no kernel asks for it.
+        slots: [tiles] int64, each tile's adapter, from 1; 0 in the last tiles, which are empty or whose rows have none.
+        rows: [tiles, size] int64, the tile's rows, and -1 behind them.
+        slot_of_row: [n] int64, each row's adapter, from 1, or 0; None: no kernel needs it.
     """
 
     slots: Tensor
@@ -65,11 +65,7 @@ class Tiles(NamedTuple):
 
 
 class RowUpdate(NamedTuple):
-    """An update B A x that is still to be added to a product's outputs.
-
-    Attributes:
-        low, weights, tiles: The arguments of `lora_expand`.
-    """
+    """An update B A x that is still to be added to a product's outputs: the arguments of `lora_expand`."""
 
     low: Tensor
     weights: LowRankWeights
@@ -77,12 +73,7 @@ class RowUpdate(NamedTuple):
 
 
 def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
-    """Compute A x for the rows in tiles.
-
-    Args:
-        x: [n, columns], of the model's dtype.
-        weights: The adapters' weights for this product.
-        tiles: Which rows have which adapter.
+    """Compute A x for the rows in tiles, from x [n, columns] of the model's dtype.
 
     Returns:
         A x in a layout that only `lora_expand` of the same implementation reads. Here it is [tiles · size, modules ·
@@ -99,27 +90,14 @@ def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
 def linear_and_shrink(
     x: Tensor, packed: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles
 ) -> tuple[Tensor, Tensor]:
-    """Compute a linear layer's product and the A x of its low-rank update.
-
-    Args:
-        x, packed, bias: As in `linear`.
-        weights, tiles: As in `lora_shrink`.
-
-    Returns:
-        The product [n, outputs], and A x as `lora_shrink` returns it.
-    """
+    """Compute `linear` and, for its low-rank update, `lora_shrink`."""
     return linear(x, packed, bias), lora_shrink(x, weights, tiles)
 
 
 def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -> None:
     """Add B A x to rows of y, in place, after scaling them where their adapter has magnitudes (DoRA).
 
-    A x is rounded to the dtype of y first, as PEFT does.
-
-    Args:
-        low: A x, as `lora_shrink` returned it.
-        weights, tiles: As in `lora_shrink`.
-        y: [n, outputs], of the model's dtype.
+    `low` is A x from `lora_shrink`, which is rounded to the dtype of y [n, outputs] first, as PEFT does.
     """
     own = low.to(y.dtype).view(tiles.rows.numel(), len(weights.rows), weights.b.shape[2])
     for slot, rank, places, rows in _in_use(weights, tiles):
@@ -138,7 +116,7 @@ def lora_expand_silu_and_mul(low: Tensor, weights: LowRankWeights, tiles: Tiles,
 
     Args:
         low, weights: As in `lora_expand`.
-        tiles: As in `lora_expand`. Every row is in a tile, unless tiles are single rows.
+        tiles: Every row is in a tile, unless tiles are single rows.
         y: [n, 2 · width]; its contents are undefined afterwards.
         out: [n, width], of y's dtype.
     """

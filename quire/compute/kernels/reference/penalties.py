@@ -16,11 +16,14 @@ IN_PROMPT, ONE_MORE = 1, 2
 def apply_penalties(logits: Tensor, reads: Tensor, rows: Tensor, seen: Tensor, weights: Tensor) -> None:
     """Change the logits of some reads.
 
-    Args: logits: [reads, vocab] fp32, changed in place. reads: [n] int64, the reads, each once. rows: [n] int64, their
-        rows of `seen` and `weights`. seen: [rows, vocab] int32. weights: [rows, 3] fp32: presence, frequency,
-        repetition. For tokens of the sequence, repetition divides positive
-            logits and multiplies others; then frequency is subtracted for each time that the token is in the output,
-            and presence once.
+    Args:
+        logits: [reads, vocab] fp32, changed in place.
+        reads: [n] int64, the reads, each once.
+        rows: [n] int64, their rows of `seen` and `weights`.
+        seen: [rows, vocab] int32.
+        weights: [rows, 3] fp32: presence, frequency, repetition. For tokens of the sequence, repetition divides
+            positive logits and multiplies others; then frequency is subtracted for each time that the token is in the
+            output, and presence once.
     """
     for read, row in zip(reads.tolist(), rows.tolist(), strict=True):
         ids = seen[row].nonzero().squeeze(1)  # few, beside the vocabulary

@@ -20,6 +20,8 @@ from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, nex
 
 _BLOCK = 1_024
 _WARPS = 4
+_PART_BYTES = 8_192
+"""Bytes of a block's piece that a program moves."""
 
 
 def copy_inputs_from_host(buffers: Tensor, turn: Tensor, out: Tensor) -> None:
@@ -72,9 +74,6 @@ def _copy_outputs_to_host(
     for first in range(0, entries, BLOCK):
         at = first + tl.arange(0, BLOCK)
         tl.store(own + at, tl.load(outputs + at, at < entries, 0), at < entries)
-
-
-_PART_BYTES = 8_192
 
 
 def move_blocks(source: Tensor, origins: Tensor | None, target: Tensor, goals: Tensor | None) -> None:

@@ -15,6 +15,7 @@ whose tile is empty ends at once.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import triton
@@ -76,36 +77,31 @@ def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -
     they wrote, such as `tiles`, before it waits.
     """
     assert y.is_contiguous() and len(weights.rows) <= 3
-    number, size = tiles.rows.shape
-    if not number:
-        return
-    rank, modules, overlap = weights.b.shape[2], len(weights.rows), can_overlap(y.device)
     rows, blocks = (*weights.rows, 0, 0), sum(cdiv(each, _BLOCK_N) for each in weights.rows)
-    step = _tiles_at_once(len(y), number, blocks)
-    factors, summands, scaled = scaling_of(weights)
-    _expand[(step * blocks,)](
-        low, weights.b, weights.ranks, factors, summands, scaled, tiles.slots, tiles.rows, y, number, step,
-        weights.b.stride(0), weights.ranks.stride(0),
-        ROWS_0=rows[0], ROWS_1=rows[1], ROWS_2=rows[2], RANK=rank, MODULES=modules, BLOCK_M=size, BLOCK_R=_BLOCK_R,
-        BLOCK_N=_BLOCK_N, IEEE=y.dtype == torch.float32, SCALED=weights.scaling is not None, OVERLAP=overlap,
-        num_warps=_WARPS, num_stages=_EXPAND_STAGES, launch_pdl=overlap,
-    )  # fmt: skip
+    _launch_expand(_expand, low, weights, tiles, (y,), blocks, ROWS_0=rows[0], ROWS_1=rows[1], ROWS_2=rows[2])
 
 
 def lora_expand_silu_and_mul(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor, out: Tensor) -> None:
     """Arguments are as for this module's `lora_expand`; y is not changed."""
     assert y.is_contiguous() and out.is_contiguous() and len(weights.rows) <= 2
-    number, size = tiles.rows.shape
+    width = out.shape[1]
+    _launch_expand(_expand_silu_and_mul, low, weights, tiles, (y, out), cdiv(width, _BLOCK_N), WIDTH=width)
+
+
+def _launch_expand(
+    kernel: Any, low: Tensor, weights: LowRankWeights, tiles: Tiles, outputs: tuple[Tensor, ...], blocks: int,
+    **constants: int,
+) -> None:  # fmt: skip
+    """Launch one of the two kernels below, with so many blocks of outputs for each tile."""
+    (number, size), y = tiles.rows.shape, outputs[0]
     if not number:
         return
-    rank, overlap, width = weights.b.shape[2], can_overlap(y.device), out.shape[1]
-    blocks = cdiv(width, _BLOCK_N)
-    step = _tiles_at_once(len(y), number, blocks)
+    step, overlap = _tiles_at_once(len(y), number, blocks), can_overlap(y.device)
     factors, summands, scaled = scaling_of(weights)
-    _expand_silu_and_mul[(step * blocks,)](
-        low, weights.b, weights.ranks, factors, summands, scaled, tiles.slots, tiles.rows, y, out, number, step,
+    kernel[(step * blocks,)](
+        low, weights.b, weights.ranks, factors, summands, scaled, tiles.slots, tiles.rows, *outputs, number, step,
         weights.b.stride(0), weights.ranks.stride(0),
-        WIDTH=width, RANK=rank, MODULES=len(weights.rows), BLOCK_M=size, BLOCK_R=_BLOCK_R,
+        **constants, RANK=weights.b.shape[2], MODULES=len(weights.rows), BLOCK_M=size, BLOCK_R=_BLOCK_R,
         BLOCK_N=_BLOCK_N, IEEE=y.dtype == torch.float32, SCALED=weights.scaling is not None, OVERLAP=overlap,
         num_warps=_WARPS, num_stages=_EXPAND_STAGES, launch_pdl=overlap,
     )  # fmt: skip

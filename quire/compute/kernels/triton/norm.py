@@ -28,6 +28,10 @@ TILE = 1_024
 """Elements of a program of narrow rows."""
 PER_THREAD = 8
 """Elements of a thread, 16 bytes of bf16, measured by tuning/h200/tune_small.py. Threads of wider rows have more."""
+GROUPS = 8
+"""The most groups of a row that one program quantizes."""
+_QUANTIZED_PER_THREAD = 16
+"""Elements of a thread that quantizes."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor | None = None) -> None:
@@ -145,12 +149,6 @@ def program_shape(width: int, tile: int, per_thread: int) -> tuple[int, int, int
     return block, rows, min(32, max(1, rows * block // (32 * per_thread)))
 
 
-GROUPS = 8
-"""Of a program, where a row has several."""
-_PER_THREAD = 16
-"""Elements of a thread."""
-
-
 def quantize_rows(x: Tensor, dtype: torch.dtype, group: int) -> tuple[Tensor, Tensor]:
     """The columns of x lie side by side."""
     rows, columns = x.shape
@@ -165,7 +163,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, group: int) -> tuple[Tensor, Te
     _quantize_rows[(rows, cdiv(groups, tile))](
         x, codes, scales, x.stride(0), LARGEST[dtype], SMALLEST,
         COLUMNS=columns, GROUP=group, GROUPS=groups, BLOCK=block, TILE=tile, OVERLAP=overlap,
-        num_warps=min(16, max(1, tile * block // (32 * _PER_THREAD))), launch_pdl=overlap,
+        num_warps=min(16, max(1, tile * block // (32 * _QUANTIZED_PER_THREAD))), launch_pdl=overlap,
     )  # fmt: skip
     return codes, scales
 
@@ -203,7 +201,7 @@ def quantize_groups(
 
 @triton.jit
 def to_codes(values, DTYPE: tl.constexpr):
-    """Values in the range of codes, as such."""
+    """Return values in the range of codes as codes."""
     if tl.int8 == DTYPE:
         values = (values + 12582912.0) - 12582912.0  # to the nearest integer, even at halves: 1.5 · 2^23
     return values.to(DTYPE)
@@ -211,7 +209,7 @@ def to_codes(values, DTYPE: tl.constexpr):
 
 @triton.jit
 def row_scales(values, largest, smallest, AXIS: tl.constexpr):
-    """Scales of fp32 values along an axis, NaN where one of them is not finite, and what makes codes of them.
+    """Return scales of fp32 values along an axis, NaN where a value is not finite, and factors that make codes of them.
 
     Magnitudes are compared as integers, of which those of NaN are the largest: one operation a value.
     """

@@ -22,19 +22,14 @@ _BLOCK = 256
 _WARPS = 4
 _LINE = 1_024
 """Entries of a block table that a program empties."""
+_COLUMNS_AT_ONCE = 1_024
+"""Columns of an embedding that a program copies."""
+_TOKENS = 8
+"""Tokens whose angles one program computes."""
 _COLUMNS = [
-    "slots",
-    "counts",
-    "row_of_token",
-    "offsets",
-    "ids",
-    "length",
-    "last",
-    "starts",
-    "positions",
-    "slot_of_token",
+    "slots", "counts", "row_of_token", "offsets", "ids", "length", "last", "starts", "positions", "slot_of_token",
     "tokens",
-]
+]  # fmt: skip
 """Columns may begin anywhere in a buffer: their alignment must not ask for another compilation."""
 
 
@@ -139,12 +134,6 @@ def _init_slots(
     index = part * LINE + tl.arange(0, LINE)
     line = tables + (group * every + slot) * blocks
     tl.store(line + index, 0, index < blocks)
-
-
-_COLUMNS_AT_ONCE = 1_024
-"""Columns of an embedding that a program copies."""
-_TOKENS = 8
-"""Tokens whose angles one program computes."""
 
 
 def embed(tokens: Tensor, weight: Tensor, scale: float | None, out: Tensor) -> None:

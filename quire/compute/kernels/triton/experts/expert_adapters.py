@@ -120,31 +120,11 @@ def _splits(pairs: int, size: int, groups: int, of_place: int, columns: int) -> 
 @fast_launch
 @triton.jit(do_not_specialize=["places"], do_not_specialize_on_alignment=["ranks", "ranks_of_slot"])
 def _shrink_pairs(
-    x,
-    a,
-    ranks,
-    order,
-    tiles,
-    partial,
-    arrived,
-    low,
-    places,
-    slot_stride,
-    expert_stride,
-    ranks_of_slot,
-    ranks_of_expert,
-    EXPERTS: tl.constexpr,
-    SHARING: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    RANK: tl.constexpr,
-    MODULES: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SPLITS_UP: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x, a, ranks, order, tiles, partial, arrived, low, places, slot_stride, expert_stride, ranks_of_slot,
+    ranks_of_expert, EXPERTS: tl.constexpr, SHARING: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr,
+    MODULES: tl.constexpr, SPLITS: tl.constexpr, SPLITS_UP: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """Compute BLOCK_R ranks of one module of low [pairs, MODULES · RANK], over one of SPLITS parts of the columns.
 
     Dependents start only when all kernels before this one have ended, so the next kernel may read tiles before it
@@ -171,20 +151,10 @@ def _shrink_pairs(
     pair = tl.load(order + m, m < to_pair, 0).to(tl.int64)
     rank = module * RANK + group * BLOCK_R + tl.arange(0, BLOCK_R)
     sums = gemm_loop(
-        x,
-        pair // SHARING * COLUMNS,
-        m < to_pair,
-        a + slot * slot_stride + expert * expert_stride,
-        rank.to(tl.int64) * COLUMNS,
-        COLUMNS,
-        split * EACH,
-        tl.minimum(split * EACH + EACH, STEPS),
-        BLOCK_M,
-        BLOCK_R,
-        BLOCK_K,
-        COLUMNS % BLOCK_K == 0,
-        False,
-    )
+        x, pair // SHARING * COLUMNS, m < to_pair, a + slot * slot_stride + expert * expert_stride,
+        rank.to(tl.int64) * COLUMNS, COLUMNS, split * EACH, tl.minimum(split * EACH + EACH, STEPS),
+        BLOCK_M, BLOCK_R, BLOCK_K, COLUMNS % BLOCK_K == 0, False,
+    )  # fmt: skip
     to = low + pair[:, None] * (MODULES * RANK) + rank[None, :]
     there = (m < to_pair)[:, None]
     store_split_sum(
@@ -195,26 +165,10 @@ def _shrink_pairs(
 @fast_launch
 @triton.jit(do_not_specialize=["places"], do_not_specialize_on_alignment=["ranks", "ranks_of_slot"])
 def _expand_pairs(
-    low,
-    b,
-    ranks,
-    order,
-    tiles,
-    added,
-    places,
-    slot_stride,
-    expert_stride,
-    ranks_of_slot,
-    ranks_of_expert,
-    EXPERTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    RANK: tl.constexpr,
-    MODULES: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    low, b, ranks, order, tiles, added, places, slot_stride, expert_stride, ranks_of_slot, ranks_of_expert,
+    EXPERTS: tl.constexpr, ROWS: tl.constexpr, RANK: tl.constexpr, MODULES: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """Compute BLOCK_N outputs of one module for a tile's pairs: zeros where their adapter does not change the expert.
 
     Tiles and the weights of the first ranks are read before A x is there, tiles from the shared cache.

@@ -221,20 +221,9 @@ def sum_choices(parts: Tensor, out: Tensor, numbers: Tensor, experts: int, overl
 
 
 def _launch_tiles(
-    order: Tensor,
-    tiles: Tensor,
-    weights: Tensor,
-    chosen: int,
-    overlap: bool,
-    x: _Rows,
-    w: CodedArguments,
-    y: _Rows,
-    config: GemmConfig,
-    first: bool,
-    added: Tensor,
-    slots: Tensor,
-    adapted: bool,
-) -> None:
+    order: Tensor, tiles: Tensor, weights: Tensor, chosen: int, overlap: bool, x: _Rows, w: CodedArguments, y: _Rows,
+    config: GemmConfig, first: bool, added: Tensor, slots: Tensor, adapted: bool,
+) -> None:  # fmt: skip
     places, made = tiles.shape[1], y.values.shape[1]
     across = cdiv(made, config.block_n // 2 if first else config.block_n)
     _tile_kernel[(across * places,)](
@@ -476,21 +465,9 @@ def _multiply(
             BLOCK_M, BLOCK_N, BLOCK_K, WHOLE, SWAPPED,
         )  # fmt: skip
     values = finished(
-        values,
-        added,
-        slots,
-        weights,
-        pair,
-        there,
-        begin,
-        made,
-        BLOCK_M,
-        MADE,
-        1 if SWAPPED else 8,
-        CHOSEN,
-        FIRST,
-        ADAPTED,
-    )
+        values, added, slots, weights, pair, there, begin, made,
+        BLOCK_M, MADE, 1 if SWAPPED else 8, CHOSEN, FIRST, ADAPTED,
+    )  # fmt: skip
     if y_scales is not None:
         scale, shrink = row_scales(values, largest, smallest, 1)
         tl.store(y_scales + pair * tl.cdiv(made, MADE) + begin // MADE, scale, there)

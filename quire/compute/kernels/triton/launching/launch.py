@@ -56,11 +56,7 @@ class _Memory(NamedTuple):
 
 
 def tensor_descriptor(
-    x: Tensor,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    tile: tuple[int, ...],
-    layout: gl.NVMMASharedLayout,
+    x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], tile: tuple[int, ...], layout: gl.NVMMASharedLayout
 ) -> TensorDescriptor:
     """Describe the memory of `x`, seen as this shape, to the copy engine.
 
@@ -175,11 +171,7 @@ class Kernel:
         self.function.run(*arguments, **constants, **_given_options(named), grid=None, warmup=True)
 
     def _launch_by_triton(
-        self,
-        grid: tuple[int, ...],
-        key: tuple[object, ...],
-        arguments: tuple[object, ...],
-        options: dict[str, object],
+        self, grid: tuple[int, ...], key: tuple[object, ...], arguments: tuple[object, ...], options: dict[str, object]
     ) -> None:
         """Launch by Triton, and remember what it compiled."""
         if triton_private.can_compile_ahead() and not triton_private.has_cache_key(self.function):

@@ -203,11 +203,7 @@ class Precompiler:
         )
 
     def _compile_prepared(
-        self,
-        elsewhere: Future[bool] | None,
-        begins: threading.Event,
-        function: JITFunction[Any],
-        specialization: str,
+        self, elsewhere: Future[bool] | None, begins: threading.Event, function: JITFunction[Any], specialization: str
     ) -> Any:
         if elsewhere is not None:
             elsewhere.result()

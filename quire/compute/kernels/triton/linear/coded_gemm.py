@@ -135,32 +135,17 @@ def coded_arguments(weight: AnyCoded) -> CodedArguments:
         exponents = weight.scales.dtype == torch.float8_e8m0fnu
         scales = weight.scales.view(torch.uint8) if exponents else weight.scales
         factors = weight.table if weight.factors is None else weight.factors
-        facts = facts_of(4, weight.group, exponents=exponents, factors=weight.factors is not None, values=weight.values)
+        facts = facts_of(4, weight.group, EXPONENTS=exponents, FACTORS=weight.factors is not None, VALUES=weight.values)
         return CodedArguments(weight.packed, scales, scales, factors, weight.table, rows, weight.columns, facts)
-    zeros = weight.scales if weight.zeros is None else weight.zeros
-    facts = facts_of(weight.bits, weight.group, middle=weight.zeros is None, zeros=weight.zeros is not None)
+    zeros, middle = (weight.scales, 1 << weight.bits - 1) if weight.zeros is None else (weight.zeros, 0)
+    facts = facts_of(weight.bits, weight.group, MIDDLE=middle, ZEROS=weight.zeros is not None)
     return CodedArguments(weight.packed, weight.scales, zeros, *(weight.scales,) * 2, rows, weight.columns, facts)
 
 
-def facts_of(
-    bits: int,
-    group: int,
-    *,
-    middle: bool = False,
-    zeros: bool = False,
-    exponents: bool = False,
-    factors: bool = False,
-    values: str = "unsigned",
-) -> dict[str, int | bool | str]:
-    return {
-        "BITS": bits,
-        "GROUP": group,
-        "MIDDLE": 1 << (bits - 1) if middle else 0,
-        "ZEROS": zeros,
-        "EXPONENTS": exponents,
-        "FACTORS": factors,
-        "VALUES": values,
-    }
+def facts_of(bits: int, group: int, **others: int | bool | str) -> dict[str, int | bool | str]:
+    """Return the constants for a weight of unsigned codes without zeros, but for `others`."""
+    plain = {"MIDDLE": 0, "ZEROS": False, "EXPONENTS": False, "FACTORS": False, "VALUES": "unsigned"}
+    return {"BITS": bits, "GROUP": group, **plain, **others}
 
 
 @triton.jit

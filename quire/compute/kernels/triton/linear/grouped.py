@@ -17,7 +17,7 @@ from quire.compute.kernels.reference import linear as reference
 from quire.compute.kernels.reference.linear import CodebookWeight, GroupedWeight
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap
 from quire.compute.kernels.triton.launching.device_properties import is_sm_90
-from quire.compute.kernels.triton.linear.coded_gemm import coded_linear, suits
+from quire.compute.kernels.triton.linear.coded_gemm import AnyCoded, coded_linear, suits
 from quire.compute.kernels.triton.linear.linear import linear_silu_and_mul
 from quire.compute.kernels.triton.linear.packed_expand import expand_codebook, expand_grouped, expand_packed
 from quire.compute.kernels.triton.linear.packed_gemm import PackedGemmConfig, packed_gemm
@@ -59,14 +59,12 @@ def pack_grouped(
     return reference.pack_grouped(codes, scales, zeros, bits, group, order, gated)
 
 
-def grouped_linear(x: Tensor, weight: PackedWeight | GroupedWeight, bias: Tensor | None) -> Tensor:
-    if weight.order is not None:
-        x = x.index_select(1, weight.order)
-    if isinstance(weight, GroupedWeight) and suits(x, weight):
+def grouped_linear(x: Tensor, weight: PackedWeight | AnyCoded, bias: Tensor | None) -> Tensor:
+    x, config = _in_order(x, weight), _config_for(x, weight, gate=False)
+    if not isinstance(weight, PackedWeight) and suits(x, weight):
         y = x.new_empty((x.shape[0], len(weight.packed)))
         coded_linear(x, weight, bias, y, gate=False)
         return y
-    config = None if isinstance(weight, GroupedWeight) or weight.gated else _config_for(x, weight)
     if config is None:
         return F.linear(x, _expanded(weight, x.dtype), bias)
     assert isinstance(weight, PackedWeight)
@@ -75,42 +73,32 @@ def grouped_linear(x: Tensor, weight: PackedWeight | GroupedWeight, bias: Tensor
     return y if bias is None else y.add_(bias)
 
 
-def grouped_linear_silu_and_mul(
-    x: Tensor, weight: PackedWeight | GroupedWeight, bias: Tensor | None, out: Tensor
-) -> None:
+def grouped_linear_silu_and_mul(x: Tensor, weight: PackedWeight | AnyCoded, bias: Tensor | None, out: Tensor) -> None:
     """A packed weight without a bias takes a single kernel."""
-    config = None
-    if isinstance(weight, PackedWeight) and weight.gated and bias is None:
-        config = _config_for(x, weight)
-    if weight.order is not None:
-        x = x.index_select(1, weight.order)
-    if isinstance(weight, GroupedWeight) and suits(x, weight):
+    x, config = _in_order(x, weight), _config_for(x, weight, gate=True)
+    if not isinstance(weight, PackedWeight) and suits(x, weight):
         coded_linear(x, weight, bias, out, gate=True)
-        return
-    if config is None:
+    elif config is None or bias is not None:
         linear_silu_and_mul(x, _expanded(weight, x.dtype), bias, out)
-        return
-    assert isinstance(weight, PackedWeight)
-    _multiply(x, weight, out, config)
+    else:
+        assert isinstance(weight, PackedWeight)
+        _multiply(x, weight, out, config)
 
 
-def codebook_linear(x: Tensor, weight: CodebookWeight, bias: Tensor | None) -> Tensor:
-    if suits(x, weight):
-        y = x.new_empty((x.shape[0], len(weight.packed)))
-        coded_linear(x, weight, bias, y, gate=False)
-        return y
-    return F.linear(x, expand_codebook(weight, x.dtype), bias)
+codebook_linear, codebook_linear_silu_and_mul = grouped_linear, grouped_linear_silu_and_mul
 
 
-def codebook_linear_silu_and_mul(x: Tensor, weight: CodebookWeight, bias: Tensor | None, out: Tensor) -> None:
-    if suits(x, weight):
-        coded_linear(x, weight, bias, out, gate=True)
-        return
-    linear_silu_and_mul(x, expand_codebook(weight, x.dtype), bias, out)
+def _in_order(x: Tensor, weight: PackedWeight | AnyCoded) -> Tensor:
+    """Return x with its columns in the weight's order."""
+    if isinstance(weight, CodebookWeight) or weight.order is None:
+        return x
+    return x.index_select(1, weight.order)
 
 
-def _config_for(x: Tensor, weight: PackedWeight) -> PackedConfig | None:
-    """Return the config for x and the weight; None: the weight is expanded."""
+def _config_for(x: Tensor, weight: PackedWeight | AnyCoded, gate: bool) -> PackedConfig | None:
+    """Return the config of the kernel that takes a weight as it lies packed; None: there is none."""
+    if not isinstance(weight, PackedWeight) or weight.gated != gate:
+        return None
     if not 0 < x.shape[0] <= MAX_ROWS or x.dtype != weight.scales.dtype:
         return None
     return packed_config(weight.rows, weight.columns, x.shape[0])
@@ -137,5 +125,7 @@ def _multiply(x: Tensor, weight: PackedWeight, y: Tensor, config: PackedConfig) 
         packed_gemm_many(permute_columns(x), weight, y, config, overlap)
 
 
-def _expanded(weight: PackedWeight | GroupedWeight, dtype: torch.dtype) -> Tensor:
-    return expand_grouped(weight, dtype) if isinstance(weight, GroupedWeight) else expand_packed(weight, dtype)
+def _expanded(weight: PackedWeight | AnyCoded, dtype: torch.dtype) -> Tensor:
+    if isinstance(weight, PackedWeight):
+        return expand_packed(weight, dtype)
+    return expand_grouped(weight, dtype) if isinstance(weight, GroupedWeight) else expand_codebook(weight, dtype)

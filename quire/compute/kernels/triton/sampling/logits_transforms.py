@@ -16,6 +16,9 @@ from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, nex
 
 _CHUNK = 4_096
 _READS = 128
+_WORDS = 128
+"""Words of a bitmask that a program reads."""
+_WORD_BITS = tl.constexpr(32)
 _ONE_MORE = tl.constexpr(ONE_MORE)
 
 
@@ -54,11 +57,8 @@ def _apply_penalties(
     read, row = tl.load(reads + at), tl.load(rows + at)
     ids = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     own = tl.load(seen + row * VOCAB + ids, mask=ids < VOCAB, other=0)
-    presence, frequency, repetition = (
-        tl.load(weights + 3 * row),
-        tl.load(weights + 3 * row + 1),
-        tl.load(weights + 3 * row + 2),
-    )
+    weights += 3 * row
+    presence, frequency, repetition = tl.load(weights), tl.load(weights + 1), tl.load(weights + 2)
     place = logits + read * stride + ids
     x = tl.load(place, mask=own > 0, other=0.0)
     count = own >> 1
@@ -77,11 +77,6 @@ def _count_sampled(tokens, reads, rows, n, seen, VOCAB: tl.constexpr, BLOCK: tl.
     row, read = tl.load(rows + at, mask=here, other=0), tl.load(reads + at, mask=here, other=0)
     place = seen + row * VOCAB + tl.load(tokens + read, mask=here, other=0)
     tl.store(place, tl.load(place, mask=here, other=0) + _ONE_MORE, mask=here)
-
-
-_WORDS = 128
-"""Words of a program."""
-_WORD_BITS = tl.constexpr(32)
 
 
 def apply_token_bitmask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
