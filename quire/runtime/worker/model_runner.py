@@ -2,7 +2,7 @@
 
 1. `_begin` makes a `Step` (`step.py`) of a plan: its rows, how it ends, and the captured step that it is replayed as.
 2. `StepStager.stage` puts its columns on their way to the device, and makes the plan's changes.
-3. `_forward` computes logits: a captured step is replayed (`captured_steps.py`), any other runs kernel by kernel.
+3. `_forward` computes logits: a small step is replayed (`replay.py`), any other runs kernel by kernel.
 4. `_end` has tokens sampled (`sampling/`), or drafts verified (`speculation/`), and launches their way to the host.
 
 On a GPU a step is only launched: nothing waits for the device but `StepHandle.result`. What lives from one step to the
@@ -28,10 +28,10 @@ from quire.planning.step_limits import StepLimits
 from quire.runtime.worker.adapter_rows import AdapterRows
 from quire.runtime.worker.batch import Batch, BatchBuffers
 from quire.runtime.worker.buffer_ring import BufferRing
-from quire.runtime.worker.captured_steps import CapturedSteps
 from quire.runtime.worker.graph_shapes import MAX_ROWS, MAX_SHORT_TOKENS, ShortSteps
 from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.kv_transfer import BlockTransfer
+from quire.runtime.worker.replay import CudaGraphs, Replayable
 from quire.runtime.worker.sampling.logprobs import LogprobsMode, PromptLogprobs
 from quire.runtime.worker.sampling.sampler import Sampler
 from quire.runtime.worker.slot_table import SlotTable
@@ -124,7 +124,7 @@ class ModelRunner:
         self._ring = ring
         self._stager = StepStager(staging, slots, transfer, attention, adapters, stages, verifies=verifies)
         self._batches = BatchBuffers(slots, rows, limits.tokens, by_length, device_tokens)
-        self._captured = CapturedSteps(short)
+        self._replayable: Replayable = CudaGraphs(short)
         self._prompt_logprobs = PromptLogprobs(model, slots)
         self._take_rows = kernel("take_rows", slots.device.type)
         self._timers = StepTimers(slots.device, in_flight)
@@ -209,14 +209,14 @@ class ModelRunner:
         elif plan.sampled_rows and self._sampler is not None:
             step.kind = StepKind.SAMPLE
         if not plan.prompt_logprobs_rows:
-            step.shape = self._captured.covers(step)
+            step.shape = self._replayable.covers(step)
         if step.kind is StepKind.VERIFY:
             self._begin_verifying(step)
             step.key = key if step.verified_by_graph else ()
         elif step.kind is StepKind.SAMPLE and self._sampler is not None:
             self._sampler.begin(step)
-            may_stop = step.shape is not None and self._captured.recorded is not None
-            step.stops_at_logits = may_stop and self._sampler.needs_bitmasks_only(step)
+            can_stop = step.shape is not None and self._replayable.can_stop
+            step.stops_at_logits = can_stop and self._sampler.needs_bitmasks_only(step)
         return step
 
     def _begin_drafting(self, plan: Plan) -> Step:
@@ -226,7 +226,7 @@ class ModelRunner:
             return Step(plan, StepKind.DRAFT, kept.host, shape=kept.shape, alike=kept.columns)
         host = HostBatch.of(plan, self.slots.host.max_lengths)
         step = Step(plan, StepKind.DRAFT, host, adapted=self._adapted(host))
-        step.shape = self._captured.covers(step)
+        step.shape = self._replayable.covers(step)
         if step.shape is not None and (step.shape.is_decode or step.shape.is_short):
             step.key = key
         return step
@@ -234,7 +234,7 @@ class ModelRunner:
     def _forward(self, step: Step) -> Tensor:
         """Replay a staged step if it has a captured shape, else launch it kernel by kernel. Returns [sampled, vocab]
         logits, with padding if it was replayed."""
-        return self._compute(step) if step.shape is None else self._captured.replay(step)
+        return self._compute(step) if step.shape is None else self._replayable.replay(step)
 
     def _compute(self, step: Step) -> Tensor:
         """Launch a staged step kernel by kernel; this is also what is captured. Returns [sampled, vocab] logits, from
@@ -281,7 +281,7 @@ class ModelRunner:
             return self._verifier.verify(step, logits)
         if step.kind is StepKind.SAMPLE:
             assert self._sampler is not None
-            return self._sampler.end(step, logits, self._captured.sample)
+            return self._sampler.end(step, logits, self._replayable.replay_rest)
         prompts = step.prompts
         return step.timer.stop(
             lambda ms: Result(step.number, [], [], device_ms=ms, prompt_logprobs=prompts.collect() if prompts else [])
