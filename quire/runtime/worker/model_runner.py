@@ -13,7 +13,6 @@ cache, which attention reads and writes and `BlockTransfer` moves. Buffers are u
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -41,7 +40,7 @@ from quire.runtime.worker.speculation.hidden_states import StepStates
 from quire.runtime.worker.speculation.step_drafts import StepDrafts
 from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
 from quire.runtime.worker.speculation.verification import Verifier
-from quire.runtime.worker.stage_steps import WHOLE_MODEL, StageSteps
+from quire.runtime.worker.stage_steps import StageSteps
 from quire.runtime.worker.staging_buffer import StagingBuffer
 from quire.runtime.worker.step import EMPTY_PLAN, Step, StepKind
 from quire.runtime.worker.step_handle import MaskedStepHandle, StepHandle, StepTimer, StepTimers
@@ -71,7 +70,7 @@ class ModelRunner:
         max_logprobs: How many tokens a request may have reported beside one; -1 for all.
         updates: What adapters change of the model; None: there are none.
         states: Is told of each step before its model runs; None: nobody is.
-        stages: What the other stages of a pipeline are told.
+        stages: What the other stages of a pipeline are told; None: the model is not divided.
         synthetic: See Verifier.
         device_tokens: See BatchBuffers; None: those of a model whose drafts are verified, if there are drafts.
         in_flight: Steps that may be launched before the oldest one is done.
@@ -93,7 +92,7 @@ class ModelRunner:
         max_logprobs: int = 20,
         updates: LowRankUpdates | None = None,
         states: StepStates | None = None,
-        stages: StageSteps = WHOLE_MODEL,
+        stages: StageSteps | None = None,
         synthetic: SyntheticAcceptance | None = None,
         device_tokens: DeviceTokens | None = None,
         in_flight: int = MAX_STEPS_IN_FLIGHT,
@@ -132,8 +131,7 @@ class ModelRunner:
         self._verifier: Verifier | DeviceVerifier | None = None
         if model.has_logits:  # else a later stage of a pipeline samples
             verified = max(limits.rows, MAX_SHORT_TOKENS) if limits.drafts else 0
-            send_tokens = partial(_send_tokens, stages, slots)
-            sampler = Sampler(slots, max(limits.rows, most), logprobs_mode, ring, most, send_tokens, verified)
+            sampler = Sampler(slots, max(limits.rows, most), logprobs_mode, ring, most, stages, verified)
             self._sampler = sampler
             if verifies:
                 args = slots, most, logprobs_mode, sampler.bitmasks, sampler.outputs, synthetic
@@ -263,7 +261,8 @@ class ModelRunner:
             self._adapters.begin(inputs.tiles, inputs.expert_slots)
         if self._states is not None:
             self._states.begin(batch, inputs)
-        self._stages.begin(inputs.stage_step)
+        if self._stages is not None:
+            self._stages.begin(inputs.stage_step)
         return batch, self._model.hidden(batch.tokens, batch.positions, self._attention)
 
     def _logits(self, hidden: Tensor, indices: Tensor | None) -> Tensor:
@@ -296,7 +295,3 @@ class ModelRunner:
         if self._adapters is None:
             return Adapted.NOTHING
         return self._adapters.kind_of(self.slots.host.adapters[host.slots])
-
-
-def _send_tokens(stages: StageSteps, slots: SlotTable, step: int) -> None:
-    stages.send_tokens(step, slots.last_token)

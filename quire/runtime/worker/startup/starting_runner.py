@@ -89,7 +89,8 @@ class StartingRunner(ModelRunner):
         verified = 0 if verifier is None else self._limits.sampled
         with torch.inference_mode():
             self.slots.init_dummy()
-            self._stages.await_tokens(EMPTY_PLAN, self.slots.last_token)
+            if self._stages is not None:
+                self._stages.await_tokens(EMPTY_PLAN, self.slots.last_token)
             host = HostBatch.of_dummy(self.slots.dummy, counts)
             for adapted in self._kinds:
                 self._ring.await_device()  # nobody takes their results, and they may be more than buffers
