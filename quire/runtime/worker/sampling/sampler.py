@@ -92,7 +92,7 @@ class Sampler:
     def begin(self, step: Step) -> None:
         """Decide which positions of the step are sampled late, and what is reported of its tokens."""
         slots, masked = step.slots, step.host.masked
-        step.logprobs = self._slots.host.logprobs_request(slots, self._mode) or None
+        step.logprobs = self._slots.host.logprobs_request(slots, self._mode)
         unmasked = np.delete(slots, masked) if len(masked) else slots
         if step.keeps_scores or self._slots.transforms.any_active(unmasked):
             step.late, step.masked = np.arange(len(slots)), masked
