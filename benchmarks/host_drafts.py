@@ -26,16 +26,16 @@ from torch import Tensor
 from quire import LLM, SamplingParams
 from quire.compute.attention.metadata import IntArray
 from quire.engine.core import EngineCore
-from quire.models.lora.step_tiles import Adapted
 from quire.runtime.executor import factory
 from quire.runtime.executor.gpu_executor import GpuExecutor
 from quire.runtime.worker import buffer_ring
-from quire.runtime.worker.graph_shapes import GraphShape
+from quire.runtime.worker.replay import CudaGraphs
 from quire.runtime.worker.sampling import sampled_outputs
 from quire.runtime.worker.speculation.device_verification import DeviceVerifier
 from quire.runtime.worker.speculation.draft_lengths import Choice, DraftLengths
 from quire.runtime.worker.speculation.step_drafts import StepDrafts
 from quire.runtime.worker.speculation.verification import Verified
+from quire.runtime.worker.step import Step
 from quire.runtime.worker.worker import Worker
 from quire.runtime.worker.worker_parts import LoadedModel
 from quire.scheduling.speculation.ngram_index import NgramIndex
@@ -48,24 +48,25 @@ MAX_POSITIONS = 128
 CHOOSE, BEST = DraftLengths.choose, DraftLengths._best
 
 
-class NoGraphs:
-    """In place of CudaGraphs: a replay does nothing."""
+class NoGraphs(CudaGraphs):
+    """CudaGraphs whose replay does nothing."""
 
-    def __init__(self) -> None:
-        self._logits: dict[tuple[GraphShape, Adapted], Tensor] = {}
+    def capture(self, step: Step, compute: Callable[[Step], Tensor]) -> None:
+        assert step.shape is not None
+        self._logits[step.shape, step.adapted] = torch.zeros((step.shape.sampled, VOCABULARY))
 
-    def capture(self, shape: GraphShape, step: Callable[[], Tensor], *, adapted: Adapted = Adapted.NOTHING) -> None:
-        self._logits[shape, adapted] = torch.zeros((shape.sampled, VOCABULARY))
-
-    def replay(self, shape: GraphShape, *, adapted: Adapted = Adapted.NOTHING) -> Tensor:
-        return self._logits[shape, adapted]
+    def replay(self, step: Step) -> Tensor:
+        assert step.shape is not None
+        step.staged.copy_by_replay()
+        return self._logits[step.shape, step.adapted]
 
 
 def take_the_place_of_a_gpu() -> None:
     """All engines that are made from now on."""
 
     def capture(self: Worker, loaded: LoadedModel) -> None:
-        self._runner._captured.graphs = NoGraphs()  # type: ignore[assignment]
+        assert isinstance(self._runner._replayable, CudaGraphs)
+        self._runner._replayable = NoGraphs(self._runner._replayable.short)
         self._runner.capture_graphs(CAPTURED)
         verifier = self._runner._verifier
         on_device = isinstance(verifier, DeviceVerifier) and self._runner.slots.drafts.shape[1] > 0

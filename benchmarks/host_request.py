@@ -32,10 +32,12 @@ from quire.compute.attention import metadata_builder
 from quire.compute.attention.metadata import AttentionMetadata, IntArray, PaddedLimits
 from quire.foundation.messages.workers import DeviceLimits, Plan, Result
 from quire.planning.step_limits import StepLimits
-from quire.runtime.worker.graph_shapes import GraphShape, GraphShapes
+from quire.runtime.worker.graph_shapes import GraphShapes
 from quire.runtime.worker.kv_transfer import CpuBlockTransfer
 from quire.runtime.worker.model_runner import ModelRunner
+from quire.runtime.worker.replay import CudaGraphs
 from quire.runtime.worker.slot_table import SlotTable
+from quire.runtime.worker.step import Step
 
 LONGEST = 40_000
 VOCABULARY = 32_000
@@ -79,10 +81,11 @@ class StubAttention:
         return metadata_builder.build_metadata(counts, bounds, self._tiling, limits)
 
 
-class StubGraphs:
+class StubGraphs(CudaGraphs):
     """Graphs that do nothing."""
 
-    def replay(self, shape: GraphShape, *, adapted: bool) -> Tensor:
+    def replay(self, step: Step) -> Tensor:
+        step.staged.copy_by_replay()
         return torch.empty(0)
 
 
@@ -95,8 +98,8 @@ class ReplayingModelRunner(ModelRunner):
         slots = SlotTable(ROWS, LONGEST // 16, 1, VOCABULARY, cpu)
         largest = StepLimits(ROWS, STEP, LONGEST)
         super().__init__(StubModel(), StubAttention(), CpuBlockTransfer(blocks, blocks), slots, largest)  # type: ignore[arg-type]
-        self._captured.shapes = GraphShapes(RECORDED, ROWS, STEP, LONGEST)
-        self._captured.graphs = StubGraphs()  # type: ignore[assignment]
+        self._replayable = graphs = StubGraphs()
+        graphs.shapes = GraphShapes(RECORDED, ROWS, STEP, LONGEST)
 
 
 class StubExecutor:

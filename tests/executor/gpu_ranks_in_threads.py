@@ -52,7 +52,7 @@ def use_ranks_in_threads(monkeypatch: pytest.MonkeyPatch) -> list[ReplayByRunnin
     graphs: list[ReplayByRunning] = []
 
     def capture(self: Worker, loaded: LoadedModel) -> None:
-        self._runner._captured.graphs = replay = ReplayByRunning()  # type: ignore[assignment]
+        replay = ReplayByRunning.put_into(self._runner)
         self._runner.capture_graphs(CAPTURED)
         graphs.append(replay)
 

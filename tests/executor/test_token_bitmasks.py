@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from torch import Tensor
 
 from quire.compute.kernels.cpu.library import library
 from quire.errors import EngineDeadError
@@ -18,8 +19,9 @@ from quire.foundation.messages.workers import Plan, TokenBitmasks
 from quire.runtime.executor.cpu_executor import CpuExecutor
 from quire.runtime.executor.executor import Executor
 from quire.runtime.executor.gpu_executor import GpuExecutor
-from quire.runtime.worker import buffer_ring, captured_steps, model_runner, worker_parts
-from quire.runtime.worker.recorded_steps import RecordedSteps
+from quire.runtime.worker import buffer_ring, model_runner, worker_parts
+from quire.runtime.worker.replay import RecordedSteps
+from quire.runtime.worker.step import Step
 from quire.runtime.worker.worker import Worker
 from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.engine.harness import Engine, HashMasker, add
@@ -49,7 +51,7 @@ def reference(tiny: Path) -> Reference:
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that replays steps as on a GPU, with torch's versions of its kernels."""
-    monkeypatch.setattr(captured_steps, "CudaGraphs", ReplayByRunning)
+    monkeypatch.setattr(model_runner, "CudaGraphs", ReplayByRunning)
     monkeypatch.setattr(model_runner, "BufferRing", CountedBufferRing)
     monkeypatch.setattr(buffer_ring, "_has_memory", lambda device: True)
     monkeypatch.setattr(worker_parts, "_attention", attention)
@@ -77,12 +79,14 @@ def test_a_cpu_samples_masked_and_other_rows_at_once_at_the_end_of_the_recorded_
     if library() is None:
         pytest.skip("there are no kernels on this machine")
     waited: list[object] = []
-    replay_logits = RecordedSteps.replay_logits
-    monkeypatch.setattr(
-        RecordedSteps,
-        "replay_logits",
-        lambda *of, **kind: (waited.append(of), replay_logits(*of, **kind))[1],
-    )
+    replay = RecordedSteps.replay
+
+    def noting(self: RecordedSteps, step: Step) -> Tensor:
+        if step.stops_at_logits:
+            waited.append(step)
+        return replay(self, step)
+
+    monkeypatch.setattr(RecordedSteps, "replay", noting)
 
     def tokens(*, enforce_eager: bool, **asked: Any) -> dict[int, list[int]]:
         waited.clear()
@@ -114,7 +118,7 @@ def test_masked_rows_are_sampled_behind_a_recorded_step(tiny: Path, reference: R
     executor = GpuExecutor(config, SystemClock())
     engine = serve(reference, executor, SETTINGS[settings])
     assert executor._worker is not None
-    assert len(executor._worker._runner._captured.graphs.replayed) > TOKENS  # type: ignore[attr-defined]
+    assert len(executor._worker._runner._replayable.replayed) > TOKENS  # type: ignore[attr-defined]
     engine.client.close()
 
 

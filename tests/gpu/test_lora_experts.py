@@ -15,8 +15,8 @@ from torch import Tensor
 
 from quire import LLM
 from quire.models.lora.step_tiles import Adapted
-from quire.runtime.worker.cuda_graphs import CudaGraphs
-from quire.runtime.worker.graph_shapes import GraphShape
+from quire.runtime.worker.replay import CudaGraphs
+from quire.runtime.worker.step import Step
 from tests.gpu.adapted import TOKENS, answers, mean_errors, stages
 from tests.gpu.several_cards import NEEDS_TWO
 from tests.gpu.test_parity import BLOCKS, SETTINGS, TIE, wait_for_swap_space
@@ -61,9 +61,9 @@ def test_steps_of_each_kind_are_replayed(stage_of: Callable[[str], Stage], monke
     """Rows of the base model alone have graphs without adapters, and so on."""
     replay, kinds = CudaGraphs.replay, list[Adapted]()
 
-    def watched(self: CudaGraphs, shape: GraphShape, *, adapted: Adapted = Adapted.NOTHING) -> Tensor:
-        kinds.append(adapted)
-        return replay(self, shape, adapted=adapted)
+    def watched(self: CudaGraphs, step: Step) -> Tensor:
+        kinds.append(step.adapted)
+        return replay(self, step)
 
     monkeypatch.setattr(CudaGraphs, "replay", watched)
     stage = stage_of("qwen3 moe")

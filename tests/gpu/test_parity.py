@@ -18,8 +18,8 @@ from torch import Tensor
 from quire import LLM, SamplingParams
 from quire.models.spec import read_spec
 from quire.outputs import RequestOutput
-from quire.runtime.worker.cuda_graphs import CudaGraphs
-from quire.runtime.worker.graph_shapes import GraphShape
+from quire.runtime.worker.replay import CudaGraphs
+from quire.runtime.worker.step import Step
 from tests.checkpoints import make_llama, make_tiny
 from tests.parity.cases import CASES
 from tests.parity.oracle import Oracle
@@ -164,9 +164,9 @@ def test_small_prompts_are_replayed_and_say_the_same(
     generator = torch.Generator().manual_seed(1)
     batch = [torch.randint(3, 320, (n,), generator=generator).tolist() for n in (2, 15, 16, 50, 130, 200, 300, 31)]
 
-    def watched(self: CudaGraphs, shape: GraphShape, **kinds: Any) -> Tensor:
-        shapes.append(shape)
-        return replay(self, shape, **kinds)
+    def watched(self: CudaGraphs, step: Step) -> Tensor:
+        shapes.append(step.shape)
+        return replay(self, step)
 
     monkeypatch.setattr(CudaGraphs, "replay", watched)
     few = {"max_num_batched_tokens": 512, "num_gpu_blocks_override": 600}

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from quire import LLM, SamplingParams
 from quire.engine.metrics.reader import Counter
 from quire.foundation.messages.workers import Plan
-from quire.runtime.worker.cuda_graphs import CudaGraphs
 from quire.runtime.worker.graph_shapes import GraphShape, ShapeKind
+from quire.runtime.worker.replay import CudaGraphs
 from quire.runtime.worker.speculation.draft_model import DraftModel
+from quire.runtime.worker.step import Step
 from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.heads import ReferenceHead, make_eagle3, noting
 from tests.offline.test_drafts_ahead import check_drafts, drafts_by_context
@@ -79,9 +81,10 @@ def test_guessing_changes_no_output(
     replayed: list[GraphShape] = []
     replay = CudaGraphs.replay
 
-    def noting(self: CudaGraphs, shape: GraphShape, **others: Any) -> Any:
-        replayed.append(shape)
-        return replay(self, shape, **others)
+    def noting(self: CudaGraphs, step: Step) -> Tensor:
+        assert step.shape is not None
+        replayed.append(step.shape)
+        return replay(self, step)
 
     monkeypatch.setattr(CudaGraphs, "replay", noting)
     params = SamplingParams(**{"max_tokens": 50, "ignore_eos": True, "detokenize": False, "logprobs": 2} | ASKED[asked])
@@ -150,9 +153,10 @@ def test_steps_with_drafts_follow_each_other(method: str, monkeypatch: pytest.Mo
         followed.append(follows(self, plan))
         return followed[-1]
 
-    def noting_replay(self: CudaGraphs, shape: GraphShape, **others: Any) -> Any:
-        shapes.append(shape.kind)
-        return replay(self, shape, **others)
+    def noting_replay(self: CudaGraphs, step: Step) -> Tensor:
+        assert step.shape is not None
+        shapes.append(step.shape.kind)
+        return replay(self, step)
 
     monkeypatch.setattr(DraftModel, "follows", noting_follows)
     monkeypatch.setattr(CudaGraphs, "replay", noting_replay)

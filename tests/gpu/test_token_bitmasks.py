@@ -11,8 +11,9 @@ from torch import Tensor
 
 from quire.foundation.clock import SystemClock
 from quire.runtime.executor.gpu_executor import GpuExecutor
-from quire.runtime.worker.cuda_graphs import CudaGraphs
 from quire.runtime.worker.graph_shapes import GraphShape
+from quire.runtime.worker.replay import CudaGraphs
+from quire.runtime.worker.step import Step
 from quire.runtime.worker.worker import Worker
 from tests.checkpoints import make_llama
 from tests.engine.harness import Engine
@@ -44,11 +45,11 @@ def on_card(tiny: Path, settings: dict[str, Any], *, captured: int = 128) -> Eng
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_the_card_samples_what_the_masks_leave(tiny: Path, settings: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    replay, replayed = CudaGraphs.replay, list[GraphShape]()
+    replay, replayed = CudaGraphs.replay, list[GraphShape | None]()
 
-    def watched(self: CudaGraphs, shape: GraphShape, **kinds: bool) -> Tensor:
-        replayed.append(shape)
-        return replay(self, shape, **kinds)
+    def watched(self: CudaGraphs, step: Step) -> Tensor:
+        replayed.append(step.shape)
+        return replay(self, step)
 
     monkeypatch.setattr(CudaGraphs, "replay", watched)
     on_card(tiny, SETTINGS[settings]).client.close()

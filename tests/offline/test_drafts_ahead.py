@@ -54,7 +54,7 @@ def running_ahead(
     """Engines have an executor without a thread, on a device with memory of its own. Their graphs are appended."""
 
     def capture(self: Worker, loaded: LoadedModel) -> None:
-        self._runner._captured.graphs = replay = kind()  # type: ignore[assignment]
+        replay = kind.put_into(self._runner)
         self._runner.capture_graphs(CAPTURED)
         if graphs is not None:
             graphs.append(replay)

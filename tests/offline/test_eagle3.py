@@ -11,13 +11,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from quire import LLM, LoRARequest, SamplingParams
 from quire.engine.metrics.reader import Counter
 from quire.errors import CheckpointError, ConfigError, QuireError
 from quire.foundation.config import Config
 from quire.models.spec import read_spec
-from quire.runtime.worker.recorded_steps import RecordedSteps
+from quire.runtime.worker.replay import RecordedSteps
+from quire.runtime.worker.step import Step
 from tests.adapters import make_adapter
 from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.heads import Noted, ReferenceHead, make_eagle3, noting
@@ -164,14 +166,13 @@ def test_the_same_head_at_any_temperature(checkpoint: Path, plain: LLM, guessing
 def test_steps_with_a_head_are_recorded(checkpoint: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both the model's, which hand out their streams, and the head's."""
     replayed: set[int] = set()
-    for name in ("replay", "replay_logits"):
-        replay = getattr(RecordedSteps, name)
+    replay = RecordedSteps.replay
 
-        def noting(self: RecordedSteps, *args: Any, replay: Any = replay, **others: Any) -> Any:
-            replayed.add(id(self))
-            return replay(self, *args, **others)
+    def noting(self: RecordedSteps, step: Step) -> Tensor:
+        replayed.add(id(self))
+        return replay(self, step)
 
-        monkeypatch.setattr(RecordedSteps, name, noting)
+    monkeypatch.setattr(RecordedSteps, "replay", noting)
     with LLM(str(checkpoint), speculative_config=asking(head), **LIMITS) as llm:
         answers(llm, ASKED["greedy"])
     assert len(replayed) == 2

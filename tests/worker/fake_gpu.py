@@ -151,7 +151,7 @@ class FakeGpu:
             updates.changes_experts[1] = updates.has_experts
         loaded = LoadedModel(self.spec, model, slots, kernels_known=True, gemm_warmup=None, updates=updates)
         runner = worker._build_runner(loaded, storage)
-        runner._captured.graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
+        graphs = ReplayByRunning.put_into(runner)
         launches = Kernel.__getitem__
         with self.precompiler.warmup():
             Kernel.__getitem__ = launches  # type: ignore[method-assign]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from quire.models.lora.step_tiles import Adapted
 from quire.runtime.worker.buffer_ring import BufferRing
 from quire.runtime.worker.graph_shapes import GraphShape
+from quire.runtime.worker.replay import CudaGraphs
+from quire.runtime.worker.step import Step
 
 
 class CountedBufferRing(BufferRing):
@@ -21,27 +23,32 @@ class CountedBufferRing(BufferRing):
         return super().advance()
 
 
-class ReplayByRunning:
+class ReplayByRunning(CudaGraphs):
     """Runs a captured step again: the same launches on the staged inputs, of which it copies as many each time."""
 
-    def __init__(self) -> None:
-        self._steps: dict[tuple[GraphShape, Adapted], partial[Tensor]] = {}
-        self._copied: dict[tuple[GraphShape, Adapted], int] = {}
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.steps: dict[tuple[GraphShape, Adapted], tuple[Step, Callable[[Step], Tensor]]] = {}
         self.replayed: list[GraphShape] = []
 
-    def capture(self, shape: GraphShape, step: Callable[[], Tensor], *, adapted: Adapted = Adapted.NOTHING) -> None:
-        assert isinstance(step, partial)
-        self._steps[shape, adapted] = step
-        self._copied[shape, adapted] = self._entries(shape, adapted)
+    @classmethod
+    def put_into(cls, runner: Any) -> Any:
+        """Take the place of the runner's graphs."""
+        graphs = cls(runner._replayable.short)
+        runner._replayable = graphs
+        return graphs
 
-    def _entries(self, shape: GraphShape, adapted: Adapted) -> int:
-        runner = self._steps[shape, adapted].func.__self__  # type: ignore[attr-defined]
-        copied: int = runner._stager._staging._staged.num_copied
-        return copied
+    def capture(self, step: Step, compute: Callable[[Step], Tensor]) -> None:
+        assert step.shape is not None
+        step.staged = step.staged.captured()
+        self.steps[step.shape, step.adapted] = step, compute
 
-    def replay(self, shape: GraphShape, *, adapted: Adapted = Adapted.NOTHING) -> Tensor:
-        assert self._entries(shape, adapted) == self._copied[shape, adapted]
-        self.replayed.append(shape)
-        logits = self._steps[shape, adapted]()
-        assert len(logits) == shape.sampled
+    def replay(self, step: Step) -> Tensor:
+        assert step.shape is not None
+        step.staged.copy_by_replay()
+        captured, compute = self.steps[step.shape, step.adapted]
+        assert step.staged.num_copied == captured.staged.num_copied
+        self.replayed.append(step.shape)
+        logits = compute(captured)
+        assert len(logits) == step.shape.sampled
         return logits

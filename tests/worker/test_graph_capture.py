@@ -47,11 +47,11 @@ def test_of_precompiled_shapes_the_largest_of_each_kind_runs_before_capture(
     too_large: list[list[int]] = []
     monkeypatch.setattr(StartingRunner, "run_dummies", lambda self, counts, **_: too_large.append(list(counts)))
     runner = Driver(config_for(make_llama(tmp_path, tokenizer=False), enforce_eager=True)).worker._runner
-    runner._captured.graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
+    graphs = ReplayByRunning.put_into(runner)
     runner.capture_graphs(MOST, precompiled=precompiled)
     limits = runner._limits
     shapes = GraphShapes(MOST, limits.rows, limits.tokens, limits.length).all()
-    assert list(graphs._steps) == [(shape, Adapted.NOTHING) for shape in shapes]
+    assert list(graphs.steps) == [(shape, Adapted.NOTHING) for shape in shapes]
     expected: dict[object, GraphShape] = {}
     for shape in shapes:
         expected.setdefault(shape.kind if precompiled else shape, shape)
@@ -73,12 +73,12 @@ def test_steps_with_adapters_are_captured_beside_those_without(tmp_path: Path, m
     monkeypatch.setattr(StartingRunner, "run_dummies", lambda self, counts, **_: None)
     config = config_for(make_llama(tmp_path, tokenizer=False), enforce_eager=True, enable_lora=True)
     runner = Driver(config).worker._runner
-    runner._captured.graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
+    graphs = ReplayByRunning.put_into(runner)
     runner.capture_graphs(MOST)
     limits = runner._limits
     shapes = GraphShapes(MOST, limits.rows, limits.tokens, limits.length).all()
     kinds = [Adapted.NOTHING, Adapted.PROJECTIONS]
-    assert list(graphs._steps) == [(shape, adapted) for shape in shapes for adapted in kinds]
+    assert list(graphs.steps) == [(shape, adapted) for shape in shapes for adapted in kinds]
     assert found == kinds * len(shapes)
 
 

@@ -18,7 +18,7 @@ from quire.errors import CheckpointError, ConfigError
 from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config
 from quire.planning.auto_config import resolve
-from quire.runtime.worker.recorded_steps import RecordedSteps
+from quire.runtime.worker.replay import RecordedSteps
 from quire.runtime.worker.startup.calibration_text import TEXT
 from quire.runtime.worker.worker import Worker
 from tests.checkpoints import VOCAB_SIZE, make_llama, make_tiny

@@ -15,7 +15,7 @@ from quire.compute.kernels.cpu.recording import Recording, Sizes
 from quire.compute.kernels.dispatch import KERNELS
 from quire.models.lora.step_tiles import Adapted
 from quire.offline import local_engine
-from quire.runtime.worker.recorded_steps import RecordedSteps
+from quire.runtime.worker.replay import RecordedSteps
 from tests.adapters import make_adapter
 from tests.checkpoints import VOCAB_SIZE, make_llama, make_tiny
 from tests.executor.thread_ranks import ThreadRanks

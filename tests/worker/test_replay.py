@@ -17,7 +17,7 @@ from quire.compute.kernels.dispatch import KERNELS
 from quire.foundation.messages.workers import PromptLogprobsRow, Result, TokenLogprobs
 from quire.models.spec import ModelSpec, read_spec
 from quire.planning.step_limits import StepLimits
-from quire.runtime.worker import buffer_ring, captured_steps, model_runner, worker_parts
+from quire.runtime.worker import buffer_ring, model_runner, worker_parts
 from quire.runtime.worker.graph_shapes import GraphShape
 from tests.checkpoints import make_llama, make_tiny
 from tests.parity.cases import CASES
@@ -48,7 +48,7 @@ def attention(kv: KVView, spec: ModelSpec, largest: StepLimits, dtype: torch.dty
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured_steps, "CudaGraphs", ReplayByRunning)
+    monkeypatch.setattr(model_runner, "CudaGraphs", ReplayByRunning)
     monkeypatch.setattr(model_runner, "BufferRing", CountedBufferRing)
     monkeypatch.setattr(buffer_ring, "_has_memory", lambda device: True)
     monkeypatch.setattr(worker_parts, "_attention", attention)
@@ -68,7 +68,7 @@ def driver_of(directory: Path, *, captured: bool, **values: Any) -> Driver:
 
 
 def replayed(driver: Driver) -> list[GraphShape]:
-    return driver.worker._runner._captured.graphs.replayed  # type: ignore[attr-defined, no-any-return]
+    return driver.worker._runner._replayable.replayed  # type: ignore[attr-defined, no-any-return]
 
 
 # --- steps of single tokens -----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from quire.models.spec import read_spec
 from quire.planning.step_limits import StepLimits
 from quire.runtime.worker.graph_shapes import MAX_ROWS
 from quire.runtime.worker.kv_tensors import DENSE
-from quire.runtime.worker.stage_steps import WHOLE_MODEL, LinkedSteps, StageSteps
+from quire.runtime.worker.stage_steps import StageSteps
 from quire.runtime.worker.steps_in_flight import max_in_flight
 
 
@@ -26,7 +26,7 @@ class CardRanks(NamedTuple):
     collectives: Collectives
     rehearsed: Collectives
     links: StageLinks
-    stages: StageSteps
+    stages: StageSteps | None
 
 
 def reach_ranks(config: Config, mesh: Mesh, device: torch.device, exchange: Exchange) -> CardRanks:
@@ -47,9 +47,9 @@ def reach_ranks(config: Config, mesh: Mesh, device: torch.device, exchange: Exch
         cards = Cards(mesh, device, exchange)
         collectives, rehearsed = cards, cards.rehearsed()
     if mesh.pp == 1:
-        return CardRanks(collectives, rehearsed, NO_LINKS, WHOLE_MODEL)
+        return CardRanks(collectives, rehearsed, NO_LINKS, None)
     links = CardLinks(mesh, device, exchange, stream_size(config, mesh))
-    return CardRanks(collectives, rehearsed, links.ends, LinkedSteps(links, mesh))
+    return CardRanks(collectives, rehearsed, links.ends, StageSteps(links, mesh))
 
 
 def stream_size(config: Config, mesh: Mesh) -> StreamSize:

@@ -2,7 +2,7 @@
 
 1. `_begin` makes a `Step` (`step.py`) of a plan: its rows, how it ends, and the captured step that it is replayed as.
 2. `StepStager.stage` puts its columns on their way to the device, and makes the plan's changes.
-3. `_forward` computes logits: a captured step is replayed (`captured_steps.py`), any other runs kernel by kernel.
+3. `_forward` computes logits: a small step is replayed (`replay.py`), any other runs kernel by kernel.
 4. `_end` has tokens sampled (`sampling/`), or drafts verified (`speculation/`), and launches their way to the host.
 
 On a GPU a step is only launched: nothing waits for the device but `StepHandle.result`. What lives from one step to the
@@ -13,7 +13,6 @@ cache, which attention reads and writes and `BlockTransfer` moves. Buffers are u
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,10 +27,10 @@ from quire.planning.step_limits import StepLimits
 from quire.runtime.worker.adapter_rows import AdapterRows
 from quire.runtime.worker.batch import Batch, BatchBuffers
 from quire.runtime.worker.buffer_ring import BufferRing
-from quire.runtime.worker.captured_steps import CapturedSteps
 from quire.runtime.worker.graph_shapes import MAX_ROWS, MAX_SHORT_TOKENS, ShortSteps
 from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.kv_transfer import BlockTransfer
+from quire.runtime.worker.replay import CudaGraphs, Replayable
 from quire.runtime.worker.sampling.logprobs import LogprobsMode, PromptLogprobs
 from quire.runtime.worker.sampling.sampler import Sampler
 from quire.runtime.worker.slot_table import SlotTable
@@ -41,7 +40,7 @@ from quire.runtime.worker.speculation.hidden_states import StepStates
 from quire.runtime.worker.speculation.step_drafts import StepDrafts
 from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
 from quire.runtime.worker.speculation.verification import Verifier
-from quire.runtime.worker.stage_steps import WHOLE_MODEL, StageSteps
+from quire.runtime.worker.stage_steps import StageSteps
 from quire.runtime.worker.staging_buffer import StagingBuffer
 from quire.runtime.worker.step import EMPTY_PLAN, Step, StepKind
 from quire.runtime.worker.step_handle import MaskedStepHandle, StepHandle, StepTimer, StepTimers
@@ -71,7 +70,7 @@ class ModelRunner:
         max_logprobs: How many tokens a request may have reported beside one; -1 for all.
         updates: What adapters change of the model; None: there are none.
         states: Is told of each step before its model runs; None: nobody is.
-        stages: What the other stages of a pipeline are told.
+        stages: What the other stages of a pipeline are told; None: the model is not divided.
         synthetic: See Verifier.
         device_tokens: See BatchBuffers; None: those of a model whose drafts are verified, if there are drafts.
         in_flight: Steps that may be launched before the oldest one is done.
@@ -93,7 +92,7 @@ class ModelRunner:
         max_logprobs: int = 20,
         updates: LowRankUpdates | None = None,
         states: StepStates | None = None,
-        stages: StageSteps = WHOLE_MODEL,
+        stages: StageSteps | None = None,
         synthetic: SyntheticAcceptance | None = None,
         device_tokens: DeviceTokens | None = None,
         in_flight: int = MAX_STEPS_IN_FLIGHT,
@@ -124,7 +123,7 @@ class ModelRunner:
         self._ring = ring
         self._stager = StepStager(staging, slots, transfer, attention, adapters, stages, verifies=verifies)
         self._batches = BatchBuffers(slots, rows, limits.tokens, by_length, device_tokens)
-        self._captured = CapturedSteps(short)
+        self._replayable: Replayable = CudaGraphs(short)
         self._prompt_logprobs = PromptLogprobs(model, slots)
         self._take_rows = kernel("take_rows", slots.device.type)
         self._timers = StepTimers(slots.device, in_flight)
@@ -132,8 +131,7 @@ class ModelRunner:
         self._verifier: Verifier | DeviceVerifier | None = None
         if model.has_logits:  # else a later stage of a pipeline samples
             verified = max(limits.rows, MAX_SHORT_TOKENS) if limits.drafts else 0
-            send_tokens = partial(_send_tokens, stages, slots)
-            sampler = Sampler(slots, max(limits.rows, most), logprobs_mode, ring, most, send_tokens, verified)
+            sampler = Sampler(slots, max(limits.rows, most), logprobs_mode, ring, most, stages, verified)
             self._sampler = sampler
             if verifies:
                 args = slots, most, logprobs_mode, sampler.bitmasks, sampler.outputs, synthetic
@@ -209,14 +207,14 @@ class ModelRunner:
         elif plan.sampled_rows and self._sampler is not None:
             step.kind = StepKind.SAMPLE
         if not plan.prompt_logprobs_rows:
-            step.shape = self._captured.covers(step)
+            step.shape = self._replayable.covers(step)
         if step.kind is StepKind.VERIFY:
             self._begin_verifying(step)
             step.key = key if step.verified_by_graph else ()
         elif step.kind is StepKind.SAMPLE and self._sampler is not None:
             self._sampler.begin(step)
-            may_stop = step.shape is not None and self._captured.recorded is not None
-            step.stops_at_logits = may_stop and self._sampler.needs_bitmasks_only(step)
+            can_stop = step.shape is not None and self._replayable.can_stop
+            step.stops_at_logits = can_stop and self._sampler.needs_bitmasks_only(step)
         return step
 
     def _begin_drafting(self, plan: Plan) -> Step:
@@ -226,7 +224,7 @@ class ModelRunner:
             return Step(plan, StepKind.DRAFT, kept.host, shape=kept.shape, alike=kept.columns)
         host = HostBatch.of(plan, self.slots.host.max_lengths)
         step = Step(plan, StepKind.DRAFT, host, adapted=self._adapted(host))
-        step.shape = self._captured.covers(step)
+        step.shape = self._replayable.covers(step)
         if step.shape is not None and (step.shape.is_decode or step.shape.is_short):
             step.key = key
         return step
@@ -234,7 +232,7 @@ class ModelRunner:
     def _forward(self, step: Step) -> Tensor:
         """Replay a staged step if it has a captured shape, else launch it kernel by kernel. Returns [sampled, vocab]
         logits, with padding if it was replayed."""
-        return self._compute(step) if step.shape is None else self._captured.replay(step)
+        return self._compute(step) if step.shape is None else self._replayable.replay(step)
 
     def _compute(self, step: Step) -> Tensor:
         """Launch a staged step kernel by kernel; this is also what is captured. Returns [sampled, vocab] logits, from
@@ -263,7 +261,8 @@ class ModelRunner:
             self._adapters.begin(inputs.tiles, inputs.expert_slots)
         if self._states is not None:
             self._states.begin(batch, inputs)
-        self._stages.begin(inputs.stage_step)
+        if self._stages is not None:
+            self._stages.begin(inputs.stage_step)
         return batch, self._model.hidden(batch.tokens, batch.positions, self._attention)
 
     def _logits(self, hidden: Tensor, indices: Tensor | None) -> Tensor:
@@ -281,7 +280,7 @@ class ModelRunner:
             return self._verifier.verify(step, logits)
         if step.kind is StepKind.SAMPLE:
             assert self._sampler is not None
-            return self._sampler.end(step, logits, self._captured.sample)
+            return self._sampler.end(step, logits, self._replayable.replay_rest)
         prompts = step.prompts
         return step.timer.stop(
             lambda ms: Result(step.number, [], [], device_ms=ms, prompt_logprobs=prompts.collect() if prompts else [])
@@ -296,7 +295,3 @@ class ModelRunner:
         if self._adapters is None:
             return Adapted.NOTHING
         return self._adapters.kind_of(self.slots.host.adapters[host.slots])
-
-
-def _send_tokens(stages: StageSteps, slots: SlotTable, step: int) -> None:
-    stages.send_tokens(step, slots.last_token)

@@ -75,12 +75,14 @@ class HostSlotMirror:
             self._logprobs[slot], self._named[slot] = 0, sampling.logprob_token_ids
         self.prompt_logprobs[slot] = sampling.prompt_logprobs or 0
 
-    def logprobs_request(self, sampled_slots: IntArray, mode: LogprobsMode) -> LogprobsRequest:
-        """Which log probabilities are reported of tokens that are sampled for these slots."""
-        named = {}
+    def logprobs_request(self, sampled_slots: IntArray, mode: LogprobsMode) -> LogprobsRequest | None:
+        """Which log probabilities are reported of tokens that are sampled for these slots; None: none are."""
+        wanted, named = self._logprobs[sampled_slots], {}
+        if not (wanted != NO_LOGPROBS).any():
+            return None
         if self._named:
             named = {i: self._named[slot] for i, slot in enumerate(sampled_slots.tolist()) if slot in self._named}
-        return LogprobsRequest(self._logprobs[sampled_slots], named, mode)
+        return LogprobsRequest(wanted, named, mode)
 
 
 class SlotTable:

@@ -1,12 +1,12 @@
-"""What a runner does for the other stages of a pipeline beside its model's streams: a step has a number by which its
-streams are known, and tokens that the last stage samples come to the first.
+"""What a runner does for the other stages of a pipeline beside its model's streams, where devices run ahead of their
+hosts: a step has a number by which its streams are known, and tokens that the last stage samples come to the first.
 
-For stages whose devices run ahead of their hosts. Where hosts compute, `runtime/executor/rank_steps.py` does this.
+Where hosts compute, `runtime/executor/rank_steps.py` does this.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
@@ -20,51 +20,11 @@ if TYPE_CHECKING:
     from quire.compute.collectives.card_links import CardLinks
 
 
-class StageSteps(Protocol):
-    """Is told of a runner's steps, in their order."""
-
-    def column(self, plan: Plan) -> IntArray | None:
-        """The column [1] by which other stages know the step's streams; None: there are no streams."""
-        ...
-
-    def begin(self, column: Tensor | None) -> None:
-        """Begin a step whose model runs next, and whose column is on the device. Recorded with the step."""
-        ...
-
-    def await_tokens(self, plan: Plan, last: Tensor) -> None:
-        """Wait before a step for sampled tokens that its rows read, and put them into `last` [slots] int64, the token
-        that each slot sampled last."""
-        ...
-
-    def send_tokens(self, step: int, last: Tensor) -> None:
-        """Send the tokens of a step that has sampled all of them."""
-        ...
-
-
-class WholeModel:
-    """StageSteps where there are no other stages, or no device runs ahead."""
-
-    def column(self, plan: Plan) -> IntArray | None:
-        return None
-
-    def begin(self, column: Tensor | None) -> None:
-        return
-
-    def await_tokens(self, plan: Plan, last: Tensor) -> None:
-        return
-
-    def send_tokens(self, step: int, last: Tensor) -> None:
-        return
-
-
-WHOLE_MODEL = WholeModel()
-
-
-class LinkedSteps:
-    """StageSteps of one stage of several.
+class StageSteps:
+    """The steps of one stage of several; hears of all of them, in their order.
 
     Args:
-        links: To the others.
+        links: To the other stages.
         mesh: This rank's place.
     """
 
@@ -74,14 +34,18 @@ class LinkedSteps:
         self._sampled = SampledSteps()
         self._taken = 0
 
-    def column(self, plan: Plan) -> IntArray | None:
+    def column(self, plan: Plan) -> IntArray:
+        """The column [1] by which other stages know the step's streams."""
         return np.array([plan.step], dtype=np.int64)
 
     def begin(self, column: Tensor | None) -> None:
-        assert column is not None
+        """Begin a step whose model runs next, and whose column is on the device. Recorded with the step."""
+        assert column is not None, "the step has no column"
         self._links.begin(column)
 
     def await_tokens(self, plan: Plan, last: Tensor) -> None:
+        """Wait before a step for sampled tokens that its rows read, and put them into `last` [slots] int64, the token
+        that each slot sampled last."""
         if not self._mesh.is_first:
             return
         read = self._sampled.read_by(plan)
@@ -91,5 +55,6 @@ class LinkedSteps:
             self._taken = read
 
     def send_tokens(self, step: int, last: Tensor) -> None:
+        """Send the tokens of a step that has sampled all of them; step 0 launches the kernel for the first time."""
         if self._mesh.is_last:
             self._links.send_tokens(last, step)

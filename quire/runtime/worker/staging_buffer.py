@@ -186,23 +186,16 @@ class StagedColumns:
         assert not self.is_copied, "a step copies its columns once"
         self.is_copied = True
 
-    def captured(self) -> CapturedCopy:
-        """The copy as a graph captures it, once this step has copied its own columns."""
+    def captured(self) -> StagedColumns:
+        """The columns of a step that is captured now, and has copied its own: their copy goes into the graph."""
         assert self.is_copied, "the step that is captured has not copied its columns"
-        return CapturedCopy(self._buffer, self.num_copied)
+        return _CapturedColumns(self._buffer, self._array, self.num_copied)
 
 
-class CapturedCopy:
-    """The copy at the beginning of a captured step: each replay copies what was staged before it.
+class _CapturedColumns(StagedColumns):
+    """The columns at the beginning of a captured step: each replay copies as many entries of what was staged before."""
 
-    Args:
-        buffer: Where steps are staged.
-        num_copied: Entries that are copied; as many in each step of one shape.
-    """
-
-    def __init__(self, buffer: StagingBuffer, num_copied: int) -> None:
-        self._buffer = buffer
-        self.num_copied = num_copied
+    __slots__ = ()
 
     def copy_to_device(self) -> None:
         """Launch the copy, into the graph that is captured."""

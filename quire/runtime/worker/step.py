@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quire.runtime.worker.graph_shapes import GraphShape
     from quire.runtime.worker.host_batch import HostBatch
     from quire.runtime.worker.sampling.logprobs import LogprobsRequest, StepPromptLogprobs
-    from quire.runtime.worker.staging_buffer import CapturedCopy, StagedColumns
+    from quire.runtime.worker.staging_buffer import StagedColumns
 
 EMPTY_PLAN = Plan.empty()
 NO_POSITIONS = np.zeros(0, dtype=np.int64)
@@ -121,7 +121,7 @@ class Step:
     logprobs: LogprobsRequest | None = None
     prompts: StepPromptLogprobs | None = None
     inputs: StepInputs = field(init=False)
-    staged: StagedColumns | CapturedCopy = field(init=False)
+    staged: StagedColumns = field(init=False)
     late_columns: Tensor | None = None
 
     @property

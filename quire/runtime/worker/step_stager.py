@@ -50,7 +50,7 @@ class StepStager:
         transfer: Of blocks.
         attention: Makes its metadata.
         adapters: Of rows; None: there are none.
-        stages: What other stages of a pipeline are told.
+        stages: What other stages of a pipeline are told; None: the model is not divided.
         verifies: Whether the graphs of short steps verify drafts.
     """
 
@@ -61,7 +61,7 @@ class StepStager:
         transfer: BlockTransfer,
         attention: AttentionBackend,
         adapters: AdapterRows | None,
-        stages: StageSteps,
+        stages: StageSteps | None,
         *,
         verifies: bool,
     ) -> None:
@@ -82,7 +82,8 @@ class StepStager:
             step.staged = self._stage_changes(step.plan, self._staging.begin_alike(step.alike))
             return
         step.staged = staged = self._stage_changes(step.plan, self._stage_columns(step))
-        self._stages.await_tokens(step.plan, self._slots.last_token)
+        if self._stages is not None:
+            self._stages.await_tokens(step.plan, self._slots.last_token)
         if step.key and step.shape is not None:
             step.alike = staged.copied
             if len(self._kept) >= _MAX_KEPT:
@@ -137,7 +138,7 @@ class StepStager:
             drafts=_stage_drafts(step, copied) if verifies else None,
             tiles=self._stage_tiles(step, host, copied),
             expert_slots=self._stage_expert_slots(step, host, copied),
-            stage_step=None if (own := self._stages.column(step.plan)) is None else copied.add(own),
+            stage_step=None if self._stages is None else copied.add(self._stages.column(step.plan)),
         )
         zero_copy = copied.end()
         if late is not None:

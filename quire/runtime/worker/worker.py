@@ -44,7 +44,7 @@ from quire.runtime.worker.speculation.drafters import build_drafter
 from quire.runtime.worker.speculation.drafts_ahead import DraftsAhead
 from quire.runtime.worker.speculation.hidden_states import Loan, ModelStates, model_states
 from quire.runtime.worker.speculation.step_drafts import UNLIMITED, Drafter, StepDrafts
-from quire.runtime.worker.stage_steps import WHOLE_MODEL, StageSteps
+from quire.runtime.worker.stage_steps import StageSteps
 from quire.runtime.worker.startup import gpu_memory
 from quire.runtime.worker.startup.compile_warmup import launch_all_kernels, reduced_model
 from quire.runtime.worker.startup.gemm_warmup import gemms_of, start_warmup
@@ -77,7 +77,7 @@ class Worker:
         rehearsed: What takes the place of `collectives` in a compile warm-up.
         loan: What a draft head is lent by its model; None: the worker is of a model.
         followed: Of a draft model on a device that runs ahead, the slots of the model that it drafts for.
-        stages: What other stages of a pipeline are told, where devices run ahead.
+        stages: What other stages of a pipeline are told, where devices run ahead; None: nothing.
         engines: Those with which its engine divides experts, if there are any.
 
     Attributes:
@@ -95,7 +95,7 @@ class Worker:
         rehearsed: Collectives | None = None,
         loan: Loan | None = None,
         followed: SlotTable | None = None,
-        stages: StageSteps = WHOLE_MODEL,
+        stages: StageSteps | None = None,
         engines: EngineGroup | None = None,
     ) -> None:
         self._config = config

@@ -153,7 +153,7 @@ class WorkerParts:
         kv_scales: Tensor | None,
         transfer: BlockTransfer,
         followed: SlotTable | None,
-        stages: StageSteps,
+        stages: StageSteps | None,
     ) -> StartingRunner:
         """A runner of this model.
 

@@ -16,8 +16,9 @@ from quire.foundation.messages.workers import TokenLogprobs
 from quire.runtime.worker.sampling import logprobs
 from quire.runtime.worker.sampling.logprobs import UNSORTED_MOST, LogprobsMode, LogprobsRequest
 from quire.runtime.worker.sampling.logprobs import score as plain_score
+from quire.runtime.worker.slot_table import HostSlotMirror
 from tests.checkpoints import make_llama
-from tests.worker.driver import Driver, config_for
+from tests.worker.driver import Driver, admitted, config_for
 
 
 def report(
@@ -48,7 +49,11 @@ def test_values_ranks_and_order() -> None:
 
 
 def test_nobody_asks() -> None:
-    assert not LogprobsRequest(np.array([-1, -1]), {}, "raw_logprobs")
+    slots = HostSlotMirror(3)
+    slots.admit(admitted(0, seed=0, num_sampled=0))
+    slots.admit(admitted(1, seed=0, num_sampled=0, logprobs=0))
+    assert slots.logprobs_request(np.array([0, 2]), "raw_logprobs") is None
+    assert slots.logprobs_request(np.array([0, 1]), "raw_logprobs") is not None
 
 
 def test_no_more_than_the_vocabulary() -> None:

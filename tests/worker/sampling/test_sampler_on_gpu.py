@@ -77,6 +77,7 @@ def steps(device: str, mode: LogprobsMode) -> Iterator[tuple[list[int], dict[int
         if device == "cuda":
             torch.cuda.synchronize()
         reports = slots.host.logprobs_request(rows, mode)
+        assert reports is not None
         yield (
             tokens.tolist(),
             errors_of(faults.numpy(), sampled.broken, sampled.transformed),
@@ -88,6 +89,7 @@ def launched(slots: SlotTable, logits: Tensor, rows: Any, mode: LogprobsMode) ->
     """What a step samples and reports, on its way to the host."""
     with no_waiting() if logits.is_cuda else open_end():
         reports = slots.host.logprobs_request(rows, mode)
+        assert reports is not None
         sampled = sample(logits, rows, slots, keep_scores=reports.processed)
         reported = reports.launch(logits if sampled.scores is None else sampled.scores, sampled.tokens)
         slots.num_sampled.add_(1)

@@ -75,7 +75,7 @@ class LogprobsRequest:
     """Which log probabilities a step reports of its sampled tokens.
 
     Args:
-        wanted: [sampled] number of likeliest tokens to report for each position, or NO_LOGPROBS.
+        wanted: [sampled] number of likeliest tokens to report for each position, or NO_LOGPROBS; some are wanted.
         named: Tokens to report in place of these, by position.
         mode: `processed` is what tokens were sampled from, `raw` the model's own; `logits` are reported as they are.
     """
@@ -87,9 +87,6 @@ class LogprobsRequest:
         self._mode = mode
         places = {position: place for place, position in enumerate(self._positions.tolist())}
         self._named = {places[position]: ids for position, ids in sorted(named.items())}  # by place in _positions
-
-    def __bool__(self) -> bool:
-        return bool(len(self._positions))
 
     @property
     def processed(self) -> bool:

@@ -43,6 +43,7 @@ from quire.runtime.worker.sampling.sampled_outputs import (
 from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.runtime.worker.sampling.token_rules import ActiveRows
 from quire.runtime.worker.slot_table import SlotTable
+from quire.runtime.worker.stage_steps import StageSteps
 from quire.runtime.worker.staging_buffer import to_device_memory
 from quire.runtime.worker.step import Step
 from quire.runtime.worker.step_handle import MaskedStepHandle, StepHandle
@@ -62,8 +63,7 @@ class Sampler:
         mode: What is reported.
         ring: Of the steps' buffers.
         max_masked: Positions of a step that may have bitmasks; None: as many as `most`.
-        sampled: Called with the number of each step once all that samples its tokens is launched, and with 0 at the
-            start.
+        stages: Other stages of a pipeline, which are told the sampled tokens; None: there are none.
         rows: Maximum number of rows of a step for each of which another number is reported.
 
     Attributes:
@@ -78,12 +78,12 @@ class Sampler:
         mode: LogprobsMode,
         ring: BufferRing,
         max_masked: int | None = None,
-        sampled: Callable[[int], None] = lambda step: None,
+        stages: StageSteps | None = None,
         rows: int = 0,
     ) -> None:
         self._slots = slots
         self._mode: LogprobsMode = mode
-        self._sampled = sampled
+        self._stages = stages
         self.outputs = SampledOutputs(most + rows, ring)
         self.bitmasks = BitmaskBuffer(max_masked or most, slots.vocab_size, slots.device)
 
@@ -92,7 +92,7 @@ class Sampler:
     def begin(self, step: Step) -> None:
         """Decide which positions of the step are sampled late, and what is reported of its tokens."""
         slots, masked = step.slots, step.host.masked
-        step.logprobs = self._slots.host.logprobs_request(slots, self._mode) or None
+        step.logprobs = self._slots.host.logprobs_request(slots, self._mode)
         unmasked = np.delete(slots, masked) if len(masked) else slots
         if step.keeps_scores or self._slots.transforms.any_active(unmasked):
             step.late, step.masked = np.arange(len(slots)), masked
@@ -190,7 +190,7 @@ class Sampler:
             logits: [sampled, vocab], of which log probabilities are reported.
             errors: Finds which positions failed.
         """
-        self._sampled(step.number)
+        self._send_to_stages(step.number)
         number, request = len(step.slots), step.logprobs
         # 6. Log probabilities.
         reported = request.launch(logits, self.outputs.tokens[:number]) if request else None
@@ -213,7 +213,11 @@ class Sampler:
         with deferred():
             self.bitmasks.warm_up(logits)
         self.outputs.send()
-        self._sampled(0)
+        self._send_to_stages(0)
+
+    def _send_to_stages(self, step: int) -> None:
+        if self._stages is not None:
+            self._stages.send_tokens(step, self._slots.last_token)
 
 
 class _LateColumns:

@@ -94,7 +94,7 @@ class DeviceVerifier:
     def begin(self, step: Step) -> None:
         """Decide whether the graph of a short step verifies, if that needs nothing of the host; any other step samples
         for the dummy in place of all positions, which are verified behind it. And what is reported of its tokens."""
-        step.logprobs = self._slots.host.logprobs_request(step.slots, self._mode) or None
+        step.logprobs = self._slots.host.logprobs_request(step.slots, self._mode)
         step.verified_by_graph = step.shape is not None and step.shape.is_short and not self._needs_host(step)
         if not step.verified_by_graph:
             step.late, step.masked = np.arange(len(step.slots)), step.host.masked

@@ -103,7 +103,7 @@ class Verifier:
         """Decide that the step stops at its logits, and what is reported of its tokens."""
         step.stops_at_logits = True
         step.late, step.masked = np.arange(len(step.slots)), step.host.masked
-        step.logprobs = self._slots.host.logprobs_request(step.slots, self._mode) or None
+        step.logprobs = self._slots.host.logprobs_request(step.slots, self._mode)
 
     def verify(self, step: Step, logits: Tensor) -> StepHandle:
         """Sample, and move the slots' lengths, last tokens and counters to what stays; now, or once bitmasks are there.

@@ -15,7 +15,7 @@ from quire.models.lora.step_tiles import Adapted
 from quire.runtime.worker.graph_shapes import GraphShape, GraphShapes, ShapeKind
 from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.model_runner import ModelRunner
-from quire.runtime.worker.recorded_steps import record_steps
+from quire.runtime.worker.replay import CudaGraphs, record_steps
 from quire.runtime.worker.sampling.sampler import Deferred
 from quire.runtime.worker.speculation.device_verification import DeviceVerifier
 from quire.runtime.worker.step import EMPTY_PLAN, Step, StepKind
@@ -42,7 +42,9 @@ class StartingRunner(ModelRunner):
                 largest step of each kind runs before it is captured, for what Triton and torch make at a first launch.
         """
         limits, dummy = self._limits, self.slots.dummy
-        shapes = GraphShapes(most, limits.rows, limits.tokens, limits.length, limits.sampled, self._captured.short)
+        graphs = self._replayable
+        assert isinstance(graphs, CudaGraphs)
+        shapes = GraphShapes(most, limits.rows, limits.tokens, limits.length, limits.sampled, graphs.short)
         ran: set[tuple[ShapeKind, Adapted]] = set()
         with torch.inference_mode():
             for shape, adapted in product(shapes.all(), self._kinds):
@@ -54,9 +56,8 @@ class StartingRunner(ModelRunner):
                 else:
                     step.staged.copy_to_device()
                 ran.add((shape.kind, adapted))
-                step.staged = step.staged.captured()
-                self._captured.graphs.capture(shape, partial(self._compute, step), adapted=adapted)
-        self._captured.shapes = shapes
+                graphs.capture(step, self._compute)
+        graphs.shapes = shapes
         self.run_dummies(limits.fewest_rows(most + 1), sample=False)
 
     def record_steps(self) -> None:
@@ -70,7 +71,9 @@ class StartingRunner(ModelRunner):
             return partial(self._compute, self._stage_dummy(host, adapted))
 
         with torch.inference_mode():
-            self._captured.recorded = record_steps(step, self._kinds, self._limits.rows, self._limits.sampled)
+            recorded = record_steps(step, self._kinds, self._limits.rows, self._limits.sampled)
+        if recorded is not None:
+            self._replayable = recorded
 
     def run_dummies(self, counts: Sequence[int], deferred: Deferred = nullcontext, *, sample: bool = True) -> None:
         """Run a step of rows of the dummy.
@@ -86,7 +89,8 @@ class StartingRunner(ModelRunner):
         verified = 0 if verifier is None else self._limits.sampled
         with torch.inference_mode():
             self.slots.init_dummy()
-            self._stages.await_tokens(EMPTY_PLAN, self.slots.last_token)
+            if self._stages is not None:
+                self._stages.await_tokens(EMPTY_PLAN, self.slots.last_token)
             host = HostBatch.of_dummy(self.slots.dummy, counts)
             for adapted in self._kinds:
                 self._ring.await_device()  # nobody takes their results, and they may be more than buffers
