@@ -34,12 +34,13 @@ class Rotaries:
 
     def __init__(self, layers: Sequence[LayerSpec], options: TensorOptions) -> None:
         own = dict.fromkeys(layer.mixer.rope for layer in layers)
-        self._rotaries = [rope and build_rotary(rope, layers[0].mixer.head_dim, options) for rope in own]
+        width = layers[0].mixer.head_dim
+        self._rotaries = [None if rope is None else build_rotary(rope, width, options) for rope in own]
         self._of_layer = [list(own).index(layer.mixer.rope) for layer in layers]
 
     def __call__(self, positions: Positions) -> list[Angles | None]:
         """The angles for each layer; None for a layer that rotates nothing."""
-        angles = [rotary and rotary(positions) for rotary in self._rotaries]
+        angles = [None if rotary is None else rotary(positions) for rotary in self._rotaries]
         return [angles[number] for number in self._of_layer]
 
 

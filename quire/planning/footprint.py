@@ -189,8 +189,9 @@ def adapter_bytes(config: Config, spec: ModelSpec) -> int:
 
 def _elements(spec: ModelSpec, rank: int) -> int:
     """Elements of one adapter, or a little more: as if every MLP had a gate, and no projections were stored as one."""
-    low_rank, outputs = (sum(sizes) for sizes in zip(*map(_adapted_widths, spec.layers), strict=True))
-    return rank * low_rank + -(-2 * outputs // _RANKS) * _RANKS
+    widths = [_adapted_widths(layer) for layer in spec.layers]
+    outputs = sum(each for _, each in widths)
+    return rank * sum(each for each, _ in widths) + -(-2 * outputs // _RANKS) * _RANKS
 
 
 def _adapted_widths(layer: LayerSpec) -> tuple[int, int]:
