@@ -8,6 +8,7 @@ from torch import Tensor
 
 from quire.compute.attention.backend import AttentionBackend
 from quire.compute.collectives.delta import Delta, Stream
+from quire.models.layer_spec import MlpSpec
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.mlp import MLP
 from quire.models.layers.moe import MixtureOfExperts, Routing
@@ -15,7 +16,7 @@ from quire.models.layers.norm import RMS
 from quire.models.layers.rotary import Angles, Positions
 from quire.models.projections import build_attention, build_gated_mlp
 from quire.models.quantization.scheme import ExpertNames
-from quire.models.rope import build_rotary
+from quire.models.rope import Rotaries
 from quire.models.spec import ModelSpec
 
 EXPERT_NAMES = {
@@ -29,13 +30,13 @@ class Decoder:
     """Embedding, blocks, norm and head."""
 
     def __init__(self, spec: ModelSpec, build: LayerFactory) -> None:
-        assert spec.rope is not None
         self._embed = build.at(first=True, last=spec.tie_embeddings).embedding(
             "model.embed_tokens", spec.vocab_size, spec.hidden
         )
-        self._rotary = build_rotary(spec.rope, spec.head_dim, build.options)
-        self._blocks = [Block(spec, build, layer) for layer in build.own_layers(spec.layers)]
-        self._norm = build.at(last=True).norm("model.norm", spec.hidden, RMS(spec.norm_eps))
+        own = build.own_layers(len(spec.layers))
+        self._rotaries = Rotaries(spec.layers[own.start : own.stop], build.options)
+        self._blocks = [Block(spec, build, layer) for layer in own]
+        self._norm = build.at(last=True).norm("model.norm", spec.hidden, RMS(spec.norm.eps))
         tied = self._embed if spec.tie_embeddings else None
         self._head = build.at(last=True).head("lm_head", tied, spec.vocab_size, spec.hidden)
 
@@ -44,8 +45,7 @@ class Decoder:
 
     def blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Iterator[Stream]:
         x, delta = stream
-        angles = self._rotary(positions)
-        for block in self._blocks:
+        for block, angles in zip(self._blocks, self._rotaries(positions), strict=True):
             delta = block(x, delta, angles, attention)
             yield Stream(x, delta)
 
@@ -63,22 +63,22 @@ class Block:
     """
 
     def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
-        name, norm = f"model.layers.{layer}", RMS(spec.norm_eps)
+        name, norm = f"model.layers.{layer}", RMS(spec.layers[layer].norms.eps)
         self._attention = build_attention(spec, build, layer, f"{name}.self_attn", norm)
         self._attention_norm = build.norm(f"{name}.input_layernorm", spec.hidden, norm, self._attention.row_form)
         self._mlp = _mlp(spec, build, layer, name)
         self._mlp_norm = build.norm(f"{name}.post_attention_layernorm", spec.hidden, norm, self._mlp.row_form)
 
-    def __call__(self, x: Tensor, delta: Delta | None, angles: Angles, attention: AttentionBackend) -> Delta:
+    def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Delta:
         """The stream x [tokens, hidden], changed in place, and the delta still to be added → the next delta."""
         delta = self._attention(self._attention_norm.rows(x, delta), angles, attention)
         return self._mlp(self._mlp_norm.rows(x, delta))
 
 
 def _mlp(spec: ModelSpec, build: LayerFactory, layer: int, name: str) -> MLP | MixtureOfExperts:
-    experts = spec.experts
-    if experts is None or layer not in experts.layers:
-        return build_gated_mlp(spec, build, f"{name}.mlp")
+    mlp = spec.layers[layer].mlp
+    if isinstance(mlp, MlpSpec):
+        return build_gated_mlp(spec, build, layer, f"{name}.mlp")
     module, names = EXPERT_NAMES[spec.architecture]
-    routing = Routing(experts.count, experts.chosen, experts.renormalise)
-    return build.experts(f"{name}.{module}", names, routing, spec.hidden, experts.width)
+    routing = Routing(mlp.count, mlp.chosen, mlp.renormalise)
+    return build.experts(f"{name}.{module}", names, routing, spec.hidden, mlp.width)

@@ -22,7 +22,7 @@ from quire.models.layers.norm import RMS
 from quire.models.layers.rotary import Positions
 from quire.models.lent import Lent
 from quire.models.projections import attention_layer, build_gated_mlp
-from quire.models.rope import build_rotary
+from quire.models.rope import Rotaries
 from quire.models.spec import ModelSpec
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
@@ -34,18 +34,18 @@ class Eagle3Head:
     """Embedding, one layer, norm and head; `lent` is the model's."""
 
     def __init__(self, spec: ModelSpec, build: LayerFactory, lent: Lent) -> None:
-        assert spec.rope is not None and spec.head is not None
-        norm, hidden = RMS(spec.norm_eps), spec.hidden
+        assert spec.head is not None
+        norm, hidden = RMS(spec.norm.eps), spec.hidden
         self._states = lent.states
         own = spec.head.own_embedding
         self._embed = build.embedding("embed_tokens", spec.vocab_size, hidden) if own else None
         self._embed_lent = lent.embed
-        self._rotary = build_rotary(spec.rope, spec.head_dim, build.options)
+        self._rotaries = Rotaries(spec.layers, build.options)
         self._token_norm = build.norm(f"{_LAYER}.input_layernorm", hidden, norm)
         self._state_norm = build.norm(f"{_LAYER}.hidden_norm", hidden, norm)
         self._norm_before_residual = spec.head.norm_before_residual
         self._attention = _attention(spec, build)
-        self._mlp = build_gated_mlp(spec, build, f"{_LAYER}.mlp")
+        self._mlp = build_gated_mlp(spec, build, 0, f"{_LAYER}.mlp")
         self._mlp_norm = build.norm(f"{_LAYER}.post_attention_layernorm", hidden, norm, self._mlp.row_form)
         self._norm = build.norm("norm", hidden, norm)
         self._head = build.head("lm_head", None, spec.head.vocab_size, hidden)
@@ -70,7 +70,8 @@ class Eagle3Head:
         self._copy_stream(self._token_norm(stream.x), None, both[:, :hidden])
         self._copy_stream(normed, None, both[:, hidden:])
         x = normed if self._norm_before_residual else x
-        delta = self._attention(both, self._rotary(positions), attention)
+        (angles,) = self._rotaries(positions)
+        delta = self._attention(both, angles, attention)
         yield Stream(x, self._mlp(self._mlp_norm.rows(x, delta)))
 
     def finish(self, stream: Stream) -> Tensor:
@@ -90,12 +91,13 @@ class Eagle3Head:
 
 def _attention(spec: ModelSpec, build: LayerFactory) -> Attention:
     """Of embeddings and states side by side."""
-    heads, name = Heads(spec.heads, spec.kv_heads, spec.head_dim), f"{_LAYER}.self_attn"
+    own, name = spec.attention, f"{_LAYER}.self_attn"
+    heads = Heads(own.heads, own.kv_heads, own.head_dim)
     return build.attention(
         attention_layer(spec, build, 0),
         heads,
-        build.qkv(tuple(f"{name}.{each}_proj" for each in "qkv"), heads, 2 * spec.hidden, spec.qkv_bias),
-        build.row_parallel(f"{name}.o_proj", spec.hidden, Outputs(heads.query, heads.width), spec.out_bias),
+        build.qkv(tuple(f"{name}.{each}_proj" for each in "qkv"), heads, own.inputs, own.qkv_bias),
+        build.row_parallel(f"{name}.o_proj", spec.hidden, Outputs(heads.query, heads.width), own.out_bias),
     )
 
 

@@ -15,7 +15,7 @@ from quire.models.layers.factory import LayerFactory
 from quire.models.layers.norm import RMS
 from quire.models.layers.rotary import Angles, Positions
 from quire.models.projections import build_attention, build_gated_mlp
-from quire.models.rope import build_rotary
+from quire.models.rope import Rotaries
 from quire.models.spec import ModelSpec
 
 
@@ -23,16 +23,13 @@ class Gemma:
     """Embedding times sqrt(hidden), blocks, norm and head."""
 
     def __init__(self, spec: ModelSpec, build: LayerFactory) -> None:
-        assert spec.rope is not None
         self._embed = build.at(first=True, last=spec.tie_embeddings).embedding(
             "model.embed_tokens", spec.vocab_size, spec.hidden, spec.hidden**0.5
         )
-        self._rotary = build_rotary(spec.rope, spec.head_dim, build.options)
-        local = spec.local_rope
-        self._local_rotary = self._rotary if local is None else build_rotary(local, spec.head_dim, build.options)
-        own = build.own_layers(spec.layers)
-        self._blocks = [(Block(spec, build, layer), spec.local[layer]) for layer in own]
-        self._norm = build.at(last=True).norm("model.norm", spec.hidden, RMS(spec.norm_eps, unit_offset=True))
+        own = build.own_layers(len(spec.layers))
+        self._rotaries = Rotaries(spec.layers[own.start : own.stop], build.options)
+        self._blocks = [Block(spec, build, layer) for layer in own]
+        self._norm = build.at(last=True).norm("model.norm", spec.hidden, RMS(spec.norm.eps, unit_offset=True))
         tied = self._embed if spec.tie_embeddings else None
         self._head = build.at(last=True).head("lm_head", tied, spec.vocab_size, spec.hidden)
         self._cap = spec.logit_cap
@@ -43,10 +40,8 @@ class Gemma:
 
     def blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Iterator[Stream]:
         x, delta = stream
-        angles = self._rotary(positions)
-        local_angles = angles if self._local_rotary is self._rotary else self._local_rotary(positions)
-        for block, is_local in self._blocks:
-            delta = block(x, delta, local_angles if is_local else angles, attention)
+        for block, angles in zip(self._blocks, self._rotaries(positions), strict=True):
+            delta = block(x, delta, angles, attention)
             yield Stream(x, delta)
 
     def finish(self, stream: Stream) -> Tensor:
@@ -63,15 +58,15 @@ class Block:
     """x += norm(attention(norm(x))); x += norm(mlp(norm(x))). Sums are left to the next norm, as in decoder.Block."""
 
     def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
-        name, norm = f"model.layers.{layer}", RMS(spec.norm_eps, unit_offset=True)
+        name, norm = f"model.layers.{layer}", RMS(spec.layers[layer].norms.eps, unit_offset=True)
         self._attention = build_attention(spec, build, layer, f"{name}.self_attn", norm)
         self._before_attention = build.norm(f"{name}.input_layernorm", spec.hidden, norm, self._attention.row_form)
         self._after_attention = build.norm(f"{name}.post_attention_layernorm", spec.hidden, norm)
-        self._mlp = build_gated_mlp(spec, build, f"{name}.mlp")
+        self._mlp = build_gated_mlp(spec, build, layer, f"{name}.mlp")
         self._before_mlp = build.norm(f"{name}.pre_feedforward_layernorm", spec.hidden, norm, self._mlp.row_form)
         self._after_mlp = build.norm(f"{name}.post_feedforward_layernorm", spec.hidden, norm)
 
-    def __call__(self, x: Tensor, delta: Delta | None, angles: Angles, attention: AttentionBackend) -> Tensor:
+    def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Tensor:
         """As decoder.Block."""
         delta = self._after_attention(self._attention(self._before_attention.rows(x, delta), angles, attention))
         return self._after_mlp(self._mlp(self._before_mlp.rows(x, delta)))

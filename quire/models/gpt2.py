@@ -8,6 +8,7 @@ from torch import Tensor
 
 from quire.compute.attention.backend import AttentionBackend
 from quire.compute.collectives.delta import Delta, Stream
+from quire.models.layer_spec import MlpSpec
 from quire.models.layers.attention import Heads
 from quire.models.layers.factory import LayerFactory, Outputs
 from quire.models.layers.rotary import Positions
@@ -23,8 +24,8 @@ class GPT2:
             "transformer.wte", spec.vocab_size, spec.hidden
         )
         self._positions = build.at(first=True).positions("transformer.wpe", spec.max_model_len, spec.hidden)
-        self._blocks = [Block(spec, build, layer) for layer in build.own_layers(spec.layers)]
-        self._norm = build.at(last=True).layer_norm("transformer.ln_f", spec.hidden, spec.norm_eps)
+        self._blocks = [Block(spec, build, layer) for layer in build.own_layers(len(spec.layers))]
+        self._norm = build.at(last=True).layer_norm("transformer.ln_f", spec.hidden, spec.norm.eps)
         tied = self._embed if spec.tie_embeddings else None
         self._head = build.at(last=True).head("lm_head", tied, spec.vocab_size, spec.hidden)
 
@@ -48,19 +49,21 @@ class Block:
     """x += attention(norm(x)); x += mlp(norm(x)). Sums are left to the next norm, as in decoder.Block."""
 
     def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
-        name, hidden, width = f"transformer.h.{layer}", spec.hidden, spec.intermediate
-        heads = Heads(spec.heads, spec.kv_heads, spec.head_dim)
-        self._attention_norm = build.layer_norm(f"{name}.ln_1", hidden, spec.norm_eps)
+        name, hidden, own = f"transformer.h.{layer}", spec.hidden, spec.layers[layer]
+        assert isinstance(own.mlp, MlpSpec)
+        width, eps = own.mlp.width, own.norms.eps
+        heads = Heads(own.mixer.heads, own.mixer.kv_heads, own.mixer.head_dim)
+        self._attention_norm = build.layer_norm(f"{name}.ln_1", hidden, eps)
         self._attention = build.attention(
             attention_layer(spec, build, layer),
             heads,
             build.qkv((f"{name}.attn.c_attn",), heads, hidden, True, transposed=True),
             build.row_parallel(f"{name}.attn.c_proj", hidden, Outputs(heads.query, heads.width), True, transposed=True),
         )
-        self._mlp_norm = build.layer_norm(f"{name}.ln_2", hidden, spec.norm_eps)
+        self._mlp_norm = build.layer_norm(f"{name}.ln_2", hidden, eps)
         up = build.column_parallel((f"{name}.mlp.c_fc",), (width,), hidden, True, transposed=True)
         down = build.row_parallel(f"{name}.mlp.c_proj", hidden, width, True, transposed=True)
-        self._mlp = build.plain_mlp(up, down, width, spec.activation)
+        self._mlp = build.plain_mlp(up, down, width, own.mlp.activation)
 
     def __call__(self, x: Tensor, delta: Delta | None, attention: AttentionBackend) -> Delta:
         """As decoder.Block."""

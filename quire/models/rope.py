@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference import rotary as reference
-from quire.models.layers.rotary import Rotary
+from quire.models.layer_spec import LayerSpec
+from quire.models.layers.rotary import Angles, Positions, Rotary
 from quire.models.rope_spec import (
     DynamicScaling,
     FactorScaling,
@@ -21,6 +22,26 @@ from quire.models.rope_spec import (
     YarnScaling,
 )
 from quire.models.weights.tensor_options import TensorOptions
+
+
+class Rotaries:
+    """The rotary embeddings of a model's layers, each computed once a step.
+
+    Args:
+        layers: The layers that are built here, in order.
+        options: The device and dtype of angles.
+    """
+
+    def __init__(self, layers: Sequence[LayerSpec], options: TensorOptions) -> None:
+        own = dict.fromkeys(layer.mixer.rope for layer in layers)
+        width = layers[0].mixer.head_dim
+        self._rotaries = [None if rope is None else build_rotary(rope, width, options) for rope in own]
+        self._of_layer = [list(own).index(layer.mixer.rope) for layer in layers]
+
+    def __call__(self, positions: Positions) -> list[Angles | None]:
+        """The angles for each layer; None for a layer that rotates nothing."""
+        angles = [None if rotary is None else rotary(positions) for rotary in self._rotaries]
+        return [angles[number] for number in self._of_layer]
 
 
 def build_rotary(rope: RopeSpec, head_dim: int, options: TensorOptions) -> Rotary:

@@ -14,6 +14,7 @@ from quire.models.config_file import ConfigFile
 from quire.models.families import FAMILIES, HEADS, TEXT_MODELS, WRAPPERS, Family
 from quire.models.head_spec import HeadSpec, read_head
 from quire.models.kv_cache_groups import kv_groups, read_window, read_windowed_layers
+from quire.models.layer_spec import AttentionSpec, LayerSpec, MixtureSpec, MlpSpec, NormSpec
 from quire.models.quantization.description import Quantization
 from quire.models.quantization.formats import GgufFormat
 from quire.models.quantization.held_bytes import HeldWeights, expected_weights, held_in
@@ -28,89 +29,46 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
-class ExpertsSpec:
-    """Experts in place of the MLP (mixture of experts).
-
-    Attributes:
-        count: Experts a layer, to which the router routes.
-        chosen: How many each token goes to.
-        width: Of one expert.
-        renormalise: Whether the weights of the chosen ones are scaled to the sum 1.
-        layers: Which layers have experts; the others have the usual MLP.
-        of_others: Of a rank's share of the model: how many of a layer's experts other ranks have.
-        engines: Whose tokens come to the experts of a rank: its own engine, or several that divide experts.
-    """
-
-    count: int
-    chosen: int
-    width: int
-    renormalise: bool
-    layers: frozenset[int]
-    of_others: int = 0
-    engines: int = 1
-
-    @property
-    def own(self) -> int:
-        """Experts a layer whose weights are here."""
-        return self.count - self.of_others
-
-
-@dataclass(frozen=True)
 class ModelSpec:
-    """A decoder's shape and flags.
+    """A decoder: its layers, and what comes before and after them.
 
     Attributes:
         architecture: A key of FAMILIES, or of HEADS.
         family: What the architecture fixes.
-        head_dim: Width of one head; `heads * head_dim` may differ from `hidden`.
-        qkv_bias, out_bias, mlp_bias: Which projections have a bias.
+        vocab_size: Tokens of the vocabulary.
+        hidden: Width of the residual stream.
+        layers: All layers, in order.
+        norm: The norm behind the last layer.
+        learned_positions: Whether positions are embeddings that are added to the tokens'.
+        tie_embeddings: Whether the head's weight is the embedding's.
         dtype: Name of the checkpoint's dtype, as config.json says it.
         max_model_len: Longest sequence that the model was made for, in tokens.
         eos_ids: End-of-sequence tokens of config.json (generation_config.json may name others).
-        rope, local_rope: Of all layers; of those with a window, where theirs differs. None: no such thing.
-        local: By layer: whether it is one of those that have the window.
-        window: How many tokens a token sees in these layers, itself included.
-        scales: By layer, what the products of queries and keys are multiplied with.
-        attention_cap, logit_cap: Bounds c of attention scores and logits: c · tanh(x / c).
-        experts: None: there are none.
-        quantization: Of the weights; None: they are dense.
-        held: What quantized weights take, by their files; None: there are none.
-        tp: Of a rank's share of the model, into how many parts layers are divided; heads and widths are a part's. See
-            rank_share.py.
-        tables: Of the vocabulary's size; embedding and head, if they are two.
-        groups: The KV groups of a share that has some of the layers: those of the whole model, with these layers. None:
-            they follow from the layers.
-        head: What makes it a draft head, which proposes tokens for another model. None: it is a model.
-        untied: config.json ties the head to the embedding, and the files have two that differ.
+        logit_cap: Bound c of logits: c · tanh(x / c). None for no bound.
+        quantization: How weights are quantized; None if they are dense.
+        held: What quantized weights take, by their files; None if they are dense.
+        tp: Into how many parts layers are divided, in a rank's share of the model: see rank_share.py.
+        tables: How many tables of the vocabulary's size there are (embedding, and head if it is another); None if that
+            follows from `tie_embeddings`.
+        groups: The KV groups of a share that has some of the layers: those of the whole model, with these layers. None
+            if they follow from the layers.
+        head: What makes it a draft head, which proposes tokens for another model. None if it is a model.
+        untied: Whether config.json ties the head to the embedding, but the files have two that differ.
     """
 
     architecture: str
     family: Family
     vocab_size: int
     hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    activation: str
-    norm_eps: float
-    qkv_bias: bool
-    out_bias: bool
-    mlp_bias: bool
+    layers: tuple[LayerSpec, ...]
+    norm: NormSpec
+    learned_positions: bool
     tie_embeddings: bool
     dtype: str
     max_model_len: int
     bos_id: int | None
     eos_ids: tuple[int, ...]
-    rope: RopeSpec | None
-    local_rope: RopeSpec | None
-    local: tuple[bool, ...]
-    window: int | None
-    scales: tuple[float, ...]
-    attention_cap: float | None
     logit_cap: float | None
-    experts: ExpertsSpec | None
     quantization: Quantization | None = None
     held: HeldWeights | None = None
     tp: int = 1
@@ -120,37 +78,40 @@ class ModelSpec:
     untied: bool = False
 
     @property
+    def attention(self) -> AttentionSpec:
+        """Attention of the first layer. All layers have as many heads, as wide; windows, scales and rope may differ."""
+        return self.layers[0].mixer
+
+    @property
+    def mixture(self) -> MixtureSpec | None:
+        """Experts of the first layer that has any; they are alike in all such layers. None if no layer has experts."""
+        return next((layer.mlp for layer in self.layers if isinstance(layer.mlp, MixtureSpec)), None)
+
+    @property
+    def layers_with_experts(self) -> int:
+        """How many layers have experts."""
+        return sum(isinstance(layer.mlp, MixtureSpec) for layer in self.layers)
+
+    @property
+    def ropes(self) -> tuple[RopeSpec, ...]:
+        """The rotary embeddings that layers have, each once, in the order of the layers."""
+        return tuple(dict.fromkeys(layer.mixer.rope for layer in self.layers if layer.mixer.rope is not None))
+
+    @property
     def rope_length_mode(self) -> RopeLengthMode | None:
         """How the rotation of keys depends on the sequence's length, if it does."""
-        return self.rope.length_mode if self.rope else None
+        return next((rope.length_mode for rope in self.ropes if rope.length_mode is not None), None)
 
     @property
     def num_parameters(self) -> int:
         """Number of weights; a tied embedding counts once."""
-        q, kv, h = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden
-        attention = h * (q + 2 * kv) + q * h + self.qkv_bias * (q + 2 * kv) + self.out_bias * h
-        attention += self.family.qk_norm * 2 * self.head_dim
-        norm = h * (2 if self.family.biases else 1)
-        with_experts = len(self.experts.layers) if self.experts else 0
-        mlps = (self.layers - with_experts) * self._mlp_parameters + with_experts * self._expert_parameters
+        h, head = self.hidden, self.head
         tables = (1 if self.tie_embeddings else 2) if self.tables is None else self.tables
-        embeddings = -(-self.vocab_size // self.tp) * h * tables
-        embeddings += 0 if self.family.rotary else self.max_model_len * h
-        if (head := self.head) is not None:
-            attention += h * (q + 2 * kv) + norm  # of embeddings beside states
-            embeddings = self.vocab_size * h * head.own_embedding + head.vocab_size * h
-            embeddings += len(head.sources_of(0)) * head.target_hidden * h
-        return self.layers * (attention + self.family.norms * norm) + mlps + embeddings + norm
-
-    @property
-    def _mlp_parameters(self) -> int:
-        width, h = self.intermediate, self.hidden
-        ways_up = 2 if self.family.gated else 1
-        return (ways_up + 1) * h * width + self.mlp_bias * (ways_up * width + h)
-
-    @property
-    def _expert_parameters(self) -> int:
-        return self.hidden * (self.experts.count + self.experts.own * 3 * self.experts.width) if self.experts else 0
+        around = -(-self.vocab_size // self.tp) * h * tables + self.learned_positions * self.max_model_len * h
+        if head is not None:
+            around = self.vocab_size * h * head.own_embedding + head.vocab_size * h
+            around += len(head.sources_of(0)) * head.target_hidden * h
+        return around + sum(map(sum, (layer.weights() for layer in self.layers))) + sum(self.norm.weights(h))
 
     def weight_bytes(self, dtype: str) -> int:
         """Bytes of all weights, those held in `dtype` and the quantized ones."""
@@ -163,30 +124,20 @@ class ModelSpec:
     @property
     def linear_weights(self) -> int:
         """Number of weights in projections, which leaves out biases, the head and routers."""
-        q, kv, h = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden
-        with_experts = len(self.experts.layers) if self.experts else 0
-        ways = 3 if self.family.gated else 2
-        mlps = (self.layers - with_experts) * ways * h * self.intermediate
-        if self.experts:
-            mlps += with_experts * self.experts.own * 3 * h * self.experts.width
-        return self.layers * (h * (1 if self.head is None else 2) * (q + 2 * kv) + q * h) + mlps
+        return sum(layer.weights().linear for layer in self.layers)
 
     def kv_bytes_per_token(self, kv_dtype: str) -> int:
         """Bytes of keys and values that one token takes over all layers, of a type of `config/cache.py`."""
-        return self.layers * self._layer_kv_bytes(kv_dtype)
+        return sum(layer.mixer.cached_elements for layer in self.layers) * element_bytes(kv_dtype, DTYPE_BYTES)
 
     def kv_block_bytes(self, kv_dtype: str, block_size: int) -> int:
         """Bytes of one block: keys and values of `block_size` tokens over the layers of one group."""
-        return block_size * max(len(group.layers) for group in self.kv_groups()) * self._layer_kv_bytes(kv_dtype)
-
-    def _layer_kv_bytes(self, kv_dtype: str) -> int:
-        return 2 * self.kv_heads * self.head_dim * element_bytes(kv_dtype, DTYPE_BYTES)
+        layers = max(len(group.layers) for group in self.kv_groups())
+        return block_size * layers * self.attention.cached_elements * element_bytes(kv_dtype, DTYPE_BYTES)
 
     def kv_groups(self) -> tuple[KVCacheGroup, ...]:
         """The groups of layers that share a block table."""
-        if self.groups is not None:
-            return self.groups
-        return kv_groups([self.window if local else None for local in self.local])
+        return kv_groups([layer.mixer.window for layer in self.layers]) if self.groups is None else self.groups
 
 
 def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSpec:
@@ -205,11 +156,8 @@ def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSp
     family = FAMILIES["LlamaForCausalLM" if is_head else architecture]
     fields.adopt(family.names, family.defaults)
     _refuse_what_changes_the_arithmetic(fields, family)
-    hidden, heads = map(fields.count, ("hidden_size", "num_attention_heads"))
-    layers = fields.count("num_hidden_layers", 1 if is_head else None)
-    head_dim = fields.count("head_dim", max(1, hidden // heads))
-    attention_bias = fields.flag("attention_bias") or family.biases
-    rope = read_rope(fields, family, head_dim) if family.rotary else None
+    hidden = fields.count("hidden_size")
+    layers, rope = _layers(fields, family, hidden, is_head=is_head)
     max_len = fields.count("max_position_embeddings", 2048)
     untied = not is_head and fields.flag("tie_word_embeddings") and has_own_head(Path(directory))
     spec = ModelSpec(
@@ -217,39 +165,21 @@ def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSp
         family=family,
         vocab_size=fields.count("vocab_size"),
         hidden=hidden,
-        intermediate=fields.count("intermediate_size", None if family.gated else 4 * hidden),
         layers=layers,
-        heads=heads,
-        kv_heads=fields.count("num_key_value_heads", heads),
-        head_dim=head_dim,
-        activation=fields.choice("hidden_act", family.activations, "silu"),
-        norm_eps=fields.number("rms_norm_eps", 1e-6),
-        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
-        out_bias=attention_bias,
-        mlp_bias=fields.flag("mlp_bias") or family.biases,
+        norm=replace(layers[0].norms, number=1),
+        learned_positions=not family.rotary,
         tie_embeddings=fields.flag("tie_word_embeddings") and not untied,
         untied=untied,
         dtype=fields.dtype(tuple(DTYPE_BYTES)),
         max_model_len=rope.max_len(max_len) if rope else max_len,
         bos_id=next(iter(fields.token_ids("bos_token_id")), None),
         eos_ids=fields.token_ids("eos_token_id"),
-        rope=rope,
-        local_rope=read_local_rope(fields, family, head_dim),
-        local=read_windowed_layers(fields, family, layers),
-        window=read_window(fields),
-        scales=_scales(fields, layers, head_dim),
-        attention_cap=fields.optional_number("attn_logit_softcapping"),
         logit_cap=fields.optional_number("final_logit_softcapping"),
-        experts=_experts(fields, family, layers),
         quantization=read_quantization(fields.get("quantization_config"), quantization),
         head=read_head(fields, Path(directory), hidden) if is_head else None,
     )
     if spec.quantization:
         spec = replace(spec, held=held_in(Path(directory), spec.quantization, spec.tie_embeddings))
-    if spec.heads % spec.kv_heads:
-        raise fields.wrong("num_key_value_heads", f"must divide num_attention_heads ({spec.heads})")
-    if rope and rope.width(head_dim) % 2:
-        raise fields.wrong("head_dim", "must be even")
     return spec
 
 
@@ -298,6 +228,55 @@ def _refuse_what_changes_the_arithmetic(fields: ConfigFile, family: Family) -> N
             raise fields.wrong(key, "is not supported")
 
 
+def _layers(
+    fields: ConfigFile, family: Family, hidden: int, *, is_head: bool
+) -> tuple[tuple[LayerSpec, ...], RopeSpec | None]:
+    """All layers, and the rotary embedding of those without a window, which says how long sequences may be."""
+    heads, number = fields.count("num_attention_heads"), fields.count("num_hidden_layers", 1 if is_head else None)
+    head_dim = fields.count("head_dim", max(1, hidden // heads))
+    rope = read_rope(fields, family, head_dim) if family.rotary else None
+    local_rope, window = read_local_rope(fields, family, head_dim) or rope, read_window(fields)
+    attention_bias = fields.flag("attention_bias") or family.biases
+    attention = AttentionSpec(
+        inputs=2 * hidden if is_head else hidden,
+        outputs=hidden,
+        heads=heads,
+        kv_heads=fields.count("num_key_value_heads", heads),
+        head_dim=head_dim,
+        cap=fields.optional_number("attn_logit_softcapping"),
+        qk_norm=family.qk_norm,
+        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
+        out_bias=attention_bias,
+    )
+    if heads % attention.kv_heads:
+        raise fields.wrong("num_key_value_heads", f"must divide num_attention_heads ({heads})")
+    if rope and rope.width(head_dim) % 2:
+        raise fields.wrong("head_dim", "must be even")
+    mlp = MlpSpec(
+        hidden,
+        fields.count("intermediate_size", None if family.gated else 4 * hidden),
+        fields.choice("hidden_act", family.activations, "silu"),
+        family.gated,
+        fields.flag("mlp_bias") or family.biases,
+    )
+    norms = NormSpec(
+        "layer" if family.biases else "rms",
+        fields.number("rms_norm_eps", 1e-6),
+        family.unit_offset,
+        family.norms + is_head,  # a head norms embeddings and states
+    )
+    local, scales = read_windowed_layers(fields, family, number), _scales(fields, number, head_dim)
+    layers = tuple(
+        LayerSpec(
+            replace(attention, scale=scale, **({"window": window, "rope": local_rope} if is_local else {"rope": rope})),
+            mixture or mlp,
+            norms,
+        )
+        for scale, is_local, mixture in zip(scales, local, _mixtures(fields, family, hidden, number), strict=True)
+    )
+    return layers, rope
+
+
 def _scales(fields: ConfigFile, layers: int, head_dim: int) -> tuple[float, ...]:
     width = fields.number("query_pre_attn_scalar", head_dim)
     scale = width**-0.5 if fields.flag("scale_attn_weights", True) else 1.0
@@ -305,19 +284,15 @@ def _scales(fields: ConfigFile, layers: int, head_dim: int) -> tuple[float, ...]
     return tuple(scale / (layer + 1) if by_layer else scale for layer in range(layers))
 
 
-def _experts(fields: ConfigFile, family: Family, layers: int) -> ExpertsSpec | None:
+def _mixtures(fields: ConfigFile, family: Family, hidden: int, layers: int) -> list[MixtureSpec | None]:
+    """The experts of each layer; None for a layer that has an MLP."""
     if not family.experts:
-        return None
+        return [None] * layers
     key = "num_experts" if fields.get("num_local_experts") is None else "num_local_experts"
     chosen, step = fields.count("num_experts_per_tok"), fields.count("decoder_sparse_step", 1)
     dense = fields.layer_numbers("mlp_only_layers", layers)
-    spec = ExpertsSpec(
-        count=fields.count(key),
-        chosen=chosen,
-        width=fields.count("moe_intermediate_size", fields.count("intermediate_size")),
-        renormalise=fields.flag("norm_topk_prob"),
-        layers=frozenset(layer for layer in range(layers) if layer not in dense and (layer + 1) % step == 0),
-    )
-    if chosen > spec.count:
-        raise fields.wrong("num_experts_per_tok", f"must be at most {key} ({spec.count})")
-    return spec
+    width = fields.count("moe_intermediate_size", fields.count("intermediate_size"))
+    mixture = MixtureSpec(hidden, width, fields.count(key), chosen, fields.flag("norm_topk_prob"))
+    if chosen > mixture.count:
+        raise fields.wrong("num_experts_per_tok", f"must be at most {key} ({mixture.count})")
+    return [None if layer in dense or (layer + 1) % step else mixture for layer in range(layers)]

@@ -63,9 +63,10 @@ def _check_head(name: str, draft: ModelSpec, spec: ModelSpec) -> None:
         )
     if not head.own_embedding and draft.hidden != spec.hidden:
         raise _error(f"The head {name} is {draft.hidden} wide, and has no embeddings of its own: it does not serve.")
-    if not head.fits(spec.layers):
-        sources = ", ".join(map(str, head.sources_of(spec.layers)))
-        raise _error(f"The head {name} reads layers {sources} of a model that has {spec.layers}: give another head.")
+    layers = len(spec.layers)
+    if not head.fits(layers):
+        sources = ", ".join(map(str, head.sources_of(layers)))
+        raise _error(f"The head {name} reads layers {sources} of a model that has {layers}: give another head.")
 
 
 class DraftBytes(NamedTuple):

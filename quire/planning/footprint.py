@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from quire.compute.attention.metadata import gathered_tokens
 from quire.foundation.config import Config
-from quire.models.spec import DTYPE_BYTES, ExpertsSpec, ModelSpec
+from quire.models.layer_spec import AttentionSpec, LayerSpec, MixtureSpec, MlpSpec
+from quire.models.spec import DTYPE_BYTES, ModelSpec
 from quire.planning.step_limits import StepLimits
 
 GIB = 2**30
@@ -85,56 +86,67 @@ def cpu_activation_bytes(
     (not `own_kernels`), torch takes more: the ungated product, and a row's context and mask.
     """
     width = DTYPE_BYTES[dtype]
-    q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     stream = limits.tokens * 3 * spec.hidden * width
-    changed = (q + kv) * (1 + spec.family.qk_norm)  # normed, then rotated
-    attention = [limits.tokens * each * width for each in (q + 2 * kv, changed, q, q)]  # projected, changed, q, out
-    is_fused = own_kernels and 2 * spec.intermediate % GATED_PANELS == 0
-    if not own_kernels:
-        attention += torch_attention_buffers(spec, width, limits)
-    mlp = [limits.tokens * each * width for each in (0 if is_fused else 2 * spec.intermediate, spec.intermediate)]
-    if spec.experts is not None:
-        buffers = expert_buffers if own_kernels else torch_expert_buffers
-        own = buffers(spec.experts, spec.hidden, width, limits.tokens * spec.experts.engines)
-        if spec.experts.engines > 1:
-            own += gathered_row_buffers(spec.experts, spec.hidden, width, limits.tokens)
-        mlp = own if len(spec.experts.layers) == spec.layers else max(mlp, own, key=sum)
+    layer = max(_cpu_layer_bytes(each, width, limits, own_kernels) for each in {layer.kind for layer in spec.layers})
     logit = width + (CPU_LOGIT_BYTES if own_kernels else TORCH_LOGIT_BYTES)
     logits = min(limits.rows, limits.tokens) * (spec.hidden * width + spec.vocab_size * logit)
     tables = len(spec.kv_groups()) * (limits.rows + 1) * -(-limits.length // block_size) * INDEX_BYTES
     counts = (limits.rows + 1) * spec.vocab_size * COUNT_BYTES
-    layer = max(sum(attention), max(_small(attention), _small(mlp)) + sum(mlp) - _small(mlp))
     return CPU_RUNTIME_BYTES + tables + counts + stream + layer + logits
 
 
-def expert_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -> list[int]:
+def _cpu_layer_bytes(layer: LayerSpec, width: int, limits: StepLimits, own_kernels: bool) -> int:
+    """Bytes of the buffers of a layer's attention, or of its MLP beside what the allocator keeps of attention's."""
+    own, tokens = layer.mixer, limits.tokens
+    changed = (own.query_width + own.kv_width) * (1 + own.qk_norm)  # normed, then rotated
+    projected = own.query_width + 2 * own.kv_width
+    attention = [tokens * each * width for each in (projected, changed, own.query_width, own.query_width)]
+    if not own_kernels:
+        attention += torch_attention_buffers(own, width, limits)
+    mlp = _mlp_buffers(layer.mlp, width, tokens, own_kernels)
+    return max(sum(attention), max(_small(attention), _small(mlp)) + sum(mlp) - _small(mlp))
+
+
+def _mlp_buffers(mlp: MlpSpec | MixtureSpec, width: int, tokens: int, own_kernels: bool) -> list[int]:
+    """Bytes of each buffer of an MLP or of experts on a CPU."""
+    if isinstance(mlp, MlpSpec):
+        is_fused = own_kernels and 2 * mlp.width % GATED_PANELS == 0
+        return [tokens * each * width for each in (0 if is_fused else 2 * mlp.width, mlp.width)]
+    buffers = (expert_buffers if own_kernels else torch_expert_buffers)(mlp, width, tokens * mlp.engines)
+    return buffers + (gathered_row_buffers(mlp, width, tokens) if mlp.engines > 1 else [])
+
+
+def expert_buffers(experts: MixtureSpec, width: int, tokens: int) -> list[int]:
     """The bytes of each buffer of experts on a CPU: the kernel's own (`kernels/cpu/experts.py`), and the routing.
     Experts run one after the other, and at worst all tokens go to the same one; `width` is the bytes of an element."""
     ungated = 0 if 2 * experts.width % GATED_PANELS == 0 else 2 * experts.width
+    hidden = experts.hidden
     own = experts.chosen * INDEX_BYTES + hidden * FP32_BYTES + (2 * hidden + experts.width + ungated) * width
     local = experts.chosen * INDEX_BYTES if experts.of_others else 0
     routing = experts.count * width + experts.chosen * (INDEX_BYTES + width) + local
     return [tokens * own, tokens * routing]
 
 
-def gathered_row_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -> list[int]:
+def gathered_row_buffers(experts: MixtureSpec, width: int, tokens: int) -> list[int]:
     """The bytes of the rows gathered from all engines, and of an engine's own sums; layers/divided.py makes them."""
-    row = hidden * width + experts.chosen * (2 * INDEX_BYTES + width)
-    return [tokens * experts.engines * row, tokens * hidden * width]
+    row = experts.hidden * width + experts.chosen * (2 * INDEX_BYTES + width)
+    return [tokens * experts.engines * row, tokens * experts.hidden * width]
 
 
-def torch_expert_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -> list[int]:
+def torch_expert_buffers(experts: MixtureSpec, width: int, tokens: int) -> list[int]:
     """The bytes of each buffer of experts where torch computes: an expert's products, its output, the routing."""
     routing = experts.count * ROUTE_BYTES + experts.chosen * PAIR_BYTES
-    return [tokens * each for each in (2 * experts.width * width, experts.width * width, hidden * width, routing)]
+    return [
+        tokens * each for each in (2 * experts.width * width, experts.width * width, experts.hidden * width, routing)
+    ]
 
 
-def torch_attention_buffers(spec: ModelSpec, width: int, limits: StepLimits) -> list[int]:
+def torch_attention_buffers(attention: AttentionSpec, width: int, limits: StepLimits) -> list[int]:
     """The bytes of each buffer of attention for its longest row where torch computes it: the gathered keys and values,
     and the mask, with its opposite and as numbers. With a cap, scores and their weights in fp32 as well."""
     context, tokens = limits.length, min(limits.tokens, limits.length)
-    scores = 2 * spec.heads * tokens * context * FP32_BYTES if spec.attention_cap is not None else 0
-    return [2 * context * spec.kv_heads * spec.head_dim * width, tokens * context * (2 + width), scores]
+    scores = 2 * attention.heads * tokens * context * FP32_BYTES if attention.cap is not None else 0
+    return [2 * context * attention.kv_width * width, tokens * context * (2 + width), scores]
 
 
 def _small(buffers: Sequence[int]) -> int:
@@ -147,16 +159,21 @@ def gpu_activation_bytes(spec: ModelSpec, dtype: str, block_size: int, limits: S
     worker measures them before it makes the KV cache. Attention reads the cache in place, except that long rows gather
     their context for dense prefill."""
     width = DTYPE_BYTES[dtype]
-    q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     stream = limits.tokens * 3 * spec.hidden * width
-    attention = limits.tokens * ((q + 2 * kv) + 2 * q) * width
-    chosen = spec.experts.chosen * (3 * spec.experts.width + spec.hidden) if spec.experts else 0
-    mlp = limits.tokens * max(3 * spec.intermediate, chosen) * width
+    layer = limits.tokens * width * max(map(_gpu_layer_elements, spec.layers))
     logits = min(limits.sampled, limits.tokens) * spec.vocab_size * (width + GPU_LOGIT_BYTES)
     counts = (limits.rows + 1) * spec.vocab_size * COUNT_BYTES
     tables = len(spec.kv_groups()) * (limits.rows + 1) * -(-limits.length // block_size) * INDEX_BYTES
-    gathered = 2 * kv * width * gathered_tokens(2 * kv * width, limits.tokens, limits.length)
-    return GPU_RUNTIME_BYTES + counts + tables + gathered + stream + max(attention, mlp) + logits
+    cached = spec.attention.cached_elements * width
+    gathered = cached * gathered_tokens(cached, limits.tokens, limits.length)
+    return GPU_RUNTIME_BYTES + counts + tables + gathered + stream + layer + logits
+
+
+def _gpu_layer_elements(layer: LayerSpec) -> int:
+    """Elements that a token takes in a layer's attention, or in its MLP, whichever takes more."""
+    own, mlp = layer.mixer, layer.mlp
+    wide = 3 * mlp.width if isinstance(mlp, MlpSpec) else mlp.chosen * (3 * mlp.width + mlp.hidden)
+    return max(3 * own.query_width + 2 * own.kv_width, wide)
 
 
 def adapter_bytes(config: Config, spec: ModelSpec) -> int:
@@ -172,16 +189,18 @@ def adapter_bytes(config: Config, spec: ModelSpec) -> int:
 
 def _elements(spec: ModelSpec, rank: int) -> int:
     """Elements of one adapter, or a little more: as if every MLP had a gate, and no projections were stored as one."""
-    q, kv, hidden = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.hidden
-    low_rank, outputs = spec.layers * (3 * hidden + q + 2 * kv + q + hidden), spec.layers * (q + 2 * kv + hidden)
-    experts = spec.experts
-    layers_of_experts = 0 if experts is None else len(experts.layers)
-    mlps = [(spec.layers - layers_of_experts, spec.intermediate)]
-    if experts is not None:
-        low_rank, outputs = (each + layers_of_experts * experts.count for each in (low_rank, outputs))  # of routers
-        low_rank += layers_of_experts * hidden
-        mlps.append((layers_of_experts * experts.own, experts.width))
-    for number, width in mlps:
-        low_rank += number * (2 * hidden + 2 * width + width + hidden)
-        outputs += number * (2 * width + hidden)
-    return rank * low_rank + -(-2 * outputs // _RANKS) * _RANKS
+    widths = [_adapted_widths(layer) for layer in spec.layers]
+    outputs = sum(each for _, each in widths)
+    return rank * sum(each for each, _ in widths) + -(-2 * outputs // _RANKS) * _RANKS
+
+
+def _adapted_widths(layer: LayerSpec) -> tuple[int, int]:
+    """Inputs and outputs of all projections of a layer together, and the outputs alone."""
+    own, mlp = layer.mixer, layer.mlp
+    outputs, inputs = own.query_width + 2 * own.kv_width + own.outputs, 3 * own.outputs + own.query_width
+    number = 1 if isinstance(mlp, MlpSpec) else mlp.own
+    outputs += number * (2 * mlp.width + mlp.hidden)
+    inputs += number * (2 * mlp.hidden + mlp.width)
+    if isinstance(mlp, MixtureSpec):  # the router
+        outputs, inputs = outputs + mlp.count, inputs + mlp.hidden
+    return inputs + outputs, outputs

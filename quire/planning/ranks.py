@@ -22,7 +22,7 @@ _LARGEST_PORT = 65_535
 def check_ranks(config: Config, spec: ModelSpec, *, on_gpu: bool) -> Mesh:
     """The ranks that the settings ask for. Raises ConfigError if the model cannot be divided so."""
     parallel, kv_dtype = config.parallel, config.cache.kv_cache_dtype
-    if parallel.enable_expert_parallel and spec.experts is None:
+    if parallel.enable_expert_parallel and spec.mixture is None:
         text = f"--enable-expert-parallel: {spec.architecture} has no experts. Leave it out."
         raise ConfigError(text, param="enable_expert_parallel")
     if parallel.engines_share_experts:
@@ -43,7 +43,7 @@ def _check_engines_with_experts(config: Config, spec: ModelSpec, *, on_gpu: bool
     parallel = config.parallel
     engines, ranks = parallel.data_parallel_size, parallel.data_parallel_size * parallel.tensor_parallel_size
     both = f"--enable-expert-parallel with --data-parallel-size {engines}"
-    count = 0 if spec.experts is None else spec.experts.count
+    count = 0 if spec.mixture is None else spec.mixture.count
     if ranks > count:
         raise ConfigError(
             f"{both}: {ranks} ranks in all would divide {count} experts, and each has one at least. Lower "
@@ -77,12 +77,12 @@ def rank_lines(mesh: Mesh, spec: ModelSpec, sharing: int, *, on_gpu: bool = Fals
         return []
     of_layers = f"1/{mesh.tp} of every layer" if mesh.tp > 1 else "every layer"
     if mesh.pp > 1:
-        counts = [len(Mesh(stage, pp=mesh.pp).own_layers(spec.layers)) for stage in range(mesh.pp)]
+        counts = [len(Mesh(stage, pp=mesh.pp).own_layers(len(spec.layers))) for stage in range(mesh.pp)]
         own = f"{' + '.join(map(str, counts))} layers, one stage behind the other"
         of_layers = own if mesh.tp == 1 else f"{of_layers}; {own}"
-    if mesh.ep > 1 and spec.experts is not None:
+    if mesh.ep > 1 and spec.mixture is not None:
         ranks = [replace(mesh, rank=number % mesh.tp, engine=number // mesh.tp) for number in range(mesh.ep)]
-        owned = " + ".join(str(rank.own_experts(spec.experts.count).count) for rank in ranks)
+        owned = " + ".join(str(rank.own_experts(spec.mixture.count).count) for rank in ranks)
         of_layers += f", but {owned} whole experts{' over all engines' if mesh.engines > 1 else ''}"
     memory = f"1/{sharing} of the memory" if sharing > 1 else "a machine's memory"
     memory = "a GPU" if on_gpu else memory

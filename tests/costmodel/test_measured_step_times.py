@@ -30,7 +30,7 @@ from quire.tools.sizing.measured_rows import DIRECTORY
 
 SPEC = read_spec(DIRECTORY / "qwen3-0.6b")
 KNOWN = StepTime(SPEC, "bfloat16", cpu(4), "bfloat16", CPU_SHARES)
-WINDOWS = {None: SPEC.layers}
+WINDOWS = {None: len(SPEC.layers)}
 
 
 def a_step(draw: random.Random) -> TimedStep:

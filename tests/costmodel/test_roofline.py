@@ -53,7 +53,7 @@ def test_steps_and_chunks_are_learned_apart(tmp_path: Path) -> None:
 def test_a_short_chunk_teaches_nothing_about_tokens(tmp_path: Path) -> None:
     spec = read_spec(make_llama(tmp_path / "model", tokenizer=False))
     roofline = Roofline(spec, "float32", replace(HARDWARE, launch_ms=10.0), 16)
-    token, launch = roofline.token_ms(0), 10.0 * spec.layers
+    token, launch = roofline.token_ms(0), 10.0 * len(spec.layers)
     roofline.learn(roofline.step_ms(4, 100), 0.9 * launch, measured_ms=3 * launch)
     assert roofline.token_ms(0) == token
     roofline.learn(roofline.step_ms(4, 100), 1.1 * launch, measured_ms=3 * launch)

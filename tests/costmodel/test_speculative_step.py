@@ -40,9 +40,8 @@ def test_a_row_reads_its_context_once_for_all_its_drafts() -> None:
     scores = replace(GPU_SHARES, scores=1e-4)
     slow = StepTime(LLAMA, "bfloat16", HARDWARE, "bfloat16", scores)
     assert slow.verification(4, 60_000, 4) > 4 * slow.verification(4, 60_000, 0)
-    windowed = StepTime(
-        replace(LLAMA, window=128, local=(True,) * LLAMA.layers), "bfloat16", HARDWARE, "bfloat16", GPU_SHARES
-    )
+    layers = tuple(replace(layer, mixer=replace(layer.mixer, window=128)) for layer in LLAMA.layers)
+    windowed = StepTime(replace(LLAMA, layers=layers), "bfloat16", HARDWARE, "bfloat16", GPU_SHARES)
     assert windowed.verification(4, 1_000, 2) == pytest.approx(windowed.verification(4, 9_000, 2))
 
 

@@ -50,7 +50,9 @@ def test_steps_take_longer_the_more_there_is_to_do() -> None:
 
 
 def test_a_window_bounds_what_a_step_attends_to() -> None:
-    windowed = replace(LLAMA, window=128, local=(True,) * LLAMA.layers)
+    windowed = replace(
+        LLAMA, layers=tuple(replace(layer, mixer=replace(layer.mixer, window=128)) for layer in LLAMA.layers)
+    )
     step = StepTime(windowed, "bfloat16", GPUS["H200"], "bfloat16", GPU_SHARES)
     assert step.decode(8, 128) == pytest.approx(step.decode(8, 100_000))
     assert step.prompt(512, 200) == pytest.approx(step.prompt(512, 100_000))

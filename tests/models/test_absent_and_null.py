@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,8 @@ def test_every_key_of_config_json_means_what_it_means_to_transformers(
 @pytest.mark.parametrize(
     ("architecture", "key", "attribute", "absent"),
     [
-        ("MistralForCausalLM", "sliding_window", "window", 4096),
-        ("Gemma2ForCausalLM", "attn_logit_softcapping", "attention_cap", 50.0),
+        ("MistralForCausalLM", "sliding_window", "attention.window", 4096),
+        ("Gemma2ForCausalLM", "attn_logit_softcapping", "attention.cap", 50.0),
         ("Gemma2ForCausalLM", "final_logit_softcapping", "logit_cap", 30.0),
     ],
 )
@@ -76,9 +77,9 @@ def test_null_is_a_value_where_there_may_be_no_such_thing(
     import transformers
 
     described = getattr(transformers, architecture).config_class(**TINY).to_dict() | {"architectures": [architecture]}
-    assert getattr(spec_of(tmp_path, described | {key: None}), attribute) is None
+    assert attrgetter(attribute)(spec_of(tmp_path, described | {key: None})) is None
     del described[key]
-    assert getattr(spec_of(tmp_path, described), attribute) == absent
+    assert attrgetter(attribute)(spec_of(tmp_path, described)) == absent
 
 
 WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}

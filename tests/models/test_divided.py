@@ -55,7 +55,7 @@ def test_norms_may_add_up_themselves(case: str, tmp_path: Path, monkeypatch: pyt
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     spec = read_spec(directory)
     norm_follows = not spec.architecture.startswith(("Gemma", "GPT2"))
-    assert by_norms == (2 * 2 * spec.layers if norm_follows else 0)
+    assert by_norms == (2 * 2 * len(spec.layers) if norm_follows else 0)
 
 
 @pytest.mark.parametrize("tp", [2, 4])

@@ -40,7 +40,7 @@ def test_frequencies_equal_transformers(case: str, tmp_path: Path) -> None:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     directory = make_tiny(tmp_path, **CASES[case])
-    rope, head_dim = read_spec(directory).rope, read_spec(directory).head_dim
+    rope, head_dim = read_spec(directory).attention.rope, read_spec(directory).attention.head_dim
     assert rope is not None
     config = AutoConfig.from_pretrained(directory)
     for length in (1, 79, 80, 81, 200, 1000):
@@ -59,18 +59,20 @@ def spec_of(directory: Path, architecture: str, **changes: Any) -> Any:
 
 
 def test_what_an_architecture_does_where_its_file_is_silent(tmp_path: Path) -> None:
-    assert spec_of(tmp_path, "Qwen2ForCausalLM").qkv_bias
-    assert not spec_of(tmp_path, "Qwen2ForCausalLM").out_bias
-    assert spec_of(tmp_path, "Qwen3ForCausalLM").head_dim == 128
-    assert spec_of(tmp_path, "MixtralForCausalLM").rope == RopeSpec(1e6)
-    assert spec_of(tmp_path, "MixtralForCausalLM").experts.renormalise
-    assert not spec_of(tmp_path, "Qwen3MoeForCausalLM").experts.renormalise
+    assert spec_of(tmp_path, "Qwen2ForCausalLM").attention.qkv_bias
+    assert not spec_of(tmp_path, "Qwen2ForCausalLM").attention.out_bias
+    assert spec_of(tmp_path, "Qwen3ForCausalLM").attention.head_dim == 128
+    assert spec_of(tmp_path, "MixtralForCausalLM").ropes == (RopeSpec(1e6),)
+    assert spec_of(tmp_path, "MixtralForCausalLM").mixture.renormalise
+    assert not spec_of(tmp_path, "Qwen3MoeForCausalLM").mixture.renormalise
     gemma = spec_of(tmp_path, "Gemma2ForCausalLM")
-    assert (gemma.attention_cap, gemma.logit_cap, gemma.tie_embeddings, gemma.scales[0]) == (50.0, 30.0, True, 1 / 16)
-    gemma = spec_of(tmp_path, "Gemma3ForCausalLM")
-    assert (gemma.attention_cap, gemma.logit_cap, gemma.rope.theta, gemma.local_rope.theta) == (None, None, 1e6, 1e4)
+    assert (gemma.attention.cap, gemma.attention.scale) == (50.0, 1 / 16)
+    assert (gemma.logit_cap, gemma.tie_embeddings) == (30.0, True)
+    gemma = spec_of(tmp_path, "Gemma3ForCausalLM", num_hidden_layers=6)
+    assert (gemma.attention.cap, gemma.logit_cap) == (None, None)
+    assert [layer.mixer.rope.theta for layer in gemma.layers] == [1e4] * 5 + [1e6]
     gpt2 = spec_of(tmp_path, "GPT2LMHeadModel", n_embd=32, n_head=4, n_positions=64, num_key_value_heads=1)
-    assert (gpt2.intermediate, gpt2.kv_heads, gpt2.max_model_len, gpt2.rope) == (128, 4, 64, None)
+    assert (gpt2.layers[0].mlp.width, gpt2.attention.kv_heads, gpt2.max_model_len, gpt2.ropes) == (128, 4, 64, ())
 
 
 def test_longest_sequences(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ SIX = {"num_hidden_layers": 6, "head_dim": 8}
 def windows(directory: Path, architecture: str, **changes: Any) -> list[int | None]:
     (directory / "config.json").write_text(json.dumps(MINIMAL | SIX | {"architectures": [architecture]} | changes))
     spec = read_spec(directory)
-    return [spec.window if local else None for local in spec.local]
+    return [layer.mixer.window for layer in spec.layers]
 
 
 @pytest.mark.parametrize(

@@ -115,9 +115,9 @@ def test_shares_of_stages_say_what_their_weights_take(case: str, tmp_path: Path)
         share = rank_share(spec, mesh)
         assert share.weight_bytes("float32") == pytest.approx(held, rel=0.03), stage
         assert [group.window for group in share.kv_groups()] == [group.window for group in spec.kv_groups()]
-        assert sorted(n for group in share.kv_groups() for n in group.layers) == list(range(share.layers))
-        covered += mesh.own_layers(spec.layers)
-    assert covered == list(range(spec.layers))
+        assert sorted(n for group in share.kv_groups() for n in group.layers) == list(range(len(share.layers)))
+        covered += mesh.own_layers(len(spec.layers))
+    assert covered == list(range(len(spec.layers)))
 
 
 def held_bytes(value: object) -> int:

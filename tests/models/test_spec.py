@@ -12,6 +12,7 @@ import pytest
 
 from quire.errors import CheckpointError
 from quire.models.families import FAMILIES, HEADS
+from quire.models.layer_spec import AttentionSpec, LayerSpec, MlpSpec, NormSpec
 from quire.models.rope_spec import Llama3Scaling, RopeSpec
 from quire.models.spec import read_spec
 from quire.scheduling.kvcache.cache_groups import KVCacheGroup
@@ -40,18 +41,17 @@ def test_both_generations_say_the_same(rope: Any, tmp_path: Path) -> None:
     ]
     assert specs[0] == specs[1]
     assert specs[0].dtype == "bfloat16"
-    assert specs[0].rope == RopeSpec(1e4, Llama3Scaling(8.0, 1.0, 4.0, 64) if rope == "llama3" else None)
+    assert specs[0].attention.rope == RopeSpec(1e4, Llama3Scaling(8.0, 1.0, 4.0, 64) if rope == "llama3" else None)
 
 
 def test_every_field(tmp_path: Path) -> None:
     directory = make_llama(tmp_path, heads=4, kv_heads=2, head_dim=24, tie=True, attention_bias=True, eos=[2, 5])
     spec = read_spec(directory)
-    assert (spec.architecture, spec.activation, spec.norm_eps, spec.dtype) == (
-        "LlamaForCausalLM", "silu", 1e-6, "float32",
-    )  # fmt: skip
-    assert (spec.vocab_size, spec.hidden, spec.intermediate, spec.layers) == (320, 64, 112, 3)
-    assert (spec.heads, spec.kv_heads, spec.head_dim, spec.max_model_len) == (4, 2, 24, 512)
-    assert (spec.qkv_bias, spec.out_bias, spec.mlp_bias, spec.tie_embeddings) == (True, True, False, True)
+    attention = AttentionSpec(64, 64, 4, 2, 24, scale=24**-0.5, rope=RopeSpec(1e4), qkv_bias=True, out_bias=True)
+    layer = LayerSpec(attention, MlpSpec(64, 112, "silu"), NormSpec("rms", 1e-6, number=2))
+    assert spec.layers == (layer,) * 3
+    assert (spec.architecture, spec.dtype, spec.vocab_size, spec.hidden) == ("LlamaForCausalLM", "float32", 320, 64)
+    assert (spec.norm, spec.max_model_len, spec.tie_embeddings) == (NormSpec("rms", 1e-6), 512, True)
     assert (spec.bos_id, spec.eos_ids) == (0, (2, 5))
     assert spec.kv_groups() == (KVCacheGroup((0, 1, 2)),)
 
@@ -67,12 +67,13 @@ def test_memory_is_what_the_files_hold(flags: dict[str, Any], tmp_path: Path) ->
     spec = read_spec(directory)
     assert spec.weight_bytes("float32") == stored
     assert spec.weight_bytes("bfloat16") == stored // 2
-    assert spec.kv_bytes_per_token("bfloat16") == 2 * 3 * spec.kv_heads * spec.head_dim * 2
+    assert spec.kv_bytes_per_token("bfloat16") == 2 * 3 * spec.attention.kv_heads * spec.attention.head_dim * 2
 
 
 def test_defaults_of_a_minimal_file(tmp_path: Path) -> None:
     spec = read_spec(write(tmp_path))
-    assert (spec.kv_heads, spec.head_dim, spec.dtype, spec.rope) == (4, 8, "float32", RopeSpec(1e4))
+    own = spec.attention
+    assert (own.kv_heads, own.head_dim, spec.dtype, own.rope) == (4, 8, "float32", RopeSpec(1e4))
     assert (spec.bos_id, spec.eos_ids, spec.max_model_len) == (None, (), 2048)
 
 
@@ -80,8 +81,8 @@ def test_old_spellings(tmp_path: Path) -> None:
     scaling = {"type": "llama3"} | {k: v for k, v in LLAMA3_ROPE.items() if k not in ("rope_type", "rope_theta")}
     spec = read_spec(write(tmp_path, torch_dtype="torch.float16", rope_theta=5e5, rope_scaling=scaling))
     assert spec.dtype == "float16"
-    assert spec.rope == RopeSpec(5e5, Llama3Scaling(8.0, 1.0, 4.0, 64))
-    assert read_spec(write(tmp_path, rope_scaling=None)).rope == RopeSpec(1e4)
+    assert spec.attention.rope == RopeSpec(5e5, Llama3Scaling(8.0, 1.0, 4.0, 64))
+    assert read_spec(write(tmp_path, rope_scaling=None)).attention.rope == RopeSpec(1e4)
 
 
 @pytest.mark.parametrize(

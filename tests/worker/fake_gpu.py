@@ -112,7 +112,7 @@ class FakeGpu:
             **({"enable_lora": True, "max_loras": ADAPTERS, "max_lora_rank": rank} if rank else {}),
         )
         worker_parts._attention = lambda kv, spec, limits, dtype: attention.TritonAttention(  # type: ignore[assignment]
-            kv, spec.heads, limits.rows, limits.tokens, limits.length, dtype
+            kv, spec.attention.heads, limits.rows, limits.tokens, limits.length, dtype
         )
         every = [b"\1" * 64] * self.mesh.size
         with pytest.MonkeyPatch.context() as patch:

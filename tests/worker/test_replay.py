@@ -43,7 +43,7 @@ def attention(kv: KVView, spec: ModelSpec, largest: StepLimits, dtype: torch.dty
             ("qk_norm_rope_and_cache", "cuda"),
             "quire.compute.kernels.reference.rowwise_attention:qk_norm_rope_and_cache",
         )
-        return TritonAttention(kv, spec.heads, largest.rows, largest.tokens, largest.length, dtype)
+        return TritonAttention(kv, spec.attention.heads, largest.rows, largest.tokens, largest.length, dtype)
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from quire.errors import ConfigError, reason
 from quire.models.spec import ModelSpec
-from quire.planning.costmodel.step_work import IntArray, Windows, attended, windows_of
+from quire.planning.costmodel.step_work import Attended, IntArray, Windows, attended, windows_of
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -126,13 +126,13 @@ class MeasuredStepTime:
     """Predicts steps. `added` is milliseconds on top of each step, and of each sampled row."""
 
     def __init__(self, terms: StepTerms, windows: Windows, added: tuple[float, float] = (0.0, 0.0)) -> None:
-        self._terms, self._windows, self._added = terms, windows, added
+        self._terms, self._attention, self._added = terms, _by_layers(windows), added
         self._tokens = np.array([tokens for tokens, _ in terms.points], np.float64)
         self._ms = np.array([ms for _, ms in terms.points])
 
     def __call__(self, counts: IntArray, before: IntArray, sampled: int) -> float:
         """Milliseconds of a step; arguments as of StepTime."""
-        reads, scores = attended(counts, before, self._windows)
+        reads, scores = attended(counts, before, self._attention)
         chunks = int((counts > 1).sum())
         terms, tokens = self._terms, float(counts.sum())
         ms = float(_curve(self._tokens, tokens) @ self._ms)
@@ -149,9 +149,13 @@ class MeasuredStepTime:
 
 
 def fitted(steps: Sequence[TimedStep], spec: ModelSpec) -> StepTerms:
-    """The terms that explain these steps best. Raises ConfigError if the steps are too few, or all of one size."""
-    windows = windows_of(spec)
-    alike = _medians(steps, windows)
+    """The terms that explain these steps best.
+
+    Raises:
+        ConfigError: The steps are too few, or all of one size.
+    """
+    attention = _by_layers(windows_of(spec))
+    alike = _medians(steps, attention)
     knots = _knots([sum(step.counts) for step in alike])
     if len(alike) < _FEWEST or len(knots) < 2:
         raise ConfigError(
@@ -159,7 +163,7 @@ def fitted(steps: Sequence[TimedStep], spec: ModelSpec) -> StepTerms:
             "--max-num-batched-tokens.",
             param="calibrate",
         )
-    features = np.array([_features(step, knots, windows) for step in alike])
+    features = np.array([_features(step, knots, attention) for step in alike])
     ms = np.array([step.ms for step in alike])
     weights = np.ones(len(alike))
     for _ in range(_ROUNDS):
@@ -169,7 +173,7 @@ def fitted(steps: Sequence[TimedStep], spec: ModelSpec) -> StepTerms:
         weights = np.sqrt(np.minimum(1.0, limit / np.maximum(errors, 1e-12)))
     curve = np.cumsum(terms[: len(knots)]).tolist()
     row, chunk, read, score = terms[len(knots) :].tolist()
-    every = np.array([_features(step, knots, windows) for step in steps]) @ terms
+    every = np.array([_features(step, knots, attention) for step in steps]) @ terms
     error = float(np.median(np.abs(every / np.array([step.ms for step in steps]) - 1)))
     return StepTerms(tuple(zip(knots, curve, strict=True)), row, chunk, read, score, error)
 
@@ -196,20 +200,25 @@ def read_step_times(path: str) -> MeasuredStepTimes:
         ) from error
 
 
-def _medians(steps: Sequence[TimedStep], windows: Windows) -> list[TimedStep]:
+def _by_layers(windows: Windows) -> list[Attended]:
+    """Attention that counts by layers: terms are fitted to one model, whose layers are alike but for their windows."""
+    return [Attended(window, layers, layers) for window, layers in windows.items()]
+
+
+def _medians(steps: Sequence[TimedStep], attention: Sequence[Attended]) -> list[TimedStep]:
     """One step for all that do about the same work, with the median of their times, so that stalls do not count."""
     alike: dict[tuple[int, ...], list[TimedStep]] = {}
     for step in steps:
-        reads, scores = attended(np.array(step.counts), np.array(step.before), windows)
+        reads, scores = attended(np.array(step.counts), np.array(step.before), attention)
         work = (round(math.log2(amount + 1) * _BINS) for amount in (reads, scores))
         alike.setdefault((sum(step.counts), len(step.counts), step.sampled, *work), []).append(step)
     return [replace(each[len(each) // 2], ms=median(step.ms for step in each)) for each in alike.values()]
 
 
-def _features(step: TimedStep, knots: Sequence[int], windows: Windows) -> FloatArray:
+def _features(step: TimedStep, knots: Sequence[int], attention: Sequence[Attended]) -> FloatArray:
     """What each term is multiplied with. The curve's features are its rises between knots, which are not negative."""
     counts, before = np.array(step.counts, np.int64), np.array(step.before, np.int64)
-    reads, scores = attended(counts, before, windows)
+    reads, scores = attended(counts, before, attention)
     beside = (step.sampled, int((counts > 1).sum()), reads, scores)
     rises = np.cumsum(_curve(np.array(knots, np.float64), float(counts.sum()))[::-1])[::-1]
     return np.concatenate((rises, beside))

@@ -7,9 +7,10 @@ attention reads the keys and values of the context, as far back as a layer looks
 
 from __future__ import annotations
 
-from quire.models.spec import ModelSpec
+from quire.foundation.config.cache import element_bytes
+from quire.models.spec import DTYPE_BYTES, ModelSpec
 from quire.planning.costmodel.hardware import Hardware
-from quire.planning.costmodel.step_work import UsedWeights, windows_of
+from quire.planning.costmodel.step_work import Attended, UsedWeights, attention_of
 
 _MIN_LEARNING_RATE = 0.05
 _USUAL_CONTEXT = 1_024
@@ -48,36 +49,30 @@ class Roofline:
         self._used = UsedWeights(spec)
         self._weight_ms = 1e3 * self._used.mean_bytes(dtype) / hardware.bandwidth
         self._product_ms = 1e3 * 2 * self._used.per_token / hardware.flops
-        self._windows = windows_of(spec)
-        self._kv_read_ms = 1e3 * spec.kv_bytes_per_token(kv_dtype) / spec.layers / hardware.bandwidth
-        self._score_ms = 1e3 * 4 * spec.heads * spec.head_dim / hardware.flops
+        self._attention = attention_of(spec)
+        self._element_ms = 1e3 * element_bytes(kv_dtype, DTYPE_BYTES) / hardware.bandwidth
+        self._flop_ms = 1e3 / hardware.flops
         # The least time of a step with a chunk in it.
         least_ms = hardware.overhead_ms + self._used.read(_ALL_EXPERTS_TOKENS) * self._weight_ms
         self._free_tokens = int(least_ms / self._product_ms)
-        self._min_learned_ms = max(least_ms, spec.layers * hardware.launch_ms)
+        self._min_learned_ms = max(least_ms, len(spec.layers) * hardware.launch_ms)
         self._swap_ms = 2 * 1e3 * spec.kv_block_bytes(kv_dtype, block_size) / hardware.host_bandwidth
         self._step = Correction()  # kept apart: small models are bound by the overhead of a step, not by tokens
         self._chunk = Correction()
 
     def step_ms(self, tokens: int, context: int) -> float:
         products = max(self._used.read(tokens) * self._weight_ms, tokens * self._product_ms)
-        reads = self._attended(tokens, context) * self._kv_read_ms
+        reads = self._element_ms * sum(own.read * _positions(tokens, context, own) for own in self._attention)
         return self._step.factor * (self._hardware.overhead_ms + products + reads)
 
     def token_ms(self, context: int) -> float:
-        return self._chunk.factor * (self._product_ms + self._attended(1, context) * self._score_ms)
+        scores = self._flop_ms * sum(own.scored * _positions(1, context, own) for own in self._attention)
+        return self._chunk.factor * (self._product_ms + scores)
 
     @property
     def free_tokens(self) -> int:
         """Tokens that cost nothing in a step with a chunk, which reads the weights of all experts anyway."""
         return self._free_tokens
-
-    def _attended(self, tokens: int, context: int) -> int:
-        """Positions that these tokens attend to, summed over all layers, if their contexts are equally long."""
-        return sum(
-            layers * (context if window is None else min(context, tokens * window))
-            for window, layers in self._windows.items()
-        )
 
     def learn(self, step_ms: float, chunk_ms: float, measured_ms: float) -> None:
         """Learn from a measured step. Short chunks are ignored: their time depends on the weights that are read anyway
@@ -98,3 +93,8 @@ class Roofline:
 
     def swap_ms(self, blocks: int) -> float:
         return blocks * self._swap_ms
+
+
+def _positions(tokens: int, context: int, own: Attended) -> int:
+    """Positions that these tokens see in a layer, if their contexts are equally long; `context` is that of all."""
+    return context if own.window is None else min(context, tokens * own.window)

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.models.spec import ModelSpec
+from quire.foundation.config.cache import element_bytes
+from quire.models.spec import DTYPE_BYTES, ModelSpec
 from quire.planning.costmodel.hardware import Hardware
-from quire.planning.costmodel.step_work import IntArray, UsedWeights, attended, seen, windows_of
+from quire.planning.costmodel.step_work import IntArray, UsedWeights, attended, attention_of, seen
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,11 @@ class StepTime:
         self._head_ms = 2 * used.head * flop_ms / shares.products
         self._dense_ms = 2 * used.dense_per_token * flop_ms / shares.products / faster_products
         self._expert_ms = 2 * used.experts_per_token * flop_ms / shares.expert_products / faster_products
-        self._score_ms = 4 * spec.heads * spec.head_dim * flop_ms / shares.scores
-        self._kv_ms = spec.kv_bytes_per_token(kv_dtype) / spec.layers * self._byte_ms / shares.kv_cache
-        self._windows = windows_of(spec)
-        experts = len(spec.experts.layers) if spec.experts else 0
-        self._fixed_ms = hardware.overhead_ms + spec.layers * shares.layer_ms + experts * shares.experts_ms
+        self._score_ms = flop_ms / shares.scores
+        self._kv_ms = element_bytes(kv_dtype, DTYPE_BYTES) * self._byte_ms / shares.kv_cache
+        self._attention = attention_of(spec)
+        layers_ms = len(spec.layers) * shares.layer_ms + spec.layers_with_experts * shares.experts_ms
+        self._fixed_ms = hardware.overhead_ms + layers_ms
 
     def __call__(self, counts: IntArray, before: IntArray, sampled: int) -> float:
         """Return the milliseconds that a step takes.
@@ -93,7 +94,7 @@ class StepTime:
             sampled: How many rows sample a token.
         """
         tokens = int(counts.sum())
-        reads, scores = attended(counts, before, self._windows)
+        reads, scores = attended(counts, before, self._attention)
         attention = reads * self._kv_ms + scores * self._score_ms
         return self._fixed(tokens, sampled) + self.products_ms(tokens, sampled) + attention
 
@@ -105,18 +106,18 @@ class StepTime:
         """Milliseconds of a step in which rows decode, with `context` tokens each, and a chunk of a prompt is computed,
         with `before` tokens of the prompt before it."""
         fixed, attention = self._fixed(rows + chunk, rows), 0.0
-        for window, layers in self._windows.items():
-            attention += layers * rows * seen(context + 1, window) * self._kv_ms
-            attention += layers * chunk * seen(before + chunk / 2, window) * self._score_ms
+        for own in self._attention:
+            attention += own.read * rows * seen(context + 1, own.window) * self._kv_ms
+            attention += own.scored * chunk * seen(before + chunk / 2, own.window) * self._score_ms
         return fixed + self.products_ms(rows + chunk, rows) + attention
 
     def verification(self, rows: int, context: float, drafts: int) -> float:
         """Milliseconds of a step in which rows with `context` tokens each verify `drafts` drafts. All tokens are
         sampled, and a row's tokens together read its context once."""
         each, attention = 1 + drafts, 0.0
-        for window, layers in self._windows.items():
-            read = seen(context + each, window)
-            attention += layers * rows * max(read * self._kv_ms, each * read * self._score_ms)
+        for own in self._attention:
+            read = seen(context + each, own.window)
+            attention += rows * max(own.read * read * self._kv_ms, own.scored * each * read * self._score_ms)
         tokens = rows * each
         return self._fixed(tokens, tokens) + self.products_ms(tokens, tokens) + attention
 

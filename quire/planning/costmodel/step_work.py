@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from quire.models.layer_spec import AttentionSpec
 from quire.models.spec import DTYPE_BYTES, ModelSpec
 
 IntArray = npt.NDArray[np.int64]
+
+
 Windows = Mapping[int | None, int]
 """How many layers look back so many tokens; None looks back to the beginning."""
+
+
+class Attended(NamedTuple):
+    """Attention of the layers that look back equally far, all of them together.
+
+    Attributes:
+        window: How many tokens they look back; None for all.
+        read: What counts for each position that a row reads: elements of the KV cache, or layers.
+        scored: What counts for each pair of a query and a position that it sees: operations, or layers.
+    """
+
+    window: int | None
+    read: int
+    scored: int
 
 
 class UsedWeights:
@@ -20,9 +38,9 @@ class UsedWeights:
 
     def __init__(self, spec: ModelSpec) -> None:
         self.head = -(-spec.vocab_size // spec.tp) * spec.hidden
-        experts, looked_up = spec.experts, 0 if spec.tie_embeddings else self.head
+        experts, looked_up = spec.mixture, 0 if spec.tie_embeddings else self.head
         self._count, self._chosen = (experts.count, experts.chosen) if experts else (1, 0)
-        self._each = 3 * spec.hidden * experts.width * len(experts.layers) if experts else 0  # over all layers
+        self._each = experts.expert_weights * spec.layers_with_experts if experts else 0  # over all layers
         self._spec, self._looked_up = spec, looked_up
         self._always = spec.num_parameters - self._count * self._each - looked_up
 
@@ -53,9 +71,20 @@ class UsedWeights:
         return self._always + touched * self._each
 
 
+def attention_of(spec: ModelSpec) -> list[Attended]:
+    """The attention of all layers, by how far back they look: elements read and operations."""
+    by_window: dict[int | None, list[AttentionSpec]] = {}
+    for layer in spec.layers:
+        by_window.setdefault(layer.mixer.window, []).append(layer.mixer)
+    return [
+        Attended(window, sum(each.cached_elements for each in own), sum(each.score_flops for each in own))
+        for window, own in by_window.items()
+    ]
+
+
 def windows_of(spec: ModelSpec) -> dict[int | None, int]:
     """Layers by how far back they look."""
-    return dict(Counter(spec.window if local else None for local in spec.local))
+    return dict(Counter(layer.mixer.window for layer in spec.layers))
 
 
 def seen(context: float, window: int | None) -> float:
@@ -63,8 +92,8 @@ def seen(context: float, window: int | None) -> float:
     return context if window is None else min(context, window)
 
 
-def attended(counts: IntArray, before: IntArray, windows: Windows) -> tuple[float, float]:
-    """Positions that decoding rows read, and pairs of positions that chunks score, summed over layers.
+def attended(counts: IntArray, before: IntArray, attention: Sequence[Attended]) -> tuple[float, float]:
+    """What decoding rows read, and what chunks score, over all layers.
 
     Args:
         counts: [rows] int64, the tokens of each row; a row of one token decodes.
@@ -73,7 +102,8 @@ def attended(counts: IntArray, before: IntArray, windows: Windows) -> tuple[floa
     decoding = counts == 1
     contexts, chunks, cached = before[decoding] + 1, counts[~decoding], before[~decoding]
     mean, reads, scores = cached + chunks / 2, 0.0, 0.0
-    for window, layers in windows.items():
-        reads += layers * float((contexts if window is None else np.minimum(contexts, window)).sum())
-        scores += layers * float((chunks * (mean if window is None else np.minimum(mean, window))).sum())
+    for own in attention:
+        limit = np.inf if own.window is None else own.window
+        reads += own.read * float(np.minimum(contexts, limit).sum())
+        scores += own.scored * float((chunks * np.minimum(mean, limit)).sum())
     return reads, scores

@@ -36,7 +36,7 @@ def allocate_kv_cache(
     """
     layers = max(len(group.layers) for group in spec.kv_groups())
     return _allocate(
-        (layers, 2, num_blocks + 1, block_size, spec.kv_heads, spec.head_dim),
+        (layers, 2, num_blocks + 1, block_size, spec.attention.kv_heads, spec.attention.head_dim),
         dtype,
         device,
         f"The KV cache of {num_blocks} blocks" if num_blocks else "Even one block of KV cache",
@@ -55,7 +55,7 @@ def kv_view(kv_cache: torch.Tensor, spec: ModelSpec, scales: torch.Tensor | None
     groups = spec.kv_groups()
     keys, values = list(kv_cache[:, 0]), list(kv_cache[:, 1])
     by_layer = {layer: (number, i) for number, group in enumerate(groups) for i, layer in enumerate(group.layers)}
-    positions = [by_layer[layer] for layer in range(spec.layers)]
+    positions = [by_layer[layer] for layer in range(len(spec.layers))]
     return KVView(
         keys=tuple(keys[i] for _, i in positions),
         values=tuple(values[i] for _, i in positions),

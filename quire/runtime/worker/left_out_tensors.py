@@ -52,8 +52,8 @@ def left_out(checkpoint: Checkpoint, spec: ModelSpec) -> Iterator[str]:
 
 def _is_rotary(value: Tensor, spec: ModelSpec) -> bool:
     """Whether these are the frequencies of the model's rope, before scaling or after it."""
-    ropes = [rope for rope in (spec.rope, spec.local_rope) if rope is not None]
-    expected = [rotary_frequencies(each, spec.head_dim) for rope in ropes for each in (rope, _plain(rope))]
+    width = spec.attention.head_dim
+    expected = [rotary_frequencies(each, width) for rope in spec.ropes for each in (rope, _plain(rope))]
     return any(
         value.shape == each.shape and torch.allclose(value, each, rtol=_TOLERANCE, atol=_SMALLEST) for each in expected
     )

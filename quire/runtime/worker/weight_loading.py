@@ -46,7 +46,7 @@ def load_weights(config: Config, spec: ModelSpec, whole: ModelSpec, factory: Lay
         MemoryBudgetError: There is not that much memory.
     """
     dtype, specs = config.model.dtype, weight_specs_of(factory.layers)
-    if spec.layers < whole.layers:
+    if len(spec.layers) < len(whole.layers):
         specs = weight_specs_of(undivided_layers(whole, factory.options))
     size = spec.weight_bytes(dtype)
     checkpoint = open_checkpoint(config, spec, specs)

@@ -203,7 +203,7 @@ def _attention(kv: KVView, spec: ModelSpec, limits: StepLimits, dtype: torch.dty
     from quire.compute.attention.triton import TritonAttention  # Triton is there only with a GPU's torch
 
     rows = max(limits.rows, MAX_SHORT_TOKENS)  # a short step's tokens are rows to it
-    return TritonAttention(kv, spec.heads, rows, limits.tokens, limits.length, dtype)
+    return TritonAttention(kv, spec.attention.heads, rows, limits.tokens, limits.length, dtype)
 
 
 def _dtype(config: Config) -> torch.dtype:

@@ -177,5 +177,5 @@ def _all_reduces(spec: ModelSpec, tp: int, card: Card) -> tuple[float, float]:
     """Milliseconds of the two sums of each layer, over all layers: for a step, and for each token of it."""
     if tp == 1:
         return 0.0, 0.0
-    sums, bytes_each = 2 * spec.layers, spec.hidden * 2 * 2 * (tp - 1) / tp
+    sums, bytes_each = 2 * len(spec.layers), spec.hidden * 2 * 2 * (tp - 1) / tp
     return sums * REDUCE_MS[card.nvlink], 1e3 * sums * bytes_each / (card.link / 2 * LINK_SHARE)

@@ -35,10 +35,11 @@ class SizingPlan:
 
 def as_text(plan: SizingPlan) -> str:
     spec, traffic = plan.spec, plan.traffic
+    layers, attention = len(spec.layers), spec.attention
     head = [
-        f"{plan.name}: {spec.architecture}, {spec.num_parameters / 1e9:,.2f}B parameters, {spec.layers} layers, "
-        f"{spec.kv_heads} KV heads of {spec.head_dim}, up to {spec.max_model_len:,} tokens",
-        f"KV cache: 2 × {spec.layers} layers × {spec.kv_heads} heads × {spec.head_dim} × 2 bytes = "
+        f"{plan.name}: {spec.architecture}, {spec.num_parameters / 1e9:,.2f}B parameters, {layers} layers, "
+        f"{attention.kv_heads} KV heads of {attention.head_dim}, up to {spec.max_model_len:,} tokens",
+        f"KV cache: 2 × {layers} layers × {attention.kv_heads} heads × {attention.head_dim} × 2 bytes = "
         f"{spec.kv_bytes_per_token('bfloat16'):,} bytes a token in bf16",
         "",
         "Memory of each device, and how many sequences fit at a time by their length:",

@@ -198,5 +198,5 @@ def memory_row(options: PlanOptions, spec: ModelSpec, device: str, tp: int, form
         if not weights:
             parts = found.plan.footprint
             weights, activations, kv_cache = parts.weights, parts.activations, parts.kv_cache
-            per_token = spec.kv_bytes_per_token(found.config.kv_dtype) // min(tp, spec.kv_heads)
+            per_token = spec.kv_bytes_per_token(found.config.kv_dtype) // min(tp, spec.attention.kv_heads)
     return MemoryRow(device, tp, form, weights, activations, kv_cache, per_token, fits)

@@ -152,7 +152,7 @@ def model_states(config: Config, spec: ModelSpec, options: TensorOptions, embed:
         return None
     head = read_spec(speculation.model)
     assert head.head is not None, "a head was asked for"
-    sources, width = head.head.sources_of(spec.layers), head.head.target_hidden
+    sources, width = head.head.sources_of(len(spec.layers)), head.head.target_hidden
     factory = LayerFactory(options, head.quantization)
     fuse = factory.column_parallel((FUSION,), (head.hidden,), len(sources) * width, bias=False)
     load_fusion(config.with_values(model=speculation.model), head, factory)

@@ -66,7 +66,7 @@ def reduced_model(
     """
     layers = layers_of_every_kind(spec)
     factory = LayerFactory(options, spec.quantization, mesh, collectives, updates)
-    reduced = replace(spec, layers=layers, local=spec.local[:layers], scales=spec.scales[:layers])
+    reduced = replace(spec, layers=spec.layers[:layers])
     model = build_model(reduced, factory, *links)
     with torch.inference_mode():
         for layer in factory.layers:
@@ -76,10 +76,9 @@ def reduced_model(
 
 def layers_of_every_kind(spec: ModelSpec) -> int:
     """How many of the first layers include every kind of layer."""
-    with_experts = spec.experts.layers if spec.experts else frozenset()
-    kinds = [(local, layer in with_experts) for layer, local in enumerate(spec.local)]
+    kinds = [layer.kind for layer in spec.layers]
     second = 2  # the first layer differs from it: nothing is added to its residual stream before
-    return min(spec.layers, max(second, *(kinds.index(kind) + 1 for kind in kinds)))
+    return min(len(kinds), max(second, *(kinds.index(kind) + 1 for kind in kinds)))
 
 
 class _Uninitialised:

@@ -41,7 +41,7 @@ def new_kv_scales(spec: ModelSpec, kv_dtype: str, device: torch.device) -> Tenso
     """New scales [layers, 2, kv_heads] fp32, all 1; None for a cache that is not quantized."""
     if kv_dtype not in QUANTIZED:
         return None
-    return torch.ones((spec.layers, 2, spec.kv_heads), device=device)
+    return torch.ones((len(spec.layers), 2, spec.attention.kv_heads), device=device)
 
 
 def choose_kv_scales(config: Config, spec: ModelSpec, model: Model, scales: Tensor) -> None:
@@ -71,9 +71,9 @@ def _stored_scales(directory: Path, spec: ModelSpec) -> Tensor | None:
     """The scales [layers, 2] of a checkpoint that has them for all layers; None of one that has not."""
     checkpoint = SafetensorsCheckpoint(directory)
     try:
-        found = torch.full((spec.layers, 2), math.nan)
+        found = torch.full((len(spec.layers), 2), math.nan)
         for name in checkpoint.contents():
-            if (match := _STORED.search(name)) and int(match[1]) < spec.layers:
+            if (match := _STORED.search(name)) and int(match[1]) < len(spec.layers):
                 value = torch.empty(checkpoint.contents()[name].shape)
                 checkpoint.read(name, value)
                 if value.numel() != 1 or not 0 < float(value) < math.inf:
@@ -110,7 +110,7 @@ class _KVRanges:
 
     def __init__(self, spec: ModelSpec, device: torch.device) -> None:
         self._spec = spec
-        self.most = torch.zeros((spec.layers, 2, spec.kv_heads), device=device)
+        self.most = torch.zeros((len(spec.layers), 2, spec.attention.kv_heads), device=device)
 
     def build_metadata(
         self, counts: IntArray, bounds: IntArray, limits: PaddedLimits | None = None
@@ -121,12 +121,11 @@ class _KVRanges:
         """Do nothing: the row is all there is."""
 
     def run(self, layer: AttentionLayer, qkv: Tensor, norm_rope: QKNormRope, out: Tensor) -> None:
-        n, device, spec = len(qkv), qkv.device, self._spec
-        kv = qkv.new_empty((2, 1, n, spec.kv_heads, spec.head_dim))
+        n, device, own = len(qkv), qkv.device, self._spec.layers[layer.number].mixer
+        kv = qkv.new_empty((2, 1, n, own.kv_heads, own.head_dim))
         q, place = torch.empty_like(out), torch.arange(n, device=device)
         qk_norm_rope_and_cache(qkv, *norm_rope, kv[0], kv[1], place, q)
         self.most[layer.number] = kv[:, 0].abs().amax(dim=(1, 3)).float()
         zero, count = place[:1], torch.tensor([n], device=device)
-        window = spec.window if spec.local[layer.number] else None
         rows = (zero, zero, zero, count, zero, zero)
-        prefill_attention(q, kv[0], kv[1], zero[None], *rows, window, n, out, layer.scale, layer.cap)
+        prefill_attention(q, kv[0], kv[1], zero[None], *rows, own.window, n, out, layer.scale, layer.cap)
