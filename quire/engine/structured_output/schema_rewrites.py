@@ -180,8 +180,7 @@ def without_look_ahead(pattern: str) -> list[str] | None:
     """Patterns without look-ahead that all match exactly where this pattern does; None if there are none.
 
     The compiler has no look-around. Two forms can be translated: `^(?=A)B` is `^A` and `^B`; and `^(?![abc]*$)B` is
-    `[^abc]`
-    and `^B`, since a text that is not made of certain characters alone has another one.
+    `[^abc]` and `^B`, since a text that is not made of certain characters alone has another one.
     """
     if "(?=" not in pattern and "(?!" not in pattern:
         return [pattern]
