@@ -31,8 +31,7 @@ def fit(message: Mapping[str, Any], call_form: Callable[[], CallForm], *, knows_
     """A message in the form that a template shows. What the template takes as it was sent stays so.
 
     Nulls are left out, since clients send them for fields that they do not use; a null `content` without calls becomes
-    an
-    empty text.
+    an empty text.
 
     Args:
         call_form: How the template wants calls.

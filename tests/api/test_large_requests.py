@@ -126,7 +126,7 @@ def test_a_reader_that_dies_is_replaced_and_its_request_refused(
     readers: LargeRequestReaders, renderer: PromptRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asyncio.run(renderer.encode(LONG, True, 10**9))
-    (idle,) = readers._idle
+    (idle,) = readers._readers._idle
     os.kill(idle.pid, signal.SIGSTOP)
     receive = idle.channel.receive
 
@@ -138,7 +138,7 @@ def test_a_reader_that_dies_is_replaced_and_its_request_refused(
     with pytest.raises(RequestError, match="make it smaller"):
         asyncio.run(renderer.encode(LONG, True, 10**9))
     assert len(asyncio.run(renderer.encode(LONG, True, 10**9))) > 1_000
-    assert idle not in readers._idle
+    assert idle not in readers._readers._idle
     assert readers._waiting_bytes == 0
 
 
@@ -146,7 +146,7 @@ def test_a_piece_that_takes_too_long_is_given_up(
     readers: LargeRequestReaders, renderer: PromptRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asyncio.run(renderer.encode(LONG, True, 10**9))
-    (idle,) = readers._idle
+    (idle,) = readers._readers._idle
     monkeypatch.setattr(module, "WORK_SECONDS", 0.1)
     os.kill(idle.pid, signal.SIGSTOP)
     with pytest.raises(RequestError, match="make it smaller"):

@@ -1,8 +1,7 @@
 """`python -m quire.engine.structured_output.checker_process`: translates constraints and tries to compile them.
 
 A constraint may make it run out of time, stack or memory; whoever asks kills it and starts another. Single bytes are
-its
-vocabulary, because it is a grammar's own size that may explode.
+its vocabulary, because it is a grammar's own size that may explode.
 """
 
 from __future__ import annotations

@@ -68,8 +68,7 @@ class _Vocabulary:
     """The bytes of each token, as the detokenizer has them; special tokens never stand for text.
 
     The compiler asks for the tokens of texts that a grammar forces, such as the name of a property, at each token of it
-    and
-    for each sequence anew, which is a third of the time that masks take. So these tokens are remembered.
+    and for each sequence anew, which is a third of the time that masks take. So these tokens are remembered.
     """
 
     bos_token_id = None

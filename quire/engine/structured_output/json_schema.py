@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from quire.engine.structured_output.look_ahead import without_look_ahead
-from quire.engine.structured_output.schema_rewrites import REWRITTEN, SchemaRewrites
+from quire.engine.structured_output.schema_rewrites import REWRITTEN, SchemaRewrites, without_look_ahead
 from quire.text.output_parsers.schema_references import MAX_DEPTH, SchemaReferences
 
 WHITESPACE = r"(\n[ ]{0,24}|[ ])?"

@@ -1,8 +1,7 @@
 """Devices that can be bought or rented, by their makers' figures, and what share of these real steps reach.
 
 Figures are those of NVIDIA's data sheets: dense products with fp32 sums, without sparsity; memory in MiB as
-`nvidia-smi`
-shows it. Only an H200 was measured with Quire; the others are taken to reach the same shares.
+`nvidia-smi` shows it. Only an H200 was measured with Quire; the others are taken to reach the same shares.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """How long steps take on a machine where some were timed: the terms of a step, fitted to these.
 
 A step's time is a curve over its tokens (products; straight between the numbers of tokens that were timed), plus so
-much
-for each sampled row, each chunk, each position that decoding rows read, and each pair of positions that chunks score.
-Where `step_time.py` derives such terms from a device's figures, here they are fitted: least squares of relative errors,
-in which steps that stalled count less and less (Huber's weights). Knows nothing about how steps are timed.
+much for each sampled row, each chunk, each position that decoding rows read, and each pair of positions that chunks
+score. Where `step_time.py` derives such terms from a device's figures, here they are fitted: least squares of relative
+errors, in which steps that stalled count less and less (Huber's weights). Knows nothing about how steps are timed.
 """
 
 from __future__ import annotations

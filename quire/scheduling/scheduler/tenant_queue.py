@@ -16,14 +16,10 @@ class Tenant:
     """The waiting requests of one tenant, small and large ones in turns.
 
     Sizes are admitted equally many tokens while requests of several sizes wait; within a size, requests come by
-    arrival. The
-    next size is the one that was admitted fewest tokens, and of several the smallest (stride scheduling, Waldspurger
-    and
-    Weihl 1995). A size that nobody waited in begins where the others are: it saves nothing up. All choices of a prompt
-    have
-    the size of all of them together, so very many choices of a short prompt keep a short request waiting no longer than
-    a
-    long prompt does.
+    arrival. The next size is the one that was admitted fewest tokens, and of several the smallest (stride scheduling,
+    Waldspurger and Weihl 1995). A size that nobody waited in begins where the others are: it saves nothing up. All
+    choices of a prompt have the size of all of them together, so very many choices of a short prompt keep a short
+    request waiting no longer than a long prompt does.
 
     Attributes:
         deficit: Tokens that it may have admitted in this turn.

@@ -3,8 +3,7 @@
 Turns a format's syntax and the tools' schemas into rules: for an answer that must call (`tool_choice` required or a
 function); for one that may, where what follows the announcement of a call is enforced; and for one that is either calls
 or JSON of a schema. Reasoning may come in front. Knows nothing about compiling or masks. What cannot be enforced in
-full
-is refused.
+full is refused.
 
 Source: docs/syntax.md in guidance-ai/llguidance (`%json`, lazy lexemes, special tokens).
 """

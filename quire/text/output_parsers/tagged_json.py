@@ -6,8 +6,7 @@ line, in a block of code or not, is a call if it names a tool and its arguments 
 Sources: Hermes: the model card of NousResearch/Hermes-2-Pro-Llama-3-8B and Qwen2.5's chat template. Granite 20B: its
 model card. vLLM's template for Phi-4. Other formats: the chat templates of ibm-granite/granite-3.1-8b-instruct,
 microsoft/Phi-4-mini-instruct, ai21labs/AI21-Jamba-1.5-Mini, MiniMaxAI/MiniMax-M1-40k,
-meituan-longcat/LongCat-Flash-Chat,
-internlm/internlm2_5-7b-chat and CohereLabs/c4ai-command-a-03-2025.
+meituan-longcat/LongCat-Flash-Chat, internlm/internlm2_5-7b-chat and CohereLabs/c4ai-command-a-03-2025.
 """
 
 from __future__ import annotations

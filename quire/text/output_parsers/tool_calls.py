@@ -22,8 +22,7 @@ class Answer:
     """One choice's content and calls, in order.
 
     White space at the beginning, and behind a call, waits for what follows it: text, which it belongs to, or a call or
-    the
-    end, where it is dropped. `new_id` makes ids for calls that have none in the text; without it they have none.
+    the end, where it is dropped. `new_id` makes ids for calls that have none in the text; without it they have none.
     """
 
     def __init__(self, new_id: Callable[[], str] | None = None) -> None:
@@ -95,8 +94,7 @@ class JsonCall:
     """Reads one call that is a JSON object, its members in any order.
 
     The call starts when its name and the beginning of its arguments have arrived; from there the arguments are passed
-    on as
-    they stand. What is wrong before is no call.
+    on as they stand. What is wrong before is no call.
 
     Args:
         closing: Tags that may follow the object: arguments that lack a bracket end before them.

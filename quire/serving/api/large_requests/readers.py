@@ -11,14 +11,15 @@ import threading
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
 from pydantic import BaseModel
 
-from quire.errors import OverloadedError, QuireError, RequestError, UnavailableError, UnsupportedField
+from quire.errors import OverloadedError, QuireError, RequestError, UnsupportedField
 from quire.foundation.config import Config
-from quire.foundation.processes.helper_process import ChannelClosed, HelperProcess
+from quire.foundation.processes.helper_process import ChannelClosed, HelperPool, HelperProcess
 from quire.serving.api.schemas.known_fields import FieldLists
 
 HUGE = 2**20
@@ -146,24 +147,18 @@ class LargeRequestReaders:
     """Does large tasks in processes of low priority. Called in the event loop."""
 
     def __init__(self, config: Config) -> None:
-        self._setup = Setup(config)
         readers = max(1, min(MAX_READERS, (os.cpu_count() or 1) // 4))
         self._threads = ThreadPoolExecutor(readers, thread_name_prefix="large-requests")
         self._huge = ThreadPoolExecutor(1, thread_name_prefix="huge-requests")
-        self._idle: list[_Reader] = []
+        self._readers = HelperPool(lambda: _start(config), _START_SECONDS, "The process that reads large requests")
         self._lock = threading.Lock()
         self._waiting_bytes = 0
-        self._closed = False
 
     def close(self) -> None:
         """Refuse further requests, and end the processes that read."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
         for threads in (self._threads, self._huge):
             threads.shutdown(wait=False, cancel_futures=True)
-        for reader in idle:
-            reader.kill()
+        self._readers.close()
 
     async def ask(self, task: Task) -> Answer:
         """The answer to a task. Raises RequestError if the request is wrong or takes too much time or memory,
@@ -186,42 +181,17 @@ class LargeRequestReaders:
             self._waiting_bytes -= size
 
     def _answer(self, task: Task) -> Answer:
-        reader = self._take()
         try:
-            reader.channel.send(task)
-            answer = reader.channel.receive(WORK_SECONDS)
+            answer = self._readers.ask(task, WORK_SECONDS)
         except UnicodeEncodeError:
-            self._put_back(reader)
             raise RequestError("The text is not valid Unicode: it has an unpaired surrogate.") from None
-        except ChannelClosed:
-            answer = None
         if answer is None:
-            reader.kill()
             raise RequestError(_TOO_COSTLY)
-        self._put_back(reader)
         return answer
 
-    def _take(self) -> _Reader:
-        with self._lock:
-            while self._idle:
-                reader = self._idle.pop()
-                if reader.alive:
-                    return reader
-                reader.kill()
-        new: _Reader = HelperProcess(_MODULE, Answer)
-        try:
-            new.channel.send(self._setup)
-            ready = new.channel.receive(_START_SECONDS)
-        except ChannelClosed:
-            ready = None
-        if ready is None:
-            new.kill()
-            raise UnavailableError("The process that reads large requests does not start. See the server's log.")
-        return new
 
-    def _put_back(self, reader: _Reader) -> None:
-        with self._lock:
-            if not self._closed:
-                self._idle.append(reader)
-                return
-        reader.kill()
+def _start(config: Config) -> _Reader:
+    reader: _Reader = HelperProcess(_MODULE, Answer)
+    with suppress(ChannelClosed):  # which the pool sees as well
+        reader.channel.send(Setup(config))
+    return reader
