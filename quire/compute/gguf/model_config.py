@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -225,7 +225,11 @@ def _phi3(own: Keys, config: Keys) -> dict[str, Any]:
     }
 
 
-_EXTRAS = {"gemma2": partial(_gemma, layers_of_27b=_LAYERS_OF_27B["gemma2"]), "gemma3": _gemma3, "phi3": _phi3}
+_EXTRAS: dict[str, Callable[[Keys, Keys], dict[str, Any]]] = {
+    "gemma2": partial(_gemma, layers_of_27b=_LAYERS_OF_27B["gemma2"]),
+    "gemma3": _gemma3,
+    "phi3": _phi3,
+}
 
 
 def _is_number(value: object) -> bool:
