@@ -3,11 +3,17 @@
 1. `_begin` makes a `Step` (`step.py`) of a plan: its rows, how it ends, and the captured step that it is replayed as.
 2. `StepStager.stage` puts its columns on their way to the device, and makes the plan's changes.
 3. `_forward` computes logits: a small step is replayed (`replay.py`), any other runs kernel by kernel.
-4. `_end` has tokens sampled (`sampling/`), or drafts verified (`speculation/`), and launches their way to the host.
+4. `_end` has tokens sampled (`sampling/sampler.py`), or drafts verified (`speculation/verification.py`), and launches
+   their way to the host.
 
-On a GPU a step is only launched: nothing waits for the device but `StepHandle.result`. What lives from one step to the
-next is the slot table (`SlotTable`: lengths, last tokens, counters, block tables, sampling parameters), and the KV
-cache, which attention reads and writes and `BlockTransfer` moves. Buffers are used again, and hold nothing.
+On a GPU a step is only launched: nothing waits for the device but `StepHandle.result`. From one step to the next live:
+
+- each sequence's length, last token, counters, block tables and sampling parameters: in the `SlotTable`;
+- keys and values: in the KV cache, which attention reads and writes and `BlockTransfer` moves;
+- states that a draft head reads: in `ModelStates`;
+- what was staged for steps with drafts that may come again: in the `StepStager`.
+
+All other buffers are used again, and hold nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +63,7 @@ the slots of those that change experts."""
 
 
 class ModelRunner:
-    """Launches plans in order. The slot table is the only thing that lives from one step to the next.
+    """Launches plans in order.
 
     Args:
         model: With its weights.
