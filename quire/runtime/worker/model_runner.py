@@ -66,10 +66,6 @@ class ModelRunner:
     """Launches plans in order.
 
     Args:
-        model: With its weights.
-        attention: Over the KV cache.
-        transfer: Of its blocks.
-        slots: The slot table.
         limits: What buffers are made for.
         by_length: Whether the model's rope depends on a sequence's length.
         logprobs_mode: What is reported of sampled tokens.
@@ -77,7 +73,7 @@ class ModelRunner:
         updates: What adapters change of the model; None: there are none.
         states: Is told of each step before its model runs; None: nobody is.
         stages: What the other stages of a pipeline are told; None: the model is not divided.
-        synthetic: See Verifier.
+        synthetic: Decides in place of the model which drafts stay; None: the model does.
         device_tokens: See BatchBuffers; None: those of a model whose drafts are verified, if there are drafts.
         in_flight: Steps that may be launched before the oldest one is done.
 
@@ -154,8 +150,7 @@ class ModelRunner:
         `submit_bitmasks` has brought their bitmasks, which happens before the next plan is launched.
 
         Args:
-            plan: The step.
-            drafts: What was proposed for it, if it has drafts.
+            drafts: What was proposed for the plan, if it has drafts.
         """
         assert self._masked_step is None, "a step waits for its bitmasks"
         timer = self._timers.start()
