@@ -21,7 +21,6 @@ class AdapterRows:
     """Stages which tokens of a step use which adapter, as tiles.
 
     Args:
-        updates: Of the model.
         on_gpu: Whether a GPU computes. A CPU has a tile for each token, so that one recording serves all steps.
     """
 
@@ -60,9 +59,7 @@ class AdapterRows:
         """Stage the tiles of a step; returns them as columns that are copied to the device.
 
         Args:
-            host: Its rows, with those that fill a graph.
-            adapters: [rows], the slot of each one's adapter.
-            staging: Takes the columns.
+            adapters: [rows], the slot of each row's adapter.
             shape: Of the captured graph, if there is one: then there are as many entries and tiles in each step.
         """
         of_tokens = adapters[host.row_of_token]

@@ -40,8 +40,6 @@ class BatchBuffers:
     """Makes a step's batch in persistent buffers, and moves the slots' lengths on.
 
     Args:
-        slots: The slot table.
-        max_rows, step_tokens: Limits of a step.
         by_length: Whether the model's rope depends on a sequence's length.
         device_tokens: What stands for tokens that only the device knows, beside those that slots sampled last; None:
             there are no others.
@@ -68,12 +66,7 @@ class BatchBuffers:
         self._ones = torch.ones(MAX_SHORT_TOKENS, dtype=torch.int64, device=slots.device)
 
     def prepare(self, host: HostBatch, inputs: StepInputs) -> Batch:
-        """The batch of a step whose slot updates are applied.
-
-        Args:
-            host: The step's rows on the host.
-            inputs: The same on the device.
-        """
+        """The batch of a step whose slot updates are applied."""
         table, rows, total = self._table, len(host.slots), len(host.token_ids)
         starts, positions = self._starts[:rows], self._positions[:total]
         slot_of_token, tokens = self._slot_of_token[:total], self._tokens[:total]

@@ -3,11 +3,17 @@
 1. `_begin` makes a `Step` (`step.py`) of a plan: its rows, how it ends, and the captured step that it is replayed as.
 2. `StepStager.stage` puts its columns on their way to the device, and makes the plan's changes.
 3. `_forward` computes logits: a small step is replayed (`replay.py`), any other runs kernel by kernel.
-4. `_end` has tokens sampled (`sampling/`), or drafts verified (`speculation/`), and launches their way to the host.
+4. `_end` has tokens sampled (`sampling/sampler.py`), or drafts verified (`speculation/verification.py`), and launches
+   their way to the host.
 
-On a GPU a step is only launched: nothing waits for the device but `StepHandle.result`. What lives from one step to the
-next is the slot table (`SlotTable`: lengths, last tokens, counters, block tables, sampling parameters), and the KV
-cache, which attention reads and writes and `BlockTransfer` moves. Buffers are used again, and hold nothing.
+On a GPU a step is only launched: nothing waits for the device but `StepHandle.result`. From one step to the next live:
+
+- each sequence's length, last token, counters, block tables and sampling parameters: in the `SlotTable`;
+- keys and values: in the KV cache, which attention reads and writes and `BlockTransfer` moves;
+- states that a draft head reads: in `ModelStates`;
+- what was staged for steps with drafts that may come again: in the `StepStager`.
+
+All other buffers are used again, and hold nothing.
 """
 
 from __future__ import annotations
@@ -57,13 +63,9 @@ the slots of those that change experts."""
 
 
 class ModelRunner:
-    """Launches plans in order. The slot table is the only thing that lives from one step to the next.
+    """Launches plans in order.
 
     Args:
-        model: With its weights.
-        attention: Over the KV cache.
-        transfer: Of its blocks.
-        slots: The slot table.
         limits: What buffers are made for.
         by_length: Whether the model's rope depends on a sequence's length.
         logprobs_mode: What is reported of sampled tokens.
@@ -71,7 +73,7 @@ class ModelRunner:
         updates: What adapters change of the model; None: there are none.
         states: Is told of each step before its model runs; None: nobody is.
         stages: What the other stages of a pipeline are told; None: the model is not divided.
-        synthetic: See Verifier.
+        synthetic: Decides in place of the model which drafts stay; None: the model does.
         device_tokens: See BatchBuffers; None: those of a model whose drafts are verified, if there are drafts.
         in_flight: Steps that may be launched before the oldest one is done.
 
@@ -148,8 +150,7 @@ class ModelRunner:
         `submit_bitmasks` has brought their bitmasks, which happens before the next plan is launched.
 
         Args:
-            plan: The step.
-            drafts: What was proposed for it, if it has drafts.
+            drafts: What was proposed for the plan, if it has drafts.
         """
         assert self._masked_step is None, "a step waits for its bitmasks"
         timer = self._timers.start()

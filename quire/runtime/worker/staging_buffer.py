@@ -40,7 +40,7 @@ class StagingBuffer:
 
     Args:
         capacity: Entries of the buffer.
-        ring: Of the host's buffers; on a CPU there is one, which is also the device's.
+        ring: The host's buffers; on a CPU there is one, which is also the device's.
 
     Attributes:
         overflowed: Whether a column of the step found no room.
@@ -129,7 +129,6 @@ class ZeroCopyColumns:
     """The columns of a step that kernels read from the host; they come last.
 
     Args:
-        buffer: Where they are written.
         parts: The copied columns.
         copied: Entries of the copied columns.
     """
@@ -155,7 +154,6 @@ class StagedColumns:
     """The columns of a step, staged. The device copies them once: by `copy_to_device`, or when it replays a graph.
 
     Args:
-        buffer: Where they were written.
         array: The step's host buffer.
         num_copied: Entries that are copied.
 

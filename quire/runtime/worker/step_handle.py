@@ -15,47 +15,31 @@ from quire.foundation.messages.workers import Result, TokenBitmasks
 from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 
 
-class FinishedStep:
-    """A step that was over when it was launched, as on a CPU."""
-
-    def __init__(self, result: Result) -> None:
-        self._result = result
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        return
-
-    def result(self) -> Result:
-        return self._result
-
-
-class StreamStepHandle:
-    """A step on a GPU's stream.
+class LaunchedStep:
+    """A step that is launched to its end.
 
     Args:
-        began, ended: Events around it.
-        finish: Makes the result of what came back to the host; is told how many milliseconds the step took.
+        finish: Makes the result of what came back to the host.
+        ended: The event behind it on a GPU's stream; None: it was over when it was launched, as on a CPU.
     """
 
-    def __init__(self, began: torch.cuda.Event, ended: torch.cuda.Event, finish: Callable[[float], Result]) -> None:
-        self._began = began
-        self._ended = ended
+    def __init__(self, finish: Callable[[], Result], ended: torch.cuda.Event | None = None) -> None:
         self._finish = finish
+        self._ended = ended
 
     def done(self) -> bool:
         """Whether `result` would not wait."""
-        return bool(self._ended.query())  # type: ignore[no-untyped-call]
+        return self._ended is None or bool(self._ended.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         """Wait until the device is done."""
-        self._ended.synchronize()
+        if self._ended is not None:
+            self._ended.synchronize()
 
     def result(self) -> Result:
         """Wait for the device and return the step's result. Called once."""
         self.wait()
-        return self._finish(self._began.elapsed_time(self._ended))
+        return self._finish()
 
 
 class MaskedStepHandle:
@@ -91,7 +75,7 @@ class MaskedStepHandle:
         return self._whole.result()
 
 
-StepHandle = FinishedStep | StreamStepHandle | MaskedStepHandle
+StepHandle = LaunchedStep | MaskedStepHandle
 """A step in flight."""
 
 
@@ -103,7 +87,8 @@ class HostTimer:
 
     def stop(self, finish: Callable[[float], Result]) -> StepHandle:
         """End the step; `finish` is told how many milliseconds it took."""
-        return FinishedStep(finish((time.perf_counter() - self._began) * 1e3))
+        result = finish((time.perf_counter() - self._began) * 1e3)
+        return LaunchedStep(lambda: result)
 
     def wait(self) -> None:
         """Do nothing: no work is left to wait for."""
@@ -113,7 +98,6 @@ class StreamTimer:
     """Times a step that is launched on a GPU's stream.
 
     Args:
-        stream: The stream.
         began, ended: Events before and behind the step.
     """
 
@@ -125,7 +109,7 @@ class StreamTimer:
     def stop(self, finish: Callable[[float], Result]) -> StepHandle:
         """Note on the stream where the step ends; `finish` makes its result later."""
         self._ended.record(self._stream)
-        return StreamStepHandle(self._began, self._ended, finish)
+        return LaunchedStep(lambda: finish(self._began.elapsed_time(self._ended)), self._ended)
 
     def wait(self) -> None:
         """Wait until what is launched has run."""

@@ -31,8 +31,7 @@ class KeptStep(NamedTuple):
     rows differ in nothing that the host knows: a draft model's, and those that verify its drafts.
 
     Attributes:
-        host: Its rows; `max_lengths` is not true any more.
-        shape: The captured shape that it is padded to.
+        host: The rows; `max_lengths` is not true any more.
         columns: What is copied to the device.
     """
 
@@ -45,12 +44,6 @@ class StepStager:
     """Stages steps, one behind another.
 
     Args:
-        staging: Takes the columns.
-        slots: The slot table.
-        transfer: Of blocks.
-        attention: Makes its metadata.
-        adapters: Of rows; None: there are none.
-        stages: What other stages of a pipeline are told; None: the model is not divided.
         verifies: Whether the graphs of short steps verify drafts.
     """
 

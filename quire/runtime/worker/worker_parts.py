@@ -71,8 +71,7 @@ class WorkerParts:
 
     Args:
         config: Resolved settings.
-        device: Where tensors lie.
-        mesh: Its place among the workers that compute one model together.
+        mesh: The worker's place among those that compute one model together.
     """
 
     def __init__(self, config: Config, device: torch.device, mesh: Mesh) -> None:
@@ -155,16 +154,8 @@ class WorkerParts:
         followed: SlotTable | None,
         stages: StageSteps | None,
     ) -> StartingRunner:
-        """A runner of this model.
-
-        Args:
-            loaded: The model.
-            kv_cache: Where its keys and values are kept.
-            kv_scales: Of a quantized KV cache; see kv_view.
-            transfer: To the host pool.
-            followed: See Worker.
-            stages: See Worker.
-        """
+        """A runner of this model. `kv_scales` are those of a quantized KV cache; `followed` and `stages` are those of
+        Worker."""
         limits, spec, tokens, depth = self.limits, loaded.spec, None, MAX_STEPS_IN_FLIGHT
         if followed is not None:
             tokens = FollowedTokens(loaded.slots, followed, is_head=spec.head is not None)

@@ -25,14 +25,7 @@ from quire.sampling_params import LARGEST_EFFECT
 
 
 class LogitsTransforms:
-    """The transforms of all slots.
-
-    Args:
-        slots: Number of slots.
-        vocab_size: Of the logits.
-        device: Of the logits.
-        processors: The operator's logits processors.
-    """
+    """The transforms of all slots."""
 
     def __init__(
         self, slots: int, vocab_size: int, device: torch.device, processors: Sequence[LogitsProcessor] = ()
@@ -157,11 +150,6 @@ class Penalties:
     The device counts the tokens that it samples, so no step waits for the host to learn a token. Every slot has a row
     of counts from the start, 4 bytes a token of the vocabulary, so that no request finds memory missing: 256 slots of
     128,256 tokens are 132 MB. On a CPU only rows that are written take memory.
-
-    Args:
-        slots: Number of slots.
-        vocab_size: Width of a row of counts.
-        device: Where the counts live.
     """
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:

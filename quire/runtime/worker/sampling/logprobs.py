@@ -181,10 +181,6 @@ class PromptLogprobs:
 
     A chunk's logits are computed slice by slice, so that their memory is bounded.
 
-    Args:
-        model: Makes the logits.
-        slots: Of the sequences.
-
     Attributes:
         positions: Prompt positions of a slice, at most.
     """
@@ -199,8 +195,6 @@ class PromptLogprobs:
         Returns None where the plan has none.
 
         Args:
-            plan: Which rows and positions.
-            host, batch: The plan's.
             hidden: [tokens, hidden].
         """
         if not plan.prompt_logprobs_rows:

@@ -58,11 +58,9 @@ class Sampler:
     """Samples tokens for the slots of a table.
 
     Args:
-        slots: The table.
-        most: Sampled positions of a step, at most.
+        most: Maximum number of sampled positions of a step.
         mode: What is reported.
-        ring: Of the steps' buffers.
-        max_masked: Positions of a step that may have bitmasks; None: as many as `most`.
+        max_masked: Maximum number of positions of a step that have bitmasks; None: `most`.
         stages: Other stages of a pipeline, which are told the sampled tokens; None: there are none.
         rows: Maximum number of rows of a step for each of which another number is reported.
 

@@ -23,9 +23,7 @@ class BitmaskBuffer:
     """Pinned memory, which a GPU's kernel reads in place: 256 masks of 131,072 tokens are 4 MB.
 
     Args:
-        most: Masks of a step, at most.
-        vocab_size: Of the logits.
-        device: Of the logits.
+        most: Maximum number of masks of a step.
         steps: That may have masks at the same time.
     """
 
@@ -41,7 +39,6 @@ class BitmaskBuffer:
         """Set the logits [sampled, vocab] of forbidden tokens to -inf, in place.
 
         Args:
-            logits: [sampled, vocab].
             rows: [n] int64 on the device, which rows of the logits; each once.
             bits: For each of them a bitmask; see TokenBitmasks.
         """

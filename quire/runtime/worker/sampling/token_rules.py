@@ -35,11 +35,6 @@ class AllowedTokens:
 
     There is a bit for each slot and token of the vocabulary from the start, so that no request finds memory missing
     however many tokens it allows: 512 slots of 128,256 tokens are 8 MB, where lists of all their ids would be 525 MB.
-
-    Args:
-        slots: Number of slots.
-        vocab_size: Of the logits.
-        device: Of the logits.
     """
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:

@@ -26,8 +26,7 @@ class StartingRunner(ModelRunner):
 
     def run_largest(self, deferred: Deferred = nullcontext) -> None:
         """Run the steps that take most memory, on rows of the dummy: most tokens with most sampled positions, and steps
-        of a token a row, which may run kernels of their own. `deferred`: see `run_dummies`.
-        """
+        of a token a row, which may run kernels of their own. What only some requests need is launched in `deferred`."""
         self.run_dummies(self._limits.fewest_rows(self._limits.tokens), deferred)
         for rows in sorted({1, self._limits.rows}):
             self.run_dummies([1] * rows, deferred)
@@ -80,7 +79,7 @@ class StartingRunner(ModelRunner):
 
         Args:
             counts: Tokens of each row.
-            deferred: Within it is launched what only some requests need.
+            deferred: The context in which what only some requests need is launched.
             sample: Whether all that may be sampled and reported is run too, for as many sampled positions and prompt
                 positions as a step can have.
         """
