@@ -48,7 +48,7 @@ from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAccep
 from quire.runtime.worker.speculation.verification import Verifier
 from quire.runtime.worker.stage_steps import StageSteps
 from quire.runtime.worker.staging_buffer import StagingBuffer
-from quire.runtime.worker.step import EMPTY_PLAN, Step, StepKind
+from quire.runtime.worker.step import EMPTY_PLAN, Step, StepKey, StepKind
 from quire.runtime.worker.step_handle import MaskedStepHandle, StepHandle, StepTimer, StepTimers
 from quire.runtime.worker.step_stager import StepStager, drafting_key, verified_key
 from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
@@ -192,7 +192,8 @@ class ModelRunner:
 
     def _begin(self, plan: Plan, drafts: StepDrafts | None, timer: StepTimer) -> Step:
         """Make the step of a plan whose slots were admitted: its rows, how it is replayed, and how it ends."""
-        max_lengths, key = self.slots.host.max_lengths, ()
+        max_lengths = self.slots.host.max_lengths
+        key: StepKey = ()
         if drafts and self._keeps_verified and not (plan.masked or plan.prompt_logprobs_rows):
             key = verified_key(plan, drafts)
             if (kept := self._stager.kept(key)) is not None:
