@@ -70,7 +70,7 @@ def take_the_place_of_a_gpu() -> None:
         self._runner.capture_graphs(CAPTURED)
         verifier = self._runner._verifier
         on_device = isinstance(verifier, DeviceVerifier) and self._runner.slots.drafts.shape[1] > 0
-        for name in ("_look_up_tokens", "_position_columns", "_sample", "_keep_drafts") if on_device else ():
+        for name in ("_look_up_tokens", "_position_columns", "_sample", "_verify_drafts") if on_device else ():
             setattr(verifier, name, lambda *given, **named: None)
         assert self._runner._sampler is not None
         for buffer in self._runner._sampler.outputs._buffers.host:

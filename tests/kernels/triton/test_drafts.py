@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.compute.kernels.reference import drafts as reference
 from quire.compute.kernels.reference.sample import SamplingColumns
-from quire.compute.kernels.triton.drafts import follow_slots, keep_drafts, look_up_tokens, note_drafts, position_columns
+from quire.compute.kernels.triton.drafts import follow_slots, verify_drafts, look_up_tokens, note_drafts, position_columns
 
 POISON = -(2**40)
 COUNTS = [[0], [3], [0, 4, 1, 0, 16], [2] * 200]
@@ -44,7 +44,7 @@ def test_position_columns(counts: list[int], device: str) -> None:
 
 
 @pytest.mark.parametrize("counts", COUNTS)
-def test_keep_drafts(counts: list[int], device: str) -> None:
+def test_verify_drafts(counts: list[int], device: str) -> None:
     """By the definition, row by row; a fault ends a row, and what is no row's stays. Some rows are padding."""
     rng = random.Random(len(counts))
     slots, _, ends = positions(counts)
@@ -67,7 +67,7 @@ def test_keep_drafts(counts: list[int], device: str) -> None:
         last[slot], drawn[slot] = tokens[first + gained - 1], drawn[slot] + gained
         lines[slot] = torch.tensor((lines[slot].tolist() + tokens[first : first + gained])[-width:])
         gains[row] = gained
-    for op in (keep_drafts, reference.keep_drafts):
+    for op in (verify_drafts, reference.verify_drafts):
         moved, ours = table.to(device, copy=True), recent.to(device, copy=True)
         gained_by = torch.full_like(gains, POISON, device=device)
         op(*(column.to(device) for column in given), max(counts), *moved, ours, gained_by[:-1])

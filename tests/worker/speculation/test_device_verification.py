@@ -109,13 +109,13 @@ def test_a_planted_bug_is_noticed(bug: str, monkeypatch: pytest.MonkeyPatch) -> 
         place = ends - 1
         others = next_drafts.clone()
         others[place[1:] - 1] = tokens[place[1:] - 1]
-        reference.keep_drafts(tokens, faults, others, ends, slots, most, *columns)
+        reference.verify_drafts(tokens, faults, others, ends, slots, most, *columns)
 
     def first_counter(slots: Tensor, offsets: Tensor, *others: Any) -> None:
         reference.position_columns(slots, torch.zeros_like(offsets), *others)
 
     bugs: dict[str, tuple[str, Callable[..., None]]] = {
-        "one too many": ("keep_drafts", one_too_many),
+        "one too many": ("verify_drafts", one_too_many),
         "the first counter for all": ("position_columns", first_counter),
     }
     op, wrong = bugs[bug]

@@ -83,7 +83,7 @@ def position_columns(slots: Tensor, offsets: Tensor, asked: SamplingColumns, out
     out.drawn.add_(offsets)
 
 
-def keep_drafts(
+def verify_drafts(
     tokens: Tensor,
     faults: Tensor,
     next_drafts: Tensor,

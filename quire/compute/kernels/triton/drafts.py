@@ -50,13 +50,13 @@ def position_columns(slots: Tensor, offsets: Tensor, asked: SamplingColumns, out
     _position_columns[(cdiv(len(slots), _BLOCK),)](slots, offsets, *asked, *out, len(slots), **options)
 
 
-def keep_drafts(
+def verify_drafts(
     tokens: Tensor, faults: Tensor, next_drafts: Tensor, ends: Tensor, slots: Tensor, most: int, length: Tensor,
     last: Tensor, drawn: Tensor, recent: Tensor, counts: Tensor,
 ) -> None:  # fmt: skip
     """Arguments as in reference/drafts.py; all are contiguous."""
     options = _options(slots.device)
-    _keep_drafts[(cdiv(len(ends), _BLOCK),)](
+    _verify_drafts[(cdiv(len(ends), _BLOCK),)](
         tokens, faults, next_drafts, ends, slots, len(ends), most, length, last, drawn, recent, recent.shape[1], counts,
         **options,
     )  # fmt: skip
@@ -150,7 +150,7 @@ def _note_drafts(slots, last, drawn, drawn_before, drafts, width, rows, BLOCK: t
         "tokens", "faults", "next_drafts", "ends", "slots", "length", "last", "drawn", "recent", "counts",
     ],
 )  # fmt: skip
-def _keep_drafts(
+def _verify_drafts(
     tokens, faults, next_drafts, ends, slots, rows, most, length, last, drawn, recent, width, counts,
     BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip

@@ -64,7 +64,7 @@ class DeviceVerifier:
         self._rows = torch.arange(most, device=slots.device)
         self._look_up_tokens = kernel("look_up_tokens", slots.device.type)
         self._position_columns = kernel("position_columns", slots.device.type)
-        self._keep_drafts = kernel("keep_drafts", slots.device.type)
+        self._verify_drafts = kernel("verify_drafts", slots.device.type)
         self._sample = kernel("sample", slots.device.type)
 
     def warm_up(self, logits: Tensor) -> None:
@@ -202,7 +202,7 @@ class DeviceVerifier:
 
     def _keep(self, slots: Tensor, drafts: DraftColumns[Tensor], most: int) -> None:
         table, outputs = self._slots, self._outputs
-        self._keep_drafts(
+        self._verify_drafts(
             outputs.tokens, outputs.faults, drafts.next_drafts, drafts.ends, slots, most, table.length,
             table.last_token, table.num_sampled, table.recent, outputs.tokens[len(slots) :][: len(drafts.ends)],
         )  # fmt: skip
