@@ -18,7 +18,10 @@ def test_position_columns() -> None:
     slots, offsets = torch.tensor([4, 4, 4, 0, 11, 11]), torch.tensor([0, 1, 2, 0, 0, 1])
 
     def columns(n: int) -> SamplingColumns:
-        ints, floats = torch.randint(-(2**62), 2**62, (3, n), generator=generator), torch.rand(3, n, generator=generator)
+        ints, floats = (
+            torch.randint(-(2**62), 2**62, (3, n), generator=generator),
+            torch.rand(3, n, generator=generator),
+        )
         return SamplingColumns(floats[0], ints[0], floats[1], floats[2], ints[1], ints[2])
 
     asked = columns(SLOTS)
@@ -28,11 +31,10 @@ def test_position_columns() -> None:
     assert all(torch.equal(own, other) for own, other in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("width", [1, 3, 6])
+@pytest.mark.parametrize("width", [6, 9])
 @pytest.mark.parametrize("seed", range(20))
 def test_verify_drafts(seed: int, width: int) -> None:
-    """Rows of 1 to 6 positions, of which some have faults; the last two rows are padding. Lines are wider or narrower
-    than what a row gains."""
+    """Rows of 1 to 6 positions, of which some have faults; the last two rows are padding."""
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.randint(1, 7, (8,), generator=generator)
     ends, positions = sizes.cumsum(0), int(sizes.sum())
@@ -47,7 +49,7 @@ def test_verify_drafts(seed: int, width: int) -> None:
     for verify in (drafts.verify_drafts, reference.verify_drafts):
         table, counts = torch.arange(3 * SLOTS).view(3, SLOTS) * 1_000, torch.full((10,), -9)
         recent = -torch.arange(SLOTS * width).view(SLOTS, width)
-        verify(tokens, faults, next_drafts, padded, slots, 5, *table, recent, counts)
+        verify(tokens, faults, next_drafts, padded, slots, *table, recent, counts)
         results.append((table, recent, counts))
     assert all(torch.equal(own, other) for own, other in zip(*results, strict=True))
     assert results[0][2][:8].max() > 1

@@ -20,13 +20,13 @@ def position_columns(slots: Tensor, offsets: Tensor, asked: SamplingColumns, out
 
 
 def verify_drafts(
-    tokens: Tensor, faults: Tensor, next_drafts: Tensor, ends: Tensor, slots: Tensor, most: int, length: Tensor,
-    last: Tensor, drawn: Tensor, recent: Tensor, counts: Tensor,
+    tokens: Tensor, faults: Tensor, next_drafts: Tensor, ends: Tensor, slots: Tensor, length: Tensor, last: Tensor,
+    drawn: Tensor, recent: Tensor, counts: Tensor,
 ) -> None:  # fmt: skip
     """Arguments as in reference/drafts.py; all are contiguous."""
     given, columns = (tokens, faults, next_drafts, ends, slots), (length, last, drawn, recent)
     if (kernels := library()) is None:
-        reference.verify_drafts(*given, most, *columns, counts)
+        reference.verify_drafts(*given, *columns, counts)
         return
     assert all(tensor.is_contiguous() for tensor in (*given, *columns, counts))
     kernels(

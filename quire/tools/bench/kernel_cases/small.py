@@ -76,7 +76,7 @@ def _verify_drafts(rows: int, drafts: int) -> KernelCase:
         where = torch.randperm(rows).repeat_interleave(1 + drafts)
         given = (tokens, torch.zeros(positions, dtype=torch.int8), next_drafts, ends, where)
         table = (*torch.randint(0, 1_000, (3, rows + 1)), torch.zeros(rows + 1, 1 + drafts).long())
-        return on(device, *given, drafts, *table, torch.zeros(rows, dtype=torch.int64))
+        return on(device, *given, *table, torch.zeros(rows, dtype=torch.int64))
 
     return KernelCase("verify_drafts", f"{rows} × {1 + drafts}", make, rows * (5 * (1 + drafts) + 8) * INT)
 

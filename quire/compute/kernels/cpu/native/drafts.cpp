@@ -19,7 +19,7 @@ extern "C" void quire_position_columns(const int64_t* slots, const int64_t* offs
 }
 
 // A row gains the tokens up to the first that is not the draft behind it; its slot, and the line of the slot's last
-// `width` tokens, move on with them.
+// `width` tokens, move on with them. No row has more positions than that.
 extern "C" void quire_verify_drafts(const int64_t* tokens, const int8_t* faults, const int64_t* next_drafts,
                                     const int64_t* ends, const int64_t* slots, int64_t rows, int64_t* length,
                                     int64_t* last, int64_t* drawn, int64_t* recent, int64_t width, int64_t* counts) {
@@ -28,14 +28,14 @@ extern "C" void quire_verify_drafts(const int64_t* tokens, const int8_t* faults,
         int64_t end = ends[row], at = first;
         if (end <= first) continue;  // padding
         while (at + 1 < end && tokens[at] == next_drafts[at] && !faults[at]) ++at;
-        int64_t slot = slots[first], gained = at - first + 1, new_ones = std::min(gained, width);
+        int64_t slot = slots[first], gained = at - first + 1;
         length[slot] += gained - (end - first);
         last[slot] = tokens[at];
         drawn[slot] += gained;
         counts[row] = gained;
         int64_t* line = recent + slot * width;
-        std::copy(line + new_ones, line + width, line);
-        std::copy(tokens + at + 1 - new_ones, tokens + at + 1, line + width - new_ones);
+        std::copy(line + gained, line + width, line);
+        std::copy(tokens + at + 1 - gained, tokens + at + 1, line + width - gained);
     }
 }
 
