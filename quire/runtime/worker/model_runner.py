@@ -40,7 +40,7 @@ from quire.runtime.worker.replay import CudaGraphs, Replayable
 from quire.runtime.worker.sampling.logprobs import LogprobsMode, PromptLogprobs
 from quire.runtime.worker.sampling.sampler import Sampler
 from quire.runtime.worker.slot_table import SlotTable
-from quire.runtime.worker.speculation.device_drafts import DeviceTokens, DraftsToVerify
+from quire.runtime.worker.speculation.draft_steps import DeviceTokens
 from quire.runtime.worker.speculation.hidden_states import StepStates
 from quire.runtime.worker.speculation.step_drafts import StepDrafts
 from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
@@ -103,7 +103,7 @@ class ModelRunner:
         self.runs_ahead = ring.has_device_memory
         verifies = limits.drafts > 0 and self.runs_ahead
         if verifies:
-            device_tokens = DraftsToVerify(slots)
+            device_tokens = DeviceTokens(slots)
         short = ShortSteps.NONE
         if device_tokens is not None:
             short = ShortSteps.VERIFYING if verifies else ShortSteps.DRAFTING
