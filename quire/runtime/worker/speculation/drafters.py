@@ -122,21 +122,15 @@ class LookupDrafter:
         return index.propose(1)
 
 
-def ngram_drafter(speculation: Speculation) -> LookupDrafter:
-    """A drafter that proposes what followed the last tokens earlier in the same sequence."""
-    longest, shortest = speculation.lookup_max, speculation.lookup_min
-    return LookupDrafter(lambda owner: NgramIndex(owner.history, longest, shortest))
-
-
-def suffix_drafter(speculation: Speculation) -> LookupDrafter:
-    """A drafter that proposes what followed the last tokens most often, in the same sequence and in other requests'
-    outputs."""
+def _lookup_drafter(speculation: Speculation) -> LookupDrafter:
+    """A drafter that proposes what followed the last tokens: earlier in the same sequence (`ngram`), or most often, in
+    the same sequence and in other requests' outputs (`suffix`)."""
+    if speculation.method == "ngram":
+        longest, shortest = speculation.lookup_max, speculation.lookup_min
+        return LookupDrafter(lambda owner: NgramIndex(owner.history, longest, shortest))
     options = speculation.suffix
     past = PastOutputs(options.cached_requests)
     return LookupDrafter(lambda owner: SuffixIndex(owner.history, options, past, owner.cache_salt))
-
-
-_LOOKUP = {"ngram": ngram_drafter, "suffix": suffix_drafter}
 
 
 def build_drafter(
@@ -161,8 +155,8 @@ def build_drafter(
     speculation = config.speculation.speculation
     if speculation is None:
         return None
-    if speculation.method in _LOOKUP:
-        return _LOOKUP[speculation.method](speculation)
+    if speculation.method in ("ngram", "suffix"):
+        return _lookup_drafter(speculation)
     group = whole_group(spec)
     limits, draft = StepLimits.of(config), read_spec(speculation.model)
     tokens = limits.tokens
