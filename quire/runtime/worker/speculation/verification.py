@@ -179,7 +179,7 @@ class Verifier:
         if step.keeps_scores and self._on_cpu:  # scores take long: only those of positions that are reached are made
             anew[:] = True
         scores = self._sample_all(own, slots, drafts, anew.nonzero()[0], keep_scores=step.keeps_scores)
-        self._falsify(step, drafts, self._positions[: len(slots)])
+        self._falsify(step, drafts, slice(len(slots)))
         changed = self._sample_anew(anew, step, own, scores, slots, drafts)
         self._move_slots(slots, drafts)
         self._outputs.send()
@@ -258,13 +258,13 @@ class Verifier:
             table.num_sampled.copy_(before)
         return changed
 
-    def _falsify(self, step: Step, drafts: DraftColumns[Tensor], at: Tensor) -> None:
+    def _falsify(self, step: Step, drafts: DraftColumns[Tensor], at: Tensor | slice) -> None:
         """Let random numbers decide which drafts stay at these positions, if they do so in place of the model."""
         if self._synthetic is None or len(step.masked):
             return
         tokens = self._outputs.tokens[at]
         self._synthetic.falsify(tokens, drafts.next_drafts[at], drafts.offsets[at])
-        self._outputs.tokens.index_copy_(0, at, tokens)
+        self._outputs.tokens[at] = tokens
 
     def _move_slots(self, slots: Tensor, drafts: DraftColumns[Tensor]) -> None:
         """Move the slots, which have moved by all drafts before, back to what the rows gain."""
