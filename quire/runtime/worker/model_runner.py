@@ -134,8 +134,9 @@ class ModelRunner:
             verified = max(limits.rows, MAX_SHORT_TOKENS) if limits.drafts else 0
             sampler = Sampler(slots, max(limits.rows, most), logprobs_mode, ring, most, stages, verified)
             self._sampler = sampler
-            args = slots, most, logprobs_mode, sampler.bitmasks, sampler.outputs, synthetic
-            self._verifier = Verifier(*args, runs_ahead=self.runs_ahead)
+            if limits.drafts:
+                args = slots, most, logprobs_mode, sampler.bitmasks, sampler.outputs, synthetic
+                self._verifier = Verifier(*args, runs_ahead=self.runs_ahead)
         self._keeps_verified = verifies and adapters is None
         self._masked_step: MaskedStepHandle | None = None
 
@@ -284,7 +285,7 @@ class ModelRunner:
         )
 
     def _begin_verifying(self, step: Step) -> None:
-        assert self._verifier is not None, "drafts of a stage that has no logits"
+        assert self._verifier is not None, "drafts where none were asked for, or of a stage that has no logits"
         self._verifier.begin(step)
 
     def _adapted(self, host: HostBatch) -> Adapted:

@@ -72,12 +72,12 @@ class _Row(NamedTuple):
     """A row that gets drafts, or only reads.
 
     Attributes:
-        slot: Its slot.
-        sequence: What that holds.
-        read: How many tokens are read.
-        drafts: How many it gets.
-        bound: How many tokens it may have, drafts left out.
-        place: Among the plan's sampled rows.
+        slot: The row's slot.
+        sequence: The slot's sequence.
+        read: How many tokens the draft model reads.
+        drafts: How many drafts the row gets.
+        bound: How many tokens the sequence may have, drafts left out.
+        place: The row's place among the plan's sampled rows.
         follows: Whether the step before still runs.
     """
 
@@ -103,11 +103,11 @@ class DraftModel:
 
     Args:
         steps: Of the draft model, which has as many slots and blocks as the model.
-        group: Of the model's KV groups the one that looks back to the beginning.
+        group: The model's KV group that looks back to the beginning.
         block_size: Tokens of a block.
         longest: Tokens of the longest sequence that the draft model can follow.
-        most_tokens: Of one of these steps.
-        max_drafts: Of a row.
+        most_tokens: Tokens of one of these steps, at most.
+        max_drafts: Drafts of a row, at most.
         is_head: Whether it is a head of the model.
     """
 
@@ -294,8 +294,8 @@ class DraftModel:
         return {target for _, target in plan.copies} | {device for _, device in plan.swap_in}
 
     def _forget_written(self, sequence: _Sequence, end: int) -> None:
-        """Forget what those blocks hold that will change: from the first one that is not computed in full up to the
-        token `end`."""
+        """Forget what the blocks hold that will change: from the first one that is not computed in full up to the token
+        `end`."""
         for index in range(sequence.computed // self._block_size, -(-end // self._block_size)):
             if (block := sequence.blocks.get(index)) is not None:
                 self._written.pop(block, None)
@@ -312,7 +312,7 @@ class DraftModel:
             sequence.computed += size
 
     def _note_written(self, sequence: _Sequence) -> None:
-        """Note what those blocks hold that are full now."""
+        """Note what the blocks hold that have become full."""
         size, keys = self._block_size, sequence.keys
         while (len(keys) + 1) * size <= sequence.computed:
             index = len(keys)

@@ -83,7 +83,7 @@ class StartingRunner(ModelRunner):
                 positions as a step can have.
         """
         rows, positions = self._limits.rows, self._prompt_logprobs.positions
-        verified = self._limits.sampled if self._limits.drafts else 0
+        verified = 0 if self._verifier is None else self._limits.sampled
         with torch.inference_mode():
             self.slots.init_dummy()
             if self._stages is not None:
@@ -96,7 +96,7 @@ class StartingRunner(ModelRunner):
             if sample:
                 if self._device_tokens is not None:
                     self._device_tokens.sampled(torch.full_like(self.slots.length[:1], self.slots.dummy))
-                if verified and self._verifier is not None:
+                if self._verifier is not None:
                     self._verifier.warm_up(logits[:verified])
                 if self._sampler is not None:
                     self._sampler.warm_up(logits[:rows], deferred, self._max_logprobs)
