@@ -31,10 +31,9 @@ from quire.runtime.executor.gpu_executor import GpuExecutor
 from quire.runtime.worker import buffer_ring
 from quire.runtime.worker.replay import CudaGraphs
 from quire.runtime.worker.sampling import sampled_outputs
-from quire.runtime.worker.speculation.device_verification import DeviceVerifier
 from quire.runtime.worker.speculation.draft_lengths import Choice, DraftLengths
 from quire.runtime.worker.speculation.step_drafts import StepDrafts
-from quire.runtime.worker.speculation.verification import Verified
+from quire.runtime.worker.speculation.verification import Verifier
 from quire.runtime.worker.step import Step
 from quire.runtime.worker.worker import Worker
 from quire.runtime.worker.worker_parts import LoadedModel
@@ -69,8 +68,8 @@ def take_the_place_of_a_gpu() -> None:
         self._runner._replayable = NoGraphs(self._runner._replayable.short)
         self._runner.capture_graphs(CAPTURED)
         verifier = self._runner._verifier
-        on_device = isinstance(verifier, DeviceVerifier) and self._runner.slots.drafts.shape[1] > 0
-        for name in ("_look_up_tokens", "_position_columns", "_sample", "_keep_drafts") if on_device else ():
+        on_device = self._runner.slots.drafts.shape[1] > 0
+        for name in ("_look_up_tokens", "_position_columns", "_sample", "_verify_drafts") if on_device else ():
             setattr(verifier, name, lambda *given, **named: None)
         assert self._runner._sampler is not None
         for buffer in self._runner._sampler.outputs._buffers.host:
@@ -82,13 +81,14 @@ def take_the_place_of_a_gpu() -> None:
     def send(self: sampled_outputs.SampledOutputs) -> None:
         """What the host reads is there."""
 
-    failed = Verified.failed
+    failed = Verifier._failed
 
-    def gain_no_more_than_drafts(self: Verified, drafts: StepDrafts, gained: IntArray) -> Any:
+    def gain_no_more_than_drafts(self: Verifier, drafts: StepDrafts, *others: Any) -> Any:
+        gained: IntArray = others[-1]
         gained.clip(max=drafts.counts + 1, out=gained)
-        return failed(self, drafts, gained)
+        return failed(self, drafts, *others)
 
-    Verified.failed = gain_no_more_than_drafts  # type: ignore[method-assign]
+    Verifier._failed = gain_no_more_than_drafts  # type: ignore[method-assign]
     factory.CpuExecutor = GpuExecutor  # type: ignore[misc, assignment]
     buffer_ring._has_memory = lambda device: True  # type: ignore[assignment]
     Worker.capture_graphs = capture  # type: ignore[method-assign]

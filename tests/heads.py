@@ -21,7 +21,6 @@ from transformers import AutoModelForCausalLM
 
 from quire.foundation.messages.workers import Plan
 from quire.runtime.worker.speculation.draft_model import DraftModel
-from quire.runtime.worker.speculation.draft_steps import DraftStepsAhead
 from quire.runtime.worker.speculation.step_drafts import StepDrafts
 
 HIDDEN, HEADS, KV_HEADS, WIDTH, EPS = 64, 4, 2, 16, 1e-6
@@ -190,8 +189,7 @@ def proposed(model: DraftModel, plan: Plan, drafts: StepDrafts) -> Iterator[tupl
         if not (count := int(drafts.counts[place])):
             continue
         tokens, own = model._sequences[slot].tokens, drafts.tokens[end - count : end].tolist()
-        if isinstance(model._worker, DraftStepsAhead):
-            slots = model._worker._followed
+        if (slots := model._steps.followed) is not None:
             gained = int(slots.length[slot]) + 1 - model._is_head - len(tokens)
             tokens = tokens + slots.recent[slot].tolist()[slots.recent.shape[1] - gained :]
             own = slots.drafts[slot, :count].tolist()

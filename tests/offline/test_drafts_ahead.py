@@ -18,8 +18,8 @@ from quire.foundation.messages.workers import Plan, Result
 from quire.runtime.executor import factory
 from quire.runtime.executor.gpu_executor import GpuExecutor
 from quire.runtime.worker import buffer_ring
+from quire.runtime.worker.speculation.adaptive import AdaptiveDrafter
 from quire.runtime.worker.speculation.draft_model import DraftModel
-from quire.runtime.worker.speculation.drafts_ahead import DraftsAhead
 from quire.runtime.worker.speculation.step_drafts import StepDrafts
 from quire.runtime.worker.worker import Worker
 from quire.runtime.worker.worker_parts import LoadedModel
@@ -107,7 +107,7 @@ def test_guessing_ahead_changes_no_output(
 
     def noting(self: Worker, plan: Plan, *others: Any) -> Any:
         handle = launch(self, plan, *others)
-        launched.append((plan.step, self._ahead is not None and bool(plan.drafts)))
+        launched.append((plan.step, self._drafter is not None and bool(plan.drafts)))
         return handle
 
     def drafts() -> float:
@@ -134,18 +134,18 @@ def test_behind_steps_that_run_drafts_are_those_of_the_model_itself(
 ) -> None:
     """It goes on from what the step before has sampled, by the same random numbers: so it is always right."""
     following, results = [], list[Result]()
-    follows, finish = DraftModel.follows, DraftsAhead.finish
+    follows, finish = DraftModel.follows, AdaptiveDrafter.finish
 
     def noting_follows(self: DraftModel, plan: Plan) -> bool:
         following.append(follows(self, plan))
         return following[-1]
 
-    def noting_results(self: DraftsAhead, result: Result) -> Result:
+    def noting_results(self: AdaptiveDrafter, result: Result) -> Result:
         results.append(result)
         return finish(self, result)
 
     monkeypatch.setattr(DraftModel, "follows", noting_follows)
-    monkeypatch.setattr(DraftsAhead, "finish", noting_results)
+    monkeypatch.setattr(AdaptiveDrafter, "finish", noting_results)
     with (
         running_ahead(),
         LLM(str(checkpoint), speculative_model=str(checkpoint), num_speculative_tokens=3, **LIMITS_AHEAD) as llm,

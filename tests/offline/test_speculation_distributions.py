@@ -7,24 +7,20 @@ Chi-square at 1e-4 with fixed seeds, so it passes or fails for ever.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from quire import LLM, SamplingParams
-from quire.compute.attention.metadata import IntArray
 from quire.engine.metrics.reader import Counter as Count
-from quire.runtime.worker.speculation.step_drafts import StepDrafts
-from quire.runtime.worker.speculation.verification import Verified
 from tests.checkpoints import make_llama
 from tests.heads import make_eagle3
 from tests.sampling.chi_square import critical, statistic
 from tests.sampling.test_distributions import LEVEL, expected
+from tests.worker.speculation.test_verification import plant_wrong_gains
 
 pytestmark = pytest.mark.usefixtures("always_drafting")
 TOKENS = 4
@@ -118,12 +114,6 @@ def test_one_token_too_many_is_noticed(
     checkpoint: Path, probabilities: dict[tuple[int, ...], float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The token behind a rejected draft, which was sampled as if that had stayed."""
-    right = Verified.gains
-
-    def too_many(self: Verified, drafts: StepDrafts) -> tuple[IntArray, Mapping[int, str]]:
-        gained, failed = right(self, drafts)
-        return np.minimum(gained + 1, drafts.counts + 1), failed
-
-    monkeypatch.setattr(Verified, "gains", too_many)
+    plant_wrong_gains(1, monkeypatch)
     with LLM(str(checkpoint), speculative_config=METHODS["ngram"], **LIMITS) as llm:
         assert surprise(drawn(llm, SEQUENCES // 5), probabilities) > 1

@@ -17,7 +17,7 @@ from quire.models.layers.rotary import Positions
 from quire.runtime.worker.graph_shapes import MAX_SHORT_TOKENS
 from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.slot_table import SlotTable
-from quire.runtime.worker.speculation.device_drafts import DeviceTokens
+from quire.runtime.worker.speculation.draft_steps import DeviceTokens
 from quire.runtime.worker.step import StepInputs
 
 

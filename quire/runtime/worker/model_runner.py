@@ -40,8 +40,7 @@ from quire.runtime.worker.replay import CudaGraphs, Replayable
 from quire.runtime.worker.sampling.logprobs import LogprobsMode, PromptLogprobs
 from quire.runtime.worker.sampling.sampler import Sampler
 from quire.runtime.worker.slot_table import SlotTable
-from quire.runtime.worker.speculation.device_drafts import DeviceTokens, DraftsToVerify
-from quire.runtime.worker.speculation.device_verification import DeviceVerifier
+from quire.runtime.worker.speculation.draft_steps import DeviceTokens
 from quire.runtime.worker.speculation.hidden_states import StepStates
 from quire.runtime.worker.speculation.step_drafts import StepDrafts
 from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
@@ -104,7 +103,7 @@ class ModelRunner:
         self.runs_ahead = ring.has_device_memory
         verifies = limits.drafts > 0 and self.runs_ahead
         if verifies:
-            device_tokens = DraftsToVerify(slots)
+            device_tokens = DeviceTokens(slots)
         short = ShortSteps.NONE
         if device_tokens is not None:
             short = ShortSteps.VERIFYING if verifies else ShortSteps.DRAFTING
@@ -130,16 +129,14 @@ class ModelRunner:
         self._take_rows = kernel("take_rows", slots.device.type)
         self._timers = StepTimers(slots.device, in_flight)
         self._sampler: Sampler | None = None
-        self._verifier: Verifier | DeviceVerifier | None = None
+        self._verifier: Verifier | None = None
         if model.has_logits:  # else a later stage of a pipeline samples
             verified = max(limits.rows, MAX_SHORT_TOKENS) if limits.drafts else 0
             sampler = Sampler(slots, max(limits.rows, most), logprobs_mode, ring, most, stages, verified)
             self._sampler = sampler
-            if verifies:
+            if limits.drafts:
                 args = slots, most, logprobs_mode, sampler.bitmasks, sampler.outputs, synthetic
-                self._verifier = DeviceVerifier(*args)
-            else:
-                self._verifier = Verifier(slots, logprobs_mode, sampler.bitmasks, synthetic)
+                self._verifier = Verifier(*args, runs_ahead=self.runs_ahead)
         self._keeps_verified = verifies and adapters is None
         self._masked_step: MaskedStepHandle | None = None
 
@@ -245,7 +242,7 @@ class ModelRunner:
             return hidden
         logits = self._logits(hidden, inputs.logits_indices)
         if inputs.drafts is not None:
-            assert isinstance(self._verifier, DeviceVerifier)
+            assert self._verifier is not None
             self._verifier.verify_at_once(logits, inputs.sampled_slots, inputs.drafts)
         elif not step.all_late and self._sampler is not None:
             self._sampler.sample(logits, inputs.sampled_slots)
@@ -289,7 +286,7 @@ class ModelRunner:
         )
 
     def _begin_verifying(self, step: Step) -> None:
-        assert self._verifier is not None, "drafts of a stage that has no logits"
+        assert self._verifier is not None, "drafts where none were asked for, or of a stage that has no logits"
         self._verifier.begin(step)
 
     def _adapted(self, host: HostBatch) -> Adapted:

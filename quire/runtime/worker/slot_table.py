@@ -98,7 +98,7 @@ class SlotTable:
         drafts: Draft tokens of a row, at most.
 
     Attributes:
-        drafts: [slots, drafts] int64, those that a device has drawn for each slot's next step; see `device_drafts.py`.
+        drafts: [slots, drafts] int64, those that a device has drawn for each slot's next step; see `draft_steps.py`.
         recent: [slots, drafts + 1] int64, what a device has sampled last, as long as it verifies drafts in each step.
         length, rope_length, last_token, seed, num_sampled, top_k: [slots] int64.
         temperature, top_p, min_p: [slots] float32.

@@ -40,10 +40,8 @@ from quire.runtime.worker.kv_tensors import block_transfer, transfer_of
 from quire.runtime.worker.kv_transfer import BlockTransfer, JoinedTransfer
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.adaptive import AdaptiveDrafter
-from quire.runtime.worker.speculation.drafters import build_drafter
-from quire.runtime.worker.speculation.drafts_ahead import DraftsAhead
+from quire.runtime.worker.speculation.drafters import Drafter, build_drafter
 from quire.runtime.worker.speculation.hidden_states import Loan, ModelStates, model_states
-from quire.runtime.worker.speculation.step_drafts import UNLIMITED, Drafter, StepDrafts
 from quire.runtime.worker.stage_steps import StageSteps
 from quire.runtime.worker.startup import gpu_memory
 from quire.runtime.worker.startup.compile_warmup import launch_all_kernels, reduced_model
@@ -114,9 +112,7 @@ class Worker:
         self._parts = WorkerParts(config, self._device, self._mesh)
         self._startup: dict[str, float] = {}
         self._kv_scales: Tensor | None = None
-        self._drafter: Drafter | AdaptiveDrafter | None = None
-        self._adaptive: AdaptiveDrafter | None = None  # the drafter, on a CPU where no other rank has one
-        self._ahead: DraftsAhead | None = None  # on a GPU
+        self._drafter: AdaptiveDrafter | None = None
         self._runner: StartingRunner
         self._slots: SlotTable
         self._transfer: BlockTransfer | None = None
@@ -254,22 +250,18 @@ class Worker:
 
     # --- serving ------------------------------------------------------------------------------------------------------
 
-    def launch(self, plan: Plan, drafts: StepDrafts | None = None) -> StepHandle:
-        """Begin one step, with the drafts that were proposed for it; on a CPU it is over then, unless rows wait for
-        bitmasks. On a GPU the drafts are found here: see `awaits_results`."""
-        if self._ahead is not None:
-            drafts = self._ahead.launch(plan)
-        return self._runner.launch(plan, drafts)
+    def launch(self, plan: Plan) -> StepHandle:
+        """Begin one step on a GPU, and find its drafts; see `awaits_results`."""
+        return self._runner.launch(plan, None if self._drafter is None else self._drafter.launch(plan))
 
     def awaits_results(self, plan: Plan) -> bool:
         """Whether this plan gets drafts that need the tokens of all steps before it, so that these must be finished
-        before it is launched. Asked once for each plan that allows drafts, in their order. Always False on a CPU."""
-        return self._ahead is not None and self._ahead.awaits_results(plan)
+        before it is launched. Asked once for each plan that allows drafts, in their order, on a GPU."""
+        return self._drafter is not None and self._drafter.awaits_results(plan)
 
     def take_masked_drafts(self) -> MaskedDrafts | None:
-        """What was proposed on a GPU for the masked rows of the step that was launched last, if these may have
-        drafts."""
-        return None if self._ahead is None else self._ahead.take_masked()
+        """What was proposed for the masked rows of the step that was launched last, if these may have drafts."""
+        return None if self._drafter is None else self._drafter.take_masked()
 
     def submit_bitmasks(self, masks: TokenBitmasks) -> None:
         """Hand over the bitmasks of the step that was begun last; no other begins before they are there."""
@@ -279,8 +271,8 @@ class Worker:
         """Wait for a step and return its result, which says how many host blocks are ready when more are than
         before."""
         result = step.result()
-        if self._ahead is not None:
-            result = self._ahead.finish(result)
+        if self._drafter is not None:
+            result = self._drafter.finish(result)
         if self._transfer is None or self._transfer.ready_host_blocks == self._reported_host_blocks:
             return result
         self._reported_host_blocks = self._transfer.ready_host_blocks
@@ -292,32 +284,22 @@ class Worker:
         masks: Callable[[], TokenBitmasks] | None = None,
         drafted: Callable[[MaskedDrafts], None] | None = None,
     ) -> Result:
-        """Run one step.
+        """Run one step on a CPU.
 
         Args:
             plan: The step.
             masks: Waits for the bitmasks of its masked rows.
             drafted: Told what is proposed for these rows, if they may have drafts.
         """
-        drafts = None
-        if self._drafter is not None:
-            self._drafter.begin(plan)
-            drafts = self._drafter.propose(plan, UNLIMITED) if plan.drafts else None
-            if drafts is not None and (tokens := drafts.of_masked(plan)) is not None:
-                assert drafted is not None, "drafts of masked rows, of which nobody is told"
-                drafted(MaskedDrafts(plan.step, tokens))
-        if self._adaptive is not None and plan.sampled_rows and not plan.drafts:
-            self._adaptive.skip()
-        step = self.launch(plan, drafts)
+        drafts = None if self._drafter is None else self._drafter.launch(plan)
+        if (proposed := self.take_masked_drafts()) is not None:
+            assert drafted is not None, "drafts of masked rows, of which nobody is told"
+            drafted(proposed)
+        step = self._runner.launch(plan, drafts)
         if plan.masked:
             assert masks is not None, "masked rows without bitmasks"
             self.submit_bitmasks(masks())
-        result = self.finish(step)
-        if self._drafter is not None:
-            self._drafter.record(plan, result)
-        if self._adaptive is not None and (undrafted := self._adaptive.undrafted(plan.step)):
-            return msgspec.structs.replace(result, undrafted=undrafted)
-        return result
+        return self.finish(step)
 
     def learn_tokens(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
         """Take the tokens that another stage has sampled for these slots, which their next rows read; on a CPU."""
@@ -385,13 +367,11 @@ class Worker:
         speculation = self._config.speculation.speculation
         if speculation is not None and speculation.synthetic_rates:
             _log.warning("drafts      are accepted at random (rejection_sample_method synthetic): outputs are wrong")
-        if drafter is None or self._mesh.tp > 1:  # ranks would measure different times
-            self._drafter = drafter
-        elif not self._runner.runs_ahead:
-            self._drafter = self._adaptive = AdaptiveDrafter(drafter, self._clock)
-        else:
-            adaptive = AdaptiveDrafter(drafter, self._clock, waits=True, barred=self._slots.transforms.are_active)
-            self._ahead = DraftsAhead(adaptive, self._clock)
+        if drafter is not None:
+            ahead = self._runner.runs_ahead
+            barred = self._slots.transforms.are_active if ahead else None
+            adapts = self._mesh.tp == 1  # ranks would measure different times
+            self._drafter = AdaptiveDrafter(drafter, self._clock, waits=ahead, adapts=adapts, barred=barred)
 
     @property
     def _slots_to_follow(self) -> SlotTable | None:

@@ -32,8 +32,7 @@ from quire.runtime.worker.graph_shapes import MAX_SHORT_TOKENS, GraphShapes, Sho
 from quire.runtime.worker.kv_tensors import DENSE, ELEMENTS, allocate_kv_cache, kv_view
 from quire.runtime.worker.kv_transfer import BlockTransfer
 from quire.runtime.worker.slot_table import SlotTable
-from quire.runtime.worker.speculation.device_drafts import FollowedTokens
-from quire.runtime.worker.speculation.draft_steps import steps_in_flight
+from quire.runtime.worker.speculation.draft_steps import DeviceTokens, steps_in_flight
 from quire.runtime.worker.speculation.hidden_states import HeadStates, ModelStates, StateRows
 from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
 from quire.runtime.worker.stage_steps import StageSteps
@@ -158,7 +157,7 @@ class WorkerParts:
         Worker."""
         limits, spec, tokens, depth = self.limits, loaded.spec, None, MAX_STEPS_IN_FLIGHT
         if followed is not None:
-            tokens = FollowedTokens(loaded.slots, followed, is_head=spec.head is not None)
+            tokens = DeviceTokens(loaded.slots, followed, is_head=spec.head is not None)
             depth = steps_in_flight(followed.drafts.shape[1])
         return StartingRunner(
             loaded.model,

@@ -10,7 +10,13 @@ from torch import Tensor
 
 from quire.compute.kernels.reference import drafts as reference
 from quire.compute.kernels.reference.sample import SamplingColumns
-from quire.compute.kernels.triton.drafts import follow_slots, keep_drafts, look_up_tokens, note_drafts, position_columns
+from quire.compute.kernels.triton.drafts import (
+    follow_slots,
+    look_up_tokens,
+    note_drafts,
+    position_columns,
+    verify_drafts,
+)
 
 POISON = -(2**40)
 COUNTS = [[0], [3], [0, 4, 1, 0, 16], [2] * 200]
@@ -44,7 +50,7 @@ def test_position_columns(counts: list[int], device: str) -> None:
 
 
 @pytest.mark.parametrize("counts", COUNTS)
-def test_keep_drafts(counts: list[int], device: str) -> None:
+def test_verify_drafts(counts: list[int], device: str) -> None:
     """By the definition, row by row; a fault ends a row, and what is no row's stays. Some rows are padding."""
     rng = random.Random(len(counts))
     slots, _, ends = positions(counts)
@@ -67,10 +73,10 @@ def test_keep_drafts(counts: list[int], device: str) -> None:
         last[slot], drawn[slot] = tokens[first + gained - 1], drawn[slot] + gained
         lines[slot] = torch.tensor((lines[slot].tolist() + tokens[first : first + gained])[-width:])
         gains[row] = gained
-    for op in (keep_drafts, reference.keep_drafts):
+    for op in (verify_drafts, reference.verify_drafts):
         moved, ours = table.to(device, copy=True), recent.to(device, copy=True)
         gained_by = torch.full_like(gains, POISON, device=device)
-        op(*(column.to(device) for column in given), max(counts), *moved, ours, gained_by[:-1])
+        op(*(column.to(device) for column in given), *moved, ours, gained_by[:-1])
         assert torch.equal(moved.cpu(), expected)
         assert torch.equal(ours.cpu(), lines)
         assert torch.equal(gained_by.cpu(), gains)

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from quire.runtime.worker.speculation.draft_lengths import DraftLengths
-from quire.runtime.worker.speculation.step_times import StepTimes
+from quire.runtime.worker.speculation.draft_lengths import DraftLengths, StepTimes
 
 Milliseconds = Callable[[int], float]
 MOST = 4

@@ -11,15 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire.compute.kernels.dispatch import KERNELS
+from quire.compute.kernels.reference import drafts as reference
 from quire.foundation.messages.workers import Result
+from quire.runtime.worker.buffer_ring import BufferRing
 from quire.runtime.worker.sampling.logprobs import LogprobsMode
-from quire.runtime.worker.sampling.sampled_outputs import UNSOUND_TEXT
+from quire.runtime.worker.sampling.sampled_outputs import UNSOUND_TEXT, SampledOutputs
 from quire.runtime.worker.sampling.sampler import sample
 from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.runtime.worker.slot_table import SlotTable
-from quire.runtime.worker.speculation import verification
-from quire.runtime.worker.speculation.step_drafts import StepDrafts
-from quire.runtime.worker.speculation.verification import Verified, Verifier
+from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
+from quire.runtime.worker.speculation.verification import Verifier
 from quire.sampling_params import SamplingParams
 from tests.worker.driver import admit, admitted
 from tests.worker.sampling.test_sampler import assert_follows, keep
@@ -30,13 +32,22 @@ SAMPLES, ROWS = 100_000, 4_000
 NEXT = torch.randn((VOCAB, VOCAB), generator=torch.Generator().manual_seed(1)) * 1.5
 """A model: logits after each token."""
 START = 0
+MOST_DRAFTS = 6
 
 
 def table(owners: list[dict[str, Any]], length: int = 10) -> SlotTable:
-    slots = SlotTable(len(owners), 1, 1, VOCAB, torch.device("cpu"))
+    slots = SlotTable(len(owners), 1, 1, VOCAB, torch.device("cpu"), drafts=MOST_DRAFTS)
     admit(slots, [admitted(i, **{"seed": 3, "num_sampled": 0} | owner) for i, owner in enumerate(owners)])
     slots.length[:-1] = length
     return slots
+
+
+def verifier(
+    slots: SlotTable, mode: LogprobsMode = "raw_logprobs", synthetic: SyntheticAcceptance | None = None
+) -> Verifier:
+    positions = slots.dummy * (1 + MOST_DRAFTS)
+    masks, outputs = BitmaskBuffer(64, VOCAB, slots.device), SampledOutputs(2 * positions, BufferRing(slots.device))
+    return Verifier(slots, positions, mode, masks, outputs, synthetic)
 
 
 def verify(
@@ -50,9 +61,9 @@ def verify(
     before = [token for row, first in zip(proposed, last, strict=True) for token in (first, *row)]
     logits = NEXT[torch.tensor(before)]
     logits[list(broken)] = float("nan")
-    step, verifier = verifying(slots, proposed), Verifier(slots, mode, BitmaskBuffer(1, VOCAB, slots.device))
-    verifier.begin(step)
-    return verifier.verify(step, logits).result()
+    step, own = verifying(slots, proposed), verifier(slots, mode)
+    own.begin(step)
+    return own.verify(step, logits).result()
 
 
 def rows_of(result: Result) -> list[list[int]]:
@@ -127,16 +138,27 @@ def pairs_of_few(**sampling: Any) -> tuple[Tensor, Tensor]:
         return pairs(guess(2), **sampling)
 
 
+def plant_wrong_gains(by: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: each row gains so many tokens more than it should, as far as it has positions."""
+
+    def wrong(*given: Any) -> None:
+        tokens, _, _, ends, slots, length, last, drawn, _, counts = given
+        reference.verify_drafts(*given)
+        first = torch.cat((ends.new_zeros(1), ends[:-1]))
+        gained = (counts + by).clamp(torch.ones_like(counts), ends - first)
+        last[slots[first]] = tokens[first + gained - 1]
+        for column in (length, drawn):
+            column[slots[first]] += gained - counts
+        counts.copy_(gained)
+
+    monkeypatch.setattr(reference, "_wrong", wrong, raising=False)
+    monkeypatch.setitem(KERNELS, ("verify_drafts", "cpu"), f"{reference.__name__}:_wrong")
+
+
 @pytest.mark.parametrize("bug", [1, -1])
 def test_one_draft_too_many_or_few_is_noticed(bug: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted bug: a rejected draft's place is taken as accepted; and its mirror image, which loses tokens."""
-    right = Verified.gains
-
-    def wrong(self: Verified, drafts: StepDrafts) -> Any:
-        gained, failed = right(self, drafts)
-        return np.clip(gained + bug, 1, drafts.counts + 1), failed
-
-    monkeypatch.setattr(verification.Verified, "gains", wrong)
+    """A rejected draft's place is taken as accepted; and its mirror image, which loses tokens."""
+    plant_wrong_gains(bug, monkeypatch)
     with pytest.raises(AssertionError):
         test_a_step_gains_what_steps_without_drafts_gain({})
     if bug > 0:

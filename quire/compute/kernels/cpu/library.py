@@ -66,6 +66,8 @@ INDEX_SIGNATURES: dict[str, tuple[type, ...]] = {
     "gather_rows": (_P, _I, _P, _P, _I, _P, _P),
     "choose_frequencies": (_P, _I, _P, _I, _I, _P),
     "grow_frequencies": (_P, _I, _F, _F, _I, _I, _P),
+    "position_columns": (_P, _P, _I, *[_P] * 12),
+    "verify_drafts": (*[_P] * 5, _I, *[_P] * 4, _I, _P),
 }
 """The argument types of kernels that work on indices and whole rows, which are compiled once, for all dtypes."""
 Arguments = tuple[float | None, ...]

@@ -83,13 +83,12 @@ def position_columns(slots: Tensor, offsets: Tensor, asked: SamplingColumns, out
     out.drawn.add_(offsets)
 
 
-def keep_drafts(
+def verify_drafts(
     tokens: Tensor,
     faults: Tensor,
     next_drafts: Tensor,
     ends: Tensor,
     slots: Tensor,
-    most: int,
     length: Tensor,
     last: Tensor,
     drawn: Tensor,
@@ -104,17 +103,16 @@ def keep_drafts(
         next_drafts: [positions] int64, the draft that stands behind each; below 0: none does, as behind a row's last.
         ends: [rows] int64, where each row's positions end; nothing becomes of rows that have none.
         slots: [positions] int64, each slot in one row.
-        most: Drafts of the row that has most.
         length, last, drawn: [slots] int64, columns of the slot table, changed. `length` has moved by all positions.
-        recent: [slots, width] int64, the last tokens of each slot, changed: those that are gained follow.
+        recent: [slots, width] int64, the last tokens of each slot, changed: those that are gained follow. No row has
+            more than `width` positions.
         counts: [rows] int64, out: how many each gains.
     """
-    assert most >= 0
     first = torch.cat((ends.new_zeros(1), ends[:-1]))
     some = ends > first
     first, ends = first[some], ends[some]
     place, goes_on = first.clone(), torch.ones_like(first, dtype=torch.bool)
-    for _ in range(most):
+    for _ in range(recent.shape[1] - 1):
         goes_on &= (tokens[place] == next_drafts[place]) & (faults[place] == 0)
         place = torch.where(goes_on, place + 1, place)
     own, gained = slots[first], place - first + 1

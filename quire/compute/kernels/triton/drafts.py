@@ -50,14 +50,14 @@ def position_columns(slots: Tensor, offsets: Tensor, asked: SamplingColumns, out
     _position_columns[(cdiv(len(slots), _BLOCK),)](slots, offsets, *asked, *out, len(slots), **options)
 
 
-def keep_drafts(
-    tokens: Tensor, faults: Tensor, next_drafts: Tensor, ends: Tensor, slots: Tensor, most: int, length: Tensor,
-    last: Tensor, drawn: Tensor, recent: Tensor, counts: Tensor,
+def verify_drafts(
+    tokens: Tensor, faults: Tensor, next_drafts: Tensor, ends: Tensor, slots: Tensor, length: Tensor, last: Tensor,
+    drawn: Tensor, recent: Tensor, counts: Tensor,
 ) -> None:  # fmt: skip
     """Arguments as in reference/drafts.py; all are contiguous."""
     options = _options(slots.device)
-    _keep_drafts[(cdiv(len(ends), _BLOCK),)](
-        tokens, faults, next_drafts, ends, slots, len(ends), most, length, last, drawn, recent, recent.shape[1], counts,
+    _verify_drafts[(cdiv(len(ends), _BLOCK),)](
+        tokens, faults, next_drafts, ends, slots, len(ends), length, last, drawn, recent, recent.shape[1], counts,
         **options,
     )  # fmt: skip
 
@@ -145,13 +145,13 @@ def _note_drafts(slots, last, drawn, drawn_before, drafts, width, rows, BLOCK: t
 
 @fast_launch
 @triton.jit(
-    do_not_specialize=["rows", "most", "width"],
+    do_not_specialize=["rows", "width"],
     do_not_specialize_on_alignment=[
         "tokens", "faults", "next_drafts", "ends", "slots", "length", "last", "drawn", "recent", "counts",
     ],
 )  # fmt: skip
-def _keep_drafts(
-    tokens, faults, next_drafts, ends, slots, rows, most, length, last, drawn, recent, width, counts,
+def _verify_drafts(
+    tokens, faults, next_drafts, ends, slots, rows, length, last, drawn, recent, width, counts,
     BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """A row a lane: it goes on as long as what was sampled is the draft behind it."""
@@ -163,7 +163,7 @@ def _keep_drafts(
     end = tl.load(ends + row, inside, 0)
     inside = inside & (end > first)
     place, goes_on = first, inside
-    for _ in range(most):
+    for _ in range(width - 1):
         token, draft = tl.load(tokens + place, goes_on, 0), tl.load(next_drafts + place, goes_on, -1)
         goes_on = goes_on & (token == draft) & (tl.load(faults + place, goes_on, 1) == 0)
         place = tl.where(goes_on, place + 1, place)

@@ -13,43 +13,125 @@ few are tried together, and the first does not count.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.compute.attention.metadata import IntArray
-from quire.runtime.worker.speculation.step_times import DraftingTimes, StepTimes
 
 FloatArray = npt.NDArray[np.float64]
 FIRST_GUESS = 0.7
 """Acceptance before anything is known."""
 _MARGIN = 1.03
 """Drafts must bring so many times the tokens a millisecond that there are without."""
-_BASELINE_STEPS = 100
-"""With drafts, a few in so many steps have none, or more often where that loses little."""
-_BASELINE_LOSS = 0.005
-"""The share of the time that steps without drafts may cost, at most, where others have some."""
-_FEWEST_BASELINE_STEPS = 30
 _BASELINE_RUN = 3
 """Steps without drafts that come together: the first one finds the draft model in the processor's caches."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024
-"""While steps have no drafts: how many pass before some are tried, at first and at most."""
-_LONGEST_PAUSE_AHEAD = 4096
-"""The longest pause on a device that drafts: there several steps try drafts together, and the first of them is
-slower."""
-_LOOK_EVERY = 16
-"""Without drafts, only one step in so many asks whether they would pay: asking takes time too."""
-_LOOK_EVERY_AHEAD = 64
-"""Takes the place of `_LOOK_EVERY` on a device that runs ahead of the host: there the host's time may be what a step
-takes."""
-_CHOSEN_FOR = 8
-"""Steps of the same rows that a choice holds for, on a device that drafts."""
+_BASELINE_STEPS = range(30, 101)
+"""How many steps with drafts pass before a run without: so many that it costs less than _BASELINE_LOSS."""
+_BASELINE_LOSS = 0.005
+"""A share of the time."""
+_FIRST_PAUSE = 32
+"""While steps have no drafts: how many pass before some are tried, at first. Each pause is twice the last one."""
 _TRIED_DRAFTS = 2
-_TRIED_RUN = 3
-"""Steps that try drafts together where the first one is slower."""
 _TRIED_MS = 0.2
 """The time that drafts which are tried are taken to save for each token, as a share of what a token takes without."""
+_PRIOR_SLOPE = 0.15
+"""Before more is known: each further token takes this share of the time of a step of one."""
+_EXACT = 8
+"""Steps of up to so many tokens are told apart; larger ones by powers of two."""
+_RATE_OF_TIMES = 0.1
+_OUTLIER = 1.5
+"""A time that differs from what is usual by more than this factor counts as this much: the machine was busy."""
+
+
+class Pace(NamedTuple):
+    """How often drafts are thought about.
+
+    Attributes:
+        look_every: While steps have no drafts, only one in so many asks whether they would pay: asking takes time too.
+        learn_every: While no guess would have been right either, only one in so many is learned from.
+        longest_pause: Steps that pass before some drafts are tried again, at most.
+        tried_run: Steps that try drafts together.
+        chosen_for: Steps of the same rows that a choice holds for.
+    """
+
+    look_every: int
+    learn_every: int
+    longest_pause: int = 1024
+    tried_run: int = 1
+    chosen_for: int = 1
+
+
+ON_HOST = Pace(look_every=16, learn_every=4)
+"""Where the host computes steps."""
+AHEAD = Pace(look_every=64, learn_every=16)
+"""On a device that runs ahead of the host: there the host's time may be what a step takes."""
+DEVICE_DRAFTS = AHEAD._replace(longest_pause=4096, tried_run=3, chosen_for=8)
+"""On a device that also drafts: there the first of several steps that try drafts is slower."""
+
+
+class StepTimes:
+    """Averages of how long steps take, by their tokens, and straight lines between them."""
+
+    def __init__(self) -> None:
+        self._sizes: list[float] = []  # ascending, of the buckets below
+        self._times: list[float] = []
+        self._buckets: list[int] = []
+        self._seen: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._sizes)
+
+    def learn(self, tokens: int, ms: float) -> None:
+        """Learn how long a step of this many tokens took."""
+        bucket = tokens if tokens <= _EXACT else _EXACT + (tokens - 1).bit_length()
+        at = bisect_left(self._buckets, bucket)
+        if at == len(self._buckets) or self._buckets[at] != bucket:
+            self._buckets.insert(at, bucket)
+            self._sizes.insert(at, tokens)
+            self._times.insert(at, ms)
+            self._seen.insert(at, 1)
+            return
+        self._seen[at] += 1
+        rate = max(_RATE_OF_TIMES, 1 / self._seen[at])
+        usual = self._times[at]
+        self._times[at] += rate * (min(max(ms, usual / _OUTLIER), usual * _OUTLIER) - usual)
+        self._sizes[at] += rate * (tokens - self._sizes[at])
+
+    def of(self, tokens: int) -> float:
+        """How many milliseconds a step of this many tokens takes; 0 while nothing is known."""
+        sizes, times = self._sizes, self._times
+        if not sizes:
+            return 0.0
+        at = bisect_left(sizes, tokens)
+        if 0 < at < len(sizes):
+            share = (tokens - sizes[at - 1]) / (sizes[at] - sizes[at - 1])
+            return times[at - 1] + share * (times[at] - times[at - 1])
+        at = min(at, len(sizes) - 1)
+        return times[at] * (1 + _PRIOR_SLOPE * (tokens - 1)) / (1 + _PRIOR_SLOPE * (sizes[at] - 1))
+
+
+class DraftingTimes:
+    """Averages of how long drafting takes, by number of drafts and rows."""
+
+    def __init__(self) -> None:
+        self._by_drafts: dict[int, StepTimes] = {}
+
+    def learn(self, drafts: int, rows: int, ms: float) -> None:
+        """Learn how long it took to draft this many tokens for each of this many rows."""
+        self._by_drafts.setdefault(drafts, StepTimes()).learn(rows, ms)
+
+    def of(self, drafts: int, rows: int) -> float:
+        """How many milliseconds drafting takes; 0 while nothing is known. A number of drafts that was not tried is
+        estimated from the nearest one that was; the first draft takes half as long again as another, since it is
+        preceded by what was sampled since the last ones."""
+        if not self._by_drafts:
+            return 0.0
+        nearest = min(self._by_drafts, key=lambda known: abs(known - drafts))
+        return self._by_drafts[nearest].of(rows) * (0.5 + drafts) / (0.5 + nearest)
 
 
 class Acceptance:
@@ -133,7 +215,7 @@ class DraftLengths:
     def __init__(self, waits: bool = False, *, settles: bool = False) -> None:
         self.steps, self.drafting = StepTimes(), DraftingTimes()
         self.alone = StepTimes() if waits else self.steps
-        self._look_every = _LOOK_EVERY_AHEAD if waits else _LOOK_EVERY
+        self.pace = DEVICE_DRAFTS if settles else AHEAD if waits else ON_HOST
         self.acceptance = Acceptance()
         self._since_baseline = _BASELINE_RUN  # steps since the last run of them has begun
         self._since_drafts = 0
@@ -147,30 +229,28 @@ class DraftLengths:
     def choose(self, tokens: int, slots: list[int], most: IntArray) -> Choice:
         """Choose the drafts of a step that has `tokens` without them, and whose rows of these slots may have up to
         `most` [rows] drafts."""
-        none = np.zeros_like(most)
+        none, choice = Choice(np.zeros_like(most)), None
         if not self.alone:
-            return Choice(none)  # a step without drafts comes first
-        choice = None
-        if self._trials_left:
-            self._trials_left -= 1
-            return self._trial(tokens, most)
-        if self._since_drafts % self._look_every == 0:
+            return none  # a step without drafts comes first
+        if not self._trials_left and self._since_drafts % self.pace.look_every == 0:
             choice = self._best_for_a_while(tokens, slots, most)
         if choice is None:
-            self._since_drafts += 1
-            if self._since_drafts <= self._pause:
-                return Choice(none)
-            longest = _LONGEST_PAUSE_AHEAD if self._settles else _LONGEST_PAUSE
-            self._since_drafts, self._pause = 1, min(2 * self._pause, longest)
-            self._trials_left = _TRIED_RUN - 1 if self._settles else 0
-            return self._trial(tokens, most)
+            if not self._trials_left:
+                self._since_drafts += 1
+                if self._since_drafts <= self._pause:
+                    return none
+                self._since_drafts, self._pause = 1, min(2 * self._pause, self.pace.longest_pause)
+                self._trials_left = self.pace.tried_run
+            self._trials_left -= 1
+            saved_ms = _TRIED_MS * self.alone.of(tokens) / len(most)
+            return Choice(np.minimum(most, _TRIED_DRAFTS), saved_ms)
         self._since_baseline += 1
         self._since_drafts, self._pause = 0, _FIRST_PAUSE
         gain = choice.saved_ms * len(slots) / self.alone.of(tokens)  # in shares of the time without
-        pause = max(_FEWEST_BASELINE_STEPS, _BASELINE_RUN * gain / _BASELINE_LOSS)
-        if self._since_baseline > min(_BASELINE_STEPS, pause):
+        pause = max(_BASELINE_STEPS.start, _BASELINE_RUN * gain / _BASELINE_LOSS)
+        if self._since_baseline > min(_BASELINE_STEPS[-1], pause):
             self._since_baseline = 0
-        return Choice(none) if self._since_baseline < _BASELINE_RUN else choice
+        return none if self._since_baseline < _BASELINE_RUN else choice
 
     def learn_step(self, tokens: int, ms: float, *, asked: bool) -> None:
         """Learn how long a step took, drafting left out. A step without drafts right behind one with some does not
@@ -195,7 +275,7 @@ class DraftLengths:
     def resting(self) -> int:
         """How many of the next steps surely have no drafts."""
         since = 0 if self._trials_left else self._since_drafts
-        return max(0, min(-since % self._look_every, self._pause - since)) if since else 0
+        return max(0, min(-since % self.pace.look_every, self._pause - since)) if since else 0
 
     def wake(self) -> None:
         """Let the next step that may have drafts ask whether they would pay."""
@@ -208,12 +288,9 @@ class DraftLengths:
             rates = np.array([self.acceptance.of(slot) for slot in slots])
             finds = np.array([self.acceptance.found(slot) for slot in slots])
             self._chosen = rows, self._best(tokens, rates, finds, most)
-            self._chosen_for = _CHOSEN_FOR if self._settles else 1
+            self._chosen_for = self.pace.chosen_for
         self._chosen_for -= 1
         return self._chosen[1]
-
-    def _trial(self, tokens: int, most: IntArray) -> Choice:
-        return Choice(np.minimum(most, _TRIED_DRAFTS), _TRIED_MS * self.alone.of(tokens) / len(most))
 
     def _best(self, tokens: int, rates: FloatArray, finds: FloatArray, most: IntArray) -> Choice | None:
         """The best number of drafts; None if that is 0."""

@@ -5,7 +5,7 @@ engine plans one set of block tables for both. Only a sequence that may have dra
 and then as far as it has grown since. Knows nothing about how drafts are verified.
 
 On a device that runs ahead, a sequence that has drafts in a step which still runs can have more behind it: the draft
-model reads what that step samples from the device, see `device_drafts.py`.
+model reads what that step samples from the device, see `draft_steps.py`.
 
 A head differs in three ways:
 
@@ -20,14 +20,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from quire.foundation.config.speculation import MAX_DRAFTS
 from quire.foundation.messages.workers import Admitted, Plan, Result
 from quire.planning.draft_model import DRAFT_TOKENS_A_STEP
-from quire.runtime.worker.speculation.draft_steps import Tokens, last_tokens
+from quire.runtime.worker.speculation.draft_steps import DraftSteps, Tokens, last_tokens
 from quire.runtime.worker.speculation.step_drafts import StepDrafts, named_drafts
 from quire.sampling_params import SamplingParams
 
@@ -35,36 +35,6 @@ _MAX_UNREAD = 256
 """Steps without drafts that are kept, at most, before sequences are told of them."""
 _FEW = 16
 """Up to this many tokens of a sequence are always read."""
-
-
-class DraftWorker(Protocol):
-    """A worker with the draft model.
-
-    Attributes:
-        follows: Whether it can go on behind a step of the model whose tokens are not known.
-    """
-
-    follows: bool
-
-    def change(self, plan: Plan) -> None:
-        """Make the changes of a plan without rows, without waiting for them."""
-        ...
-
-    def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int], recent: Tokens) -> None:
-        """Set slots to these lengths and numbers of sampled tokens, whatever they have computed and sampled beyond.
-        `recent` are all their tokens, or at least as many as a step of the model can bring, and one more."""
-        ...
-
-    def follow(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
-        """Let slots go on behind a step of the model that still runs. `lengths` are the most tokens that each may
-        have."""
-        ...
-
-    def draft(self, first: Plan, counts: Sequence[int], *, read: bool) -> Tokens | None:
-        """Draft `counts` tokens for the sampled rows of a step: the first is what the step samples, and each next one
-        follows from those before. Returns the drafts; None: there are as many, and they stay on the device, unless
-        `read` asks for them on the host."""
-        ...
 
 
 @dataclass
@@ -102,12 +72,12 @@ class _Row(NamedTuple):
     """A row that gets drafts, or only reads.
 
     Attributes:
-        slot: Its slot.
-        sequence: What that holds.
-        read: How many tokens are read.
-        drafts: How many it gets.
-        bound: How many tokens it may have, drafts left out.
-        place: Among the plan's sampled rows.
+        slot: The row's slot.
+        sequence: The slot's sequence.
+        read: How many tokens the draft model reads.
+        drafts: How many drafts the row gets.
+        bound: How many tokens the sequence may have, drafts left out.
+        place: The row's place among the plan's sampled rows.
         follows: Whether the step before still runs.
     """
 
@@ -132,18 +102,18 @@ class DraftModel:
     are found again, and what other sequences, swaps or copies have left in a block is computed anew.
 
     Args:
-        worker: Loaded, with as many slots and blocks as the model's.
-        group: Of the model's KV groups the one that looks back to the beginning.
+        steps: Of the draft model, which has as many slots and blocks as the model.
+        group: The model's KV group that looks back to the beginning.
         block_size: Tokens of a block.
         longest: Tokens of the longest sequence that the draft model can follow.
-        most_tokens: Of a step of the worker's.
-        max_drafts: Of a row.
+        most_tokens: Tokens of one of these steps, at most.
+        max_drafts: Drafts of a row, at most.
         is_head: Whether it is a head of the model.
     """
 
     def __init__(
         self,
-        worker: DraftWorker,
+        steps: DraftSteps,
         group: int,
         block_size: int,
         longest: int,
@@ -152,14 +122,14 @@ class DraftModel:
         *,
         is_head: bool = False,
     ) -> None:
-        self._worker = worker
+        self._steps = steps
         self._group = group
         self._block_size = block_size
         self._longest = longest
         self._max_tokens = min(DRAFT_TOKENS_A_STEP, most_tokens)
         self._max_drafts = max_drafts
         self._is_head = is_head
-        self.on_device = worker.follows
+        self.on_device = steps.followed is not None
         self._sequences: dict[int, _Sequence] = {}  # by slot
         self._written: dict[int, int] = {}  # by block
         self._changes = _Changes()
@@ -277,18 +247,18 @@ class DraftModel:
         every, inputs = [*rows, *behind], list[list[int]]()
         changes = self._changes.take()
         if changes is not None and changes.admitted:
-            self._worker.change(changes)
+            self._steps.change(changes)
             changes = None
         known, following = ([row for row in every if row.follows is follows] for follows in (False, True))
         if known:
-            self._worker.rewind(
+            self._steps.rewind(
                 [row.slot for row in known],
                 [row.sequence.computed for row in known],
                 [row.sequence.sampled for row in known],
                 [row.sequence.tokens for row in known],
             )
         if following:
-            self._worker.follow([row.slot for row in following], [row.start for row in following])
+            self._steps.follow([row.slot for row in following], [row.start for row in following])
         for row in every:
             sequence, computed = row.sequence, row.sequence.computed
             if row.follows:
@@ -301,7 +271,7 @@ class DraftModel:
         room = min((self._longest - row.bound for row in rows), default=0)  # all rows go as far as the longest one
         counts = [min(row.drafts, room) for row in rows]
         first = _first_step([row.slot for row in every], inputs, len(rows), changes)
-        found = self._worker.draft(first, counts, read=bool(plan.masked))
+        found = self._steps.draft(first, counts, read=bool(plan.masked))
         if found is not None:
             counts = list(map(len, found))
         for row, count in zip(rows, counts, strict=True):
@@ -324,8 +294,8 @@ class DraftModel:
         return {target for _, target in plan.copies} | {device for _, device in plan.swap_in}
 
     def _forget_written(self, sequence: _Sequence, end: int) -> None:
-        """Forget what those blocks hold that will change: from the first one that is not computed in full up to the
-        token `end`."""
+        """Forget what the blocks hold that will change: from the first one that is not computed in full up to the token
+        `end`."""
         for index in range(sequence.computed // self._block_size, -(-end // self._block_size)):
             if (block := sequence.blocks.get(index)) is not None:
                 self._written.pop(block, None)
@@ -342,7 +312,7 @@ class DraftModel:
             sequence.computed += size
 
     def _note_written(self, sequence: _Sequence) -> None:
-        """Note what those blocks hold that are full now."""
+        """Note what the blocks hold that have become full."""
         size, keys = self._block_size, sequence.keys
         while (len(keys) + 1) * size <= sequence.computed:
             index = len(keys)

@@ -1,12 +1,12 @@
 """The drafter of some settings, and those that look drafts up in texts.
 
-Their indices lie on the host, which must know all tokens: on a device that runs ahead of it, see `drafts_ahead.py`.
+Their indices lie on the host, which must know all tokens: on a device that runs ahead of it, see `adaptive.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from quire.foundation.config import Config
 from quire.foundation.config.speculation import Speculation
@@ -17,8 +17,8 @@ from quire.planning.step_limits import StepLimits
 from quire.runtime.worker.kv_tensors import whole_group
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.draft_model import DraftModel
-from quire.runtime.worker.speculation.draft_steps import DraftSteps, DraftStepsAhead
-from quire.runtime.worker.speculation.step_drafts import Drafter, StepDrafts
+from quire.runtime.worker.speculation.draft_steps import DraftSteps
+from quire.runtime.worker.speculation.step_drafts import StepDrafts
 from quire.scheduling.speculation.ngram_index import NgramIndex
 from quire.scheduling.speculation.suffix_index import PastOutputs, SuffixIndex
 
@@ -32,6 +32,42 @@ _TOKENS_A_GUESS = 256
 """Tokens of one slot's sequence that are read for a guess, where nobody has asked for drafts."""
 Index = NgramIndex | SuffixIndex
 """A sequence's tokens, and what may follow them."""
+
+
+class Drafter(Protocol):
+    """Proposes draft tokens for slots. It hears of every step."""
+
+    @property
+    def on_device(self) -> bool:
+        """Whether drafting is only launched, so that its time is the step's."""
+        ...
+
+    @property
+    def read(self) -> int:
+        """How many known tokens it had to read for what it proposed last."""
+        ...
+
+    def begin(self, plan: Plan) -> None:
+        """Take in a plan's new owners of slots, with all their tokens, and its changes of block tables."""
+        ...
+
+    def follows(self, plan: Plan) -> bool:
+        """Whether it can propose drafts for this plan, the next one, while the step before still runs."""
+        ...
+
+    def propose(self, plan: Plan, max_read: int) -> StepDrafts:
+        """Propose drafts for a plan that has begun: up to as many as it says for each sampled row. A sequence of which
+        more than `max_read` tokens would have to be read first gets none, if reading takes long."""
+        ...
+
+    def record(self, plan: Plan, result: Result) -> None:
+        """Take in what the plan's rows gained."""
+        ...
+
+    def first_guess(self, slot: int) -> list[int] | None:
+        """The token that it would propose first for a slot, in a list that is empty if it would propose none; None:
+        finding it would take too long."""
+        ...
 
 
 class LookupDrafter:
@@ -86,21 +122,15 @@ class LookupDrafter:
         return index.propose(1)
 
 
-def ngram_drafter(speculation: Speculation) -> LookupDrafter:
-    """A drafter that proposes what followed the last tokens earlier in the same sequence."""
-    longest, shortest = speculation.lookup_max, speculation.lookup_min
-    return LookupDrafter(lambda owner: NgramIndex(owner.history, longest, shortest))
-
-
-def suffix_drafter(speculation: Speculation) -> LookupDrafter:
-    """A drafter that proposes what followed the last tokens most often, in the same sequence and in other requests'
-    outputs."""
+def _lookup_drafter(speculation: Speculation) -> LookupDrafter:
+    """A drafter that proposes what followed the last tokens: earlier in the same sequence (`ngram`), or most often, in
+    the same sequence and in other requests' outputs (`suffix`)."""
+    if speculation.method == "ngram":
+        longest, shortest = speculation.lookup_max, speculation.lookup_min
+        return LookupDrafter(lambda owner: NgramIndex(owner.history, longest, shortest))
     options = speculation.suffix
     past = PastOutputs(options.cached_requests)
     return LookupDrafter(lambda owner: SuffixIndex(owner.history, options, past, owner.cache_salt))
-
-
-_LOOKUP = {"ngram": ngram_drafter, "suffix": suffix_drafter}
 
 
 def build_drafter(
@@ -125,8 +155,8 @@ def build_drafter(
     speculation = config.speculation.speculation
     if speculation is None:
         return None
-    if speculation.method in _LOOKUP:
-        return _LOOKUP[speculation.method](speculation)
+    if speculation.method in ("ngram", "suffix"):
+        return _lookup_drafter(speculation)
     group = whole_group(spec)
     limits, draft = StepLimits.of(config), read_spec(speculation.model)
     tokens = limits.tokens
@@ -139,6 +169,5 @@ def build_drafter(
     )  # fmt: skip
     is_head = draft.head is not None  # its RoPE goes as far as the model's, whatever it was trained on
     longest = limits.length if is_head else min(limits.length, draft.max_model_len)
-    runner = load(own)
-    steps = DraftSteps(runner) if followed is None else DraftStepsAhead(runner, followed)
+    steps = DraftSteps(load(own), followed)
     return DraftModel(steps, group, config.cache.block_size, longest, tokens, speculation.tokens, is_head=is_head)

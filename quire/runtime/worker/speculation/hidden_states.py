@@ -37,13 +37,13 @@ Embed = Callable[[Tensor, Positions], Stream]
 
 
 class StateRows:
-    """The tensor that holds states: a row for each token of the KV blocks, and one for each slot.
+    """The tensor that holds states: a row for each token of the KV blocks, and a row for each slot.
 
     Args:
         blocks: KV blocks, the dummy not counted.
         block_size: Tokens of a block.
         slots: The dummy's included.
-        width: Of a state.
+        width: Width of a state.
         options: The device and dtype of states.
 
     Attributes:

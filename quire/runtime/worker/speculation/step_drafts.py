@@ -1,23 +1,21 @@
-"""The draft tokens of one step, and who proposes them."""
+"""The draft tokens of one step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from quire.compute.attention.metadata import IntArray
 from quire.compute.kernels.reference.drafts import FIRST_NAMED
-from quire.foundation.messages.workers import Plan, Result
+from quire.foundation.messages.workers import Plan
 
 NO_DRAFT = -1
 """In place of a draft token: behind the last one of a row there is none."""
-UNLIMITED = 2**30
-"""Tokens that may be read."""
 Column = TypeVar("Column", Tensor, IntArray)
 
 
@@ -134,39 +132,3 @@ def padded_columns(drafts: StepDrafts | None, positions: int, rows: int) -> Draf
         offsets[: len(own.offsets)], next_drafts[: len(own.offsets)] = own.offsets, own.next_drafts
         ends[: len(own.ends)], ends[len(own.ends) :] = own.ends, own.ends[-1]
     return DraftColumns(offsets, next_drafts, ends)
-
-
-class Drafter(Protocol):
-    """Proposes draft tokens for slots. It hears of every step."""
-
-    @property
-    def on_device(self) -> bool:
-        """Whether drafting is only launched, so that its time is the step's."""
-        ...
-
-    @property
-    def read(self) -> int:
-        """How many known tokens it had to read for what it proposed last."""
-        ...
-
-    def begin(self, plan: Plan) -> None:
-        """Take in a plan's new owners of slots, with all their tokens, and its changes of block tables."""
-        ...
-
-    def follows(self, plan: Plan) -> bool:
-        """Whether it can propose drafts for this plan, the next one, while the step before still runs."""
-        ...
-
-    def propose(self, plan: Plan, max_read: int) -> StepDrafts:
-        """Propose drafts for a plan that has begun: up to as many as it says for each sampled row. A sequence of which
-        more than `max_read` tokens would have to be read first gets none, if reading takes long."""
-        ...
-
-    def record(self, plan: Plan, result: Result) -> None:
-        """Take in what the plan's rows gained."""
-        ...
-
-    def first_guess(self, slot: int) -> list[int] | None:
-        """The token that it would propose first for a slot, in a list that is empty if it would propose none; None:
-        finding it would take too long."""
-        ...

@@ -8,14 +8,16 @@ probability that the model gives it, which for a draft without alternatives is a
 Kalman, Matias 2023) reaches. Samplers that share random numbers in this way are studied by Daliri, Musco, Suresh 2024,
 "Coupling without Communication and Drafter-Invariant Speculative Decoding".
 
-The host decides here, so this serves devices whose steps the host computes; `device_verification.py` serves others.
+The op `verify_drafts` decides, so nothing here waits for a device that runs ahead of the host: the next step can be
+launched behind it. The host reads how many tokens each row gains once they are there; it need not know the drafts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,50 +26,304 @@ from torch import Tensor
 
 from quire.compute.attention.metadata import IntArray
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference.sample import SamplingColumns
+from quire.compute.kernels.reference.sample import UNSOUND, SamplingColumns, SamplingThresholds, apply_thresholds
 from quire.foundation.messages.workers import Result, TokenBitmasks, TokenLogprobs
 from quire.runtime.worker.host_memory import upload
 from quire.runtime.worker.sampling.logprobs import LogprobsMode
-from quire.runtime.worker.sampling.sampled_outputs import REFUSALS, errors_of
+from quire.runtime.worker.sampling.sampled_outputs import REFUSALS, SampledOutputs, errors_of
 from quire.runtime.worker.sampling.sampler import columns_of, sample
 from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.runtime.worker.slot_table import SlotTable
-from quire.runtime.worker.speculation.step_drafts import StepDrafts
+from quire.runtime.worker.speculation.step_drafts import DraftColumns, StepDrafts, draft_columns
 from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
+from quire.runtime.worker.staging_buffer import to_device_memory
 from quire.runtime.worker.step import Step
 from quire.runtime.worker.step_handle import MaskedStepHandle, StepHandle
 
+_NONE = np.zeros(0, dtype=np.int64)
 
-@dataclass(frozen=True)
-class Verified:
-    """What was sampled at the positions that were reached: those behind a row's first rejected draft were not.
+
+class _Changed(NamedTuple):
+    """What the host knows of positions whose logits were changed before they were sampled.
 
     Attributes:
-        tokens: [positions] int64.
-        faults: [positions] int8.
-        broken: See Sampled.
-        transformed: Positions whose logits were changed.
-        scores: [positions, vocab] what tokens were sampled from, if it is reported.
+        positions: Which these are.
+        broken: What went wrong in logits processors, by position.
     """
 
-    tokens: IntArray
-    faults: npt.NDArray[np.int8]
+    positions: set[int]
     broken: dict[int, str]
-    transformed: set[int]
-    scores: Tensor | None
 
-    def gains(self, drafts: StepDrafts) -> tuple[IntArray, Mapping[int, str]]:
-        """How many tokens each sampled row gains, and what went wrong by sampled row: such a row gains none."""
-        stays = (self.tokens == drafts.next_drafts) & (self.faults == 0)
-        stays[list(self.broken)] = False
-        ends = (~stays).nonzero()[0]
-        gained: IntArray = ends[np.searchsorted(ends, drafts.first_positions)] - drafts.first_positions + 1
-        return gained, self.failed(drafts, gained)
 
-    def failed(self, drafts: StepDrafts, gained: IntArray) -> Mapping[int, str]:
+class Verifier:
+    """Verifies drafts for the slots of a table.
+
+    Args:
+        slots: The table.
+        most: Positions of a step, at most.
+        mode: What is reported.
+        bitmasks: Where masks of a step are kept.
+        outputs: Where sampling leaves tokens and faults, and behind the tokens there is room for a number a row.
+        synthetic: Decides in place of the model which drafts stay; None: the model does. Steps with masks have none.
+        runs_ahead: Whether steps are only launched, and graphs of short ones verify.
+    """
+
+    def __init__(
+        self,
+        slots: SlotTable,
+        most: int,
+        mode: LogprobsMode,
+        bitmasks: BitmaskBuffer,
+        outputs: SampledOutputs,
+        synthetic: SyntheticAcceptance | None = None,
+        *,
+        runs_ahead: bool = False,
+    ) -> None:
+        self._slots = slots
+        self._on_cpu = slots.device.type == "cpu"
+        self._mode: LogprobsMode = mode
+        self._bitmasks = bitmasks
+        self._outputs = outputs
+        self._synthetic = synthetic
+        self._runs_ahead = runs_ahead
+        self._asked = SamplingColumns(*(column.new_empty(most) for column in columns_of(slots)))
+        self._positions = torch.arange(most, device=slots.device)
+        self._look_up_tokens = kernel("look_up_tokens", slots.device.type)
+        self._position_columns = kernel("position_columns", slots.device.type)
+        self._verify_drafts = kernel("verify_drafts", slots.device.type)
+        self._sample = kernel("sample", slots.device.type)
+
+    def warm_up(self, logits: Tensor) -> None:
+        """Run what verifies the logits [positions, vocab], which are the dummy's."""
+        slots = torch.full((len(logits),), self._slots.dummy, dtype=torch.int64, device=logits.device)
+        zeros = torch.zeros_like(slots)
+        columns = DraftColumns(zeros, zeros - 1, zeros[:1])
+        self._look_up(slots, columns)
+        self._sample_all(logits, slots, columns, keep_scores=self._mode.startswith("processed"))
+        self._move_slots(slots, columns)
+        self._slots.init_dummy()
+
+    def verify_at_once(self, logits: Tensor, slots: Tensor, drafts: DraftColumns[Tensor]) -> None:
+        """Sample all positions, and move the slots' lengths, last tokens and counters to what stays: by the slots'
+        sampling parameters alone. Nothing is decided on the host, so a graph can capture this.
+
+        Args:
+            logits: [positions, vocab].
+            slots: [positions] int64.
+            drafts: Changed: those that only the device knows are put in place of what names them.
+        """
+        self._look_up(slots, drafts)
+        self._sample_all(logits, slots, drafts)
+        self._move_slots(slots, drafts)
+        self._outputs.send()
+
+    def begin(self, step: Step) -> None:
+        """Decide how the step verifies, and what is reported of its tokens.
+
+        Where the host computes, a step stops at its logits. On a device that runs ahead, the graph of a short step
+        verifies, if that needs nothing of the host; any other step samples for the dummy in place of all positions,
+        which are verified behind it.
+        """
+        step.logprobs = self._slots.host.logprobs_request(step.slots, self._mode)
+        step.stops_at_logits = not self._runs_ahead
+        may = self._runs_ahead and step.shape is not None and step.shape.is_short
+        step.verified_by_graph = may and not self._needs_host(step)
+        if not step.verified_by_graph:
+            step.late, step.masked = np.arange(len(step.slots)), step.host.masked
+
+    def _needs_host(self, step: Step) -> bool:
+        """Whether the step's tokens depend on more than the slots' sampling parameters, or are reported as they are
+        sampled."""
+        given = len(step.host.masked) > 0 or self._synthetic is not None or step.keeps_scores
+        return given or self._slots.transforms.any_active(step.slots)
+
+    def verify(self, step: Step, logits: Tensor) -> StepHandle:
+        """Sample, and move the slots' lengths, last tokens and counters to what stays; now, or once bitmasks are there.
+        Of a step that its graph has verified, launch the reports alone.
+
+        Args:
+            step: What `begin` was told. On a device that runs ahead of the host, rows with logits transforms have no
+                drafts: what a transform changes depends on tokens before it, which only the device knows.
+            logits: [positions, vocab], or more with padding.
+        """
+        rows, positions = len(step.drafts.counts), len(step.slots)
+        if step.verified_by_graph:
+            assert step.shape is not None
+            return self._report(step, logits, step.shape.sampled, _Changed(set(), {}))
+        columns = step.late_columns
+        if columns is None:  # where the host computes
+            columns = torch.from_numpy(np.concatenate((step.slots, *draft_columns(step.drafts))))
+        slots, *others = torch.split(to_device_memory(columns), [positions] * 3 + [rows])
+        drafts, logits = DraftColumns(*others), logits[:positions]
+        if step.drafts.on_device:
+            self._look_up(slots, drafts)
+        if not len(step.masked):
+            return self._finish(step, logits, logits, slots, drafts)
+
+        def finish(masks: TokenBitmasks) -> StepHandle:
+            assert masks.step == step.number, f"bitmasks of step {masks.step}, expected those of {step.number}"
+            masked = _with_bitmasks(step, masks)
+            reached = drafts._replace(next_drafts=upload(masked.drafts.next_drafts, logits.device))
+            with torch.inference_mode():
+                own = logits.clone()  # log probabilities are reported of what no mask has changed
+                self._bitmasks.apply(own, upload(masked.masked, logits.device), masks.bits)
+                return self._finish(masked, logits, own, slots, reached)
+
+        return MaskedStepHandle(finish, step.timer.wait)
+
+    def _finish(
+        self, step: Step, logits: Tensor, own: Tensor, slots: Tensor, drafts: DraftColumns[Tensor]
+    ) -> StepHandle:
+        """Sample and report a step. `own` is what is sampled from: `logits`, less what bitmasks forbid."""
+        anew = self._slots.transforms.are_active(step.slots)
+        if step.keeps_scores and self._on_cpu:  # scores take long: only those of positions that are reached are made
+            anew[:] = True
+        scores = self._sample_all(own, slots, drafts, anew.nonzero()[0], keep_scores=step.keeps_scores)
+        self._falsify(step, drafts, slice(len(slots)))
+        changed = self._sample_anew(anew, step, own, scores, slots, drafts)
+        self._move_slots(slots, drafts)
+        self._outputs.send()
+        return self._report(step, logits if scores is None else scores, len(slots), changed)
+
+    def _look_up(self, slots: Tensor, drafts: DraftColumns[Tensor]) -> None:
+        """Put drafts that only the device knows in place of what names them."""
+        self._look_up_tokens(drafts.next_drafts, slots, self._slots.drafts, drafts.next_drafts)
+
+    def _sample_all(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        drafts: DraftColumns[Tensor],
+        anew: IntArray = _NONE,
+        *,
+        keep_scores: bool = False,
+    ) -> Tensor | None:
+        """Sample each position by its slot's parameters, and by the counter that its token has; returns [positions,
+        vocab] scores, if they are kept. What is found at positions that are sampled `anew` afterwards means nothing."""
+        number = len(slots)
+        tokens, faults = self._outputs.tokens[:number], self._outputs.faults[:number]
+        if len(anew) == number:
+            tokens.zero_()
+            faults.zero_()
+            return torch.empty_like(logits, dtype=torch.float32) if keep_scores else None
+        asked = SamplingColumns(*(column[:number] for column in self._asked))
+        self._position_columns(slots, drafts.offsets, columns_of(self._slots), asked)
+        if len(anew):
+            asked.temperature.index_fill_(0, upload(anew, slots.device), 0.0)  # which takes least
+        thresholds = None
+        if keep_scores:
+            thresholds = SamplingThresholds(torch.empty_like(asked.temperature), torch.empty_like(slots))
+        self._sample(logits, self._positions[:number], asked, tokens, faults, thresholds=thresholds)
+        return None if thresholds is None else apply_thresholds(logits, asked.temperature, thresholds)
+
+    def _sample_anew(
+        self,
+        anew: npt.NDArray[np.bool_],
+        step: Step,
+        logits: Tensor,
+        scores: Tensor | None,
+        slots: Tensor,
+        drafts: DraftColumns[Tensor],
+    ) -> _Changed:
+        """Sample the rows of these positions with logits transforms. These go by the tokens before, so the rows' first
+        positions come first, then the second ones of those whose first draft stays, and so on."""
+        table, outputs = self._slots, self._outputs
+        first = step.drafts.first_positions
+        rows = anew[first].nonzero()[0]
+        changed = _Changed(set(step.masked.tolist()), {})
+        places, goes_on = first[rows], bool(step.drafts.counts[rows].any())
+        before = table.num_sampled.clone() if goes_on else None
+        while len(places):
+            at = upload(places, logits.device)
+            where = slots.index_select(0, at)
+            found = sample(
+                logits.index_select(0, at), step.slots[places], table, keep_scores=scores is not None,
+                device_slots=where,
+            )  # fmt: skip
+            outputs.tokens.index_copy_(0, at, found.tokens)
+            outputs.faults.index_copy_(0, at, found.faults)
+            if scores is not None and found.scores is not None:
+                scores.index_copy_(0, at, found.scores)
+            changed.positions.update(places[list(found.transformed)].tolist())
+            changed.broken.update({int(places[row]): text for row, text in found.broken.items()})
+            if found.broken:  # no draft stays behind one
+                outputs.faults.index_fill_(0, at[upload(list(found.broken), logits.device)], UNSOUND)
+            if not goes_on:
+                break
+            self._falsify(step, drafts, at)
+            table.num_sampled.index_add_(0, where, torch.ones_like(where))
+            stays = (outputs.tokens[at] == drafts.next_drafts[at]) & (outputs.faults[at] == 0)
+            places = places[stays.numpy()] + 1
+        if before is not None:
+            table.num_sampled.copy_(before)
+        return changed
+
+    def _falsify(self, step: Step, drafts: DraftColumns[Tensor], at: Tensor | slice) -> None:
+        """Let random numbers decide which drafts stay at these positions, if they do so in place of the model."""
+        if self._synthetic is None or len(step.masked):
+            return
+        tokens = self._outputs.tokens[at]
+        self._synthetic.falsify(tokens, drafts.next_drafts[at], drafts.offsets[at])
+        self._outputs.tokens[at] = tokens
+
+    def _move_slots(self, slots: Tensor, drafts: DraftColumns[Tensor]) -> None:
+        """Move the slots, which have moved by all drafts before, back to what the rows gain."""
+        table, outputs = self._slots, self._outputs
+        self._verify_drafts(
+            outputs.tokens, outputs.faults, drafts.next_drafts, drafts.ends, slots, table.length, table.last_token,
+            table.num_sampled, table.recent, outputs.tokens[len(slots) :][: len(drafts.ends)],
+        )  # fmt: skip
+
+    def _report(self, step: Step, scores: Tensor, positions: int, changed: _Changed) -> StepHandle:
+        """Launch the reports of a step of which `positions` were sampled, padding included."""
+        number, owners, request = len(step.slots), self._slots.host.owners[step.slots], step.logprobs
+        tokens, faults = self._outputs.on_host()
+        gained = tokens[positions : positions + len(step.drafts.counts)]
+        at, scores, sampled = np.arange(number), scores[:number], self._outputs.tokens[:number]
+        if request is not None and self._on_cpu:  # which positions stay is known already
+            at = _kept(step.drafts, gained)
+            request = self._slots.host.logprobs_request(step.slots[at], self._mode)
+            scores, sampled = scores[torch.from_numpy(at)], sampled[torch.from_numpy(at)]
+        reported = request.launch(scores, sampled) if request else None
+
+        def logprobs() -> dict[int, TokenLogprobs | None]:
+            if request is None or reported is None:
+                return {}
+            return dict(zip(at.tolist(), request.collect(reported), strict=True))
+
+        outputs = tokens[:number], faults[:number], gained
+        return step.timer.stop(partial(self._result, step, outputs, changed, owners, logprobs))
+
+    def _result(
+        self,
+        step: Step,
+        outputs: tuple[IntArray, npt.NDArray[np.int8], IntArray],
+        changed: _Changed,
+        owners: IntArray,
+        logprobs: Callable[[], dict[int, TokenLogprobs | None]],
+        device_ms: float,
+    ) -> Result:
+        """The step's result; `outputs` are tokens, faults, and how many tokens each row gains."""
+        drafts, host = step.drafts, self._slots.host
+        tokens, faults, gained = outputs[0], outputs[1], outputs[2].copy()
+        failed = self._failed(drafts, faults, changed, gained)
+        same = (host.owners[step.slots] == owners)[drafts.first_positions]
+        unused = drafts.counts + 1 - np.maximum(gained, 1)
+        host.max_lengths[step.slots[drafts.first_positions]] -= np.where(same, unused, 0)
+        kept, entries = _kept(drafts, gained), logprobs()
+        return Result(
+            step.number, gained.tolist(), tokens[kept].tolist(),
+            [entries[at] for at in kept.tolist()] if entries else [], list(failed.items()), device_ms,
+            step.prompts.collect() if step.prompts else [], drafted=drafts.counts.tolist(),
+            refused=[row for row, text in failed.items() if text in REFUSALS],
+        )  # fmt: skip
+
+    def _failed(
+        self, drafts: StepDrafts, faults: npt.NDArray[np.int8], changed: _Changed, gained: IntArray
+    ) -> Mapping[int, str]:
         """What went wrong at the last token that a row gains, by sampled row. Such a row gains none: its entry in
         `gained` [sampled rows] is set to 0."""
-        errors = errors_of(self.faults, self.broken, self.transformed)
+        errors = errors_of(faults, changed.broken, changed.positions)
         if not errors:
             return {}
         last = drafts.first_positions + gained - 1
@@ -76,179 +332,16 @@ class Verified:
         return failed
 
 
-class Verifier:
-    """Verifies drafts for the slots of a table.
-
-    Args:
-        slots: The table.
-        mode: What is reported.
-        bitmasks: Where masks of a step are kept.
-        synthetic: Decides in place of the model which drafts stay; None: the model does. Steps with masks have none.
-    """
-
-    def __init__(
-        self,
-        slots: SlotTable,
-        mode: LogprobsMode,
-        bitmasks: BitmaskBuffer,
-        synthetic: SyntheticAcceptance | None = None,
-    ) -> None:
-        self._slots = slots
-        self._mode: LogprobsMode = mode
-        self._bitmasks = bitmasks
-        self._synthetic = synthetic
-        self._sample = kernel("sample", slots.device.type)
-
-    def begin(self, step: Step) -> None:
-        """Decide that the step stops at its logits, and what is reported of its tokens."""
-        step.stops_at_logits = True
-        step.late, step.masked = np.arange(len(step.slots)), step.host.masked
-        step.logprobs = self._slots.host.logprobs_request(step.slots, self._mode)
-
-    def verify(self, step: Step, logits: Tensor) -> StepHandle:
-        """Sample, and move the slots' lengths, last tokens and counters to what stays; now, or once bitmasks are there.
-
-        Args:
-            step: What `begin` was told.
-            logits: [positions, vocab].
-        """
-        if not len(step.masked):
-            return self._finish(step, logits, logits)
-        return behind_bitmasks(step, logits, self._bitmasks, lambda masked, own: self._finish(masked, logits, own))
-
-    def _finish(self, step: Step, logits: Tensor, own: Tensor) -> StepHandle:
-        """Verify and report a step. `own` is what is sampled from: `logits`, less what bitmasks forbid."""
-        verified = self._verify(step, own)
-        gained, failed = verified.gains(step.drafts)
-        self._move_slots(step.drafts, step.slots, verified.tokens, gained)
-        drafts = step.drafts
-        kept = (drafts.offsets < gained[drafts.row_of_position]).nonzero()[0]
-        scores = logits if verified.scores is None else verified.scores
-        logprobs = self._logprobs(scores, step.slots[kept], kept, verified.tokens[kept]) if step.logprobs else []
-        return step.timer.stop(partial(result_of, step, gained, verified.tokens[kept].tolist(), logprobs, failed))
-
-    def _verify(self, step: Step, logits: Tensor) -> Verified:
-        """Sample all positions at once, but those where what is sampled changes the logits of the next."""
-        number, drafts, keep_scores = len(step.slots), step.drafts, step.keeps_scores
-        verified = Verified(
-            np.zeros(number, dtype=np.int64), np.zeros(number, dtype=np.int8), {}, set(step.masked.tolist()),
-            torch.zeros(logits.shape, dtype=torch.float32) if keep_scores else None,
-        )  # fmt: skip
-        slots = step.slots[drafts.first_positions]
-        one_by_one = np.ones(len(slots), dtype=np.bool_) if keep_scores else self._slots.transforms.are_active(slots)
-        plain = (~one_by_one[drafts.row_of_position]).nonzero()[0]
-        if len(plain):
-            self._sample_at_once(verified, logits, step.slots, drafts, plain)
-            self._falsify(verified, step, plain)
-        if len(plain) < number:
-            self._sample_one_by_one(verified, logits, step, one_by_one.nonzero()[0])
-        return verified
-
-    def _sample_at_once(
-        self, verified: Verified, logits: Tensor, slots: IntArray, drafts: StepDrafts, positions: IntArray
-    ) -> None:
-        """Sample these positions, each by its slot's parameters and by the counter that its token has."""
-        where = torch.from_numpy(slots[positions])
-        columns = SamplingColumns(*(column.index_select(0, where) for column in columns_of(self._slots)))
-        columns.drawn.add_(torch.from_numpy(drafts.offsets[positions]))
-        own = logits if len(positions) == len(logits) else logits.index_select(0, torch.from_numpy(positions))
-        tokens, faults = torch.empty_like(where), torch.empty(len(where), dtype=torch.int8)
-        self._sample(own, torch.arange(len(where)), columns, tokens, faults)
-        verified.tokens[positions], verified.faults[positions] = tokens.numpy(), faults.numpy()
-
-    def _sample_one_by_one(self, verified: Verified, logits: Tensor, step: Step, rows: IntArray) -> None:
-        """Sample the rows' first positions, then the second ones of those whose first draft stays, and so on: logits
-        transforms go by the tokens before."""
-        counters, drafts = self._slots.num_sampled, step.drafts
-        before = counters.clone()
-        places = drafts.first_positions[rows]
-        while len(places):
-            at, slots = torch.from_numpy(places), step.slots[places]
-            where = torch.from_numpy(slots)
-            found = sample(
-                logits.index_select(0, at), slots, self._slots, keep_scores=verified.scores is not None,
-                device_slots=where,
-            )  # fmt: skip
-            verified.tokens[places], verified.faults[places] = found.tokens.numpy(), found.faults.numpy()
-            verified.broken.update({int(places[row]): text for row, text in found.broken.items()})
-            self._falsify(verified, step, places)
-            verified.transformed.update(places[list(found.transformed)].tolist())
-            if verified.scores is not None and found.scores is not None:
-                verified.scores.index_copy_(0, at, found.scores)
-            counters.index_add_(0, where, torch.ones_like(where))
-            stays = (verified.tokens[places] == drafts.next_drafts[places]) & (verified.faults[places] == 0)
-            stays &= np.array([place not in verified.broken for place in places.tolist()], dtype=np.bool_)
-            places = places[stays] + 1
-        counters.copy_(before)
-
-    def _falsify(self, verified: Verified, step: Step, positions: IntArray) -> None:
-        if self._synthetic is None or len(step.masked):
-            return
-        tokens = torch.from_numpy(verified.tokens[positions])
-        drafts, offsets = (each[positions] for each in (step.drafts.next_drafts, step.drafts.offsets))
-        self._synthetic.falsify(tokens, torch.from_numpy(drafts), torch.from_numpy(offsets))
-        verified.tokens[positions] = tokens.numpy()
-
-    def _move_slots(self, drafts: StepDrafts, slots: IntArray, tokens: IntArray, gained: IntArray) -> None:
-        """Move the slots, which have moved by all drafts before, back to what the rows gain. Of a row that failed
-        nothing matters."""
-        table, own = self._slots, slots[drafts.first_positions]
-        last = tokens[drafts.first_positions + np.maximum(gained, 1) - 1]
-        unused = drafts.counts + 1 - np.maximum(gained, 1)
-        where = torch.from_numpy(own)
-        table.last_token.index_copy_(0, where, torch.from_numpy(last))
-        table.num_sampled.index_add_(0, where, torch.from_numpy(gained))
-        table.length.index_add_(0, where, torch.from_numpy(-unused))
-        table.host.max_lengths[own] -= unused
-
-    def _logprobs(
-        self, scores: Tensor, slots: IntArray, kept: IntArray, tokens: IntArray
-    ) -> list[TokenLogprobs | None]:
-        """The log probabilities that are reported, one entry for each token that is gained."""
-        request = self._slots.host.logprobs_request(slots, self._mode)
-        if not request:
-            return []
-        own = scores.index_select(0, torch.from_numpy(kept))
-        return request.collect(request.launch(own, torch.from_numpy(tokens)))
+def _kept(drafts: StepDrafts, gained: IntArray) -> IntArray:
+    """The positions whose tokens are gained, where each sampled row gains so many."""
+    kept: IntArray = (drafts.offsets < gained[drafts.row_of_position]).nonzero()[0]
+    return kept
 
 
-def behind_bitmasks(
-    step: Step, logits: Tensor, bitmasks: BitmaskBuffer, finish: Callable[[Step, Tensor], StepHandle]
-) -> MaskedStepHandle:
-    """Verify a step once its bitmasks are there: `finish` is given the step as they let it be, and the logits
-    [positions, vocab] less what they forbid."""
-
-    def verify(masks: TokenBitmasks) -> StepHandle:
-        assert masks.step == step.number, f"bitmasks of step {masks.step}, expected those of {step.number}"
-        masked = with_bitmasks(step, masks)
-        with torch.inference_mode():
-            own = logits.clone()  # log probabilities are reported of what no mask has changed
-            bitmasks.apply(own, upload(masked.masked, logits.device), masks.bits)
-            return finish(masked, own)
-
-    return MaskedStepHandle(verify, step.timer.wait)
-
-
-def with_bitmasks(step: Step, masks: TokenBitmasks) -> Step:
+def _with_bitmasks(step: Step, masks: TokenBitmasks) -> Step:
     """The step as these bitmasks let it be: a position without one is not reached, so the draft before it cannot
     stay."""
     counts = np.array(masks.counts or [1] * len(masks.rows), dtype=np.int64)
     places = np.arange(int(counts.sum())) - (counts.cumsum() - counts).repeat(counts)
     drafts = step.drafts.up_to(step.drafts.row_of_position[step.masked], counts - 1)
     return replace(step, drafts=drafts, masked=step.masked.repeat(counts) + places)
-
-
-def result_of(
-    step: Step,
-    gained: IntArray,
-    tokens: list[int],
-    logprobs: list[TokenLogprobs | None],
-    failed: Mapping[int, str],
-    device_ms: float,
-) -> Result:
-    """The step's result, made of these columns."""
-    return Result(
-        step.number, gained.tolist(), tokens, logprobs, list(failed.items()), device_ms,
-        step.prompts.collect() if step.prompts else [],
-        drafted=step.drafts.counts.tolist(), refused=[row for row, text in failed.items() if text in REFUSALS],
-    )  # fmt: skip

@@ -17,7 +17,6 @@ from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.model_runner import ModelRunner
 from quire.runtime.worker.replay import CudaGraphs, record_steps
 from quire.runtime.worker.sampling.sampler import Deferred
-from quire.runtime.worker.speculation.device_verification import DeviceVerifier
 from quire.runtime.worker.step import EMPTY_PLAN, Step, StepKind
 
 
@@ -84,8 +83,7 @@ class StartingRunner(ModelRunner):
                 positions as a step can have.
         """
         rows, positions = self._limits.rows, self._prompt_logprobs.positions
-        verifier = self._verifier if isinstance(self._verifier, DeviceVerifier) else None
-        verified = 0 if verifier is None else self._limits.sampled
+        verified = 0 if self._verifier is None else self._limits.sampled
         with torch.inference_mode():
             self.slots.init_dummy()
             if self._stages is not None:
@@ -98,8 +96,8 @@ class StartingRunner(ModelRunner):
             if sample:
                 if self._device_tokens is not None:
                     self._device_tokens.sampled(torch.full_like(self.slots.length[:1], self.slots.dummy))
-                if verifier is not None:
-                    verifier.warm_up(logits[:verified])
+                if self._verifier is not None:
+                    self._verifier.warm_up(logits[:verified])
                 if self._sampler is not None:
                     self._sampler.warm_up(logits[:rows], deferred, self._max_logprobs)
                 self._prompt_logprobs.warm_up(logits[:positions], self._max_logprobs)

@@ -66,7 +66,7 @@ def _position_columns(rows: int, drafts: int) -> KernelCase:
     return KernelCase("position_columns", f"{rows} × {1 + drafts}", make, rows * (1 + drafts) * 11 * INT)
 
 
-def _keep_drafts(rows: int, drafts: int) -> KernelCase:
+def _verify_drafts(rows: int, drafts: int) -> KernelCase:
     def make(device: torch.device) -> Arguments:
         positions = rows * (1 + drafts)
         tokens = torch.randint(0, 1_000, (positions,))
@@ -76,9 +76,9 @@ def _keep_drafts(rows: int, drafts: int) -> KernelCase:
         where = torch.randperm(rows).repeat_interleave(1 + drafts)
         given = (tokens, torch.zeros(positions, dtype=torch.int8), next_drafts, ends, where)
         table = (*torch.randint(0, 1_000, (3, rows + 1)), torch.zeros(rows + 1, 1 + drafts).long())
-        return on(device, *given, drafts, *table, torch.zeros(rows, dtype=torch.int64))
+        return on(device, *given, *table, torch.zeros(rows, dtype=torch.int64))
 
-    return KernelCase("keep_drafts", f"{rows} × {1 + drafts}", make, rows * (5 * (1 + drafts) + 8) * INT)
+    return KernelCase("verify_drafts", f"{rows} × {1 + drafts}", make, rows * (5 * (1 + drafts) + 8) * INT)
 
 
 def _look_up_tokens(rows: int, drafts: int) -> KernelCase:
@@ -172,7 +172,7 @@ CASES = (
     *(_init_slots(owners, 8_192) for owners in (1, 64)),
     *(
         make(rows, 4)
-        for make in (_position_columns, _keep_drafts, _look_up_tokens, _follow_slots, _note_drafts)
+        for make in (_position_columns, _verify_drafts, _look_up_tokens, _follow_slots, _note_drafts)
         for rows in (1, 256)
     ),
     *(_copy_inputs(entries) for entries in (256, 2_048, 65_536)),
@@ -185,7 +185,7 @@ SMALL_CASES = (
     *(_prepare_inputs(3, tokens) for tokens in (1, 2)),
     _init_slots(3, 17),
     _position_columns(3, 2),
-    _keep_drafts(3, 2),
+    _verify_drafts(3, 2),
     _look_up_tokens(3, 2),
     _follow_slots(3, 2),
     _note_drafts(3, 2),
