@@ -203,8 +203,8 @@ def coded_experts(
     Activations stay dense here. A version may quantize them for 8-bit codes, as `scaled_linear` does, and between the
     two products in groups of any size.
     """
-    stacks = [[one_of(stack, number) for number in range(_count(stack))] for stack in (gate_up, down)]
-    experts(x, *stacks, numbers, weights, out, others, adapters, linear=_multiply)
+    first, second = ([one_of(stack, number) for number in range(_count(stack))] for stack in (gate_up, down))
+    experts(x, first, second, numbers, weights, out, others, adapters, linear=_multiply)
 
 
 adapted_experts, adapted_coded_experts = experts, coded_experts

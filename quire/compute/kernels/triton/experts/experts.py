@@ -125,17 +125,18 @@ def _configs_for(x: Tensor, gate_up: ExpertsWeight, down: ExpertsWeight, numbers
 @functools.cache
 def measured_configs(weights: str) -> Table:
     """Return the table for "16-bit" or "8-bit" weights, read once."""
-    tables: dict[str, dict[str, dict[str, list[dict[str, Any]]]]] = json.loads(_CONFIGS.read_bytes())
+    tables = json.loads(_CONFIGS.read_bytes())
 
     def config(kernel: str, **fields: Any) -> GemvConfig | GemmConfig:
         return GemvConfig(**fields) if kernel == "gemv" else GemmConfig(**fields)
 
-    return {
+    table: dict[Any, Any] = {
         tuple(map(int, re.findall(r"\d+", mixture))): tuple(
             (float(most), tuple(config(**each) for each in pair)) for most, pair in rows.items()
         )
         for mixture, rows in tables[weights].items()
-    }  # type: ignore[return-value]
+    }
+    return table
 
 
 @functools.cache

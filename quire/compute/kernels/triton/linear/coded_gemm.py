@@ -144,8 +144,8 @@ def coded_arguments(weight: AnyCoded) -> CodedArguments:
 
 def facts_of(bits: int, group: int, **others: int | bool | str) -> dict[str, int | bool | str]:
     """Return the constants for a weight of unsigned codes without zeros, but for `others`."""
-    plain = {"MIDDLE": 0, "ZEROS": False, "EXPONENTS": False, "FACTORS": False, "VALUES": "unsigned"}
-    return {"BITS": bits, "GROUP": group, **plain, **others}
+    facts: dict[str, int | bool | str] = {"BITS": bits, "GROUP": group, "MIDDLE": 0, "ZEROS": False}
+    return {**facts, "EXPONENTS": False, "FACTORS": False, "VALUES": "unsigned", **others}
 
 
 @triton.jit
