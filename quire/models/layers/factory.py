@@ -17,18 +17,16 @@ from quire.compute.collectives.collectives import Collectives, OneRank
 from quire.compute.collectives.delta import Delta
 from quire.compute.collectives.engine_group import EngineGroup
 from quire.compute.mesh import Mesh, Span
-from quire.models.layers.adapted_experts import AdaptedExperts, SeparatelyAdaptedExperts
-from quire.models.layers.adapted_linear import AdaptedLinear
+from quire.models.layers.adapted import AdaptedExperts, AdaptedLinear, SeparatelyAdaptedExperts
 from quire.models.layers.attention import Attention, Heads
 from quire.models.layers.divided import ExpertsOfEngines, GatheredLogits, SummedOverRanks, VocabularyEmbedding
 from quire.models.layers.embedding import Embedding, TiedHead
 from quire.models.layers.layer import Layer
 from quire.models.layers.linear import Linear, Projection
-from quire.models.layers.mlp import GATED, MLP, PLAIN
-from quire.models.layers.moe import Experts, MixtureOfExperts, Routing
+from quire.models.layers.mlp import GATED, MLP, PLAIN, Experts, MixtureOfExperts, Routing
 from quire.models.layers.norm import RMS, LayerNorm, RMSNorm
 from quire.models.lora.updates import LowRankUpdates
-from quire.models.quantization.description import Quantization
+from quire.models.quantization.formats import Quantization
 from quire.models.quantization.registry import embedding_scheme_of, scheme_of
 from quire.models.quantization.scheme import (
     EmbeddingShape,

@@ -9,9 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.models.quantization.description import Quantization
-from quire.models.quantization.formats import MICROSCALED, CodebookFormat, Format, Fp8Format, GgufFormat, GroupFormat
-from quire.models.weights.headers import headers_of, text_name
+from quire.models.quantization.formats import (
+    MICROSCALED,
+    CodebookFormat,
+    Format,
+    Fp8Format,
+    GgufFormat,
+    GroupFormat,
+    Quantization,
+)
+from quire.models.weights.safetensors_files import headers_of, text_name
 
 _SCALE_BYTES = 4
 _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16}

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.models.weights.checkpoint import READABLE_DTYPES, StoredTensor
-from quire.models.weights.cuda_copy_stream import CudaCopyStream
-from quire.models.weights.gpu_loader import FileTensor, GpuTensorLoader
+from quire.models.weights.gpu_loader import CudaCopyStream, FileTensor, GpuTensorLoader
 from quire.models.weights.safetensors_files import find_files
 
 DTYPES = {

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from quire.compute.gguf.header import have_equal_bytes
 from quire.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
@@ -47,3 +51,92 @@ def _indexed(directory: Path) -> list[Path]:
             f"{index} names {len(missing)} files that are not there ({', '.join(missing[:3])}): download them."
         )
     return [directory / name for name in names]
+
+
+_LENGTH_BYTES = 8
+_TEXT = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
+_HEAD = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(lm_head(?:\..+)?)$")
+_OTHERS = re.compile(
+    r"^(?:model\.)?(?:vision_tower|vision_model|visual|audio_tower|multi_modal_projector|multimodal_projector|mm_projector"
+    r"|connector|image_newline)(?:\.|$)"
+)
+
+
+@dataclass(frozen=True)
+class LocatedTensor:
+    """A tensor of a file, `size` bytes from `offset` on; `dtype` in safetensors' words."""
+
+    path: Path
+    offset: int
+    size: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def read_headers(directory: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor in the directory's files; none where these cannot be read, which reading weights will
+    say.
+    """
+    try:
+        return {name: tuple(shape) for name, _, shape in headers_of(sorted(directory.glob("*.safetensors")))}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def headers_of(files: Sequence[Path]) -> Iterator[tuple[str, str, list[int]]]:
+    """Name, dtype and shape of each tensor.
+
+    Raises:
+        OSError, ValueError, TypeError, KeyError, AttributeError: A file cannot be read, or is none.
+    """
+    for name, tensor in located_tensors(files):
+        yield name, tensor.dtype, list(tensor.shape)
+
+
+def located_tensors(files: Sequence[Path]) -> Iterator[tuple[str, LocatedTensor]]:
+    """Each tensor by its name. Raises what headers_of does."""
+    for path in files:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            if length > path.stat().st_size:
+                raise ValueError("cut short")
+            for name, entry in json.loads(file.read(length)).items():
+                if name != "__metadata__":
+                    begin, end = entry["data_offsets"]
+                    offset = _LENGTH_BYTES + length + begin
+                    yield name, LocatedTensor(path, offset, end - begin, entry["dtype"], tuple(entry["shape"]))
+
+
+def text_name(name: str) -> str | None:
+    """What the text model alone calls a tensor; None: it is of a part that reads something else."""
+    if found := _HEAD.match(name):
+        return found[1]
+    if found := _TEXT.match(name):
+        return f"model.{name[found.end() :]}"
+    return None if _OTHERS.match(name) else name
+
+
+HEAD = "lm_head.weight"
+EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight", "transformer.wte.weight", "wte.weight")
+_MODULE = "lm_head."
+
+
+def has_own_head(directory: Path) -> bool:
+    """Whether the files have a head of other values, shape or form than the embedding. Files that cannot be read have
+    none, which reading the weights will say.
+    """
+    try:
+        located = {text_name(name) or name: tensor for name, tensor in located_tensors(find_files(directory))}
+    except (CheckpointError, OSError, ValueError, TypeError, KeyError, AttributeError, json.JSONDecodeError):
+        return False
+    embedding = next((located[name] for name in EMBEDDINGS if name in located), None)
+    heads = [name for name in located if name.startswith(_MODULE)]
+    if embedding is None or not heads:
+        return False
+    return heads != [HEAD] or not _are_equal(embedding, located[HEAD])
+
+
+def _are_equal(one: LocatedTensor, other: LocatedTensor) -> bool:
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return one.size == other.size and have_equal_bytes(one.path, one.offset, other.path, other.offset, one.size)
