@@ -27,6 +27,20 @@ from quire.models.weights.safetensors_files import text_name
 
 _WRAPPED = ".base_layer"
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
+WEIGHTS = "adapter_model.safetensors"
+_PICKLED = "adapter_model.bin"
+_NAME = re.compile(
+    r"^(?:base_model\.model\.)?(?P<module>.+)\.lora_(?:(?P<half>[AB])\.weight|(?P<vector>magnitude_vector)(?:\.weight)?)$"
+)
+_A, _B, _MAGNITUDES = "A", "B", "magnitude_vector"
+_REASONS = (
+    (".lora_embedding_", "adapters of embeddings are not served: merge the adapter into the model"),
+    (".bias", "biases of adapters are not served: merge the adapter into the model"),
+    (".experts.", "this model has no such experts"),
+    ("lm_head.", "adapters of the head are not served: merge the adapter into the model"),
+    ("embed_tokens.", "changed embeddings are not served: merge the adapter into the model"),
+)
+_READABLE = ("F32", "F16", "BF16", "F64")
 
 
 def experts_of(module: str) -> str:
@@ -62,22 +76,6 @@ def by_expert(shape: ExpertsShape, parameter: str, a: Tensor, b: Tensor) -> Iter
         gate, up = own_b.chunk(2)
         yield f"{expert}.{names.gate}", own_a, gate
         yield f"{expert}.{names.up}", own_a, up
-
-
-WEIGHTS = "adapter_model.safetensors"
-_PICKLED = "adapter_model.bin"
-_NAME = re.compile(
-    r"^(?:base_model\.model\.)?(?P<module>.+)\.lora_(?:(?P<half>[AB])\.weight|(?P<vector>magnitude_vector)(?:\.weight)?)$"
-)
-_A, _B, _MAGNITUDES = "A", "B", "magnitude_vector"
-_REASONS = (
-    (".lora_embedding_", "adapters of embeddings are not served: merge the adapter into the model"),
-    (".bias", "biases of adapters are not served: merge the adapter into the model"),
-    (".experts.", "this model has no such experts"),
-    ("lm_head.", "adapters of the head are not served: merge the adapter into the model"),
-    ("embed_tokens.", "changed embeddings are not served: merge the adapter into the model"),
-)
-_READABLE = ("F32", "F16", "BF16", "F64")
 
 
 @dataclass

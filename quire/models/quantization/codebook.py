@@ -9,18 +9,17 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.linear import RUN, CodebookWeight, nearest_codes, pack_codebook
-from quire.compute.kernels.reference.quantized_rows import Rows
 from quire.errors import CheckpointError
-from quire.models.quantization.dense import dense_specs, read_dense, read_tensor
+from quire.models.quantization.dense import KernelWeight, dense_specs, read_dense, read_tensor
 from quire.models.quantization.formats import MICROSCALED, CodebookFormat
-from quire.models.quantization.scheme import LinearShape, RowForm
+from quire.models.quantization.scheme import LinearShape
 from quire.models.weights.checkpoint import SPREAD, Checkpoint, DummyValues, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
 
@@ -184,28 +183,21 @@ CODEBOOK_LAYOUTS: dict[str, type[CodebookLayout]] = {
 """By CodebookFormat.layout."""
 
 
-class CodebookLinearWeight:
+class CodebookLinearWeight(KernelWeight):
     """A LinearWeight of 4-bit codes, each of which names one of sixteen values.
 
     Raises:
         CheckpointError: The shape does not suit the format.
     """
 
-    library_product: str | None = None
-    row_form: RowForm | None = None
-
     def __init__(self, form: CodebookFormat, shape: LinearShape, options: TensorOptions) -> None:
+        super().__init__("codebook_linear", shape, options)
         self._form = form
-        self._shape = shape
-        self._options = options
         self._check()
         self._layout: CodebookLayout | None = None
         if not form.at_load:
             self._layout = CODEBOOK_LAYOUTS[form.layout](form, options.device)
         self._pack = kernel("pack_codebook", options.device.type)
-        self._linear = kernel("codebook_linear", options.device.type)
-        self._linear_silu_and_mul = kernel("codebook_linear_silu_and_mul", options.device.type)
-        self._weight: Any
 
     def weight_specs(self) -> Iterator[WeightSpec]:
         if self._layout is None:
@@ -234,17 +226,6 @@ class CodebookLinearWeight:
         codes = torch.cat([module.codes for module in modules])
         scales = _below_each_other([module.scales for module in modules])
         return codes, scales, _factors(modules), form.values, form.group
-
-    def multiply(self, x: Rows, bias: Tensor | None) -> Tensor:
-        assert isinstance(x, Tensor)
-        y: Tensor = self._linear(x, self._weight, bias)
-        return y
-
-    def multiply_silu_and_mul(self, x: Rows, bias: Tensor | None) -> Tensor:
-        assert isinstance(x, Tensor)
-        out = x.new_empty((x.shape[0], self._shape.outputs // 2))
-        self._linear_silu_and_mul(x, self._weight, bias, out)
-        return out
 
     def _check(self) -> None:
         shape, group = self._shape, self._form.group

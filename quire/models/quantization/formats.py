@@ -17,6 +17,7 @@ from quire.models.weights.safetensors_files import text_name
 
 MICROSCALED = 32
 """Columns of a group whose scale is a power of two, in one byte; fewer have e4m3, and a factor for the module."""
+_ADVICE = "use the model's bf16 checkpoint, with --quantization fp8 for half of the memory"
 
 
 @dataclass(frozen=True)
@@ -137,9 +138,6 @@ class GgufFormat:
 
 
 Format = Fp8Format | GroupFormat | Int8Format | CodebookFormat | GgufFormat
-
-
-_ADVICE = "use the model's bf16 checkpoint, with --quantization fp8 for half of the memory"
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.linear import GroupedWeight, pack_grouped
-from quire.compute.kernels.reference.quantized_rows import Rows
 from quire.errors import CheckpointError
-from quire.models.quantization.dense import read_tensor
+from quire.models.quantization.dense import KernelWeight, read_tensor
 from quire.models.quantization.formats import GroupFormat
-from quire.models.quantization.scheme import LinearShape, RowForm
+from quire.models.quantization.scheme import LinearShape
 from quire.models.weights.checkpoint import Checkpoint, DummyValues, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
 
@@ -45,60 +44,74 @@ class Codes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Gptq:
+class _Layout:
+    form: GroupFormat
+    group: int
+    device: torch.device
+
+    def sizes(self, columns: int) -> tuple[int, int]:
+        """How many codes a word has, and how many groups a row."""
+        return WORD // self.form.bits, columns // self.group
+
+    def tensor(self, checkpoint: Checkpoint, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Read a whole tensor."""
+        return read_tensor(checkpoint, name, shape, dtype, self.device)
+
+    def words(self, checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Read a tensor of int32."""
+        return self.tensor(checkpoint, name, shape, torch.int32)
+
+    def scales(self, checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Read a tensor as fp32."""
+        return self.tensor(checkpoint, name, shape, torch.float32)
+
+    def owners_spec(self, name: str, columns: int, *, optional: bool) -> WeightSpec:
+        """The spec of the tensor that says to which group a column belongs."""
+        dummy, is_reordered = DummyValues("groups", self.group), self.form.reordered and self.form.group is not None
+        return WeightSpec(name, (columns,), _INTS, optional=optional, dummy=dummy, divisible=not is_reordered)
+
+
+class Gptq(_Layout):
     """AutoGPTQ's and GPTQModel's: everything is [in, out], eight inputs or eight outputs a word, zeros less one in the
     first version of the format."""
 
-    form: GroupFormat
-    group: int
-    device: torch.device
-
     def specs(self, name: str, rows: int, columns: int) -> Iterator[WeightSpec]:
-        each, groups = WORD // self.form.bits, columns // self.group
+        each, groups = self.sizes(columns)
         yield WeightSpec(f"{name}.qweight", (columns // each, rows), _INTS)
         yield WeightSpec(f"{name}.qzeros", (groups, rows // each), _INTS)
         yield WeightSpec(f"{name}.scales", (groups, rows), dummy=_scales(self.form))
-        dummy, divisible = DummyValues("groups", self.group), not _is_reordered(self.form)
-        yield WeightSpec(f"{name}.g_idx", (columns,), _INTS, optional=True, dummy=dummy, divisible=divisible)
+        yield self.owners_spec(f"{name}.g_idx", columns, optional=True)
 
     def read(self, checkpoint: Checkpoint, name: str, rows: int, columns: int) -> Codes:
-        bits, groups = self.form.bits, columns // self.group
-        each = WORD // bits
-        words = read_tensor(checkpoint, f"{name}.qweight", (columns // each, rows), torch.int32, self.device)
-        scales = read_tensor(checkpoint, f"{name}.scales", (groups, rows), torch.float32, self.device)
+        bits, (each, groups) = self.form.bits, self.sizes(columns)
+        words = self.words(checkpoint, f"{name}.qweight", (columns // each, rows))
+        scales = self.scales(checkpoint, f"{name}.scales", (groups, rows))
         zeros = owners = None
         if not self.form.symmetric:
-            packed = read_tensor(checkpoint, f"{name}.qzeros", (groups, rows // each), torch.int32, self.device)
-            zeros = unpack(packed, bits)
+            zeros = unpack(self.words(checkpoint, f"{name}.qzeros", (groups, rows // each)), bits)
             zeros = zeros + 1 & (1 << bits) - 1 if self.form.layout == "gptq" else zeros
         if self.form.reordered:
-            owners = read_tensor(checkpoint, f"{name}.g_idx", (columns,), torch.int32, self.device).long()
+            owners = self.words(checkpoint, f"{name}.g_idx", (columns,)).long()
         return Codes(unpack(words.T, bits), scales.T, None if zeros is None else zeros.T, owners)
 
 
-@dataclass(frozen=True)
-class Awq:
+class Awq(_Layout):
     """AutoAWQ's for GEMM kernels: everything is [in, out], eight outputs a word, in an order of their own."""
 
-    form: GroupFormat
-    group: int
-    device: torch.device
-
     def specs(self, name: str, rows: int, columns: int) -> Iterator[WeightSpec]:
-        each, groups = WORD // self.form.bits, columns // self.group
+        each, groups = self.sizes(columns)
         yield WeightSpec(f"{name}.qweight", (columns, rows // each), _INTS)
         if not self.form.symmetric:
             yield WeightSpec(f"{name}.qzeros", (groups, rows // each), _INTS)
         yield WeightSpec(f"{name}.scales", (groups, rows), dummy=_scales(self.form))
 
     def read(self, checkpoint: Checkpoint, name: str, rows: int, columns: int) -> Codes:
-        each, groups = WORD // self.form.bits, columns // self.group
-        words = read_tensor(checkpoint, f"{name}.qweight", (columns, rows // each), torch.int32, self.device)
-        scales = read_tensor(checkpoint, f"{name}.scales", (groups, rows), torch.float32, self.device)
+        each, groups = self.sizes(columns)
+        words = self.words(checkpoint, f"{name}.qweight", (columns, rows // each))
+        scales = self.scales(checkpoint, f"{name}.scales", (groups, rows))
         zeros = None
         if not self.form.symmetric:
-            packed = read_tensor(checkpoint, f"{name}.qzeros", (groups, rows // each), torch.int32, self.device)
-            zeros = self._in_order(packed).T
+            zeros = self._in_order(self.words(checkpoint, f"{name}.qzeros", (groups, rows // each))).T
         return Codes(self._in_order(words).T, scales.T, zeros, None)
 
     def _in_order(self, words: Tensor) -> Tensor:
@@ -106,49 +119,35 @@ class Awq:
         return codes.view(len(codes), -1, len(_AWQ_ORDER))[:, :, _AWQ_ORDER].flatten(1)
 
 
-@dataclass(frozen=True)
-class Compressed:
+class Compressed(_Layout):
     """compressed-tensors' `pack-quantized`: [out, in], eight inputs a word, and eight outputs a word of zeros; signed
     codes and zeros, stored as if they were not."""
 
-    form: GroupFormat
-    group: int
-    device: torch.device
-
     def specs(self, name: str, rows: int, columns: int) -> Iterator[WeightSpec]:
-        each, groups = WORD // self.form.bits, columns // self.group
+        each, groups = self.sizes(columns)
         yield WeightSpec(f"{name}.weight_packed", (rows, columns // each), _INTS)
         yield WeightSpec(f"{name}.weight_scale", (rows, groups), dummy=_scales(self.form))
         yield WeightSpec(f"{name}.weight_shape", (2,), ("I64", "I32"), optional=True)
         if not self.form.symmetric:
             yield WeightSpec(f"{name}.weight_zero_point", (rows // each, groups), _INTS)
         if self.form.reordered:
-            dummy, divisible = DummyValues("groups", self.group), not _is_reordered(self.form)
-            yield WeightSpec(f"{name}.weight_g_idx", (columns,), _INTS, dummy=dummy, divisible=divisible)
+            yield self.owners_spec(f"{name}.weight_g_idx", columns, optional=False)
 
     def read(self, checkpoint: Checkpoint, name: str, rows: int, columns: int) -> Codes:
-        bits, groups = self.form.bits, columns // self.group
-        each = WORD // bits
-        words = read_tensor(checkpoint, f"{name}.weight_packed", (rows, columns // each), torch.int32, self.device)
-        scales = read_tensor(checkpoint, f"{name}.weight_scale", (rows, groups), torch.float32, self.device)
+        bits, (each, groups) = self.form.bits, self.sizes(columns)
+        words = self.words(checkpoint, f"{name}.weight_packed", (rows, columns // each))
+        scales = self.scales(checkpoint, f"{name}.weight_scale", (rows, groups))
         zeros = owners = None
         if not self.form.symmetric:
-            packed = read_tensor(
-                checkpoint, f"{name}.weight_zero_point", (rows // each, groups), torch.int32, self.device
-            )
+            packed = self.words(checkpoint, f"{name}.weight_zero_point", (rows // each, groups))
             zeros = unpack(packed.T, bits).T
         if self.form.reordered:
-            owners = read_tensor(checkpoint, f"{name}.weight_g_idx", (columns,), torch.int32, self.device).long()
+            owners = self.words(checkpoint, f"{name}.weight_g_idx", (columns,)).long()
         return Codes(unpack(words, bits), scales, zeros, owners)
 
 
-@dataclass(frozen=True)
-class BitsandbytesInt8:
+class BitsandbytesInt8(_Layout):
     """bitsandbytes' LLM.int8: [out, in] signed codes, and for each output the largest value, which 127 stands for."""
-
-    form: GroupFormat
-    group: int
-    device: torch.device
 
     def specs(self, name: str, rows: int, columns: int) -> Iterator[WeightSpec]:
         yield WeightSpec(f"{name}.weight", (rows, columns), ("I8",))
@@ -156,8 +155,8 @@ class BitsandbytesInt8:
         yield WeightSpec(f"{name}.weight_format", (), ("U8",), optional=True, any_rank=True)
 
     def read(self, checkpoint: Checkpoint, name: str, rows: int, columns: int) -> Codes:
-        signed = read_tensor(checkpoint, f"{name}.weight", (rows, columns), torch.int8, self.device)
-        largest = read_tensor(checkpoint, f"{name}.SCB", (rows,), torch.float32, self.device)
+        signed = self.tensor(checkpoint, f"{name}.weight", (rows, columns), torch.int8)
+        largest = self.scales(checkpoint, f"{name}.SCB", (rows,))
         middle = 1 << (self.form.bits - 1)
         return Codes(signed.view(torch.uint8) ^ middle, (largest / (middle - 1)).unsqueeze(1), None, None)
 
@@ -181,36 +180,24 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     return codes.to(torch.uint8).flatten(1)
 
 
-def _is_reordered(form: GroupFormat) -> bool:
-    """Whether it counts to which group a column belongs."""
-    return form.reordered and form.group is not None
-
-
 def _scales(form: GroupFormat) -> DummyValues:
     return DummyValues("scales", 1 << (form.bits - 1))
 
 
-class GroupedLinearWeight:
+class GroupedLinearWeight(KernelWeight):
     """A LinearWeight of 4-bit or 8-bit integers whose columns share scales in groups.
 
     Raises:
         CheckpointError: The shape does not suit the format.
     """
 
-    library_product: str | None = None
-    row_form: RowForm | None = None
-
     def __init__(self, form: GroupFormat, shape: LinearShape, options: TensorOptions) -> None:
+        super().__init__("grouped_linear", shape, options)
         self._form = form
-        self._shape = shape
-        self._options = options
         self._group = form.group or shape.columns
         self._check()
         self._layout: Layout = LAYOUTS[form.layout](form, self._group, options.device)
         self._pack = kernel("pack_grouped", options.device.type)
-        self._linear = kernel("grouped_linear", options.device.type)
-        self._linear_silu_and_mul = kernel("grouped_linear_silu_and_mul", options.device.type)
-        self._weight: Any
 
     def weight_specs(self) -> Iterator[WeightSpec]:
         for name, rows in zip(self._shape.names, self._shape.rows, strict=True):
@@ -245,17 +232,6 @@ class GroupedLinearWeight:
         scales = torch.cat([part.scales for part in parts])
         zeros = None if parts[0].zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None])
         return codes, scales, zeros, form.bits, self._group, order
-
-    def multiply(self, x: Rows, bias: Tensor | None) -> Tensor:
-        assert isinstance(x, Tensor)
-        y: Tensor = self._linear(x, self._weight, bias)
-        return y
-
-    def multiply_silu_and_mul(self, x: Rows, bias: Tensor | None) -> Tensor:
-        assert isinstance(x, Tensor)
-        out = x.new_empty((x.shape[0], self._shape.outputs // 2))
-        self._linear_silu_and_mul(x, self._weight, bias, out)
-        return out
 
     def _check(self) -> None:
         shape = self._shape

@@ -31,6 +31,7 @@ BUFFER_BYTES = 8 * 2**20
 BUFFERS = 16
 THREADS = 8
 """Beside those that load layers: a large tensor's pieces are read by these."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -229,9 +230,6 @@ def _read_fully(file: int, offset: int, target: memoryview) -> None:
         if not count:
             raise CheckpointError("A file of weights was cut short while it was read: download it again.")
         target, offset = target[count:], offset + count
-
-
-_log = logging.getLogger(__name__)
 
 
 class CudaCopyStream:

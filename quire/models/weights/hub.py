@@ -18,6 +18,16 @@ from quire.foundation.config import BUILTIN_MODEL
 _WITH_QUANTIZATION = re.compile(r"^(?P<model>.+):(?P<quantization>[A-Za-z0-9_.-]+)$")
 Download = Callable[[str, tuple[str, ...]], Path]
 """A hub id and patterns of files → the directory where these are."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json")
+PATTERNS = (
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "*.txt",
+    *(name for name in TOKENIZER_FILES if name.endswith(".model")),
+)
+WITHOUT_WEIGHTS = tuple(p for p in PATTERNS if p != "*.safetensors")
+_LONGEST_SHOWN = 80
 
 
 @dataclass(frozen=True)
@@ -82,18 +92,6 @@ def _in_directory(directory: Path, model: str, wanted: str | None) -> Path | Non
 
 def _names(directory: Path) -> list[str]:
     return sorted(path.relative_to(directory).as_posix() for path in directory.rglob(f"*{SUFFIX}"))
-
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json")
-PATTERNS = (
-    "*.safetensors",
-    "*.json",
-    "*.jinja",
-    "*.txt",
-    *(name for name in TOKENIZER_FILES if name.endswith(".model")),
-)
-WITHOUT_WEIGHTS = tuple(p for p in PATTERNS if p != "*.safetensors")
-_LONGEST_SHOWN = 80
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,10 @@
-"""Which safetensors files a checkpoint in a directory has. Imports no torch."""
+"""The safetensors files of a directory, and what their headers say: names, dtypes and shapes. Imports no torch.
+
+Models that also read images or sounds wrap a text model, and each generation of transformers has other prefixes for
+its names; `text_name` removes them. A checkpoint that ties its head to the embedding may have another head
+nevertheless: fine-tunes are published with `tie_word_embeddings` of their base model and a head of their own. As in
+transformers 5, two tensors of different values are not one, whatever config.json says.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +20,16 @@ from quire.errors import CheckpointError
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.msgpack", "*.h5")
+_LENGTH_BYTES = 8
+_TEXT = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
+_HEAD = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(lm_head(?:\..+)?)$")
+_OTHERS = re.compile(
+    r"^(?:model\.)?(?:vision_tower|vision_model|visual|audio_tower|multi_modal_projector|multimodal_projector|mm_projector"
+    r"|connector|image_newline)(?:\.|$)"
+)
+HEAD = "lm_head.weight"
+EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight", "transformer.wte.weight", "wte.weight")
+_MODULE = "lm_head."
 
 
 def find_files(directory: Path) -> list[Path]:
@@ -53,18 +69,9 @@ def _indexed(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
-_LENGTH_BYTES = 8
-_TEXT = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
-_HEAD = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(lm_head(?:\..+)?)$")
-_OTHERS = re.compile(
-    r"^(?:model\.)?(?:vision_tower|vision_model|visual|audio_tower|multi_modal_projector|multimodal_projector|mm_projector"
-    r"|connector|image_newline)(?:\.|$)"
-)
-
-
 @dataclass(frozen=True)
 class LocatedTensor:
-    """A tensor of a file, `size` bytes from `offset` on; `dtype` in safetensors' words."""
+    """A tensor of a file: `size` bytes from `offset` on. `dtype` is safetensors' name of it."""
 
     path: Path
     offset: int
@@ -74,27 +81,19 @@ class LocatedTensor:
 
 
 def read_headers(directory: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of each tensor in the directory's files; none where these cannot be read, which reading weights will
-    say.
-    """
+    """The shape of each tensor in a directory's files; empty if they cannot be read, which reading weights reports."""
     try:
-        return {name: tuple(shape) for name, _, shape in headers_of(sorted(directory.glob("*.safetensors")))}
+        return {name: each.shape for name, each in located_tensors(sorted(directory.glob("*.safetensors")))}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
 
 
-def headers_of(files: Sequence[Path]) -> Iterator[tuple[str, str, list[int]]]:
-    """Name, dtype and shape of each tensor.
+def located_tensors(files: Sequence[Path]) -> Iterator[tuple[str, LocatedTensor]]:
+    """Each tensor of the files, with its name.
 
     Raises:
-        OSError, ValueError, TypeError, KeyError, AttributeError: A file cannot be read, or is none.
+        OSError, ValueError, TypeError, KeyError, AttributeError: A file cannot be read, or has another format.
     """
-    for name, tensor in located_tensors(files):
-        yield name, tensor.dtype, list(tensor.shape)
-
-
-def located_tensors(files: Sequence[Path]) -> Iterator[tuple[str, LocatedTensor]]:
-    """Each tensor by its name. Raises what headers_of does."""
     for path in files:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
@@ -116,14 +115,9 @@ def text_name(name: str) -> str | None:
     return None if _OTHERS.match(name) else name
 
 
-HEAD = "lm_head.weight"
-EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight", "transformer.wte.weight", "wte.weight")
-_MODULE = "lm_head."
-
-
 def has_own_head(directory: Path) -> bool:
-    """Whether the files have a head of other values, shape or form than the embedding. Files that cannot be read have
-    none, which reading the weights will say.
+    """Whether the files have a head of other values, shape or form than the embedding; false if they cannot be read,
+    which reading the weights reports.
     """
     try:
         located = {text_name(name) or name: tensor for name, tensor in located_tensors(find_files(directory))}

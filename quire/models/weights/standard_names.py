@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from quire.models.weights.checkpoint import Checkpoint, StoredTensor
+from quire.models.weights.checkpoint import Checkpoint, StoredTensor, WrappedCheckpoint
 from quire.models.weights.safetensors_files import HEAD, text_name
 
 if TYPE_CHECKING:
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 _BARE = {"embed_tokens.weight": "model.", "wte.weight": "transformer."}
 """By a name that a bare decoder's checkpoint has, the prefix that its names lack."""
 _EMBEDDING, _GPT2_EMBEDDING = (prefix + bare for bare, prefix in _BARE.items())
+_STACKED = re.compile(r"^(.+\.experts\.)(gate_up|down)_proj(?:_(blocks|scales))?$")
+_SINGLE = re.compile(r"^(.+\.experts\.)(\d+)\.(gate|up|down)_proj\.(weight|blocks|scales)$")
+_PARTS = {"gate_up": ("gate", "up"), "down": ("down",)}
+_DIMENSIONS = {"weight": 3, "blocks": 4, "scales": 3}
 
 
 def with_standard_names(checkpoint: Checkpoint, *, tied: bool = False) -> Checkpoint:
@@ -39,36 +43,19 @@ def with_standard_names(checkpoint: Checkpoint, *, tied: bool = False) -> Checkp
     return unstacked(checkpoint)
 
 
-class Renamed:
-    """Some of a checkpoint's tensors under other names.
-
-    Args:
-        inner: The checkpoint.
-        names: The names in it, by the new ones.
-    """
+class Renamed(WrappedCheckpoint):
+    """Some of a checkpoint's tensors under other names; `names` has the checkpoint's names by the new ones."""
 
     def __init__(self, inner: Checkpoint, names: Mapping[str, str]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._names = names
 
     def contents(self) -> dict[str, StoredTensor]:
-        """What is named."""
-        stored = self._inner.contents()
+        stored = super().contents()
         return {name: stored[inner] for name, inner in self._names.items()}
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
-        """Read from the inner checkpoint."""
-        self._inner.read(self._names[name], out, start)
-
-    def close(self) -> None:
-        """Close the inner checkpoint."""
-        self._inner.close()
-
-
-_STACKED = re.compile(r"^(.+\.experts\.)(gate_up|down)_proj(?:_(blocks|scales))?$")
-_SINGLE = re.compile(r"^(.+\.experts\.)(\d+)\.(gate|up|down)_proj\.(weight|blocks|scales)$")
-_PARTS = {"gate_up": ("gate", "up"), "down": ("down",)}
-_DIMENSIONS = {"weight": 3, "blocks": 4, "scales": 3}
+        super().read(self._names[name], out, start)
 
 
 def unstacked(checkpoint: Checkpoint) -> Checkpoint:
@@ -81,28 +68,23 @@ def unstacked(checkpoint: Checkpoint) -> Checkpoint:
     return UnstackedExperts(checkpoint, stacks) if stacks else checkpoint
 
 
-class UnstackedExperts:
-    """A checkpoint whose experts are stacked, under the names of single experts.
+class UnstackedExperts(WrappedCheckpoint):
+    """A checkpoint whose experts are stacked, under the names of single experts; `stacks` are the stacks by name.
 
-    As transformers 5 holds them, `….experts.gate_up_proj` [experts, 2 · width, hidden] and `….experts.down_proj`
-    [experts, hidden, width] are seen as `….experts.{number}.gate_proj.weight` and so on.
+    transformers 5 stacks them as `….experts.gate_up_proj` [experts, 2 · width, hidden] and `….experts.down_proj`
+    [experts, hidden, width]. These become `….experts.{number}.gate_proj.weight` and so on.
 
-    As gpt-oss has those of mxfp4, `….experts.gate_up_proj_blocks` [experts, 2 · width, hidden / 32, 16], whose rows are
-    gates and ups in turn, and `….experts.down_proj_blocks` [experts, hidden, width / 32, 16] are seen as
-    `….experts.{number}.gate_proj.blocks` [width, hidden / 2] and so on; `_scales`, without the last dimension, as
-    `.scales`.
-
-    Args:
-        inner: The checkpoint.
-        stacks: Its stacks, by name.
+    gpt-oss stacks mxfp4 as `….experts.gate_up_proj_blocks` [experts, 2 · width, hidden / 32, 16], whose rows are gates
+    and ups in turn, and `….experts.down_proj_blocks` [experts, hidden, width / 32, 16]. These become
+    `….experts.{number}.gate_proj.blocks` [width, hidden / 2] and so on; `_scales`, which lack the last dimension,
+    become `.scales`.
     """
 
     def __init__(self, inner: Checkpoint, stacks: dict[str, StoredTensor]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._stacks = stacks
 
     def contents(self) -> dict[str, StoredTensor]:
-        """The inner contents, with every expert on its own."""
         contents: dict[str, StoredTensor] = {}
         for name, stored in self._inner.contents().items():
             found = _STACKED.match(name)
@@ -119,7 +101,6 @@ class UnstackedExperts:
         return contents
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
-        """Read a single expert's part of the stack."""
         single = _SINGLE.match(name)
         if single is None:
             self._inner.read(name, out, start)
@@ -138,7 +119,3 @@ class UnstackedExperts:
         whole = out.new_empty((1, ways * rows, columns // each, *block))
         self._inner.read(stack, whole, (int(number), ways * row, column // each, *(0 for _ in block)))
         out.copy_(whole[0, int(part == "up") :: ways].flatten(1))
-
-    def close(self) -> None:
-        """Close the inner checkpoint."""
-        self._inner.close()

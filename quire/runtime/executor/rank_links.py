@@ -21,6 +21,12 @@ from quire.foundation.processes.shared_memory import SharedMemory
 from quire.runtime.executor.message_ring import MessageReader, MessageWriter, RingReader, RingWriter, ring_bytes
 from quire.runtime.executor.nodes.connection import ConnectionLostError, receive_message, send_message
 
+GRACE_S = 10.0
+"""How long a rank waits before it reports a lost link. If a rank or node is gone, that is known elsewhere, and this
+rank is ended meanwhile; if none is, the link itself is to blame."""
+MAX_STREAM_BYTES = 1 << 26
+_FULL_NAP_S = 1e-3
+
 
 class Link(NamedTuple):
     """A way for messages from one rank to another: streams between stages, or sampled tokens."""
@@ -90,11 +96,6 @@ class Crossings:
         return SocketEnd(found, max_bytes) if found else None
 
 
-GRACE_S = 10.0
-"""How long a rank waits before it reports a lost link. If a rank or node is gone, that is known elsewhere, and this
-rank is ended meanwhile; if none is, the link itself is to blame."""
-
-
 class SocketWriter:
     """Sends each message to all readers.
 
@@ -146,10 +147,6 @@ class SocketReader:
         except ConnectionLostError as error:
             self._sleep(GRACE_S)
             raise EngineDeadError(f"A link from a rank on another node was lost: {error.message}.") from error
-
-
-MAX_STREAM_BYTES = 1 << 26
-_FULL_NAP_S = 1e-3
 
 
 class StageRings:

@@ -29,6 +29,11 @@ _NONCE_BYTES = 32
 _PROOF_BYTES = 32
 _REFUSED = bytes(_PROOF_BYTES)
 """What the server sends in place of its proof to refuse a client."""
+MAX_STRANGERS = 64
+"""Connections that are heard at the same time; more are closed at once."""
+_MAX_BYTES = 1 << 16
+_BACKLOG = 128
+_log = logging.getLogger(__name__)
 
 
 class WrongKeyError(QuireError):
@@ -78,13 +83,6 @@ def _send(connection: socket.socket, data: bytes) -> None:
         connection.sendall(data)
     except OSError as error:
         raise ConnectionLostError(f"nothing can be sent: {error}") from error
-
-
-MAX_STRANGERS = 64
-"""Connections that are heard at the same time; more are closed at once."""
-_MAX_BYTES = 1 << 16
-_BACKLOG = 128
-_log = logging.getLogger(__name__)
 
 
 class Arrival(NamedTuple):

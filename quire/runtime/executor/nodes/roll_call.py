@@ -25,6 +25,15 @@ from quire.runtime.executor.rank_links import ranks_of
 from quire.runtime.executor.rank_messages import FromRank
 from quire.version import __version__
 
+NODES_PATIENCE_S = 300.0
+"""How long the head waits for the last node."""
+SAY_AFTER_S = 5.0
+"""How long the head waits for other nodes before it says that it waits."""
+_LOOK_S = 0.5
+_HASHED = ("config.json",)
+_SIZED = (".safetensors", ".gguf")
+_log = logging.getLogger(__name__)
+
 
 class RemoteNode:
     """Another node's connection, and what is known of the node.
@@ -108,16 +117,6 @@ class RemoteNode:
         return EngineDeadError(
             f"Node {self._number} ({self._host}) with {ranks} of {self._of} was lost: {error.message}."
         )
-
-
-NODES_PATIENCE_S = 300.0
-"""How long the head waits for the last node."""
-SAY_AFTER_S = 5.0
-"""How long the head waits for other nodes before it says that it waits."""
-_LOOK_S = 0.5
-_HASHED = ("config.json",)
-_SIZED = (".safetensors", ".gguf")
-_log = logging.getLogger(__name__)
 
 
 def shape_of(parallel: ParallelConfig) -> str:

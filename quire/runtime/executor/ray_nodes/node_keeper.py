@@ -19,6 +19,12 @@ STRATEGY = "STRICT_SPREAD"
 """The placement group's strategy: no two bundles on the same machine."""
 NODE_ID_LABEL = "ray.io/node-id"
 """Label that Ray gives each machine of a cluster."""
+SAY_AFTER_S = 5.0
+"""How long a node may be without a place before it is logged that it has none."""
+MAX_FIRST_STARTS = 3
+"""How often a node that was never ready is started."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+"""Seconds before a node is started again: twice as long each time, until one has run for longer than that."""
 
 
 class ClusterNode(NamedTuple):
@@ -99,14 +105,6 @@ def placement_for(config: Config) -> Placement:
 
 def _cpus(number: float) -> str:
     return f"{number:g} CPU{'s' * (number != 1)}"
-
-
-SAY_AFTER_S = 5.0
-"""How long a node may be without a place before it is logged that it has none."""
-MAX_FIRST_STARTS = 3
-"""How often a node that was never ready is started."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-"""Seconds before a node is started again: twice as long each time, until one has run for longer than that."""
 
 
 class Lost(NamedTuple):
