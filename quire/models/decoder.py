@@ -10,8 +10,7 @@ from quire.compute.attention.backend import AttentionBackend
 from quire.compute.collectives.delta import Delta, Stream
 from quire.models.layer_spec import MlpSpec
 from quire.models.layers.factory import LayerFactory
-from quire.models.layers.mlp import MLP
-from quire.models.layers.moe import MixtureOfExperts, Routing
+from quire.models.layers.mlp import MLP, MixtureOfExperts, Routing
 from quire.models.layers.norm import RMS
 from quire.models.layers.rotary import Angles, Positions
 from quire.models.projections import build_attention, build_gated_mlp

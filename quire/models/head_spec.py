@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.models.config_file import ConfigFile
-from quire.models.weights.headers import read_headers
+from quire.models.weights.safetensors_files import read_headers
 
 _SOURCES = "eagle_aux_hidden_state_layer_ids"
 _NESTED = "eagle_config"

@@ -15,12 +15,11 @@ from quire.models.families import FAMILIES, HEADS, TEXT_MODELS, WRAPPERS, Family
 from quire.models.head_spec import HeadSpec, read_head
 from quire.models.kv_cache_groups import kv_groups, read_window, read_windowed_layers
 from quire.models.layer_spec import AttentionSpec, LayerSpec, MixtureSpec, MlpSpec, NormSpec
-from quire.models.quantization.description import Quantization
-from quire.models.quantization.formats import GgufFormat
+from quire.models.quantization.formats import GgufFormat, Quantization
 from quire.models.quantization.held_bytes import HeldWeights, expected_weights, held_in
 from quire.models.quantization.parsers import read_quantization
 from quire.models.rope_spec import RopeSpec, read_local_rope, read_rope
-from quire.models.weights.tied_head import has_own_head
+from quire.models.weights.safetensors_files import has_own_head
 from quire.scheduling.kvcache.cache_groups import KVCacheGroup
 from quire.scheduling.kvcache.rope_length_mode import RopeLengthMode
 

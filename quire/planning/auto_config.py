@@ -17,7 +17,7 @@ from quire.models.quantization.formats import CodebookFormat, Fp8Format, GgufFor
 from quire.models.quantization.held_bytes import HeldWeights
 from quire.models.spec import ModelSpec, on_a_gpu, read_spec
 from quire.models.weights import hub
-from quire.models.weights.gguf_models import GgufChoice
+from quire.models.weights.hub import GgufChoice
 from quire.planning import ranks
 from quire.planning.draft_model import with_draft_model
 from quire.planning.footprint import GIB, format_bytes

@@ -14,7 +14,7 @@ from quire.compute.collectives.shared_memory import Ranks, shared_memory_collect
 from quire.compute.mesh import Mesh
 from quire.foundation.messages.workers import Plan
 from quire.foundation.processes.shared_memory import SharedMemory
-from quire.runtime.executor.group_steps import GroupSteps
+from quire.runtime.executor.cpu_rank import GroupSteps
 from quire.runtime.executor.rank_messages import Stop
 from tests.collectives.test_engine_group import Group
 from tests.executor.thread_ranks import Messages

@@ -9,9 +9,9 @@ import pytest
 
 from quire.foundation.messages.workers import Plan
 from quire.foundation.processes.shared_memory import SharedMemory
+from quire.runtime.executor.cpu_rank import SampledTokens, TokenArrivals, without_samples
 from quire.runtime.executor.message_ring import RingReader, RingWriter, ring_bytes
-from quire.runtime.executor.rank_steps import SampledTokens, TokenArrivals, without_samples
-from quire.runtime.executor.stage_rings import max_unread, token_ring_bytes
+from quire.runtime.executor.rank_links import max_unread, token_ring_bytes
 from tests.worker.driver import admitted
 
 STAGES, ROWS = 2, 4

@@ -21,12 +21,10 @@ from quire.foundation.processes.pipe_lines import wait_readable
 from quire.foundation.processes.shared_memory import SharedMemory
 from quire.models.spec import read_spec
 from quire.planning.kv_cache_plan import NumBlocks
-from quire.runtime.executor.group_steps import GroupSteps, engine_group
-from quire.runtime.executor.message_streams import stage_links
+from quire.runtime.executor.cpu_rank import GroupSteps, RankSteps, engine_group, stage_links
 from quire.runtime.executor.rank_adapters import RankAdapters
+from quire.runtime.executor.rank_links import StageRings
 from quire.runtime.executor.rank_messages import LoadAdapter, StepDone, Stop, ToRanks, fingerprint
-from quire.runtime.executor.rank_steps import RankSteps
-from quire.runtime.executor.stage_rings import StageRings
 from quire.runtime.worker.worker import Worker
 
 

@@ -14,7 +14,7 @@ from quire.compute.gguf.model_files import choose, directory_of
 from quire.errors import CheckpointError, ConfigError, ModelNotFoundError, QuireError
 from quire.models.spec import read_spec
 from quire.models.weights import hub
-from quire.models.weights.gguf_models import GgufChoice
+from quire.models.weights.hub import GgufChoice
 from quire.text.tokenizer import load_tokenizer
 from tests.gguf.bytes import (
     ARRAY,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.models.weights.cuda_copy_stream import CudaCopyStream
+from quire.models.weights.gpu_loader import CudaCopyStream
 
 
 def test_a_buffer_that_cannot_be_pinned_is_nobody_elses_error() -> None:

@@ -9,7 +9,7 @@ from quire.foundation.clock import SystemClock
 from quire.models.layers.attention import Heads
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.layer import load_all_weights, weight_specs_of
-from quire.models.layers.moe import Routing
+from quire.models.layers.mlp import Routing
 from quire.models.layers.norm import RMS
 from quire.models.layers.rotary import Positions, Rotary
 from quire.models.quantization.scheme import ExpertNames

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.models.layers.factory import LayerFactory
-from quire.models.layers.moe import Routing
+from quire.models.layers.mlp import Routing
 from quire.models.quantization.scheme import ExpertNames
 from quire.models.weights.checkpoint import StoredTensor
 from quire.models.weights.tensor_options import TensorOptions

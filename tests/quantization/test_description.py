@@ -11,8 +11,7 @@ import pytest
 from quire.cli.settings_fields import settings_of
 from quire.errors import CheckpointError, ConfigError
 from quire.foundation.config import Config
-from quire.models.quantization.description import Quantization, Rule
-from quire.models.quantization.formats import Format, Fp8Format, GroupFormat
+from quire.models.quantization.formats import Format, Fp8Format, GroupFormat, Quantization, Rule
 from quire.models.quantization.parsers import AT_LOAD, PARSERS, read_quantization
 from quire.models.quantization.registry import SCHEMES
 

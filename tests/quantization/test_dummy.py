@@ -7,8 +7,15 @@ import torch
 
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.layer import weight_specs_of
-from quire.models.quantization.description import Quantization, Rule
-from quire.models.quantization.formats import CodebookFormat, Format, Fp8Format, GroupFormat, Int8Format
+from quire.models.quantization.formats import (
+    CodebookFormat,
+    Format,
+    Fp8Format,
+    GroupFormat,
+    Int8Format,
+    Quantization,
+    Rule,
+)
 from quire.models.weights.checkpoint import check_weights
 from quire.models.weights.dummy import SPREAD, DummyCheckpoint
 from quire.models.weights.tensor_options import TensorOptions

@@ -35,7 +35,7 @@ from quire.models.layers.factory import LayerFactory
 from quire.models.lora.updates import AdapterMemory
 from quire.models.model import build_model
 from quire.models.weights.tensor_options import TensorOptions
-from quire.runtime.executor.rank_steps import for_earlier_stage
+from quire.runtime.executor.gpu_rank import for_earlier_stage
 from tests.adapters_as_on_a_gpu import serve_as_a_gpu
 from tests.kernels.triton.compile_cases import NoCard
 from tests.worker.replay_by_running import ReplayByRunning

@@ -7,8 +7,7 @@ al. 2019, section 3).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -18,8 +17,9 @@ from quire.compute.collectives.delta import PartialSum
 from quire.compute.collectives.engine_group import EngineGroup
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.mesh import Span
-from quire.models.quantization.scheme import ExpertsShape
-from quire.models.weights.checkpoint import Checkpoint, WeightSpec
+from quire.models.layers.embedding import Embedding
+from quire.models.quantization.dense import DenseEmbedding
+from quire.models.quantization.scheme import EmbeddingShape, ExpertsShape
 from quire.models.weights.tensor_options import TensorOptions
 
 
@@ -75,74 +75,38 @@ class ExpertsOfEngines:
         return self._engines.reduce(self._experts(x, numbers, weights))
 
 
-class VocabularyEmbedding:
+class VocabularyEmbedding(Embedding):
     """An embedding whose vocabulary is divided over ranks.
 
+    Its `multiply` gives a column for each token of this rank, and one of zeros.
+
     Args:
-        name: The name of the checkpoint's module.
-        vocab_size, width: The shape of the whole weight.
+        shape: The shape of the whole weight.
         part: The tokens of this rank.
         options: The device and dtype of the weight.
         collectives: Add up over all ranks.
         scale: What rows are multiplied by, in the dtype of the options; None: nothing.
-
-    Attributes:
-        weight: The loaded weight in the layout that the kernel `embed` takes: a row for each token of this rank, and
-            one of zeros for all others.
     """
 
     def __init__(
         self,
-        name: str,
-        vocab_size: int,
-        width: int,
+        shape: EmbeddingShape,
         part: Span,
         options: TensorOptions,
         collectives: Collectives,
         scale: float | None = None,
     ) -> None:
-        self._spec = WeightSpec(f"{name}.weight", (vocab_size, width))
+        super().__init__(DenseEmbedding(shape, options, part), shape.width, options, scale)
         self._part = part
-        self._options = options
         self._collectives = collectives
-        self._scale = None if scale is None else float(torch.tensor(scale, dtype=options.dtype))
-        self._embed = kernel("embed", options.device.type)
         self._local_indices = kernel("local_indices", options.device.type)
-        self._linear = kernel("linear", options.device.type)
-        self._pack: Callable[[Tensor], Any] | None = None
-        self.weight: Any
-
-    def weight_specs(self) -> Iterator[WeightSpec]:
-        yield self._spec
-
-    def load_weights(self, checkpoint: Checkpoint) -> None:
-        kind = "embedding" if self._pack is None else "tied embedding"
-        name = f"{kind} {self._spec.name} {self._spec.shape} {self._part}"
-        self.weight = self._options.packed_weights.get(name, lambda: self._read(checkpoint))
-
-    def tie(self) -> None:
-        """Prepare for `multiply`, which a tied head calls. Must be called before the weight is loaded."""
-        self._pack = kernel("pack_tied", self._options.device.type)
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """Look up the tokens' vectors: [tokens] int64 → [tokens, width], of the options' dtype."""
         rows = torch.empty_like(tokens)
         self._local_indices(tokens, self._part.start, self._part.count, rows)
-        x = torch.empty((len(tokens), self._spec.shape[1]), dtype=self._options.dtype, device=self._options.device)
-        self._embed(rows, self.weight, self._scale, x)
+        x = super().__call__(rows)
         self._collectives.all_reduce(x)
         return x
-
-    def multiply(self, x: Tensor) -> Tensor:
-        """x Wᵀ with this rank's rows of the weight, and a column of zeros: [tokens, width] → [tokens, rows + 1]."""
-        y: Tensor = self._linear(x, self.weight, None)
-        return y
-
-    def _read(self, checkpoint: Checkpoint) -> Any:
-        count, width = self._part.count, self._spec.shape[1]
-        weight = torch.zeros((count + 1, width), dtype=self._options.dtype, device=self._options.device)
-        checkpoint.read(self._spec.name, weight[:count], (self._part.start, 0))
-        return weight if self._pack is None else self._pack(weight)
 
 
 class GatheredLogits:

@@ -7,26 +7,19 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from quire.models.layers.divided import VocabularyEmbedding
-from quire.models.quantization.scheme import EmbeddingScheme, EmbeddingShape, EmbeddingWeight
+from quire.models.quantization.scheme import EmbeddingWeight
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
 
 
 class Embedding:
-    """A row of the weight for each token, times `scale` in the dtype of the options.
+    """A row of the weight for each token, times `scale` in the dtype of the options."""
 
-    Attributes:
-        weight: In whatever form its scheme keeps it.
-    """
-
-    def __init__(
-        self, shape: EmbeddingShape, scheme: EmbeddingScheme, options: TensorOptions, scale: float | None = None
-    ) -> None:
-        self._width = shape.width
+    def __init__(self, weight: EmbeddingWeight, width: int, options: TensorOptions, scale: float | None = None) -> None:
+        self._width = width
         self._options = options
         self._scale = None if scale is None else float(torch.tensor(scale, dtype=options.dtype))
-        self.weight: EmbeddingWeight = scheme.embedding(shape, options)
+        self.weight = weight
 
     def weight_specs(self) -> Iterator[WeightSpec]:
         yield from self.weight.weight_specs()
@@ -52,7 +45,7 @@ class Embedding:
 class TiedHead:
     """Logits from the embedding's own weight, in a form that the look-up takes as well."""
 
-    def __init__(self, embedding: Embedding | VocabularyEmbedding) -> None:
+    def __init__(self, embedding: Embedding) -> None:
         embedding.tie()
         self._embedding = embedding
 

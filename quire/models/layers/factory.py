@@ -17,18 +17,16 @@ from quire.compute.collectives.collectives import Collectives, OneRank
 from quire.compute.collectives.delta import Delta
 from quire.compute.collectives.engine_group import EngineGroup
 from quire.compute.mesh import Mesh, Span
-from quire.models.layers.adapted_experts import AdaptedExperts, SeparatelyAdaptedExperts
-from quire.models.layers.adapted_linear import AdaptedLinear
+from quire.models.layers.adapted import AdaptedExperts, AdaptedLinear, SeparatelyAdaptedExperts
 from quire.models.layers.attention import Attention, Heads
 from quire.models.layers.divided import ExpertsOfEngines, GatheredLogits, SummedOverRanks, VocabularyEmbedding
 from quire.models.layers.embedding import Embedding, TiedHead
 from quire.models.layers.layer import Layer
 from quire.models.layers.linear import Linear, Projection
-from quire.models.layers.mlp import GATED, MLP, PLAIN
-from quire.models.layers.moe import Experts, MixtureOfExperts, Routing
+from quire.models.layers.mlp import GATED, MLP, PLAIN, Experts, MixtureOfExperts, Routing
 from quire.models.layers.norm import RMS, LayerNorm, RMSNorm
 from quire.models.lora.updates import LowRankUpdates
-from quire.models.quantization.description import Quantization
+from quire.models.quantization.formats import Quantization
 from quire.models.quantization.registry import embedding_scheme_of, scheme_of
 from quire.models.quantization.scheme import (
     EmbeddingShape,
@@ -147,22 +145,19 @@ class LayerFactory:
         """A layer norm with a bias."""
         return self.remember(LayerNorm(name, width, eps, self.options))
 
-    def embedding(
-        self, name: str, count: int, width: int, scale: float | None = None
-    ) -> Embedding | VocabularyEmbedding:
+    def embedding(self, name: str, count: int, width: int, scale: float | None = None) -> Embedding:
         """Embeddings of tokens, divided over ranks."""
+        shape = EmbeddingShape(name, count, width)
         if self._mesh.tp == 1:
-            return self._embedding(EmbeddingShape(name, count, width), scale)
+            return self._embedding(shape, scale)
         part = self._mesh.padded_part(count)
-        return self.remember(VocabularyEmbedding(name, count, width, part, self.options, self._collectives, scale))
+        return self.remember(VocabularyEmbedding(shape, part, self.options, self._collectives, scale))
 
     def positions(self, name: str, count: int, width: int) -> Embedding:
         """Embeddings of positions: small, so every rank has all of them."""
         return self._embedding(EmbeddingShape(name, count, width))
 
-    def head(
-        self, name: str, embedding: Embedding | VocabularyEmbedding | None, vocab_size: int, width: int
-    ) -> Callable[[Tensor], Tensor]:
+    def head(self, name: str, embedding: Embedding | None, vocab_size: int, width: int) -> Callable[[Tensor], Tensor]:
         """The projection to logits; from `embedding`'s weight where one is given."""
         if self._mesh.tp == 1:
             return self._head(embedding, LinearShape((name,), (vocab_size,), width))
@@ -274,13 +269,13 @@ class LayerFactory:
         return Cut(begin, tuple(spans))
 
     def _head(
-        self, embedding: Embedding | VocabularyEmbedding | None, shape: LinearShape, part: LinearPart | None = None
+        self, embedding: Embedding | None, shape: LinearShape, part: LinearPart | None = None
     ) -> Callable[[Tensor], Tensor]:
         return self._linear(shape, False, part) if embedding is None else TiedHead(embedding)
 
     def _embedding(self, shape: EmbeddingShape, scale: float | None = None) -> Embedding:
         scheme = embedding_scheme_of(self._quantization.format_of(shape.name) if self._quantization else None)
-        return self.remember(Embedding(shape, scheme, self.options, scale))
+        return self.remember(Embedding(scheme.embedding(shape, self.options), shape.width, self.options, scale))
 
     def _linear(self, shape: LinearShape, bias: bool, part: LinearPart | None = None) -> Linear:
         return self.remember(Linear(shape, bias, self._scheme(*shape.names), self.options, part))

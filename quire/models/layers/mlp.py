@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from quire.compute.collectives.delta import Delta
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.quantized_rows import Rows
+from quire.compute.mesh import Span
 from quire.models.layers.linear import Projection
+from quire.models.quantization.scheme import AdaptableExperts, ExpertsShape, RowForm, SeparateExperts, WeightScheme
+from quire.models.weights.checkpoint import Checkpoint, WeightSpec
+from quire.models.weights.shards import Cut, Shards
 from quire.models.weights.tensor_options import TensorOptions
 
 GATED: dict[str, str] = {
@@ -49,3 +54,94 @@ class MLP:
         hidden = x.new_empty((x.shape[0], self._width))
         self._activate(self._up(x), hidden)
         return self._down(hidden)
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How tokens go to experts: `count` there are, and `chosen` serve a token; see the kernel `route`."""
+
+    count: int
+    chosen: int
+    renormalise: bool
+
+
+class Experts:
+    """The gated MLPs of one layer's experts, in whatever form the scheme keeps them.
+
+    Args:
+        shape: Theirs.
+        scheme: Loads their weights and multiplies with them.
+        options: The device and dtype of all.
+        whole: All experts of the layer, undivided, all of which a checkpoint must have; None: these are.
+        cut: Which part of each one's width is this rank's; None: all of it.
+    """
+
+    def __init__(
+        self,
+        shape: ExpertsShape,
+        scheme: WeightScheme,
+        options: TensorOptions,
+        whole: ExpertsShape | None = None,
+        cut: Cut | None = None,
+    ) -> None:
+        self._weights = scheme.experts(shape, options)
+        specs = (self._weights if whole is None else scheme.experts(whole, options)).weight_specs()
+        self._shards = Shards(specs, self._weights.weight_specs(), lambda module: cut) if cut else Shards(specs)
+
+    @property
+    def separate(self) -> SeparateExperts | None:
+        """Each expert's products, where its weights lie apart."""
+        return self._weights if isinstance(self._weights, SeparateExperts) else None
+
+    @property
+    def adaptable(self) -> AdaptableExperts | None:
+        """All experts' products with what adapters add, where their weights take it."""
+        return self._weights if isinstance(self._weights, AdaptableExperts) else None
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        yield from self._shards.specs
+
+    def load_weights(self, checkpoint: Checkpoint) -> None:
+        self._weights.load(self._shards.of(checkpoint))
+
+    def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+        """x [tokens, hidden], each token's experts and their weights [tokens, chosen] → [tokens, hidden]."""
+        return self._weights.multiply(x, numbers, weights)
+
+
+class MixtureOfExperts:
+    """Each token goes to a few experts; their outputs are summed by the router's weights.
+
+    Args:
+        router: [tokens, hidden] → [tokens, experts].
+        experts: As `Experts.__call__`.
+        routing: See Routing.
+        options: The device of all.
+        own: Those that are here, and add to the output; None: all are.
+
+    Attributes:
+        row_form: None: router and experts take dense rows.
+    """
+
+    row_form: RowForm | None = None
+
+    def __init__(
+        self,
+        router: Projection,
+        experts: Callable[..., Delta],
+        routing: Routing,
+        options: TensorOptions,
+        own: Span | None = None,
+    ) -> None:
+        self._router = router
+        self._experts = experts
+        self._routing = routing
+        self._own = (0, None) if own is None else (own.start, own.count)
+        self._route = kernel("route", options.device.type)
+
+    def __call__(self, x: Rows) -> Delta:
+        """[tokens, hidden] → [tokens, hidden]."""
+        assert isinstance(x, Tensor)
+        chosen, renormalise = self._routing.chosen, self._routing.renormalise
+        weights, numbers = self._route(self._router(x), chosen, renormalise, *self._own)
+        return self._experts(x, numbers, weights)

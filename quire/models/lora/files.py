@@ -18,13 +18,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quire.errors import CheckpointError
-from quire.models.lora.fused_experts import DOWN, by_expert, experts_of, parameter_of
 from quire.models.lora.magnitudes import BaseNorms, OpenCheckpoint
 from quire.models.lora.settings import AdapterSettings, read_settings
 from quire.models.lora.targets import take_spans
 from quire.models.lora.updates import HostAdapter, LowRankUpdates
-from quire.models.weights.headers import text_name
+from quire.models.quantization.scheme import ExpertsShape
+from quire.models.weights.safetensors_files import text_name
 
+_WRAPPED = ".base_layer"
+GATE_UP, DOWN = "gate_up_proj", "down_proj"
 WEIGHTS = "adapter_model.safetensors"
 _PICKLED = "adapter_model.bin"
 _NAME = re.compile(
@@ -39,6 +41,41 @@ _REASONS = (
     ("embed_tokens.", "changed embeddings are not served: merge the adapter into the model"),
 )
 _READABLE = ("F32", "F16", "BF16", "F64")
+
+
+def experts_of(module: str) -> str:
+    """The module of experts that a tensor of this module is of."""
+    return module.removesuffix(_WRAPPED)
+
+
+def parameter_of(shape: ExpertsShape, a: tuple[int, ...], b: tuple[int, ...]) -> str | None:
+    """Which parameter tensors of these shapes change: GATE_UP or DOWN; None: neither."""
+    if len(a) != 2 or len(b) != 2 or a[0] != b[1]:
+        return None
+    return {(shape.hidden, 2 * shape.width): GATE_UP, (shape.width, shape.hidden): DOWN}.get((a[1], b[0]))
+
+
+def by_expert(shape: ExpertsShape, parameter: str, a: Tensor, b: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Of each expert's projections the module's name, A [rank, columns] and B [rows, rank].
+
+    Args:
+        shape: Of the experts.
+        parameter: See parameter_of.
+        a: [experts · rank, columns].
+        b: [rows, rank · experts].
+    """
+    all_a = a.view(shape.count, -1, a.shape[1])
+    all_b = b.view(len(b), -1, shape.count)
+    names = shape.names
+    for number in range(shape.count):
+        own_a, own_b = all_a[number], all_b[:, :, number]
+        expert = f"{shape.name}.{number}"
+        if parameter == DOWN:
+            yield f"{expert}.{names.down}", own_a, own_b
+            continue
+        gate, up = own_b.chunk(2)
+        yield f"{expert}.{names.gate}", own_a, gate
+        yield f"{expert}.{names.up}", own_a, up
 
 
 @dataclass

@@ -248,7 +248,7 @@ class LowRankUpdates:
         self.experts[whole.name] = whole
         updates, first = [], len(self._updates)
         for number in shape.numbers:
-            own_parts = zip(_expert_products(shape, number), _expert_products(whole, number), strict=True)
+            own_parts = zip(shape.products(number), whole.products(number), strict=True)
             gate_up, down = (
                 self.update_of(own, LinearPart(each, {} if cut is None else dict.fromkeys(each.names, cut)))
                 for own, each in own_parts
@@ -356,13 +356,6 @@ def _stacked(each: Sequence[LowRankWeights]) -> StackedLowRank:
         return first.as_strided(shape, (first.stride(0), apart, *first.stride()[1:]))
 
     return StackedLowRank(*(stack([getattr(one, field) for one in each]) for field in StackedLowRank._fields))
-
-
-def _expert_products(shape: ExpertsShape, number: int) -> tuple[LinearShape, LinearShape]:
-    """Return the shapes of one expert's products: gate and up together, and down."""
-    gate, up, down = (f"{shape.name}.{number}.{each}" for each in shape.names)
-    gate_up = LinearShape((gate, up), (shape.width, shape.width), shape.hidden)
-    return gate_up, LinearShape((down,), (shape.hidden,), shape.width)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference.experts import Coded, ExpertAdapters, experts, stack_weights
+from quire.compute.kernels.reference.experts import Coded, experts, stack_weights
 from quire.compute.kernels.reference.linear import GroupedWeight
 from quire.errors import CheckpointError
+from quire.models.quantization.dense import KernelExperts
 from quire.models.quantization.scheme import ExpertsShape, ExpertWeights, LinearShape, LinearWeight
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
@@ -35,12 +35,7 @@ class CodedLinearWeight(LinearWeight, Protocol):
 
 
 class CodedScheme:
-    """The WeightScheme of a format whose weights are codes.
-
-    Args:
-        weight: The class of its linear weights.
-        form: The format.
-    """
+    """The WeightScheme of a format whose linear weights are of the class `weight`."""
 
     def __init__(self, weight: Callable[[Any, LinearShape, TensorOptions], CodedLinearWeight], form: object) -> None:
         self._weight = weight
@@ -83,48 +78,17 @@ def _multiply(x: Tensor, weight: LinearWeight, bias: None) -> Tensor:
     return weight.multiply(x, bias)
 
 
-class StackedCodes:
-    """ExpertWeights and AdaptableExperts of two stacks of codes: one of gates and ups, one of downs.
-
-    Args:
-        shape: The experts' sizes and names.
-        options: The device.
-    """
-
-    _stacks: tuple[Coded, Coded]
-
-    def __init__(self, shape: ExpertsShape, options: TensorOptions) -> None:
-        self._shape = shape
-        self._options = options
-        self._experts = kernel("coded_experts", options.device.type)
-
-    def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
-        out = torch.empty_like(x)
-        self._experts(x, *self._stacks, numbers, weights, out, self._shape.others)
-        return out
-
-    def multiply_adapted(self, x: Tensor, numbers: Tensor, weights: Tensor, adapters: ExpertAdapters) -> Tensor:
-        out = torch.empty_like(x)
-        self._experts(x, *self._stacks, numbers, weights, out, self._shape.others, adapters)
-        return out
-
-
-class StackedExperts(StackedCodes):
+class StackedExperts(KernelExperts):
     """ExpertWeights of any coded scheme, stacked into one product for a GPU."""
 
     def __init__(self, linear: MakeWeight[CodedLinearWeight], shape: ExpertsShape, options: TensorOptions) -> None:
-        super().__init__(shape, options)
+        super().__init__("coded_experts", shape, options)
         self._gate_up, self._down = _weights_of(linear, shape, options)
 
     def weight_specs(self) -> Iterator[WeightSpec]:
         return _specs_of(self._gate_up, self._down)
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Read all experts and stack them. Called once, in any thread.
-
-        Raises:
-            CheckpointError: Columns are reordered, differently for each expert.
-        """
         self._stacks = self._stacked(self._gate_up, checkpoint), self._stacked(self._down, checkpoint)
 
     def _stacked(self, weights: list[CodedLinearWeight], checkpoint: Checkpoint) -> Coded:
@@ -143,14 +107,8 @@ class StackedExperts(StackedCodes):
 
 def _weights_of(linear: MakeWeight[W], shape: ExpertsShape, options: TensorOptions) -> tuple[list[W], list[W]]:
     """Make the weights of all experts' gates and ups, and of their downs."""
-
-    def weight(expert: int, projections: tuple[str, ...], rows: int, columns: int) -> W:
-        modules = tuple(f"{shape.name}.{expert}.{projection}" for projection in projections)
-        return linear(LinearShape(modules, (rows,) * len(modules), columns), options)
-
-    names = shape.names
-    gate_up = [weight(number, (names.gate, names.up), shape.width, shape.hidden) for number in shape.numbers]
-    return gate_up, [weight(number, (names.down,), shape.hidden, shape.width) for number in shape.numbers]
+    products = [shape.products(number) for number in shape.numbers]
+    return [linear(each, options) for each, _ in products], [linear(each, options) for _, each in products]
 
 
 def _specs_of(gate_up: Sequence[LinearWeight], down: Sequence[LinearWeight]) -> Iterator[WeightSpec]:

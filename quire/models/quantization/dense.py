@@ -12,6 +12,7 @@ from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.experts import ExpertAdapters
 from quire.compute.kernels.reference.lora import LowRankWeights, Tiles
 from quire.compute.kernels.reference.quantized_rows import Rows
+from quire.compute.mesh import Span
 from quire.models.quantization.scheme import EmbeddingShape, ExpertsShape, LinearShape, RowForm
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
@@ -30,20 +31,38 @@ class Dense:
         return DenseExperts(shape, options)
 
 
-class DenseWeight:
-    """A LinearWeight in the model's dtype."""
+class KernelWeight:
+    """The products of a LinearWeight: the op `op` and its `…_silu_and_mul`, of a weight in the form that they take."""
 
-    library_product: str | None = "linear"
+    library_product: str | None = None
     row_form: RowForm | None = None
 
-    def __init__(self, shape: LinearShape, options: TensorOptions) -> None:
+    def __init__(self, op: str, shape: LinearShape, options: TensorOptions) -> None:
         self._shape = shape
         self._options = options
+        self._linear = kernel(op, options.device.type)
+        self._linear_silu_and_mul = kernel(f"{op}_silu_and_mul", options.device.type)
+        self._weight: Any
+
+    def multiply(self, x: Rows, bias: Tensor | None) -> Tensor:
+        y: Tensor = self._linear(x, self._weight, bias)
+        return y
+
+    def multiply_silu_and_mul(self, x: Rows, bias: Tensor | None) -> Tensor:
+        out = x.new_empty((x.shape[0], self._shape.outputs // 2))
+        self._linear_silu_and_mul(x, self._weight, bias, out)
+        return out
+
+
+class DenseWeight(KernelWeight):
+    """A LinearWeight in the model's dtype."""
+
+    library_product = "linear"
+
+    def __init__(self, shape: LinearShape, options: TensorOptions) -> None:
+        super().__init__("linear", shape, options)
         self._pack = kernel("pack_linear", options.device.type)
-        self._linear = kernel("linear", options.device.type)
-        self._linear_silu_and_mul = kernel("linear_silu_and_mul", options.device.type)
         self._linear_and_shrink = kernel("linear_and_shrink", options.device.type)
-        self._packed: Any
 
     def weight_specs(self) -> Iterator[WeightSpec]:
         yield from dense_specs(self._shape)
@@ -51,25 +70,14 @@ class DenseWeight:
     def load(self, checkpoint: Checkpoint) -> None:
         shape = self._shape
         name = f"linear {shape.names} {shape.rows} × {shape.columns}"
-        self._packed = self._options.packed_weights.get(
+        self._weight = self._options.packed_weights.get(
             name, lambda: self._pack(read_dense(shape, checkpoint, self._options))
         )
-
-    def multiply(self, x: Rows, bias: Tensor | None) -> Tensor:
-        assert isinstance(x, Tensor)
-        y: Tensor = self._linear(x, self._packed, bias)
-        return y
-
-    def multiply_silu_and_mul(self, x: Rows, bias: Tensor | None) -> Tensor:
-        assert isinstance(x, Tensor)
-        out = x.new_empty((x.shape[0], self._shape.outputs // 2))
-        self._linear_silu_and_mul(x, self._packed, bias, out)
-        return out
 
     def multiply_and_shrink(
         self, x: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles
     ) -> tuple[Tensor, Tensor]:
-        both: tuple[Tensor, Tensor] = self._linear_and_shrink(x, self._packed, bias, weights, tiles)
+        both: tuple[Tensor, Tensor] = self._linear_and_shrink(x, self._weight, bias, weights, tiles)
         return both
 
 
@@ -104,13 +112,19 @@ def read_tensor(
 class DenseEmbedding:
     """An EmbeddingWeight in the model's dtype.
 
+    Args:
+        shape: The shape of the whole weight.
+        options: The device and dtype.
+        part: This rank's rows, behind which the weight gets a row of zeros for all others; None: it has all rows.
+
     Attributes:
         data: The loaded weight in the layout that the kernel `embed` takes.
     """
 
-    def __init__(self, shape: EmbeddingShape, options: TensorOptions) -> None:
+    def __init__(self, shape: EmbeddingShape, options: TensorOptions, part: Span | None = None) -> None:
         self._spec = WeightSpec(f"{shape.name}.weight", (shape.count, shape.width))
         self._options = options
+        self._part = part
         self._embed = kernel("embed", options.device.type)
         self._linear = kernel("linear", options.device.type)
         self._pack: Callable[[Tensor], Any] | None = None
@@ -124,7 +138,7 @@ class DenseEmbedding:
 
     def load(self, checkpoint: Checkpoint) -> None:
         kind = "embedding" if self._pack is None else "tied embedding"
-        name = f"{kind} {self._spec.name} {self._spec.shape}"
+        name = f"{kind} {self._spec.name} {self._spec.shape}{'' if self._part is None else f' {self._part}'}"
         self.data = self._options.packed_weights.get(name, lambda: self._read(checkpoint))
 
     def take(self, tokens: Tensor, scale: float | None, out: Tensor) -> None:
@@ -135,21 +149,40 @@ class DenseEmbedding:
         return logits
 
     def _read(self, checkpoint: Checkpoint) -> Any:
-        weight = torch.empty(self._spec.shape, dtype=self._options.dtype, device=self._options.device)
-        checkpoint.read(self._spec.name, weight)
+        count, width = self._spec.shape
+        begin, own, zeros = (0, count, 0) if self._part is None else (self._part.start, self._part.count, 1)
+        weight = torch.empty((own + zeros, width), dtype=self._options.dtype, device=self._options.device)
+        weight[own:].zero_()
+        checkpoint.read(self._spec.name, weight[:own], (begin, 0))
         return weight if self._pack is None else self._pack(weight)
 
 
-class DenseExperts:
+class KernelExperts:
+    """The products of ExpertWeights and AdaptableExperts: the op `op`, of all gates and ups, and of all downs."""
+
+    def __init__(self, op: str, shape: ExpertsShape, options: TensorOptions) -> None:
+        self._shape = shape
+        self._options = options
+        self._experts = kernel(op, options.device.type)
+        self._stacks: tuple[Any, Any]
+
+    def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        self._experts(x, *self._stacks, numbers, weights, out, self._shape.others)
+        return out
+
+    def multiply_adapted(self, x: Tensor, numbers: Tensor, weights: Tensor, adapters: ExpertAdapters) -> Tensor:
+        out = torch.empty_like(x)
+        self._experts(x, *self._stacks, numbers, weights, out, self._shape.others, adapters)
+        return out
+
+
+class DenseExperts(KernelExperts):
     """ExpertWeights in the model's dtype, also for adapters of experts."""
 
     def __init__(self, shape: ExpertsShape, options: TensorOptions) -> None:
-        self._shape = shape
-        self._options = options
-        self._experts = kernel("experts", options.device.type)
+        super().__init__("experts", shape, options)
         self._pack = kernel("pack_experts", options.device.type)
-        self._gate_up: Sequence[Tensor] | Tensor
-        self._down: Sequence[Tensor] | Tensor
 
     def weight_specs(self) -> Iterator[WeightSpec]:
         shape = self._shape
@@ -159,25 +192,15 @@ class DenseExperts:
             yield WeightSpec(f"{shape.name}.{number}.{shape.names.down}.weight", (shape.hidden, shape.width))
 
     def load(self, checkpoint: Checkpoint) -> None:
-        shape = self._shape
-        self._gate_up = self._load(checkpoint, (shape.names.gate, shape.names.up), shape.width, shape.hidden)
-        self._down = self._load(checkpoint, (shape.names.down,), shape.hidden, shape.width)
-
-    def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
-        out = torch.empty_like(x)
-        self._experts(x, self._gate_up, self._down, numbers, weights, out, self._shape.others)
-        return out
-
-    def multiply_adapted(self, x: Tensor, numbers: Tensor, weights: Tensor, adapters: ExpertAdapters) -> Tensor:
-        out = torch.empty_like(x)
-        self._experts(x, self._gate_up, self._down, numbers, weights, out, self._shape.others, adapters)
-        return out
+        shape, names = self._shape, self._shape.names
+        gate_up = self._load(checkpoint, (names.gate, names.up), shape.width, shape.hidden)
+        self._stacks = gate_up, self._load(checkpoint, (names.down,), shape.hidden, shape.width)
 
     def gate_up(self, number: int, x: Tensor) -> Tensor:
-        return self._multiply_one(x, self._gate_up, number)
+        return self._multiply_one(x, self._stacks[0], number)
 
     def down(self, number: int, x: Tensor) -> Tensor:
-        return self._multiply_one(x, self._down, number)
+        return self._multiply_one(x, self._stacks[1], number)
 
     def _multiply_one(self, x: Tensor, weights: Sequence[Tensor] | Tensor, number: int) -> Tensor:
         y: Tensor = kernel("expert_linear", self._options.device.type)(x, weights, number)

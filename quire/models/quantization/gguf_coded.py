@@ -17,8 +17,7 @@ from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.experts import ExpertAdapters, stack_weights
 from quire.compute.kernels.reference.gguf_blocks import Unpacked, unpack
 from quire.compute.kernels.reference.linear import CodebookWeight, GroupedWeight, pack_codebook, pack_grouped
-from quire.models.quantization.coded_experts import StackedCodes
-from quire.models.quantization.dense import DenseExperts
+from quire.models.quantization.dense import DenseExperts, KernelExperts
 from quire.models.quantization.formats import GgufFormat
 from quire.models.quantization.scheme import ExpertsShape, LinearShape
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
@@ -60,30 +59,26 @@ class CodedPart:
         self._linear_silu_and_mul(x, self._weight, bias, out)
 
 
-class StackedBlocks(StackedCodes):
+class StackedBlocks(KernelExperts):
     """ExpertWeights of a GGUF file whose gates and ups have one type, and whose downs have one, maybe another."""
 
     def __init__(self, types: tuple[str, str], shape: ExpertsShape, options: TensorOptions) -> None:
-        super().__init__(shape, options)
+        super().__init__("coded_experts", shape, options)
         self._types = types
 
     def weight_specs(self) -> Iterator[WeightSpec]:
         yield from DenseExperts(self._shape, self._options).weight_specs()
 
     def load(self, checkpoint: Checkpoint) -> None:
-        shape, device = self._shape, self._options.device
+        device, shapes = self._options.device, [self._shape.products(number) for number in self._shape.numbers]
 
-        def weight_of(number: int, projections: tuple[str, ...], rows: int, columns: int, name: str) -> _Coded:
-            modules = tuple(f"{shape.name}.{number}.{projection}" for projection in projections)
-            return read_coded(LinearShape(modules, (rows,) * len(modules), columns), name, checkpoint, device)
+        def stacked(product: int) -> _Coded:
+            name = self._types[product]
+            return stack_weights(
+                len(shapes), lambda index: read_coded(shapes[index][product], name, checkpoint, device)
+            )
 
-        names, (of_gates, of_downs) = shape.names, self._types
-        gates = (names.gate, names.up), shape.width, shape.hidden, of_gates
-        downs = (names.down,), shape.hidden, shape.width, of_downs
-        self._stacks = (
-            stack_weights(shape.count, lambda number: weight_of(shape.numbers[number], *gates)),
-            stack_weights(shape.count, lambda number: weight_of(shape.numbers[number], *downs)),
-        )
+        self._stacks = stacked(0), stacked(1)
 
 
 class GgufExperts:

@@ -1,5 +1,5 @@
 """How many bytes quantized weights take where they live: from the headers of a checkpoint's files, or, where there are
-none, from how many weights there are. Imports no torch.
+no files, from the number of weights. Imports no torch.
 """
 
 from __future__ import annotations
@@ -9,13 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.models.quantization.description import Quantization
-from quire.models.quantization.formats import MICROSCALED, CodebookFormat, Format, Fp8Format, GgufFormat, GroupFormat
-from quire.models.weights.headers import headers_of, text_name
+from quire.models.quantization.formats import (
+    MICROSCALED,
+    CodebookFormat,
+    Format,
+    Fp8Format,
+    GgufFormat,
+    GroupFormat,
+    Quantization,
+)
+from quire.models.weights.safetensors_files import located_tensors, text_name
 
 _SCALE_BYTES = 4
 _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16}
-"""By safetensors' words; all others have 8."""
+"""Bits of safetensors' dtypes; all others have 8."""
 _CONVERTED = ("F64", "F32", "F16", "BF16")
 _SCALES = ("scales", "weight_scale", "weight_scale_inv", "absmax", "SCB")
 _SCALES_AS_STORED = ("F8_E4M3", "F8_E8M0", "U8")
@@ -35,11 +42,8 @@ _LOOKED_UP = ("embed_tokens", "wte", "wpe")
 
 @dataclass(frozen=True)
 class HeldWeights:
-    """What a model's weights take.
-
-    Attributes:
-        dense: Weights of the model's dtype.
-        fixed: Bytes of all others, and of scales.
+    """What a model's weights take: the number of weights in the model's dtype, and the bytes of all others and of
+    scales.
     """
 
     dense: int
@@ -47,9 +51,9 @@ class HeldWeights:
 
 
 def held_in(directory: Path, quantization: Quantization, tied: bool) -> HeldWeights | None:
-    """Of the checkpoint in this directory; None where it has no files, or `held_weights` has none.
+    """What the weights of a directory's checkpoint take; None if it has no files, or `held_weights` cannot tell.
 
-    A GGUF model's description has it; it is of a processor, which keeps types as they are.
+    A GGUF model's description says it, for a processor, which keeps types as they are.
     """
     form = quantization.rules[0].format
     if isinstance(form, GgufFormat):
@@ -59,16 +63,19 @@ def held_in(directory: Path, quantization: Quantization, tied: bool) -> HeldWeig
 
 
 def held_weights(files: Sequence[Path], quantization: Quantization, tied: bool) -> HeldWeights | None:
-    """Of a checkpoint's safetensors files; None where they cannot be read, which reading weights will say.
+    """What the weights of safetensors files take; None if these cannot be read, which reading the weights reports.
 
     Args:
-        tied: A head of its own is not kept.
+        files: The checkpoint's files.
+        quantization: Which modules have which format.
+        tied: Whether the head is the embedding, so that a head of its own is not kept.
     """
     dense = fixed = 0
     try:
-        for stored, dtype, shape in headers_of(files):
+        for stored, tensor in located_tensors(files):
             if (name := text_name(stored)) is None:
                 continue
+            dtype, shape = tensor.dtype, tensor.shape
             module, _, kind = name.rpartition(".")
             if kind in _NOT_KEPT or (tied and module == "lm_head"):
                 continue
@@ -88,18 +95,19 @@ def held_weights(files: Sequence[Path], quantization: Quantization, tied: bool) 
 
 
 def expected_weights(weights: int, linear: int, columns: int, form: Format | None) -> HeldWeights:
-    """Of a checkpoint that is not there.
+    """What the weights of a checkpoint take that is not there.
 
     Args:
-        weights: All of a model's.
-        linear: Those among them that this format has.
-        columns: Of a usual linear layer.
+        weights: The number of a model's weights.
+        linear: How many of them have this format.
+        columns: The inputs of a usual linear layer.
+        form: The format; None: all weights are dense.
     """
     return HeldWeights(weights, 0) if form is None else HeldWeights(weights - linear, _bytes_of(linear, columns, form))
 
 
 def _bytes_of(weights: int, columns: int, form: Format) -> int:
-    """Of so many weights in this format."""
+    """Bytes of so many weights in this format."""
     if isinstance(form, GroupFormat):
         groups = weights // (form.group or columns)
         return weights * form.bits // 8 + groups * (_SCALE_BYTES + _ZERO_POINT_BYTES)
@@ -110,7 +118,7 @@ def _bytes_of(weights: int, columns: int, form: Format) -> int:
 
 
 def _factors_of(form: Format | None) -> int:
-    """Bytes of what each output has on top of its scales."""
+    """Bytes of the factor that each output has besides its scales."""
     return _SCALE_BYTES if isinstance(form, CodebookFormat) and form.group < MICROSCALED else 0
 
 
@@ -119,7 +127,7 @@ def _factor_bytes(module: str, shape: Sequence[int], quantization: Quantization)
 
 
 def _format_at_load(module: str, kind: str, quantization: Quantization) -> Format | None:
-    """Of a dense weight that is quantized as it is loaded; None: it stays dense."""
+    """The format of a dense weight that is quantized as it is loaded; None: it stays dense."""
     form = quantization.format_of(module)
     is_linear = kind == "weight" and module.rpartition(".")[2] not in _LOOKED_UP and not module.endswith("norm")
     at_load = isinstance(form, (Fp8Format, CodebookFormat)) and form.at_load

@@ -10,8 +10,19 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from quire.errors import ConfigError
-from quire.models.quantization.description import Quantization, Rule, glob, listed, refused
-from quire.models.quantization.formats import CodebookFormat, Format, Fp8Format, GgufFormat, GroupFormat, Int8Format
+from quire.models.quantization.formats import (
+    CodebookFormat,
+    Format,
+    Fp8Format,
+    GgufFormat,
+    GroupFormat,
+    Int8Format,
+    Quantization,
+    Rule,
+    glob,
+    listed,
+    refused,
+)
 
 _ALL = ("Linear",)
 _GROUPED_BITS = (4, 8)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.linear import ScaledWeight
-from quire.compute.kernels.reference.quantized_rows import LARGEST, Rows, quantize_rows
+from quire.compute.kernels.reference.quantized_rows import LARGEST, quantize_rows
 from quire.errors import CheckpointError
-from quire.models.quantization.dense import dense_specs, read_dense
+from quire.models.quantization.dense import KernelWeight, dense_specs, read_dense, read_tensor
 from quire.models.quantization.formats import Fp8Format, Int8Format
 from quire.models.quantization.scheme import LinearShape, RowForm
 from quire.models.weights.checkpoint import Checkpoint, DummyValues, WeightSpec
@@ -22,7 +21,7 @@ FIRST_WITH_FP8 = (8, 9)
 """Compute capability of the first GPUs whose matrix units take fp8."""
 
 
-class ScaledLinearWeight:
+class ScaledLinearWeight(KernelWeight):
     """A LinearWeight of 8-bit codes with scales, fp8 or int8, whose product quantizes activations too.
 
     Raises:
@@ -31,20 +30,15 @@ class ScaledLinearWeight:
 
     def __init__(self, form: Fp8Format | Int8Format, shape: LinearShape, options: TensorOptions) -> None:
         _check_device(form, options.device)
+        super().__init__("scaled_linear", shape, options)
         self._form = form
-        self._shape = shape
-        self._options = options
         is_fp8 = isinstance(form, Fp8Format)
         self._dtype, self._stored_dtype = (torch.float8_e4m3fn, "F8_E4M3") if is_fp8 else (torch.int8, "I8")
         self._largest = LARGEST[self._dtype]
         self.library_product = "scaled_linear" if is_fp8 and form.scales != "block" else None
-        self.row_form: RowForm | None = None
         if form.scales != "block" and options.device.type == "cuda":
             self.row_form = RowForm(self._dtype, dense_up_to=int(is_fp8))  # a single row is not quantized for fp8
-        self._linear = kernel("scaled_linear", options.device.type)
-        self._linear_silu_and_mul = kernel("scaled_linear_silu_and_mul", options.device.type)
         self._pack = kernel("pack_scaled", options.device.type)
-        self._weight: Any
 
     def weight_specs(self) -> Iterator[WeightSpec]:
         form, shape = self._form, self._shape
@@ -72,15 +66,6 @@ class ScaledLinearWeight:
             checkpoint.read(f"{name}.weight", part)
         return ScaledWeight(codes, *self._read_scales(checkpoint))
 
-    def multiply(self, x: Rows, bias: Tensor | None) -> Tensor:
-        y: Tensor = self._linear(x, self._weight, bias)
-        return y
-
-    def multiply_silu_and_mul(self, x: Rows, bias: Tensor | None) -> Tensor:
-        out = x.new_empty((x.shape[0], self._shape.outputs // 2))
-        self._linear_silu_and_mul(x, self._weight, bias, out)
-        return out
-
     def _scale_specs(self, name: str, rows: int) -> Iterator[WeightSpec]:
         form = self._form
         dummy = DummyValues("scales", self._largest)
@@ -103,10 +88,10 @@ class ScaledLinearWeight:
         return -(-rows // form.block[0]), -(-self._shape.columns // form.block[1])
 
     def _read_scales(self, checkpoint: Checkpoint) -> tuple[Tensor, tuple[int, int]]:
-        """The scales of ScaledWeight and the block that shares one.
+        """Read the scales of ScaledWeight, and return them with the size of the block that shares one.
 
-        Blocks of a module that does not end where a block does are cut to rows, because the next module's begin there.
-        So are those of a single column of blocks: kernels take one scale of a row to be that of an output.
+        Blocks of a module that does not end where a block does are cut to rows, because the next module's blocks begin
+        there. Blocks of a single column are cut too: kernels take one scale of a row to be the scale of an output.
         """
         form, shape, parts = self._form, self._shape, []
         block = (1, shape.columns) if form.scales != "block" else (128, 128)
@@ -117,9 +102,7 @@ class ScaledLinearWeight:
             scales, own = f"{name}.{_scale_name(form)}", self._scale_shape(rows)
             found = checkpoint.contents().get(scales)
             shape_there = own if found is None else found.shape
-            stored = torch.empty(shape_there, dtype=torch.float32, device=self._options.device)
-            checkpoint.read(scales, stored)
-            stored = stored.reshape(own)
+            stored = read_tensor(checkpoint, scales, shape_there, torch.float32, self._options.device).reshape(own)
             if form.scales != "block":
                 stored = stored.expand(rows, 1)
             elif block[0] == 1:

@@ -116,8 +116,14 @@ class ExpertsShape:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The names of the first expert's projections in the checkpoint; those of all others are alike."""
-        return tuple(f"{self.name}.{self.first}.{each}" for each in (self.names.gate, self.names.up, self.names.down))
+        """The names of the first expert's projections in the checkpoint; the names of all others are alike."""
+        return tuple(f"{self.name}.{self.first}.{each}" for each in self.names)
+
+    def products(self, number: int) -> tuple[LinearShape, LinearShape]:
+        """The shapes of one expert's products: gate and up together, and down."""
+        gate, up, down = (f"{self.name}.{number}.{each}" for each in self.names)
+        gate_up = LinearShape((gate, up), (self.width, self.width), self.hidden)
+        return gate_up, LinearShape((down,), (self.hidden,), self.width)
 
 
 @dataclass(frozen=True)

@@ -47,12 +47,12 @@ class WeightSpec:
     """One tensor that a model reads.
 
     Attributes:
-        dtypes: What it may be stored as, in safetensors' or GGUF's words.
-        optional: It may be missing.
-        any_rank: Dimensions of one may be left out or added.
-        any_shape: It has the shape that it has in the file.
-        dummy: What stands for it without a checkpoint.
-        divisible: Whether each rank may have a part of it. Not so where values count from the tensor's beginning.
+        dtypes: The dtypes it may be stored as, by safetensors' or GGUF's names.
+        optional: Whether the tensor may be missing.
+        any_rank: Whether dimensions of size one may be left out or added.
+        any_shape: Whether the file decides its shape.
+        dummy: What the tensor is filled with where there is no checkpoint.
+        divisible: Whether each rank may have a part of it. False where values count from the tensor's beginning.
     """
 
     name: str
@@ -93,30 +93,32 @@ class Checkpoint(Protocol):
         ...
 
 
-class ObservedReads:
-    """A checkpoint that tells of what is read from it.
+class WrappedCheckpoint:
+    """A checkpoint that passes everything on to another one. Subclasses change some of it."""
 
-    Args:
-        inner: The checkpoint.
-        on_read: Called with the name, and the tensor that was read into.
-    """
-
-    def __init__(self, inner: Checkpoint, on_read: Callable[[str, Tensor], None]) -> None:
+    def __init__(self, inner: Checkpoint) -> None:
         self._inner = inner
-        self._on_read = on_read
 
     def contents(self) -> dict[str, StoredTensor]:
-        """List the inner checkpoint's tensors."""
         return self._inner.contents()
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
-        """Read from the inner checkpoint, and tell."""
         self._inner.read(name, out, start)
-        self._on_read(name, out)
 
     def close(self) -> None:
-        """Close the inner checkpoint."""
         self._inner.close()
+
+
+class ObservedReads(WrappedCheckpoint):
+    """A checkpoint that calls `on_read` with the name of each tensor that was read, and the tensor it was read into."""
+
+    def __init__(self, inner: Checkpoint, on_read: Callable[[str, Tensor], None]) -> None:
+        super().__init__(inner)
+        self._on_read = on_read
+
+    def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
+        super().read(name, out, start)
+        self._on_read(name, out)
 
 
 def check_weights(checkpoint: Checkpoint, specs: Iterable[WeightSpec], architecture: str) -> None:

@@ -1,16 +1,14 @@
 """Safetensors files as a Checkpoint: one file or many with an index, memory-mapped.
 
 The `safetensors` library checks each header (sizes within the file, no overlap, gap or overflow) before anything is
-mapped; this file owns finding the files and saying clearly what is wrong with them. A processor copies from the
-mapping; a GPU is sent the files' bytes by `quire.models.weights.gpu_loader`.
+mapped. A processor copies from the mapping; `quire.models.weights.gpu_loader` sends the files' bytes to a GPU.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,8 @@ from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.models.weights.checkpoint import READABLE_DTYPES, StoredTensor
-from quire.models.weights.cuda_copy_stream import CudaCopyStream
-from quire.models.weights.gpu_loader import FileTensor, GpuTensorLoader
-from quire.models.weights.safetensors_files import find_files
+from quire.models.weights.gpu_loader import CudaCopyStream, FileTensor, GpuTensorLoader
+from quire.models.weights.safetensors_files import find_files, located_tensors
 
 DTYPES = {
     "F64": torch.float64,
@@ -38,7 +35,6 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_LENGTH_BYTES = 8
 
 
 class SafetensorsCheckpoint:
@@ -105,8 +101,12 @@ class _GpuReader:
 
     def __init__(self, paths: Sequence[Path], loader: GpuTensorLoader) -> None:
         self._loader = loader
-        self._descriptors = [os.open(path, os.O_RDONLY) for path in paths]
-        self._tensors = {name: tensor for file in self._descriptors for name, tensor in file_tensors(file)}
+        self._descriptors = {path: os.open(path, os.O_RDONLY) for path in paths}
+        self._tensors = {
+            name: FileTensor(self._descriptors[tensor.path], tensor.offset, tensor.shape, DTYPES[tensor.dtype])
+            for name, tensor in located_tensors(paths)
+            if tensor.dtype in DTYPES
+        }
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None) -> None:
         self._loader.read(self._tensors[name], out, start)
@@ -114,15 +114,5 @@ class _GpuReader:
     def close(self) -> None:
         """Wait, and close the files."""
         self._loader.close()
-        for file in self._descriptors:
+        for file in self._descriptors.values():
             os.close(file)
-
-
-def file_tensors(file: int) -> Iterator[tuple[str, FileTensor]]:
-    """Where a file's tensors of readable dtypes lie, by its header, which has been checked."""
-    length = int.from_bytes(os.pread(file, _LENGTH_BYTES, 0), "little")
-    header = json.loads(os.pread(file, length, _LENGTH_BYTES))
-    for name, entry in header.items():
-        if name != "__metadata__" and entry["dtype"] in DTYPES:
-            offset = _LENGTH_BYTES + length + entry["data_offsets"][0]
-            yield name, FileTensor(file, offset, tuple(entry["shape"]), DTYPES[entry["dtype"]])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quire.compute.mesh import Span
 from quire.errors import CheckpointError
-from quire.models.weights.checkpoint import Checkpoint, StoredTensor, WeightSpec
+from quire.models.weights.checkpoint import Checkpoint, StoredTensor, WeightSpec, WrappedCheckpoint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,8 +30,8 @@ class TensorShard(NamedTuple):
     """A rank's part of one tensor.
 
     Attributes:
-        dimension: The one that is cut.
-        spans: Its entries along that, side by side.
+        dimension: The dimension that is cut.
+        spans: The rank's entries along it, side by side.
         place: How many dimensions with more than one entry come before it: tensors may be stored without the others.
     """
 
@@ -40,7 +40,7 @@ class TensorShard(NamedTuple):
     place: int
 
     def of(self, dimensions: int, expected: int) -> int:
-        """The dimension that is cut, in a tensor that is stored with so many dimensions in place of the expected."""
+        """The dimension that is cut in a tensor that is stored with `dimensions`, where `expected` were expected."""
         return self.dimension if dimensions == expected else self.place
 
 
@@ -49,8 +49,8 @@ class Shards:
 
     Args:
         whole: What the undivided layer needs.
-        own: What a layer of the rank's size needs: the same tensors, smaller ones.
-        cut_of: By the name of a tensor's module, how that is divided.
+        own: What a layer of the rank's size needs: the same tensors, but smaller; None: the layer is undivided.
+        cut_of: Returns how the module of this name is divided.
 
     Attributes:
         specs: `whole`.
@@ -79,21 +79,15 @@ class Shards:
         return ShardedCheckpoint(checkpoint, self._shards) if self._shards else checkpoint
 
 
-class ShardedCheckpoint:
-    """A checkpoint some of whose tensors are cut to a rank's part.
-
-    Args:
-        inner: The whole checkpoint.
-        shards: By name: the whole tensor, and the part.
-    """
+class ShardedCheckpoint(WrappedCheckpoint):
+    """A checkpoint some of whose tensors are cut to a rank's part; `shards` has the whole tensors and parts by name."""
 
     def __init__(self, inner: Checkpoint, shards: dict[str, tuple[WeightSpec, TensorShard]]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._shards = shards
 
     def contents(self) -> dict[str, StoredTensor]:
-        """The inner contents, where a part is the rank's in its size."""
-        contents = self._inner.contents()
+        contents = super().contents()
         for name, (spec, shard) in self._shards.items():
             if (stored := contents.get(name)) is not None:
                 dimension = shard.of(len(stored.shape), len(spec.shape))
@@ -103,7 +97,6 @@ class ShardedCheckpoint:
         return contents
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
-        """Read the rank's part from the inner checkpoint."""
         if name not in self._shards:
             self._inner.read(name, out, start)
             return
@@ -116,10 +109,6 @@ class ShardedCheckpoint:
             self._inner.read(name, out.narrow(dimension, at, span.count), window)
             at += span.count
         assert at == out.shape[dimension]
-
-    def close(self) -> None:
-        """Close the inner checkpoint."""
-        self._inner.close()
 
 
 def _shard(spec: WeightSpec, own: WeightSpec, cut: Cut) -> TensorShard | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from quire.models.weights.checkpoint import Checkpoint, StoredTensor
-from quire.models.weights.headers import text_name
-from quire.models.weights.stacked_experts import unstacked
-from quire.models.weights.tied_head import HEAD
+from quire.models.weights.checkpoint import Checkpoint, StoredTensor, WrappedCheckpoint
+from quire.models.weights.safetensors_files import HEAD, text_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,6 +15,10 @@ if TYPE_CHECKING:
 _BARE = {"embed_tokens.weight": "model.", "wte.weight": "transformer."}
 """By a name that a bare decoder's checkpoint has, the prefix that its names lack."""
 _EMBEDDING, _GPT2_EMBEDDING = (prefix + bare for bare, prefix in _BARE.items())
+_STACKED = re.compile(r"^(.+\.experts\.)(gate_up|down)_proj(?:_(blocks|scales))?$")
+_SINGLE = re.compile(r"^(.+\.experts\.)(\d+)\.(gate|up|down)_proj\.(weight|blocks|scales)$")
+_PARTS = {"gate_up": ("gate", "up"), "down": ("down",)}
+_DIMENSIONS = {"weight": 3, "blocks": 4, "scales": 3}
 
 
 def with_standard_names(checkpoint: Checkpoint, *, tied: bool = False) -> Checkpoint:
@@ -40,27 +43,79 @@ def with_standard_names(checkpoint: Checkpoint, *, tied: bool = False) -> Checkp
     return unstacked(checkpoint)
 
 
-class Renamed:
-    """Some of a checkpoint's tensors under other names.
-
-    Args:
-        inner: The checkpoint.
-        names: The names in it, by the new ones.
-    """
+class Renamed(WrappedCheckpoint):
+    """Some of a checkpoint's tensors under other names; `names` has the checkpoint's names by the new ones."""
 
     def __init__(self, inner: Checkpoint, names: Mapping[str, str]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._names = names
 
     def contents(self) -> dict[str, StoredTensor]:
-        """What is named."""
-        stored = self._inner.contents()
+        stored = super().contents()
         return {name: stored[inner] for name, inner in self._names.items()}
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
-        """Read from the inner checkpoint."""
-        self._inner.read(self._names[name], out, start)
+        super().read(self._names[name], out, start)
 
-    def close(self) -> None:
-        """Close the inner checkpoint."""
-        self._inner.close()
+
+def unstacked(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint, with experts that are stacked under the names of single ones."""
+    stacks = {}
+    for name, stored in checkpoint.contents().items():
+        found = _STACKED.match(name)
+        if found is not None and len(stored.shape) == _DIMENSIONS[found[3] or "weight"]:
+            stacks[name] = stored
+    return UnstackedExperts(checkpoint, stacks) if stacks else checkpoint
+
+
+class UnstackedExperts(WrappedCheckpoint):
+    """A checkpoint whose experts are stacked, under the names of single experts; `stacks` are the stacks by name.
+
+    transformers 5 stacks them as `….experts.gate_up_proj` [experts, 2 · width, hidden] and `….experts.down_proj`
+    [experts, hidden, width]. These become `….experts.{number}.gate_proj.weight` and so on.
+
+    gpt-oss stacks mxfp4 as `….experts.gate_up_proj_blocks` [experts, 2 · width, hidden / 32, 16], whose rows are gates
+    and ups in turn, and `….experts.down_proj_blocks` [experts, hidden, width / 32, 16]. These become
+    `….experts.{number}.gate_proj.blocks` [width, hidden / 2] and so on; `_scales`, which lack the last dimension,
+    become `.scales`.
+    """
+
+    def __init__(self, inner: Checkpoint, stacks: dict[str, StoredTensor]) -> None:
+        super().__init__(inner)
+        self._stacks = stacks
+
+    def contents(self) -> dict[str, StoredTensor]:
+        contents: dict[str, StoredTensor] = {}
+        for name, stored in self._inner.contents().items():
+            found = _STACKED.match(name)
+            if found is None or name not in self._stacks:
+                contents[name] = stored
+                continue
+            count, rows, columns, *block = stored.shape
+            parts = _PARTS[found[2]]
+            shape = (rows // len(parts), columns * block[0] if block else columns)
+            for number in range(count):
+                for part in parts:
+                    single = f"{found[1]}{number}.{part}_proj.{found[3] or 'weight'}"
+                    contents[single] = StoredTensor(shape, stored.dtype)
+        return contents
+
+    def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
+        single = _SINGLE.match(name)
+        if single is None:
+            self._inner.read(name, out, start)
+            return
+        layer, number, part, kind = single.groups()
+        stack = f"{layer}{'down' if part == 'down' else 'gate_up'}_proj{'' if kind == 'weight' else f'_{kind}'}"
+        shape = self._stacks[stack].shape
+        row, column = start or (0, 0)
+        if kind == "weight":  # all gates, then all ups
+            first = shape[1] // 2 if part == "up" else 0
+            self._inner.read(stack, out.unsqueeze(0), (int(number), first + row, column))
+            return
+        (rows, columns), block = out.shape, shape[3:]
+        each = block[0] if block else 1
+        ways = 1 if part == "down" else 2
+        whole = out.new_empty((1, ways * rows, columns // each, *block))
+        self._inner.read(stack, whole, (int(number), ways * row, column // each, *(0 for _ in block)))
+        out.copy_(whole[0, int(part == "up") :: ways].flatten(1))

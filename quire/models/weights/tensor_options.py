@@ -1,12 +1,10 @@
-"""Where a layer's weights live, in what dtype, and the seam to weights that are kept packed: as a kernel takes them, by
-the name of what was packed.
-"""
+"""Where a layer's weights live, in what dtype, and where they are kept packed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Protocol, TypeVar
 
 import torch
@@ -14,36 +12,23 @@ import torch
 P = TypeVar("P")
 
 
-class PackedWeights(Protocol):
-    """Entered while weights are loaded."""
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None: ...
+class PackedWeights(AbstractContextManager[object, None], Protocol):
+    """Weights as kernels take them, kept from start to start. Entered while weights are loaded."""
 
     def get(self, name: str, pack: Callable[[], P]) -> P:
-        """What `pack` returns, or the same from an earlier start. Safe to call from several threads.
+        """What `pack` returns, or has returned at an earlier start. Safe to call from several threads.
 
         Args:
-            name: Says what is packed and how; no two calls have the same.
+            name: Says what is packed and how; no two calls have the same name.
+            pack: Reads the weights and packs them.
         """
         ...
 
 
-class PackedAtStart:
-    """Nothing is kept: each start packs."""
-
-    def __enter__(self) -> PackedAtStart:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None: ...
+class PackedAtStart(nullcontext[None]):
+    """PackedWeights that keeps nothing: each start packs."""
 
     def get(self, name: str, pack: Callable[[], P]) -> P:
-        """Pack."""
         return pack()
 
 

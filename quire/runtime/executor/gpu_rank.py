@@ -8,6 +8,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from quire.compute.collectives.layout import LINE
 from quire.compute.mesh import Mesh
 from quire.foundation.clock import SystemClock
@@ -26,7 +28,6 @@ from quire.runtime.executor.rank_messages import (
     ToRanks,
     fingerprint,
 )
-from quire.runtime.executor.rank_steps import for_earlier_stage
 
 if TYPE_CHECKING:
     from quire.runtime.executor.rank_process import EngineChannel
@@ -143,3 +144,9 @@ class GpuRank:
         if self._mesh.tp_rank == 0:
             return result
         return StepDone(result.step, fingerprint(result), result.ready_host_blocks)
+
+
+def for_earlier_stage(plan: Plan) -> Plan:
+    """The plan as an earlier stage runs it on a GPU: nothing is reported, and no step waits for bitmasks. Which rows
+    are sampled stays in the plan, since all stages pad a step by that."""
+    return msgspec.structs.replace(plan, masked=[], prompt_logprobs_rows=[])

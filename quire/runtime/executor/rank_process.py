@@ -15,17 +15,16 @@ from collections import deque
 
 import msgspec
 
-from quire.compute.collectives.layout import LINE, memory_bytes
-from quire.compute.mesh import Mesh, mesh_of
+from quire.compute.collectives.layout import LINE
+from quire.compute.mesh import mesh_of
 from quire.errors import EngineDeadError
 from quire.foundation.clock import SystemClock
-from quire.foundation.config import Config, environment
-from quire.foundation.messages.workers import Plan, TokenBitmasks
+from quire.foundation.config import environment
+from quire.foundation.messages.workers import TokenBitmasks
 from quire.foundation.processes.child_main import run_child
 from quire.foundation.processes.launch import LaunchConfig, RankLaunch, SendReport
 from quire.foundation.processes.pipe_lines import wait_readable
 from quire.foundation.processes.shared_memory import SharedMemory
-from quire.models.spec import read_spec
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.runtime.executor.early_loading import begin_loading
 from quire.runtime.executor.message_ring import RingReader, ring_bytes
@@ -34,24 +33,18 @@ from quire.runtime.executor.rank_messages import (
     Bitmasks,
     Blocks,
     FromRank,
-    LoadAdapter,
     Offer,
     Offers,
     Stop,
     ToRanks,
 )
-from quire.runtime.executor.rank_steps import RankSteps
 
 _MANY = 4096
 _PR_SET_PDEATHSIG = 1
 
 
 class EngineChannel:
-    """A rank's way to the engine, and back.
-
-    Args:
-        launch: Of the rank.
-    """
+    """A rank's way to the engine, and back."""
 
     def __init__(self, launch: RankLaunch) -> None:
         self._socket = socket.socket(fileno=launch.socket_fd)
@@ -126,69 +119,17 @@ def main(launch: LaunchConfig, report: SendReport) -> None:
         environment.prepare_nccl()
     begin_loading()
     channel = EngineChannel(own)
-    (_run_on_gpu if on_gpu else _run_on_cpu)(config, mesh, own, channel)
+    if on_gpu:
+        from quire.runtime.executor.gpu_rank import GpuRank
 
-
-def _run_on_gpu(config: Config, mesh: Mesh, own: RankLaunch, channel: EngineChannel) -> None:
-    """Serve with a GPU of its own."""
-    from quire.runtime.executor.gpu_rank import GpuRank
-
-    GpuRank(config, mesh, channel, SharedMemory(LINE * (mesh.tp + 1), own.memory_fd)).run()
-
-
-def _run_on_cpu(config: Config, mesh: Mesh, own: RankLaunch, channel: EngineChannel) -> None:
-    """Serve with a part of the processor."""
+        GpuRank(config, mesh, channel, SharedMemory(LINE * (mesh.tp + 1), own.memory_fd)).run()
+        return
     clock = SystemClock()
     began = clock.now()
     environment.limit_openmp_spinning()
-    from quire.compute.collectives.shared_memory import shared_memory_collectives  # torch
-    from quire.runtime.executor.group_steps import GroupSteps, engine_group
-    from quire.runtime.executor.message_streams import stage_links
-    from quire.runtime.worker.kv_tensors import DENSE
-    from quire.runtime.worker.worker import Worker
+    from quire.runtime.executor import cpu_rank  # torch
 
-    imported = clock.now() - began
-    spec = read_spec(config.model.model, config.model.quantization)
-    memory = SharedMemory(memory_bytes(mesh, spec.vocab_size), own.memory_fd)
-    began = clock.now()
-    ranks = shared_memory_collectives(memory, mesh, spec.vocab_size, spins=own.spins, patience_s=own.patience_s)
-    compiled = clock.now() - began  # it has the kernels loaded
-    links = stage_links(own.stage, spec.hidden, DENSE[config.model.dtype])
-    group = None if own.group is None else engine_group(own.group, mesh, own.spins, own.patience_s)
-    worker = Worker(config, clock, None, mesh, ranks, links, engines=group)
-    limits = worker.load(channel.agree)
-    inbox: EngineChannel | GroupSteps = channel
-    if group is not None:
-        group.wait_until_all_serve()
-        inbox = GroupSteps(channel, ranks, mesh.tp, group)
-    steps = RankSteps(worker, mesh, own.stage)
-    if (adapters := worker.adapters) is not None:
-        adapters.report_to(channel.send)
-    startup = {"import": imported, **limits.startup}
-    startup["kernels"] += compiled
-    channel.send(msgspec.structs.replace(limits, startup=startup))
-    while not isinstance(message := inbox.receive(), Stop):
-        if isinstance(message, Bitmasks):
-            continue  # those who sample have asked for it
-        if isinstance(message, LoadAdapter):
-            assert adapters is not None, "--enable-lora was not given"
-            adapters.load(message.adapter, message.slot)
-            continue
-        assert isinstance(message, Plan)
-        said = steps.execute(message, channel.bitmasks)
-        if (missing := ranks.missing) is not None:
-            raise EngineDeadError(late(mesh.stage * mesh.tp + missing, mesh.size, message.step, own.patience_s))
-        if group is not None:
-            group.check()
-        channel.send(said)
-    if isinstance(inbox, GroupSteps):
-        inbox.leave()
-    worker.close()
-
-
-def late(rank: int, ranks: int, step: int, seconds: float) -> str:
-    """The message that says that others have waited for a rank in vain."""
-    return f"Rank {rank} of {ranks} was stuck: in step {step} the others waited {seconds:g} s for it"
+    cpu_rank.run(config, mesh, own, channel, clock.now() - began)
 
 
 if __name__ == "__main__":

@@ -30,9 +30,8 @@ from quire.foundation.processes.shared_memory import SharedMemory
 from quire.models.spec import read_spec
 from quire.planning.step_limits import StepLimits
 from quire.runtime.executor.message_ring import RingWriter, ring_bytes
-from quire.runtime.executor.nodes.crossings import Crossings
+from quire.runtime.executor.rank_links import Crossings, StageRings
 from quire.runtime.executor.rank_messages import FRAME, FromRank, ToRanks
-from quire.runtime.executor.stage_rings import StageRings
 from quire.runtime.worker.startup.threads import usable_cores
 
 PATIENCE_S = 20.0

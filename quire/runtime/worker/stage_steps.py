@@ -1,7 +1,7 @@
 """What a runner does for the other stages of a pipeline beside its model's streams, where devices run ahead of their
 hosts: a step has a number by which its streams are known, and tokens that the last stage samples come to the first.
 
-Where hosts compute, `runtime/executor/rank_steps.py` does this.
+Where hosts compute, `runtime/executor/cpu_rank.py` does this.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ from quire.compute.mesh import Mesh
 from quire.errors import ConfigError
 from quire.foundation.config import Config
 from quire.foundation.messages.workers import DeviceLimits
-from quire.models.quantization.description import Quantization, Rule
-from quire.models.quantization.formats import Fp8Format, GroupFormat, Int8Format
+from quire.models.quantization.formats import Fp8Format, GroupFormat, Int8Format, Quantization, Rule
 from quire.models.quantization.parsers import AT_LOAD
 from quire.models.rank_share import check_tensor_parallel_size, rank_share
 from quire.models.spec import ModelSpec

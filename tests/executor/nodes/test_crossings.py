@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.compute.mesh import Mesh
 from quire.foundation.processes.launch import SocketEnd
-from quire.runtime.executor.nodes.crossings import Crossings, Link, crossing_links, node_of, ranks_of
+from quire.runtime.executor.rank_links import Crossings, Link, crossing_links, node_of, ranks_of
 
 
 def test_streams_cross_where_a_node_ends_and_tokens_go_back_to_the_first() -> None:

@@ -13,8 +13,7 @@ import pytest
 from quire.errors import ConfigError
 from quire.runtime.executor.nodes import gate as gate_module
 from quire.runtime.executor.nodes.connection import send_message
-from quire.runtime.executor.nodes.gate import Gate
-from quire.runtime.executor.nodes.handshake import PATIENCE_S, WrongKeyError
+from quire.runtime.executor.nodes.gate import PATIENCE_S, Gate, WrongKeyError
 from quire.runtime.executor.nodes.link_setup import connect
 from quire.runtime.executor.nodes.node_messages import LinkJoin
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from quire.errors import QuireError
-from quire.runtime.executor.nodes import handshake
+from quire.runtime.executor.nodes import gate
 from quire.runtime.executor.nodes.connection import ConnectionLostError, receive_exactly
-from quire.runtime.executor.nodes.handshake import WrongKeyError, greet, introduce
+from quire.runtime.executor.nodes.gate import WrongKeyError, greet, introduce
 from tests.executor.nodes.sockets import connected
 
 KEY = b"0123456789abcdef"
@@ -90,7 +90,7 @@ def test_another_protocol_is_no_node() -> None:
 
 
 def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(gate, "PATIENCE_S", 0.2)
     with connected() as (_, server), pytest.raises(ConnectionLostError):
         greet(server, KEY)
 

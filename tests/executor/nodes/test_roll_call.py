@@ -19,8 +19,7 @@ from quire.runtime.executor.nodes.connection import receive_message, send_messag
 from quire.runtime.executor.nodes.gate import Gate
 from quire.runtime.executor.nodes.link_setup import connect
 from quire.runtime.executor.nodes.node_messages import Join, Refused, ToNode
-from quire.runtime.executor.nodes.remote_node import RemoteNode
-from quire.runtime.executor.nodes.roll_call import RollCall, model_fingerprint, shape_of
+from quire.runtime.executor.nodes.roll_call import RemoteNode, RollCall, model_fingerprint, shape_of
 from quire.version import __version__
 from tests.checkpoints import make_llama
 from tests.worker.driver import config_for

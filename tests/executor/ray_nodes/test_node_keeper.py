@@ -8,8 +8,7 @@ import pytest
 
 from quire.errors import EngineDeadError, ModelNotFoundError, SetupError
 from quire.runtime.executor.ray_nodes.node_actor import News
-from quire.runtime.executor.ray_nodes.node_keeper import MAX_FIRST_STARTS, Lost, NodeKeeper
-from quire.runtime.executor.ray_nodes.placement import ClusterNode, Placement
+from quire.runtime.executor.ray_nodes.node_keeper import MAX_FIRST_STARTS, ClusterNode, Lost, NodeKeeper, Placement
 
 THREE = Placement(3, 1, "--nnodes 3")
 READY = News("host", [], is_ready=True)

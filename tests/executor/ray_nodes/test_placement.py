@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire.foundation.config import Config
-from quire.runtime.executor.ray_nodes.placement import NODE_ID_LABEL, ClusterNode, Placement, placement_for
+from quire.runtime.executor.ray_nodes.node_keeper import NODE_ID_LABEL, ClusterNode, Placement, placement_for
 
 HEAD = ClusterNode("a", "10.0.0.1", 4.0)
 SECOND = ClusterNode("b", "10.0.0.2", 2.0)

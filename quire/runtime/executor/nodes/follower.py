@@ -22,8 +22,7 @@ from quire.errors import ConfigError, EngineDeadError, SetupError
 from quire.foundation.clock import Clock
 from quire.foundation.config import Config, environment
 from quire.runtime.executor.nodes.connection import Connection, ConnectionLostError
-from quire.runtime.executor.nodes.gate import Gate
-from quire.runtime.executor.nodes.handshake import WrongKeyError
+from quire.runtime.executor.nodes.gate import Gate, WrongKeyError
 from quire.runtime.executor.nodes.head_ranks import ranks_with_links
 from quire.runtime.executor.nodes.link_setup import LinkSetup, connect
 from quire.runtime.executor.nodes.node_messages import (

@@ -21,14 +21,13 @@ from quire.foundation.clock import Clock
 from quire.foundation.config import Config, ServerConfig, environment
 from quire.foundation.processes.launch import GroupEnds
 from quire.models.spec import read_spec
-from quire.runtime.executor.nodes.crossings import Crossings, Link, ranks_of
 from quire.runtime.executor.nodes.gate import Gate
 from quire.runtime.executor.nodes.link_setup import LinkSetup
 from quire.runtime.executor.nodes.node_messages import End, ForRanks, Launch
 from quire.runtime.executor.nodes.roll_call import RollCall
+from quire.runtime.executor.rank_links import Crossings, Link, ranks_of, token_bytes
 from quire.runtime.executor.rank_messages import FromRank, ToRanks
 from quire.runtime.executor.rank_processes import STOP_TIMEOUT_S, RankProcesses, stream_bytes
-from quire.runtime.executor.stage_rings import token_bytes
 
 _LOOK_S = 0.5
 

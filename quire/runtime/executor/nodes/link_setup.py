@@ -15,10 +15,9 @@ import msgspec
 from quire.compute.mesh import Mesh
 from quire.errors import EngineDeadError
 from quire.runtime.executor.nodes.connection import ConnectionLostError, send_message, set_up
-from quire.runtime.executor.nodes.crossings import Link, crossing_links, node_of
-from quire.runtime.executor.nodes.gate import Gate
-from quire.runtime.executor.nodes.handshake import PATIENCE_S, WrongKeyError, introduce
+from quire.runtime.executor.nodes.gate import PATIENCE_S, Gate, WrongKeyError, introduce
 from quire.runtime.executor.nodes.node_messages import LinkJoin, Refused
+from quire.runtime.executor.rank_links import Link, crossing_links, node_of
 
 LINKS_PATIENCE_S = 60.0
 """How long all links of a node may take, once all nodes are there."""

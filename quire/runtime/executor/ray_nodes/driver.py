@@ -23,8 +23,7 @@ from quire.foundation.config import Config, ServerConfig, environment
 from quire.foundation.processes.child_main import run_child
 from quire.foundation.processes.launch import LaunchConfig, NodesPlaced, SendReport, StatusReport
 from quire.runtime.executor.nodes.roll_call import NODES_PATIENCE_S, SAY_AFTER_S
-from quire.runtime.executor.ray_nodes.node_keeper import NodeKeeper
-from quire.runtime.executor.ray_nodes.placement import Placement, placement_for
+from quire.runtime.executor.ray_nodes.node_keeper import NodeKeeper, Placement, placement_for
 
 if TYPE_CHECKING:
     from quire.runtime.executor.ray_nodes.ray_cluster import RayCluster

@@ -24,7 +24,7 @@ from quire.foundation.processes.child_process import ChildProcess
 from quire.foundation.processes.launch import LaunchConfig, NodesPlaced, Report, StatusReport
 from quire.planning.ranks import check_nodes
 from quire.runtime.executor.nodes.roll_call import NODES_PATIENCE_S
-from quire.runtime.executor.ray_nodes.placement import wanted_nodes
+from quire.runtime.executor.ray_nodes.node_keeper import wanted_nodes
 
 DRIVER = "quire.runtime.executor.ray_nodes.driver"
 AGAIN_S = 5.0

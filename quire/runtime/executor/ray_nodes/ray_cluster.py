@@ -15,8 +15,7 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from quire.runtime.executor.ray_nodes.node_actor import News, NodeActor
-from quire.runtime.executor.ray_nodes.node_keeper import Lost
-from quire.runtime.executor.ray_nodes.placement import STRATEGY, ClusterNode, Placement
+from quire.runtime.executor.ray_nodes.node_keeper import STRATEGY, ClusterNode, Lost, Placement
 
 _NEWS_S = 5.0
 """How long an actor waits for something to say."""
