@@ -150,10 +150,10 @@ class Verifier:
         if step.verified_by_graph:
             assert step.shape is not None
             return self._report(step, logits, step.shape.sampled, _Changed(set(), {}))
-        columns = step.late_columns
-        if columns is None:  # where the host computes
-            columns = torch.from_numpy(np.concatenate((step.slots, *draft_columns(step.drafts))))
-        slots, *others = torch.split(to_device_memory(columns), [positions] * 3 + [rows])
+        if step.late_columns is None:  # where the host computes
+            slots, *others = map(torch.from_numpy, (step.slots, *draft_columns(step.drafts)))
+        else:
+            slots, *others = torch.split(to_device_memory(step.late_columns), [positions] * 3 + [rows])
         drafts, logits = DraftColumns(*others), logits[:positions]
         if step.drafts.on_device:
             self._look_up(slots, drafts)
@@ -252,8 +252,10 @@ class Verifier:
                 break
             self._falsify(step, drafts, at)
             table.num_sampled.index_add_(0, where, torch.ones_like(where))
-            stays = (outputs.tokens[at] == drafts.next_drafts[at]) & (outputs.faults[at] == 0)
-            places = places[stays.numpy()] + 1
+            tokens, faults, own = (
+                each.numpy()[places] for each in (outputs.tokens, outputs.faults, drafts.next_drafts)
+            )
+            places = places[(tokens == own) & (faults == 0)] + 1
         if before is not None:
             table.num_sampled.copy_(before)
         return changed
