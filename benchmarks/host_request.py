@@ -29,7 +29,8 @@ from torch import Tensor
 import quire.offline.local_engine
 from quire import LLM, SamplingParams
 from quire.compute.attention import metadata_builder
-from quire.compute.attention.metadata import AttentionMetadata, IntArray, PaddedLimits
+from quire.compute.attention.limits import PaddedLimits
+from quire.compute.attention.metadata import AttentionMetadata, IntArray
 from quire.foundation.messages.workers import DeviceLimits, Plan, Result
 from quire.planning.step_limits import StepLimits
 from quire.runtime.worker.graph_shapes import GraphShapes
@@ -76,7 +77,7 @@ class StubAttention:
 
     def build_metadata(
         self, counts: IntArray, bounds: IntArray, limits: PaddedLimits | None = None
-    ) -> AttentionMetadata[IntArray]:
+    ) -> AttentionMetadata:
         assert limits is not None, "only prompts in a recorded step"
         return metadata_builder.build_metadata(counts, bounds, self._tiling, limits)
 

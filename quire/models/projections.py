@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.compute.attention.backend import AttentionLayer
+from quire.compute.kernels.reference.attention_inputs import Scores
 from quire.models.layer_spec import MlpSpec
 from quire.models.layers.attention import Attention, Heads
 from quire.models.layers.factory import LayerFactory, Outputs
@@ -30,7 +31,7 @@ def build_attention(spec: ModelSpec, build: LayerFactory, layer: int, name: str,
 def attention_layer(spec: ModelSpec, build: LayerFactory, layer: int) -> AttentionLayer:
     """What is layer number `layer`'s own in attention."""
     own = spec.layers[layer].mixer
-    return AttentionLayer(layer - build.own_layers(len(spec.layers)).start, own.scale, own.cap)
+    return AttentionLayer(layer - build.own_layers(len(spec.layers)).start, Scores(own.scale, own.cap))
 
 
 def build_gated_mlp(spec: ModelSpec, build: LayerFactory, layer: int, name: str) -> MLP:

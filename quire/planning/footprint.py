@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.compute.attention.metadata import gathered_tokens
+from quire.compute.attention.limits import gathered_tokens
 from quire.foundation.config import Config
 from quire.models.layer_spec import AttentionSpec, LayerSpec, MixtureSpec, MlpSpec
 from quire.models.spec import DTYPE_BYTES, ModelSpec

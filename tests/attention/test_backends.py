@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.compute.attention.backend import AttentionBackend, AttentionLayer, KVView, QKNormRope, StepRows
+from quire.compute.attention.backend import AttentionBackend, AttentionLayer, KVView, StepRows
 from quire.compute.attention.cpu import CpuAttention
-from quire.compute.attention.metadata import AttentionMetadata, PaddedLimits
+from quire.compute.attention.limits import PaddedLimits
+from quire.compute.attention.metadata import AttentionMetadata
 from quire.compute.kernels.dispatch import KERNELS
+from quire.compute.kernels.reference.attention_inputs import Mask, PagedKV, QKNormRope, Scores
 from quire.compute.kernels.reference.norm import rms_norm
 from quire.compute.kernels.reference.rotary import rotary
 from quire.compute.kernels.triton.attention.prefill import TileShape
@@ -25,6 +27,12 @@ HEADS, KV_HEADS, D = 4, 2, 8
 MAX_ROWS, MAX_TOKENS = 8, 300
 BLOCKS = 40
 """Of a sequence, at most."""
+
+
+def view_of(kv: Tensor, groups: tuple[int, ...], windows: tuple[int | None, ...]) -> KVView:
+    """Of keys and values [2, layers, blocks, block_size, kv_heads, d]."""
+    layers = tuple(PagedKV(keys, values) for keys, values in zip(*kv, strict=True))
+    return KVView(layers, groups, tuple(map(Mask, windows)))
 
 
 def cpu_backend(kv: KVView) -> AttentionBackend:
@@ -43,8 +51,8 @@ def triton_backend_with_long_rows(kv: KVView) -> AttentionBackend:
     from quire.compute.attention import triton
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton.prefill_dense, "serves_dense_prefill", lambda device, dtype, d: None in kv.windows)
-        patch.setattr(triton.metadata, "DENSE_MIN_QUERIES", 5)
+        patch.setattr(triton.prefill_dense, "serves_dense_prefill", lambda device, dtype, d: Mask() in kv.masks)
+        patch.setattr(triton, "DENSE_MIN_QUERIES", 5)
         patch.setitem(
             KERNELS,
             ("prefill_attention_dense", "cuda"),
@@ -77,7 +85,7 @@ class Scene:
         shape = (len(groups), 1 + BLOCKS * sequences, block_size, KV_HEADS, D)
         self.kv = torch.full((2, *shape), float("nan"), device=device)  # what earlier owners may have left
         self.kv[:, :, 0] = 0
-        self.backend = backend(KVView(tuple(self.kv[0]), tuple(self.kv[1]), groups, self.windows, block_size))
+        self.backend = backend(view_of(self.kv, groups, self.windows))
         blocks = torch.randperm(BLOCKS * sequences, generator=self.generator) + 1
         lines = [blocks.roll(g).view(sequences, BLOCKS) for g in range(max(groups) + 1)]
         self.tables = tuple(torch.cat((own, torch.zeros_like(own[:1]))).to(device) for own in lines)
@@ -100,7 +108,7 @@ class Scene:
         """Move sequences forward by so many tokens, in this order, and compare every row with plain attention.
 
         Rows of the dummy slot stand behind them, of so many tokens each. The host's bounds are `too_high` for rows of
-        one token. Returns the shapes of the metadata's arrays.
+        one token. Returns the shapes of the metadata's columns.
         """
         sequences = [*moves, *[self.dummy] * len(dummies)]
         counts = np.array([*moves.values(), *dummies])
@@ -112,8 +120,14 @@ class Scene:
         at = torch.tensor(starts, device=self.device)
         of_token = torch.from_numpy(rows).to(self.device)
         metadata = self.backend.build_metadata(counts, bounds, limits)
-        arrays = [torch.from_numpy(array).to(self.device) for array in metadata.arrays()]
-        assert all(array.dtype == torch.int64 and array.dim() == 1 for array in arrays)
+        shapes = []
+
+        def copy(column: Tensor) -> Tensor:
+            assert column.dtype == torch.int64
+            assert column.dim() == 1
+            shapes.append(tuple(column.shape))
+            return column.to(self.device)
+
         self.backend.prepare(
             StepRows(
                 counts,
@@ -123,18 +137,20 @@ class Scene:
                 at,
                 at[of_token] + offsets,
                 slots,
+                torch.from_numpy(counts).to(self.device),
                 self.tables,
-                metadata.with_arrays(arrays),
+                metadata.copied(copy),
             )
         )
         for layer in range(len(self.groups)):
             self.run(layer, moves, rows)
-        return tuple(tuple(array.shape) for array in arrays)
+        return tuple(shapes)
 
     def run(self, layer: int, moves: dict[int, int], rows: np.ndarray) -> None:
         q, k, v = (self.normal(len(rows), heads, D) for heads in (HEADS, KV_HEADS, KV_HEADS))
         out = torch.full((len(rows), HEADS, D), float("nan"), device=self.device)
-        self.backend.run(AttentionLayer(layer, D**-0.5), torch.cat((q, k, v), 1).to(self.device), QKNormRope(), out)
+        qkv = torch.cat((q, k, v), 1).to(self.device)
+        self.backend.run(AttentionLayer(layer, Scores(D**-0.5)), qkv, QKNormRope(), out)
         for row, sequence in enumerate(moves):
             own = torch.from_numpy(rows == row)
             self.keys[sequence][layer] = torch.cat((self.keys[sequence][layer], k[own]))
@@ -298,18 +314,18 @@ def test_a_gpu_asks_the_host_nothing_about_lengths_of_single_tokens(device: str)
 def test_queries_and_keys_are_normed_then_turned(backend: str, turned: int, device: str) -> None:
     place = "cpu" if backend == "cpu" else device
     kv = torch.zeros(2, 1, 3, 8, KV_HEADS, D, device=place)
-    attend = BACKENDS[backend](KVView(tuple(kv[0]), tuple(kv[1]), (0,), (None,), 8))
+    attend = BACKENDS[backend](view_of(kv, (0,), (None,)))
     qkv, norm, angle = torch.randn(9, HEADS + 2 * KV_HEADS, D), torch.randn(HEADS + KV_HEADS, D), torch.randn(9, 4)
     cos, sin = (None, None) if not turned else (f()[:, : turned // 2].contiguous() for f in (angle.cos, angle.sin))
     zero, counts = np.zeros(1, dtype=np.int64), np.array([9])
-    metadata = attend.build_metadata(counts, zero)
-    metadata = metadata.with_arrays([torch.from_numpy(array).to(place) for array in metadata.arrays()])
+    metadata = attend.build_metadata(counts, zero).copied(lambda column: column.to(place))
     slots, table = torch.zeros(1, dtype=torch.int64, device=place), torch.tensor([[2, 1]], device=place)
-    order = torch.arange(9, device=place)
-    attend.prepare(StepRows(counts, np.zeros(9, int), zero, slots.repeat(9), slots, order, slots, (table,), metadata))
+    order, nine = torch.arange(9, device=place), torch.from_numpy(counts).to(place)
+    rows = np.zeros(9, int)
+    attend.prepare(StepRows(counts, rows, zero, slots.repeat(9), slots, order, slots, nine, (table,), metadata))
     norm_rope = QKNormRope(norm.to(place), 1e-3, *(None if t is None else t.to(place) for t in (cos, sin)))
     out = torch.empty(9, HEADS, D, device=place)
-    attend.run(AttentionLayer(0, 0.3, cap=2.0), qkv.to(place), norm_rope, out)
+    attend.run(AttentionLayer(0, Scores(0.3, cap=2.0)), qkv.to(place), norm_rope, out)
     qk = qkv[:, : HEADS + KV_HEADS]
     rms_norm(qk, norm, 1e-3, normed := torch.empty(qk.shape))
     if cos is not None and sin is not None:
@@ -324,9 +340,9 @@ def test_a_gpu_refuses_shapes_that_it_does_not_serve(heads: int, kv_heads: int, 
     from quire.compute.attention.triton import TritonAttention
     from quire.errors import ConfigError
 
-    cache = (torch.zeros(1, 8, kv_heads, d),)
+    cache = torch.zeros(2, 1, 1, 8, kv_heads, d)
     with pytest.raises(ConfigError, match="not supported on a GPU"):
-        TritonAttention(KVView(cache, cache, (0,), (None,), 8), heads, 4, 16, 16)
+        TritonAttention(view_of(cache, (0,), (None,)), heads, 4, 16, 16)
 
 
 @pytest.mark.gpu
@@ -336,18 +352,18 @@ def test_a_recorded_step_serves_any_lengths() -> None:
 
     heads, kv_heads, d, rows = 32, 8, 128, 4
     kv = torch.randn(2, 1, 800, 16, kv_heads, d, device="cuda", dtype=torch.bfloat16)
-    view = KVView(tuple(kv[0]), tuple(kv[1]), (0,), (None,), 16)
-    attend = TritonAttention(view, heads, rows, rows, 2880)
+    attend = TritonAttention(view_of(kv, (0,), (None,)), heads, rows, rows, 2880)
     slots = torch.arange(rows, device="cuda")
     table = 1 + torch.randperm(799, device="cuda")[: rows * 180].view(rows, 180)
     starts, positions = torch.zeros(2, rows, dtype=torch.int64, device="cuda")
     qkv = torch.randn(rows, heads + 2 * kv_heads, d, device="cuda", dtype=torch.bfloat16)
     out = torch.empty(rows, heads, d, device="cuda", dtype=torch.bfloat16)
     ones = np.ones(rows, dtype=np.int64)
+    single = torch.ones_like(slots)
 
     def step() -> None:
-        attend.prepare(StepRows(ones, np.arange(rows), 0 * ones, slots, starts, positions, slots, (table,)))
-        attend.run(AttentionLayer(0, d**-0.5), qkv, QKNormRope(), out)
+        attend.prepare(StepRows(ones, np.arange(rows), 0 * ones, slots, starts, positions, slots, single, (table,)))
+        attend.run(AttentionLayer(0, Scores(d**-0.5)), qkv, QKNormRope(), out)
 
     step()
     graph = torch.cuda.CUDAGraph()

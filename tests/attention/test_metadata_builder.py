@@ -8,14 +8,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from torch import Tensor
 
+from quire.compute.attention.limits import DENSE_MIN_QUERIES, GATHER_CHUNK, PaddedLimits, gathered_tokens
 from quire.compute.attention.metadata import (
-    DENSE_MIN_QUERIES,
-    GATHER_CHUNK,
     IntArray,
-    PaddedLimits,
     PrefillMetadata,
-    gathered_tokens,
 )
 from quire.compute.attention.metadata_builder import (
     PrefillTiling,
@@ -71,14 +69,14 @@ def test_tiles_cover_every_token_once_and_the_longest_stand_first() -> None:
 def check_dense(counts: np.ndarray, bounds: np.ndarray, kinds: RowKinds) -> None:
     """Contexts are gathered whole and apart from each other, and tiles find theirs."""
     dense = dense_prefill(counts, bounds, kinds, TILING)
-    assert len(dense.chunk_rows) * TILING.gather_chunk <= TILING.gather_capacity
+    assert len(dense.chunks.rows) * TILING.gather_chunk <= TILING.gather_capacity
     places: dict[tuple[int, int], int] = {}  # (row, position) → place
-    for chunk, (row, at, n) in enumerate(zip(*dense.chunks, strict=True)):
+    for chunk, (row, at, n) in enumerate(zip(*map(Tensor.tolist, dense.chunks), strict=True)):
         places |= {(row, at + i): chunk * TILING.gather_chunk + i for i in range(n)}
     assert sorted(places) == [(row, at) for row in kinds.dense for at in range(counts[row] + bounds[row])]
     firsts = counts.cumsum() - counts
     of_token = {firsts[row] + i: (row, bounds[row] + i) for row in kinds.dense for i in range(counts[row])}
-    for token, queries, before, base in zip(*dense.tiles, strict=True):
+    for token, queries, before, base in zip(*map(Tensor.tolist, dense.tiles), strict=True):
         for i in range(queries):
             row, position = of_token.pop(token + i)
             assert position == before + i
@@ -172,9 +170,7 @@ def test_many_tiles_are_not_split() -> None:
     assert split_kv(tiles, counts, bounds, tiling)[1].counts.tolist() == [1] * 7
 
 
-def prefill_of(
-    limits: PaddedLimits, counts: IntArray, bounds: IntArray, tiling: PrefillTiling
-) -> PrefillMetadata[IntArray]:
+def prefill_of(limits: PaddedLimits, counts: IntArray, bounds: IntArray, tiling: PrefillTiling) -> PrefillMetadata:
     prefill = build_metadata(counts, bounds, tiling, limits).prefill
     assert prefill is not None
     return prefill
@@ -192,14 +188,15 @@ def test_padded_splits_are_equally_many(decode_rows: int) -> None:
         bounds = np.array([rng.randint(0, 300) for _ in range(4)] + [0, 0])
         prefill = prefill_of(limits, counts, bounds, tiling)
         assert prefill.splits is not None
-        columns = (prefill.tile_rows, prefill.tile_offsets, prefill.splits.numbers, prefill.splits.counts)
+        columns = [column.numpy() for column in (*prefill.tiles[:2], *prefill.splits)]
         lengths |= {len(column) for column in columns}
-        real = counts[prefill.tile_rows] > prefill.tile_offsets
+        real = counts[columns[0]] > columns[1]
         assert [column[~real].tolist() for column in columns] == [[entry] * (~real).sum() for entry in (5, 0, 0, 0)]
         assert not real[real.sum() :].any()
         whole = prefill_of(limits, counts, bounds, PrefillTiling(16))
-        own = counts[whole.tile_rows] > whole.tile_offsets
-        tiles = {*zip(whole.tile_rows[own], whole.tile_offsets[own], strict=True)}
+        rows, offsets = (column.numpy() for column in whole.tiles[:2])
+        own = counts[rows] > offsets
+        tiles = {*zip(rows[own], offsets[own], strict=True)}
         assert {*zip(columns[0][real], columns[1][real], strict=True)} == tiles
         assert real.sum() <= max(len(tiles), tiling.max_splits)
     assert lengths == {max(40 // 16 + 6, 9)}
@@ -217,10 +214,12 @@ def test_padded_tiles_are_enough_however_tokens_are_dealt_to_rows(decode_rows: i
         if decode_rows and (counts == 1).sum() > decode_rows:
             continue
         metadata = build_metadata(counts, 0 * counts, PrefillTiling(4), limits)
-        lengths = [len(array) for array in metadata.arrays()]
-        assert lengths == [decode_rows, decode_rows, longest, longest, len(counts), len(counts)]
+        assert metadata.decode is not None
         assert metadata.prefill is not None
-        tiles = zip(metadata.prefill.tile_rows, metadata.prefill.tile_offsets, strict=True)
+        assert [len(column) for column in metadata.decode] == [decode_rows, decode_rows]
+        assert [len(column) for column in metadata.prefill.tiles] == [longest, longest, len(counts)]
+        rows, offsets, _ = metadata.prefill.tiles
+        tiles = zip(rows.tolist(), offsets.tolist(), strict=True)
         expected = [
             (row, at) for row in range(42) if counts[row] > (decode_rows > 0) for at in range(0, counts[row], 4)
         ]
@@ -231,14 +230,14 @@ def test_padded_tiles_are_enough_however_tokens_are_dealt_to_rows(decode_rows: i
     ("counts", "limits"),
     [([1, 1], None), ([1, 9, 300], None), ([1, 9], None), ([1, 15, 0], PaddedLimits(16, 3, 2)), ([300], None)],
 )
-def test_metadata_is_the_same_around_other_arrays(counts: list[int], limits: PaddedLimits | None) -> None:
-    """As when its arrays have travelled to a device."""
+def test_a_copy_of_metadata_is_of_the_same_columns(counts: list[int], limits: PaddedLimits | None) -> None:
+    """Each is copied once."""
     tiling = dataclasses.replace(TILING, max_splits=8, split_keys=16, max_splits_of_tile=4)
     metadata = build_metadata(np.array(counts), np.full(len(counts), 40), tiling, limits)
-    names = metadata.with_arrays([str(number) for number in range(len(metadata.arrays()))])
-    again = names.with_arrays(metadata.arrays())
-    assert names.arrays() == tuple(map(str, range(len(metadata.arrays()))))
-    assert repr(again) == repr(metadata)
+    seen = []
+    copy = metadata.copied(lambda column: seen.append(column) or column)  # type: ignore[func-returns-value]
+    assert repr(copy) == repr(metadata)
+    assert len(seen) == len({id(column) for column in seen}) == repr(metadata).count("tensor(")
 
 
 @pytest.mark.parametrize(("tokens", "length"), [(700, 700), (8_192, 900), (640, 40_000), (16_384, 131_072)])

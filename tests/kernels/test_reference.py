@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quire.compute.kernels.dispatch import KERNELS, kernel
 from quire.compute.kernels.reference.activation import gelu, gelu_and_mul, silu_and_mul, soft_cap
+from quire.compute.kernels.reference.attention_inputs import CacheWrite, Mask, PagedKV, PagedRows, QKNormRope, Scores
 from quire.compute.kernels.reference.experts import experts, pack_experts, route
 from quire.compute.kernels.reference.norm import layer_norm, rms_norm
 from quire.compute.kernels.reference.rotary import rotary
@@ -74,7 +75,8 @@ def test_rotary_turns_pairs(dtype: torch.dtype) -> None:
 def test_qk_norm_rope_and_cache_touches_its_places_only() -> None:
     keys, values = torch.zeros(4, 8, 2, 4), torch.zeros(4, 8, 2, 4)
     qkv, q = normal(3, 5 + 4, 4), torch.empty(3, 5, 4)
-    qk_norm_rope_and_cache(qkv, None, 0.0, None, None, None, keys, values, torch.tensor([8 + 7, 2 * 8, 3 * 8 + 1]), q)
+    write = CacheWrite(PagedKV(keys, values), torch.tensor([8 + 7, 2 * 8, 3 * 8 + 1]))
+    qk_norm_rope_and_cache(qkv, QKNormRope(), write, q)
     assert torch.equal(q, qkv[:, :5])
     for i, (block, offset) in enumerate([(1, 7), (2, 0), (3, 1)]):
         assert torch.equal(keys[block, offset], qkv[i, 5:7])
@@ -86,7 +88,8 @@ def test_qk_norm_rope_and_cache_norms_then_turns_queries_and_keys_but_no_values(
     qkv, norm, q = normal(3, 3 + 4, 8), normal(5, 8, seed=1), torch.empty(3, 3, 8)
     angle = normal(3, 4, seed=2)
     keys, values = torch.zeros(1, 8, 2, 8), torch.zeros(1, 8, 2, 8)
-    qk_norm_rope_and_cache(qkv, norm, 1e-3, angle.cos(), angle.sin(), None, keys, values, torch.arange(3), q)
+    write = CacheWrite(PagedKV(keys, values), torch.arange(3))
+    qk_norm_rope_and_cache(qkv, QKNormRope(norm, 1e-3, angle.cos(), angle.sin()), write, q)
     normed, turned = torch.empty(3, 5, 8), torch.empty(3, 5, 8)
     rms_norm(qkv[:, :5], norm, 1e-3, normed)
     rotary(normed, angle.cos(), angle.sin(), turned)
@@ -199,7 +202,8 @@ def test_paged_attention(dtype: torch.dtype, window: int | None, cap: float | No
     q = normal(30, heads, 16, dtype=dtype, seed=2)
     table = (torch.randperm(15, generator=torch.Generator().manual_seed(3)) + 1).view(5, 3)
     slots, out = torch.tensor([2, 4, 0, 3, 1]), torch.full_like(q, float("nan"))
-    paged_attention(q, keys, values, table, slots, starts, counts, window, out, 0.4, cap)
+    rows = PagedRows(table, slots, starts, counts)
+    paged_attention(q, PagedKV(keys, values), rows, Mask(window), Scores(0.4, cap), out)
     for row, (first, end) in enumerate(pairwise([0, *counts.cumsum(0).tolist()])):
         length = int(starts[row] + counts[row])
         k, v = (x[table[slots[row]]].flatten(0, 1)[:length] for x in (keys, values))

@@ -82,6 +82,7 @@ def _logits(
             starts=torch.tensor([0]),
             positions=positions,
             slots=torch.tensor([0]),
+            device_counts=torch.tensor([length]),
             tables=tuple((1 + g * blocks + torch.arange(blocks)).unsqueeze(0) for g in range(groups)),
         )
     )

@@ -7,7 +7,7 @@ decode step has them: layer after layer, each with a cache of its own, and what 
 Long rows are timed with the gathering of their contexts, on the same cases as tiles. Prints microseconds, and the share
 of the GPU's memory speed or its TFLOP/s. In quire/compute/kernels/triton/attention/, the best goes to `_shape`,
 `_PROGRAMS` and `MIN_SPLIT_TILES` in decode_split_kv.py, `MANY_ROWS` in decode_large_batch.py, `tile_shape` in
-prefill.py and `_shape` in prefill_dense.py; and to `DENSE_MIN_QUERIES` in quire/compute/attention/metadata.py.
+prefill.py and `_shape` in prefill_dense.py; and to `DENSE_MIN_QUERIES` in quire/compute/attention/limits.py.
 """
 
 from __future__ import annotations
@@ -26,6 +26,15 @@ from sweep import CACHES_BYTES, compile_all, graph_seconds
 from torch import Tensor
 
 from quire.compute.kernels.reference import paged_attention as reference
+from quire.compute.kernels.reference.attention_inputs import (
+    CacheWrite,
+    GatherChunks,
+    Mask,
+    PagedKV,
+    PagedRows,
+    QKNormRope,
+    Scores,
+)
 from quire.compute.kernels.triton.attention import (
     decode_large_batch,
     decode_split_kv,
@@ -196,27 +205,19 @@ class _Layers:
             at_once = decode_split_kv.kv_splits_at_once(heads.kv, device)
             room = decode_split_kv.kv_splits_for(self._rows, at_once)
             splits = torch.empty((room, reference.KV_SPLIT_COLUMNS), dtype=torch.int32, device=device)
-            cut = (
-                None,
-                None,
-                None,
-                decode_split_kv.keys_of_tile(heads.width, 2),
-                splits,
-                at_once,
-                decode_split_kv.MIN_SPLIT_TILES,
-            )
-            decode_split_kv.plan_kv_splits(self._starts, self._slots, *cut)
+            rows = PagedRows(self._table, self._slots, self._starts, torch.ones_like(self._slots))
+            tile = decode_split_kv.keys_of_tile(heads.width, 2)
+            decode_split_kv.plan_kv_splits(rows, None, Mask(), splits, tile, at_once, decode_split_kv.MIN_SPLIT_TILES)
             partials = reference.new_decode_partials(room, heads.query, heads.kv, heads.width, device)
             torch.cuda.synchronize()
-            calls = [partial(self._layer, *cache, splits, partials) for cache in self._caches]
+            calls = [partial(self._layer, PagedKV(*cache), splits, partials) for cache in self._caches]
             calls[0]()
             return graph_seconds(calls, self._guess)
 
-    def _layer(self, keys: Tensor, values: Tensor, splits: Tensor, partials: reference.DecodePartials) -> None:
-        qk_norm_rope.qk_norm_rope_and_cache(
-            self._qkv, None, 0.0, self._cos, self._sin, None, keys, values, self._places, self._q
-        )
-        decode_split_kv.decode_attention(self._q, keys, values, self._table, splits, partials, self._out, 0.1)
+    def _layer(self, kv: PagedKV, splits: Tensor, partials: reference.DecodePartials) -> None:
+        norm_rope = QKNormRope(cos=self._cos, sin=self._sin)
+        qk_norm_rope.qk_norm_rope_and_cache(self._qkv, norm_rope, CacheWrite(kv, self._places), self._q)
+        decode_split_kv.decode_attention(self._q, kv, self._table, splits, partials, Scores(0.1), self._out)
 
 
 def _best(figures: dict[Shape, list[float]], number: int) -> list[Shape]:
@@ -261,15 +262,15 @@ def _gather(rows: int, length: int, heads: attention._Heads) -> KernelCase:
     """The contexts of several rows; see the case of one row."""
 
     def make(device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        keys, values, table = attention._caches(rows, length, heads, device)
+        kv, table = attention._caches(rows, length, heads, device)
         offsets = torch.arange(0, length, attention._GATHER_CHUNK)
         of_pack = torch.arange(rows).repeat_interleave(len(offsets))
         offsets = offsets.repeat(rows)
         columns = (of_pack, offsets, (length - offsets).clamp(max=attention._GATHER_CHUNK))
         shape = (len(offsets) * attention._GATHER_CHUNK, heads.kv, heads.width)
-        k, v = (torch.empty(shape, dtype=keys.dtype, device=device) for _ in range(2))
+        k, v = (torch.empty(shape, dtype=kv.keys.dtype, device=device) for _ in range(2))
         slots = torch.arange(rows, device=device)
-        return (keys, values, table, slots, *(column.to(device) for column in columns), k, v), {}
+        return (kv, table, slots, GatherChunks(*(column.to(device) for column in columns)), k, v), {}
 
     return KernelCase("gather_kv", f"{rows} x {length:,}", make, 8 * rows * length * heads.kv * heads.width)
 

@@ -24,6 +24,7 @@ from sweep import compile_all, graph_seconds
 from torch import Tensor
 from tune_linear import Weight, candidates, compile_one, compiled, least, source
 
+from quire.compute.kernels.reference.attention_inputs import CacheWrite, Mask, PagedKV, PagedRows, QKNormRope, Scores
 from quire.compute.kernels.reference.paged_attention import KV_SPLIT_COLUMNS, new_decode_partials
 from quire.compute.kernels.triton.attention import decode_split_kv, qk_norm_rope
 from quire.compute.kernels.triton.linear import linear as products
@@ -145,14 +146,13 @@ class Layers:
             return 1e6 * min(graph_seconds(calls, self._guess) for _ in range(2))
 
     def _run(self, layer: int) -> None:
-        sizes, keys, values = self._sizes, *self._caches[layer]
+        sizes, kv = self._sizes, PagedKV(*self._caches[layer])
         rms_norm(self._stream, self._norm, 1e-5, self._normed, self._added)
         qkv = products.linear(self._normed, self._w["qkv"][layer], None).view(self.rows, -1, sizes.width)
-        qk_norm_rope.qk_norm_rope_and_cache(
-            qkv, None, 0.0, self._angles, self._angles, None, keys, values, self._places, self._q
-        )
-        out = (self._attended, sizes.width**-0.5)
-        decode_split_kv.decode_attention(self._q, keys, values, self._table, self._splits, self._partials, *out)
+        norm_rope = QKNormRope(cos=self._angles, sin=self._angles)
+        qk_norm_rope.qk_norm_rope_and_cache(qkv, norm_rope, CacheWrite(kv, self._places), self._q)
+        out = (Scores(sizes.width**-0.5), self._attended)
+        decode_split_kv.decode_attention(self._q, kv, self._table, self._splits, self._partials, *out)
         added = products.linear(self._attended.view(self.rows, -1), self._w["o"][layer], None)
         rms_norm(self._stream, self._norm, 1e-5, self._normed, added)
         if sizes.inner is not None:
@@ -167,9 +167,8 @@ class Layers:
         starts = torch.full((self.rows,), _CONTEXT - 1, device=device)
         tile = decode_split_kv.keys_of_tile(sizes.width, 2)
         slots = torch.arange(self.rows, device=device)
-        decode_split_kv.plan_kv_splits(
-            starts, slots, None, None, None, tile, splits, at_once, decode_split_kv.MIN_SPLIT_TILES
-        )
+        rows = PagedRows(self._table, slots, starts, torch.ones_like(slots))
+        decode_split_kv.plan_kv_splits(rows, None, Mask(), splits, tile, at_once, decode_split_kv.MIN_SPLIT_TILES)
         return splits, room
 
     def _normal(self, *shape: int) -> Tensor:

@@ -7,12 +7,13 @@ are no phases.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
-from quire.compute.attention.metadata import AttentionMetadata, IntArray, PaddedLimits
-from quire.compute.kernels.reference.lora import RowUpdate
+from quire.compute.attention.limits import PaddedLimits
+from quire.compute.attention.metadata import AttentionMetadata, IntArray
+from quire.compute.kernels.reference.attention_inputs import Mask, PagedKV, PagedRows, QKNormRope, Scores
 
 
 @dataclass(frozen=True)
@@ -21,32 +22,11 @@ class AttentionLayer:
 
     Attributes:
         number: Among the layers that this rank computes.
-        scale: What the products of queries and keys are multiplied with.
-        cap: A bound c of the scores: c · tanh(score / c), before the softmax.
+        scores: How its scores are made.
     """
 
     number: int
-    scale: float
-    cap: float | None = None
-
-
-class QKNormRope(NamedTuple):
-    """What is done to queries and keys before attention: an RMS norm of each head, then RoPE; either may be missing.
-    Before both, rows of adapters get what is still to be added to them. One is made for each layer of each step, so it
-    is a tuple.
-
-    Attributes:
-        norm: [heads + kv_heads, head_dim], the norm's weight.
-        eps: Added to the mean square.
-        cos, sin: [tokens, width / 2], of each token's position.
-        update: Of all that was projected; None: nothing is to be added.
-    """
-
-    norm: Tensor | None = None
-    eps: float = 0.0
-    cos: Tensor | None = None
-    sin: Tensor | None = None
-    update: RowUpdate | None = None
+    scores: Scores
 
 
 @dataclass(frozen=True)
@@ -54,26 +34,21 @@ class KVView:
     """The paged KV cache.
 
     Attributes:
-        keys, values: By layer, [blocks, block_size, kv_heads, head_dim]. Block 0 is the dummy: it belongs to nobody.
-            Layers of different groups share tensors: a block belongs to one group at a time.
+        layers: Each layer's keys and values. Block 0 is the dummy: it belongs to nobody. Layers of different groups
+            share tensors: a block belongs to one group at a time.
         groups: By layer, the KV group whose tables it uses.
-        windows: By KV group, how many tokens a token sees, itself included; None: all before it. Table entries that
-            no token sees any more name blocks of others, or nothing.
-        block_size: Tokens a block.
-        scales: By layer, [2, kv_heads] fp32: what stored keys and values are multiplied with. None: they are stored as
-            they are, in the model's dtype.
+        masks: By KV group, what its layers see. Table entries that no token sees any more name blocks of others, or
+            nothing.
     """
 
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
+    layers: tuple[PagedKV, ...]
     groups: tuple[int, ...]
-    windows: tuple[int | None, ...]
-    block_size: int
-    scales: tuple[Tensor, ...] | None = None
+    masks: tuple[Mask, ...]
 
-    def of_layer(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """A layer's keys, values and scales."""
-        return self.keys[layer], self.values[layer], None if self.scales is None else self.scales[layer]
+    @property
+    def block_size(self) -> int:
+        """Tokens a block."""
+        return self.layers[0].keys.shape[1]
 
 
 @dataclass(frozen=True)
@@ -91,9 +66,9 @@ class StepRows:
         starts: [rows] int64: each row's length before the step.
         positions: [tokens] int64: each token's position in its sequence.
         slots: [rows] int64: each row's line in the tables.
-        tables: By KV group, [slots, blocks of the longest sequence] int64.
-        metadata: What `AttentionBackend.build_metadata` made of counts and bounds, around tensors on the device.
         device_counts: [rows] int64: `counts` on the device.
+        tables: By KV group, [slots, blocks of the longest sequence] int64.
+        metadata: What `AttentionBackend.build_metadata` made of counts and bounds, on the device.
     """
 
     counts: IntArray
@@ -103,9 +78,13 @@ class StepRows:
     starts: Tensor
     positions: Tensor
     slots: Tensor
+    device_counts: Tensor
     tables: tuple[Tensor, ...]
-    metadata: AttentionMetadata[Tensor] = field(default_factory=AttentionMetadata)
-    device_counts: Tensor | None = None
+    metadata: AttentionMetadata = field(default_factory=AttentionMetadata)
+
+    def paged(self, group: int) -> PagedRows:
+        """The rows as kernels take them for layers of a KV group."""
+        return PagedRows(self.tables[group], self.slots, self.starts, self.device_counts)
 
 
 class AttentionBackend(Protocol):
@@ -113,9 +92,9 @@ class AttentionBackend(Protocol):
 
     def build_metadata(
         self, counts: IntArray, bounds: IntArray, limits: PaddedLimits | None = None
-    ) -> AttentionMetadata[IntArray]:
+    ) -> AttentionMetadata:
         """What `prepare` wants to find on the device, made of the host's part of StepRows. With limits, the lengths of
-        its arrays and all that is launched follow from these alone.
+        its columns and all that is launched follow from these alone.
         """
         ...
 
@@ -124,7 +103,7 @@ class AttentionBackend(Protocol):
         ...
 
     def run(self, layer: AttentionLayer, qkv: Tensor, norm_rope: QKNormRope, out: Tensor) -> None:
-        """Apply norm and RoPE, store this step's keys and values, then attend, causally within each row.
+        """Apply norm and RoPE, store this step's keys and values, then attend.
 
         Args:
             layer: Which layer.

@@ -8,21 +8,22 @@ split too. The longest rows attend to keys that were gathered from the paged cac
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from quire.compute.attention.limits import DENSE_MIN_QUERIES, PaddedLimits
 from quire.compute.attention.metadata import (
-    DENSE_MIN_QUERIES,
     AttentionMetadata,
-    DecodeMetadata,
     DensePrefillMetadata,
     IntArray,
-    KVSplitMetadata,
-    PaddedLimits,
     PrefillMetadata,
 )
+from quire.compute.kernels.reference.attention_inputs import DecodeRows, DenseTiles, GatherChunks, KVSplits, QueryTiles
 
 
 @dataclass(frozen=True)
@@ -86,17 +87,24 @@ class RowKinds:
         return cls(decode, several[~dense], several[dense])
 
 
-class QueryTiles(NamedTuple):
-    """Tiles of query tokens: [tiles] each one's row, and which of its tokens in the step is the first."""
+class HostTiles(NamedTuple):
+    """Tiles of query tokens on the host: [tiles] each one's row, and which of its tokens in the step is the first."""
 
     rows: IntArray
     offsets: IntArray
 
 
+class HostSplits(NamedTuple):
+    """KVSplits on the host."""
+
+    numbers: IntArray
+    counts: IntArray
+
+
 def build_metadata(
     counts: IntArray, bounds: IntArray, tiling: PrefillTiling, limits: PaddedLimits | None = None
-) -> AttentionMetadata[IntArray]:
-    """The metadata of a step.
+) -> AttentionMetadata:
+    """The metadata of a step, on the host.
 
     Args:
         counts: [rows] tokens of each row.
@@ -110,29 +118,29 @@ def build_metadata(
     if (counts == 1).all():
         return AttentionMetadata()
     kinds, first_tokens = RowKinds.of(counts, bounds, tiling), _firsts(counts)
-    decode = DecodeMetadata(kinds.decode, first_tokens[kinds.decode])
+    decode = DecodeRows(*_columns(kinds.decode, first_tokens[kinds.decode]))
     tiles = tiles_of(counts, bounds, kinds.prefill, tiling.tile_queries)
     if not len(kinds.dense):
         splits = None
         if tiling.splits_kv(int(counts[kinds.prefill].sum())):
             tiles, splits = split_kv(tiles, counts, bounds, tiling)
-        return AttentionMetadata(decode, PrefillMetadata(*tiles, counts, first_tokens, splits))
+        return AttentionMetadata(decode, _prefill(tiles, first_tokens, splits))
     dense_tiles = tiles_of(counts, bounds, kinds.dense, tiling.tile_queries)
-    every = QueryTiles(*(np.concatenate(pair) for pair in zip(dense_tiles, tiles, strict=True)))
-    prefill = PrefillMetadata(*every, counts, first_tokens, dense_tiles=len(dense_tiles.rows))
+    every = HostTiles(*(np.concatenate(pair) for pair in zip(dense_tiles, tiles, strict=True)))
+    prefill = _prefill(every, first_tokens, None, dense_tiles=len(dense_tiles.rows))
     return AttentionMetadata(decode, prefill, dense_prefill(counts, bounds, kinds, tiling))
 
 
-def tiles_of(counts: IntArray, bounds: IntArray, rows: IntArray, size: int) -> QueryTiles:
+def tiles_of(counts: IntArray, bounds: IntArray, rows: IntArray, size: int) -> HostTiles:
     """These rows' tiles of `size` tokens, those that take longest first."""
     tile_rows, offsets = _chunks_of(counts, rows, size)
     order = np.argsort(-(bounds[tile_rows] + offsets), kind="stable")
-    return QueryTiles(tile_rows[order], offsets[order])
+    return HostTiles(tile_rows[order], offsets[order])
 
 
 def split_kv(
-    tiles: QueryTiles, counts: IntArray, bounds: IntArray, tiling: PrefillTiling
-) -> tuple[QueryTiles, KVSplitMetadata[IntArray]]:
+    tiles: HostTiles, counts: IntArray, bounds: IntArray, tiling: PrefillTiling
+) -> tuple[HostTiles, HostSplits]:
     """The tiles, each as often as it has splits, and these.
 
     Splits are about equally long, and as few as fill the device, with one or several on a multiprocessor, or the tiles
@@ -141,10 +149,18 @@ def split_kv(
     ends = bounds[tiles.rows] + np.minimum(tiles.offsets + tiling.tile_queries, counts[tiles.rows])
     key_tiles = (-(-ends // tiling.split_keys)).tolist()  # so few that lists are faster
     longest = _split_tiles(key_tiles, tiling)
-    splits = np.array([_ceil(n, _ceil(n, _ceil(n, longest))) for n in key_tiles])  # none of them empty
+    splits = np.array([_num_splits(n, longest) for n in key_tiles])
     numbers = np.arange(splits.sum()) - np.repeat(_firsts(splits), splits)
-    repeated = QueryTiles(np.repeat(tiles.rows, splits), np.repeat(tiles.offsets, splits))
-    return repeated, KVSplitMetadata(numbers, np.repeat(splits, splits))
+    repeated = HostTiles(np.repeat(tiles.rows, splits), np.repeat(tiles.offsets, splits))
+    return repeated, HostSplits(numbers, np.repeat(splits, splits))
+
+
+def _num_splits(key_tiles: int, longest: int) -> int:
+    """How many splits of equal length, none of them empty, so many tiles of keys have if none is longer than
+    `longest`."""
+    fewest = _ceil(key_tiles, longest)
+    length = _ceil(key_tiles, fewest)
+    return _ceil(key_tiles, length)
 
 
 def _split_tiles(key_tiles: list[int], tiling: PrefillTiling) -> int:
@@ -166,9 +182,7 @@ def _split_tiles(key_tiles: list[int], tiling: PrefillTiling) -> int:
     return min(candidates, key=cost)
 
 
-def dense_prefill(
-    counts: IntArray, bounds: IntArray, kinds: RowKinds, tiling: PrefillTiling
-) -> DensePrefillMetadata[IntArray]:
+def dense_prefill(counts: IntArray, bounds: IntArray, kinds: RowKinds, tiling: PrefillTiling) -> DensePrefillMetadata:
     """Of the dense rows: tiles that take longest first, and chunks row by row."""
     rows, offsets = tiles_of(counts, bounds, kinds.dense, tiling.dense_tile_queries)
     lengths = counts + bounds
@@ -176,21 +190,30 @@ def dense_prefill(
     bases = np.zeros_like(counts)
     bases[kinds.dense] = _firsts(gathered)
     chunk_rows, chunk_offsets = _chunks_of(lengths, kinds.dense, tiling.gather_chunk)
+    first_tokens = _firsts(counts)[rows] + offsets
+    queries = np.minimum(counts[rows] - offsets, tiling.dense_tile_queries)
+    chunk_counts = np.minimum(lengths[chunk_rows] - chunk_offsets, tiling.gather_chunk)
     return DensePrefillMetadata(
-        tile_tokens=_firsts(counts)[rows] + offsets,
-        tile_queries=np.minimum(counts[rows] - offsets, tiling.dense_tile_queries),
-        tile_contexts=bounds[rows] + offsets,
-        tile_bases=bases[rows],
-        chunk_rows=chunk_rows,
-        chunk_offsets=chunk_offsets,
-        chunk_counts=np.minimum(lengths[chunk_rows] - chunk_offsets, tiling.gather_chunk),
+        DenseTiles(*_columns(first_tokens, queries, bounds[rows] + offsets, bases[rows])),
+        GatherChunks(*_columns(chunk_rows, chunk_offsets, chunk_counts)),
     )
+
+
+def _prefill(
+    tiles: HostTiles, first_tokens: IntArray, splits: HostSplits | None, dense_tiles: int = 0
+) -> PrefillMetadata:
+    of_splits = None if splits is None else KVSplits(*_columns(*splits))
+    return PrefillMetadata(QueryTiles(*_columns(*tiles, first_tokens)), of_splits, dense_tiles)
+
+
+def _columns(*arrays: IntArray) -> Iterator[Tensor]:
+    return map(torch.from_numpy, arrays)
 
 
 def _padded_metadata(
     counts: IntArray, bounds: IntArray, tiling: PrefillTiling, limits: PaddedLimits
-) -> AttentionMetadata[IntArray]:
-    """Each array as long as steps within these limits need at most. Kernels skip what pads them."""
+) -> AttentionMetadata:
+    """Each column as long as steps within these limits need at most. Kernels skip what pads them."""
     assert len(counts) == limits.rows and not counts[-1], "the last row has no token"
     assert limits.tokens < DENSE_MIN_QUERIES, "how keys are gathered depends on lengths"
     min_tokens = 2 if limits.decode_rows else 1  # of a row that is cut into tiles
@@ -202,25 +225,22 @@ def _padded_metadata(
     if tiling.splits_kv(limits.tokens):
         tiles, splits = _padded_splits(tiles, counts, bounds, tiling, most)
         most = max(most, tiling.max_splits)
-    return AttentionMetadata(
-        DecodeMetadata(_padded(decode, limits.decode_rows, -1), _padded(first_tokens[decode], limits.decode_rows, 0)),
-        PrefillMetadata(
-            _padded(tiles.rows, most, limits.rows - 1), _padded(tiles.offsets, most, 0), counts, first_tokens, splits
-        ),
-    )
+    tiles = HostTiles(_padded(tiles.rows, most, limits.rows - 1), _padded(tiles.offsets, most, 0))
+    numbers, tokens = _padded(decode, limits.decode_rows, -1), _padded(first_tokens[decode], limits.decode_rows, 0)
+    return AttentionMetadata(DecodeRows(*_columns(numbers, tokens)), _prefill(tiles, first_tokens, splits))
 
 
 def _padded_splits(
-    tiles: QueryTiles, counts: IntArray, bounds: IntArray, tiling: PrefillTiling, max_tiles: int
-) -> tuple[QueryTiles, KVSplitMetadata[IntArray]]:
+    tiles: HostTiles, counts: IntArray, bounds: IntArray, tiling: PrefillTiling, max_tiles: int
+) -> tuple[HostTiles, HostSplits]:
     """`split_kv`, but that tiles stay whole where there are as many as splits at most; splits are padded."""
     if 0 < len(tiles.rows) < tiling.max_splits:
         tiles, splits = split_kv(tiles, counts, bounds, tiling)
     else:
         ones = np.ones(len(tiles.rows), dtype=np.int64)
-        splits = KVSplitMetadata(0 * ones, ones)
+        splits = HostSplits(0 * ones, ones)
     most = max(max_tiles, tiling.max_splits)
-    return tiles, KVSplitMetadata(_padded(splits.numbers, most, 0), _padded(splits.counts, most, 0))
+    return tiles, HostSplits(_padded(splits.numbers, most, 0), _padded(splits.counts, most, 0))
 
 
 def _padded(array: IntArray, length: int, entry: int) -> IntArray:

@@ -16,18 +16,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.compute.attention import metadata
-from quire.compute.attention.backend import AttentionLayer, KVView, QKNormRope, StepRows
+from quire.compute.attention.backend import AttentionLayer, KVView, StepRows
+from quire.compute.attention.limits import DENSE_MIN_QUERIES, GATHER_CHUNK, PaddedLimits, gathered_tokens
 from quire.compute.attention.metadata import (
     AttentionMetadata,
-    DecodeMetadata,
     DensePrefillMetadata,
     IntArray,
-    PaddedLimits,
     PrefillMetadata,
 )
 from quire.compute.attention.metadata_builder import PrefillTiling, build_metadata
 from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.reference.attention_inputs import (
+    CacheWrite,
+    DecodeRows,
+    Mask,
+    PagedKV,
+    PagedRows,
+    QKNormRope,
+    QueryTiles,
+    Scores,
+)
 from quire.compute.kernels.reference.paged_attention import KV_SPLIT_COLUMNS, new_decode_partials, new_prefill_partials
 from quire.compute.kernels.triton.attention import prefill_dense, prefill_split_kv
 from quire.compute.kernels.triton.attention.decode_split_kv import (
@@ -44,36 +52,33 @@ _MAX_HEAD_DIM, _MAX_GROUP = 256, 16
 
 @dataclass(frozen=True)
 class _DensePrefill:
-    """Rows of dense prefill, and where their keys and values are gathered: [chunks · GATHER_CHUNK, kv_heads, d]."""
+    """Rows of dense prefill, and memory for their keys and values: [chunks · GATHER_CHUNK, kv_heads, d]."""
 
-    metadata: DensePrefillMetadata[Tensor]
+    metadata: DensePrefillMetadata
     k: Tensor
     v: Tensor
 
 
 @dataclass(frozen=True)
 class _GroupStep:
-    """A step as one KV group's layers see it. A part that has nothing to do is None.
+    """A step as the layers of one KV group see it. A part without rows is None.
 
     Attributes:
-        table: The group's block table.
-        window: Of its layers.
-        slot_mapping: [tokens] where each token's key and value go.
-        starts, slots: Of the step's rows.
-        decode_rows: How many there are.
-        kv_splits: [n, KV_SPLIT_COLUMNS] the splits of their keys.
+        rows: The step's rows, with the group's block table.
+        mask: What the group's layers see.
+        slot_mapping: [tokens] int64, where each token's key and value go.
+        decode_rows: Number of decode rows.
+        kv_splits: [n, KV_SPLIT_COLUMNS], the splits of their keys.
         prefill: Rows of several tokens that read the cache through the table.
-        dense: Rows of many tokens that are served by dense prefill.
+        dense: Rows of many tokens that dense prefill serves.
     """
 
-    table: Tensor
-    window: int | None
+    rows: PagedRows
+    mask: Mask
     slot_mapping: Tensor
-    starts: Tensor
-    slots: Tensor
     decode_rows: int
     kv_splits: Tensor | None
-    prefill: PrefillMetadata[Tensor] | None
+    prefill: PrefillMetadata | None
     dense: _DensePrefill | None
 
 
@@ -82,10 +87,10 @@ class TritonAttention:
 
     Args:
         kv: The cache.
-        heads: Query heads.
-        max_rows, step_tokens: The largest step.
-        max_length: Of the longest sequence.
-        dtype: Of queries; None: the cache's.
+        heads: Number of query heads.
+        max_rows, step_tokens: Maximum rows and tokens of a step.
+        max_length: Tokens of the longest sequence.
+        dtype: Of queries; None: that of the cache.
 
     Raises:
         ConfigError: The kernels do not serve this shape of attention.
@@ -100,7 +105,7 @@ class TritonAttention:
         max_length: int,
         dtype: torch.dtype | None = None,
     ) -> None:
-        cache = kv.keys[0]
+        cache = kv.layers[0].keys
         dtype = dtype or cache.dtype
         device, (kv_heads, d), item = cache.device, cache.shape[2:], dtype.itemsize
         if d > _MAX_HEAD_DIM or heads % kv_heads or heads // kv_heads > _MAX_GROUP:
@@ -116,7 +121,7 @@ class TritonAttention:
         self._decode_partials = new_decode_partials(splits, heads, kv_heads, d, device)
         queries = self._tiling.max_splits * self._tiling.tile_queries
         self._prefill_partials = new_prefill_partials(queries, heads, d, device)
-        groups = len(kv.windows)
+        groups = len(kv.masks)
         self._kv_splits = torch.zeros((groups, splits, KV_SPLIT_COLUMNS), dtype=torch.int32, device=device)
         self._slot_mapping = torch.zeros((groups, max(max_rows, step_tokens)), dtype=torch.int64, device=device)
         self._gathered = torch.empty((2, self._tiling.gather_capacity, kv_heads, d), dtype=dtype, device=device)
@@ -133,91 +138,78 @@ class TritonAttention:
 
     def build_metadata(
         self, counts: IntArray, bounds: IntArray, limits: PaddedLimits | None = None
-    ) -> AttentionMetadata[IntArray]:
+    ) -> AttentionMetadata:
         return build_metadata(counts, bounds, self._tiling, limits)
 
     def prepare(self, rows: StepRows) -> None:
-        self._steps = [self._prepare_group(rows, group) for group in range(len(self._kv.windows))]
+        self._steps = [self._prepare_group(rows, group) for group in range(len(self._kv.masks))]
 
     def run(self, layer: AttentionLayer, qkv: Tensor, norm_rope: QKNormRope, out: Tensor) -> None:
-        keys, values, scales = cache = self._kv.of_layer(layer.number)
-        step = self._steps[self._kv.groups[layer.number]]
+        kv, step = self._kv.layers[layer.number], self._steps[self._kv.groups[layer.number]]
         q = torch.empty_like(out)
-        self._qk_norm_rope_and_cache(qkv, *norm_rope, keys, values, step.slot_mapping, q, scales)
+        self._qk_norm_rope_and_cache(qkv, norm_rope, CacheWrite(kv, step.slot_mapping), q)
         mixed = step.kv_splits is not None and step.prefill is not None
         if step.prefill is not None:
             with self._aux_stream.fork() if mixed else nullcontext():
-                self._run_prefill(layer, q, cache, step, step.prefill, out)
+                self._run_prefill(q, kv, step, step.prefill, layer.scores, out)
         if step.kv_splits is not None:
             rows = 0 if mixed else step.decode_rows  # persistent programs would leave tiles no room beside them
-            rest = (self._decode_partials, out, layer.scale, layer.cap, rows, scales)
-            self._decode_attention(q, keys, values, step.table, step.kv_splits, *rest)
+            table, partials = step.rows.block_table, self._decode_partials
+            self._decode_attention(q, kv, table, step.kv_splits, partials, layer.scores, out, rows)
         if mixed:
             self._aux_stream.join()
         if (dense := step.dense) is not None:
-            self._gather_kv(keys, values, step.table, step.slots, *dense.metadata.chunks, dense.k, dense.v, scales)
-            self._prefill_attention_dense(q, dense.k, dense.v, *dense.metadata.tiles, out, layer.scale, layer.cap)
+            self._gather_kv(kv, step.rows.block_table, step.rows.slots, dense.metadata.chunks, dense.k, dense.v)
+            self._prefill_attention_dense(q, dense.k, dense.v, dense.metadata.tiles, layer.scores, out)
 
     def _run_prefill(
-        self,
-        layer: AttentionLayer,
-        q: Tensor,
-        kv: tuple[Tensor, Tensor, Tensor | None],
-        step: _GroupStep,
-        prefill: PrefillMetadata[Tensor],
-        out: Tensor,
+        self, q: Tensor, kv: PagedKV, step: _GroupStep, prefill: PrefillMetadata, scores: Scores, out: Tensor
     ) -> None:
-        keys, values, scales = kv
-        cache, tiles = (q, keys, values, step.table), (prefill.tile_rows, prefill.tile_offsets)
-        rows = (step.starts, prefill.counts, prefill.first_tokens, step.slots)
-        rest = (step.window, self._tiling.tile_queries)
-        if (splits := prefill.splits) is None:
-            self._prefill_attention(*cache, *tiles, *rows, *rest, out, layer.scale, layer.cap, scales)
+        rows, tiles, queries, mask = step.rows, prefill.tiles, self._tiling.tile_queries, step.mask
+        if prefill.splits is None:
+            self._prefill_attention(q, kv, rows, tiles, queries, mask, scores, out)
             return
         self._prefill_attention_split_kv(
-            *cache, *tiles, splits.numbers, splits.counts, *rows, *rest, self._prefill_partials,
-            out, layer.scale, layer.cap, scales,
-        )  # fmt: skip
+            q, kv, rows, tiles, prefill.splits, queries, self._prefill_partials, mask, scores, out
+        )
 
     def _prepare_group(self, rows: StepRows, group: int) -> _GroupStep:
         """Layers with a window have no dense prefill: their dense rows are among the tiles."""
-        table, window, metadata = rows.tables[group], self._kv.windows[group], rows.metadata
+        paged, mask, metadata = rows.paged(group), self._kv.masks[group], rows.metadata
         slot_mapping = self._slot_mapping[group, : len(rows.positions)]
-        self._compute_slot_mapping(table, rows.slot_of_token, rows.positions, self._kv.block_size, slot_mapping)
+        self._compute_slot_mapping(
+            paged.block_table, rows.slot_of_token, rows.positions, self._kv.block_size, slot_mapping
+        )
         decode_rows = len(rows.counts) if metadata.decode is None else len(metadata.decode.rows)
-        kv_splits = self._split_decode_rows(rows, group, metadata.decode, decode_rows) if decode_rows else None
+        kv_splits = self._split_decode_rows(paged, group, metadata.decode, decode_rows) if decode_rows else None
         prefill, dense = metadata.prefill, None
-        if metadata.dense_prefill is not None and prefill is not None and window is None:
+        if metadata.dense_prefill is not None and prefill is not None and mask.window is None:
             prefill, dense = _without_dense_tiles(prefill), self._dense_prefill(metadata.dense_prefill)
-        if prefill is not None and not len(prefill.tile_rows):
+        if prefill is not None and not len(prefill.tiles.rows):
             prefill = None
-        return _GroupStep(table, window, slot_mapping, rows.starts, rows.slots, decode_rows, kv_splits, prefill, dense)
+        return _GroupStep(paged, mask, slot_mapping, decode_rows, kv_splits, prefill, dense)
 
-    def _split_decode_rows(
-        self, rows: StepRows, group: int, decode: DecodeMetadata[Tensor] | None, decode_rows: int
-    ) -> Tensor:
+    def _split_decode_rows(self, rows: PagedRows, group: int, decode: DecodeRows | None, decode_rows: int) -> Tensor:
         """Plan the KV splits of the decode rows, on the device."""
         kv_splits = self._kv_splits[group, : kv_splits_for(decode_rows, self._splits_at_once)]
-        chosen = (None, None) if decode is None else (decode.rows, decode.tokens)
-        sizes = (self._kv.windows[group], self._keys_of_tile, kv_splits, self._splits_at_once, MIN_SPLIT_TILES)
-        self._plan_kv_splits(rows.starts, rows.slots, *chosen, *sizes)
+        self._plan_kv_splits(
+            rows, decode, self._kv.masks[group], kv_splits, self._keys_of_tile, self._splits_at_once, MIN_SPLIT_TILES
+        )
         return kv_splits
 
-    def _dense_prefill(self, metadata: DensePrefillMetadata[Tensor]) -> _DensePrefill:
-        k, v = self._gathered[:, : len(metadata.chunk_rows) * self._tiling.gather_chunk].unbind()
+    def _dense_prefill(self, metadata: DensePrefillMetadata) -> _DensePrefill:
+        k, v = self._gathered[:, : len(metadata.chunks.rows) * self._tiling.gather_chunk].unbind()
         return _DensePrefill(metadata, k, v)
 
 
-def _without_dense_tiles(prefill: PrefillMetadata[Tensor]) -> PrefillMetadata[Tensor]:
-    first = prefill.dense_tiles
-    return dataclasses.replace(
-        prefill, tile_rows=prefill.tile_rows[first:], tile_offsets=prefill.tile_offsets[first:], dense_tiles=0
-    )
+def _without_dense_tiles(prefill: PrefillMetadata) -> PrefillMetadata:
+    first, (rows, offsets, first_tokens) = prefill.dense_tiles, prefill.tiles
+    return PrefillMetadata(QueryTiles(rows[first:], offsets[first:], first_tokens))
 
 
 def _tiling(kv: KVView, heads: int, dtype: torch.dtype, step_tokens: int, max_length: int) -> PrefillTiling:
     """What the prefill kernels of this device take, for heads of this shape."""
-    cache = kv.keys[0]
+    cache = kv.layers[0].keys
     device, (kv_heads, d), item = cache.device, cache.shape[2:], dtype.itemsize
     shape = tile_shape(d, item, device)
     tiling = PrefillTiling(
@@ -230,14 +222,14 @@ def _tiling(kv: KVView, heads: int, dtype: torch.dtype, step_tokens: int, max_le
         shared_slowdown=prefill_split_kv.SHARED_SLOWDOWN,
         max_splits_of_tile=prefill_split_kv.MAX_SPLITS_OF_TILE,
     )
-    if None not in kv.windows or not prefill_dense.serves_dense_prefill(device, dtype, d):
+    if Mask() not in kv.masks or not prefill_dense.serves_dense_prefill(device, dtype, d):
         return tiling
     return dataclasses.replace(
         tiling,
         dense_tile_queries=prefill_dense.QUERIES,
-        dense_min_queries=metadata.DENSE_MIN_QUERIES,
-        gather_chunk=metadata.GATHER_CHUNK,
-        gather_capacity=metadata.gathered_tokens(2 * kv_heads * d * item, step_tokens, max_length),
+        dense_min_queries=DENSE_MIN_QUERIES,
+        gather_chunk=GATHER_CHUNK,
+        gather_capacity=gathered_tokens(2 * kv_heads * d * item, step_tokens, max_length),
     )
 
 

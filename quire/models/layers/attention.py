@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.compute.attention.backend import AttentionBackend, AttentionLayer, QKNormRope
+from quire.compute.attention.backend import AttentionBackend, AttentionLayer
 from quire.compute.collectives.delta import Delta
+from quire.compute.kernels.reference.attention_inputs import QKNormRope
 from quire.compute.kernels.reference.quantized_rows import Rows
 from quire.models.layers.linear import Projection
 from quire.models.layers.norm import RMSNorm

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from quire.compute.attention.metadata import PaddedLimits
+from quire.compute.attention.limits import PaddedLimits
 
 _MIDDLE = (160, 192, 256, 320, 384, 432, 512)
 """Tokens of steps between small and large. cuBLAS takes less time for 256 and 512 rows than for 224 and 448."""

@@ -7,6 +7,7 @@ import math
 import torch
 
 from quire.compute.attention.backend import KVView
+from quire.compute.kernels.reference.attention_inputs import Mask, PagedKV
 from quire.errors import ConfigError, MemoryBudgetError
 from quire.models.spec import ModelSpec
 from quire.runtime.worker.host_memory import lazy_zeros
@@ -53,16 +54,15 @@ def kv_view(kv_cache: torch.Tensor, spec: ModelSpec, scales: torch.Tensor | None
         scales: [layers, 2, kv_heads] fp32 of a quantized cache.
     """
     groups = spec.kv_groups()
-    keys, values = list(kv_cache[:, 0]), list(kv_cache[:, 1])
     by_layer = {layer: (number, i) for number, group in enumerate(groups) for i, layer in enumerate(group.layers)}
     positions = [by_layer[layer] for layer in range(len(spec.layers))]
+    of_layers = [None] * len(spec.layers) if scales is None else scales.unbind()
     return KVView(
-        keys=tuple(keys[i] for _, i in positions),
-        values=tuple(values[i] for _, i in positions),
+        layers=tuple(
+            PagedKV(kv_cache[i, 0], kv_cache[i, 1], own) for (_, i), own in zip(positions, of_layers, strict=True)
+        ),
         groups=tuple(number for number, _ in positions),
-        windows=tuple(group.window for group in groups),
-        block_size=kv_cache.shape[3],
-        scales=None if scales is None else scales.unbind(),
+        masks=tuple(Mask(group.window) for group in groups),
     )
 
 

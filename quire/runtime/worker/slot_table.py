@@ -8,7 +8,7 @@ is the dummy: it belongs to no sequence, and batches are padded with it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,22 +24,41 @@ from quire.runtime.worker.sampling.logprobs import NO_LOGPROBS, LogprobsMode, Lo
 from quire.runtime.worker.staging_buffer import ZeroCopyColumns
 from quire.sampling_params import LARGEST_EFFECT
 
-_INT_COLUMNS = 6
-_FLOAT_COLUMNS = 3
+_INTS = ("length", "rope_length", "last_token", "seed", "num_sampled", "top_k")
+_FLOATS = ("temperature", "top_p", "min_p")
+"""The columns of the table, in the order in which the op `init_slots` gets them."""
 
 
-@dataclass(frozen=True)
-class SlotUpdates:
-    """A plan's changes of the slot table, on the device; None: there are none.
+class NewOwners(NamedTuple):
+    """Slots with new owners, on the device.
 
     Attributes:
-        owners: Slots with new owners, [n] int64, and their columns, one owner behind another, in the table's order:
-            [n · columns] int64 and [n · columns] float64.
-        blocks: Changes of the flattened block tables: [n] int64 places, each once, and [n] int64 block ids.
+        slots: [n] int64.
+        ints, floats: [n · columns] int64 and float64, what stands in the table's columns, one owner behind another.
     """
 
-    owners: tuple[Tensor, Tensor, Tensor] | None = None
-    blocks: tuple[Tensor, Tensor] | None = None
+    slots: Tensor
+    ints: Tensor
+    floats: Tensor
+
+
+class NewBlocks(NamedTuple):
+    """Changes of block tables, on the device.
+
+    Attributes:
+        places: [n] int64, where in the flattened tables, each once.
+        ids: [n] int64, block ids.
+    """
+
+    places: Tensor
+    ids: Tensor
+
+
+class SlotUpdates(NamedTuple):
+    """A plan's changes of the slot table. None where nothing changes."""
+
+    owners: NewOwners | None = None
+    blocks: NewBlocks | None = None
 
 
 _NO_UPDATES = SlotUpdates()
@@ -49,10 +68,10 @@ class HostSlotMirror:
     """What the host knows of each slot.
 
     Attributes:
-        max_lengths: [slots] int64, the most tokens that each may have by now.
+        max_lengths: [slots] int64, the maximum number of tokens that each slot has by now.
         prompt_logprobs: By slot, how many of the likeliest tokens are reported for each prompt token.
-        adapters: [slots] int64, where each one's adapter is on the device, from 1; 0: it has none.
-        owners: [slots] int64, how many each has had: a result may come when a slot is another sequence's.
+        adapters: [slots] int64, the place of each slot's adapter on the device, from 1; 0: no adapter.
+        owners: [slots] int64, how many owners each slot has had. It tells whether a result is still the owner's.
     """
 
     def __init__(self, slots: int) -> None:
@@ -64,7 +83,7 @@ class HostSlotMirror:
         self._named: dict[int, list[int]] = {}  # tokens whose log probabilities are reported
 
     def admit(self, owner: Admitted) -> None:
-        """A slot's new owner."""
+        """Note a slot's new owner."""
         slot, sampling = owner.slot, owner.sampling
         self.max_lengths[slot] = owner.length
         self.owners[slot] += 1
@@ -76,7 +95,7 @@ class HostSlotMirror:
         self.prompt_logprobs[slot] = sampling.prompt_logprobs or 0
 
     def logprobs_request(self, sampled_slots: IntArray, mode: LogprobsMode) -> LogprobsRequest | None:
-        """Which log probabilities are reported of tokens that are sampled for these slots; None: none are."""
+        """Return which log probabilities are reported for tokens that are sampled for these slots; None: none are."""
         wanted, named = self._logprobs[sampled_slots], {}
         if not (wanted != NO_LOGPROBS).any():
             return None
@@ -92,18 +111,15 @@ class SlotTable:
         sequences: Slots 0 to sequences - 1 are the engine's; one more is the dummy.
         blocks: Width of a block table: blocks of the longest sequence.
         groups: Number of KV groups.
-        vocab_size: A top_k from here on excludes nothing.
-        device: Where the table lives.
-        processors: Logits processors.
-        drafts: Draft tokens of a row, at most.
+        vocab_size: A top_k of this or more excludes nothing.
+        drafts: Maximum draft tokens of a row.
 
     Attributes:
-        drafts: [slots, drafts] int64, those that a device has drawn for each slot's next step; see `draft_steps.py`.
-        recent: [slots, drafts + 1] int64, what a device has sampled last, as long as it verifies drafts in each step.
+        drafts: [slots, drafts] int64, the draft tokens of each slot's next step, where a device draws them.
+        recent: [slots, drafts + 1] int64, the tokens that were sampled last, where a device verifies drafts.
         length, rope_length, last_token, seed, num_sampled, top_k: [slots] int64.
         temperature, top_p, min_p: [slots] float32.
         tables: By KV group, [slots, blocks] int64 block ids.
-        host: What the host knows of the slots.
         transforms: What changes the slots' logits before a token is sampled.
     """
 
@@ -121,11 +137,14 @@ class SlotTable:
         self.dummy = sequences
         self.vocab_size = vocab_size
         self.device = device
-        self._ints = torch.zeros((_INT_COLUMNS, slots), dtype=torch.int64, device=device)
-        self._floats = torch.zeros((_FLOAT_COLUMNS, slots), device=device)
+        self._ints = torch.zeros((len(_INTS), slots), dtype=torch.int64, device=device)
+        self._floats = torch.zeros((len(_FLOATS), slots), device=device)
         self._tables = torch.zeros((groups, slots, blocks), dtype=torch.int64, device=device)
-        self.length, self.rope_length, self.last_token, self.seed, self.num_sampled, self.top_k = self._ints.unbind()
-        self.temperature, self.top_p, self.min_p = self._floats.unbind()
+        columns = dict(zip((*_INTS, *_FLOATS), (*self._ints, *self._floats), strict=True))
+        self.length, self.rope_length = columns["length"], columns["rope_length"]
+        self.last_token, self.num_sampled = columns["last_token"], columns["num_sampled"]
+        self.seed, self.top_k = columns["seed"], columns["top_k"]
+        self.temperature, self.top_p, self.min_p = columns["temperature"], columns["top_p"], columns["min_p"]
         self.tables = self._tables.unbind()
         self.drafts = torch.zeros((slots, drafts), dtype=torch.int64, device=device)
         self.recent = torch.zeros((slots, drafts + 1), dtype=torch.int64, device=device)
@@ -134,20 +153,20 @@ class SlotTable:
         self.transforms = LogitsTransforms(slots, vocab_size, device, processors)
 
     def init_dummy(self) -> None:
-        """Initialise the dummy's slot, by the kernel that initialises the others: compile warm-up launches it so."""
+        """Initialise the dummy's slot by the kernel that initialises the others, so that it is compiled."""
         slots = torch.full((1,), self.dummy, dtype=torch.int64, device=self.device)
-        ints = torch.zeros(_INT_COLUMNS, dtype=torch.int64, device=self.device)
-        floats = torch.zeros(_FLOAT_COLUMNS, dtype=torch.float64, device=self.device)
+        ints = torch.zeros(len(_INTS), dtype=torch.int64, device=self.device)
+        floats = torch.zeros(len(_FLOATS), dtype=torch.float64, device=self.device)
         self._init_slots(slots, ints, floats, self._ints, self._floats, self._tables)
 
     def admit(self, owners: Sequence[Admitted]) -> None:
-        """New owners of slots, for the host's decisions: before anything else of a plan is looked at."""
+        """Tell the host who owns slots from now on. Call it before all else that reads a plan."""
         for owner in owners:
             self.host.admit(owner)
             self.transforms.admit(owner)
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
-        """Set slots to these lengths, and to these numbers of sampled tokens."""
+        """Set the lengths of slots, and how many tokens were sampled for them."""
         columns = np.array([slots, lengths, num_sampled], dtype=np.int64)
         where, length, sampled = upload(columns, self.device).unbind()
         self.length.index_copy_(0, where, length)
@@ -155,51 +174,57 @@ class SlotTable:
         self.host.max_lengths[columns[0]] = columns[1]
 
     def stage(self, plan: Plan, staging: ZeroCopyColumns) -> SlotUpdates:
-        """The plan's changes of the device's columns."""
+        """Stage the plan's changes of the device's columns."""
         if not plan.admitted and not plan.block_slots:
             return _NO_UPDATES
         owners = _new_owners(plan.admitted, self.vocab_size, staging) if plan.admitted else None
         return SlotUpdates(owners, self._new_blocks(plan, staging) if plan.block_slots else None)
 
     def apply(self, updates: SlotUpdates) -> None:
-        """Make the changes that were staged; a new owner's block tables are empty before."""
-        if updates.owners is not None:
-            self._init_slots(*updates.owners, self._ints, self._floats, self._tables)
-        if updates.blocks is not None:
-            self._tables.view(-1).index_copy_(0, *updates.blocks)
+        """Make the changes that were staged. First the block tables of new owners are emptied."""
+        owners, blocks = updates
+        if owners is not None:
+            self._init_slots(owners.slots, owners.ints, owners.floats, self._ints, self._floats, self._tables)
+        if blocks is not None:
+            self._tables.view(-1).index_copy_(0, blocks.places, blocks.ids)
 
-    def _new_blocks(self, plan: Plan, staging: ZeroCopyColumns) -> tuple[Tensor, Tensor]:
+    def _new_blocks(self, plan: Plan, staging: ZeroCopyColumns) -> NewBlocks:
         _, slots, blocks = self._tables.shape
         where = zip(plan.block_groups, plan.block_slots, plan.block_indices, strict=True)
         places = [(group * slots + slot) * blocks + index for group, slot, index in where]
         entries = dict(zip(places, plan.block_ids, strict=True))  # of two entries of one place, the later counts
         number = len(entries)
-        return (
-            staging.add(np.fromiter(entries.keys(), np.int64, number)),
-            staging.add(np.fromiter(entries.values(), np.int64, number)),
+        return NewBlocks(
+            places=staging.add(np.fromiter(entries.keys(), np.int64, number)),
+            ids=staging.add(np.fromiter(entries.values(), np.int64, number)),
         )
 
 
-def _new_owners(owners: Sequence[Admitted], vocab_size: int, staging: ZeroCopyColumns) -> tuple[Tensor, Tensor, Tensor]:
-    ints = np.array([_ints(owner, vocab_size) for owner in owners], dtype=np.int64)
-    floats = np.array([_floats(owner) for owner in owners], dtype=np.float64)
-    return (
-        staging.add(np.array([owner.slot for owner in owners], dtype=np.int64)),
-        staging.add(ints.reshape(-1)),
-        staging.add(floats.reshape(-1)),
+def _new_owners(owners: Sequence[Admitted], vocab_size: int, staging: ZeroCopyColumns) -> NewOwners:
+    entries = [_entries(owner, vocab_size) for owner in owners]
+    ints = np.array([each[name] for each in entries for name in _INTS], dtype=np.int64)
+    floats = np.array([each[name] for each in entries for name in _FLOATS], dtype=np.float64)
+    return NewOwners(
+        slots=staging.add(np.array([owner.slot for owner in owners], dtype=np.int64)),
+        ints=staging.add(ints),
+        floats=staging.add(floats),
     )
 
 
-def _ints(owner: Admitted, vocab_size: int) -> tuple[int, ...]:
-    """In the table's order; there is no last token yet."""
-    top_k = min(max(0, owner.sampling.top_k), vocab_size)
-    return owner.length, owner.rope_length, 0, _signed(owner.seed), owner.num_sampled, top_k
-
-
-def _floats(owner: Admitted) -> tuple[float, ...]:
-    """In the table's order; a temperature of 0 is greedy."""
+def _entries(owner: Admitted, vocab_size: int) -> dict[str, float]:
+    """A slot's entry of each column, by its name. A temperature of 0 is greedy; there is no last token yet."""
     sampling = owner.sampling
-    return 0.0 if sampling.greedy else min(sampling.temperature, LARGEST_EFFECT), sampling.top_p, sampling.min_p
+    return {
+        "length": owner.length,
+        "rope_length": owner.rope_length,
+        "last_token": 0,
+        "seed": _signed(owner.seed),
+        "num_sampled": owner.num_sampled,
+        "top_k": min(max(0, sampling.top_k), vocab_size),
+        "temperature": 0.0 if sampling.greedy else min(sampling.temperature, LARGEST_EFFECT),
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+    }
 
 
 def _signed(seed: int) -> int:

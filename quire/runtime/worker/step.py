@@ -66,7 +66,7 @@ class StepInputs(NamedTuple):
     counts: Tensor
     row_of_token: Tensor
     offsets: Tensor
-    attention: AttentionMetadata[Tensor]
+    attention: AttentionMetadata
     sampled_slots: Tensor
     logits_indices: Tensor | None
     drafts: DraftColumns[Tensor] | None = None

@@ -114,7 +114,7 @@ class StepStager:
         if late is not None:
             sampled_slots = sampled_slots.copy()
             sampled_slots[step.late] = slots.dummy
-        metadata: AttentionMetadata[IntArray] = AttentionMetadata()
+        metadata = AttentionMetadata()
         if not host.is_short:
             limits = None if shape is None else shape.limits
             metadata = self._attention.build_metadata(host.counts, host.max_lengths, limits)
@@ -125,7 +125,7 @@ class StepStager:
             counts=copied.add(host.counts),
             row_of_token=copied.add(host.row_of_token),
             offsets=copied.add(host.offsets),
-            attention=metadata.with_arrays([copied.add(array) for array in metadata.arrays()]),
+            attention=metadata.copied(lambda column: copied.add(column.numpy())),
             sampled_slots=copied.add(sampled_slots),
             logits_indices=copied.add(host.logits_indices) if selects else None,
             drafts=_stage_drafts(step, copied) if verifies else None,

@@ -186,7 +186,7 @@ class WorkerParts:
 
 def _attention(kv: KVView, spec: ModelSpec, limits: StepLimits, dtype: torch.dtype) -> AttentionBackend:
     """The backend that serves the device on which the cache lies."""
-    if kv.keys[0].device.type == "cpu":
+    if kv.layers[0].keys.device.type == "cpu":
         from quire.compute.attention.cpu import CpuAttention
 
         return CpuAttention(kv)

@@ -46,15 +46,15 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds, with or without cached contents."""
+        """Number of blocks that nobody holds, with or without cached contents."""
         return len(self._free)
 
     def blocks_for(self, length: int) -> int:
-        """Blocks that `length` tokens take."""
+        """Return how many blocks `length` tokens take."""
         return -(-length // self.block_size)
 
     def allocate(self, count: int) -> list[int] | None:
-        """`count` free blocks with one reference each, or None (and nothing allocated) when there are fewer."""
+        """Allocate `count` free blocks with one reference each. None, and nothing is allocated, if fewer are free."""
         free, ref_counts, cached = self._free, self._ref_counts, self._key_of
         if count > len(free):
             return None
@@ -68,7 +68,7 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more holder for each block, which is held already or free with cached contents."""
+        """Add a holder to each block, which is held already or free with cached contents."""
         free, ref_counts, cached = self._free, self._ref_counts, self._key_of
         for block in blocks:
             if ref_counts[block] == 0:
@@ -81,7 +81,7 @@ class BlockPool:
         return self._ref_counts[block] > 1
 
     def free(self, blocks: Iterable[int]) -> None:
-        """One holder fewer for each; a block nobody holds is free at once, since all its uses share one stream."""
+        """Remove a holder from each block. One without holders is free at once, since all its uses share one stream."""
         free, ref_counts, cached = self._free, self._ref_counts, self._key_of
         for block in blocks:
             assert ref_counts[block] > 0, f"block {block} is freed twice"
@@ -92,8 +92,8 @@ class BlockPool:
                     free.move_to_end(block, last=False)  # allocated before blocks with cached contents
 
     def states(self, first: int, count: int) -> str:
-        """A letter for each of up to `count` blocks from `first` on: `.` free, `h` held, `s` held by several; with
-        cached contents `c`, `H` and `S`."""
+        """Return a letter for each of up to `count` blocks from `first` on: `.` free, `h` held, `s` held by several;
+        with cached contents `c`, `H` and `S`."""
         holders = self._ref_counts[first : first + count]
         cached = bytes(map(self._key_of.__contains__, range(first, first + len(holders))))
         try:
@@ -107,7 +107,7 @@ class BlockPool:
     # --- prefix cache -----------------------------------------------------------------------------------------------
 
     def cache_block(self, block: int, key: BlockKey) -> None:
-        """A held block is full, with these contents. Of several blocks with one key, the first is the one found."""
+        """Enter a held block that is full into the cache. Of several blocks with one key, only the first is found."""
         if key not in self._block_of and block not in self._key_of:
             self._block_of[key] = block
             self._key_of[block] = key
@@ -115,11 +115,11 @@ class BlockPool:
                 self.has_cached_watched = True
 
     def get_cached_block(self, key: BlockKey) -> int | None:
-        """A block with these contents, held or free."""
+        """Return a block with these contents, held or free."""
         return self._block_of.get(key)
 
     def get_cached_prefix(self, group: int, hashes: Iterable[bytes]) -> tuple[list[bytes], list[int]]:
-        """Cached blocks for one hash after another, up to the first that is not cached: all hashes that were read, and
+        """Look up one hash after another, up to the first that is not cached. Returns all hashes that were read, and
         the blocks of all but that one."""
         get, read, blocks = self._block_of.get, [], []
         for block_hash in hashes:
@@ -140,7 +140,7 @@ class BlockPool:
         self._watched, self.has_cached_watched = set(keys), False
 
     def evict(self, block: int) -> None:
-        """The block's contents are not found any more."""
+        """Take the block out of the cache, so that its contents are not found any more."""
         key = self._key_of.pop(block, None)
         if key is not None:
             del self._block_of[key]

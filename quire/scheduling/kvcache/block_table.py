@@ -31,7 +31,12 @@ class TableEntries(NamedTuple):
 
 
 class Reservation(NamedTuple):
-    """What has to happen before new tokens are written: table entries that are new, and blocks to copy, (from, to)."""
+    """What has to happen before new tokens are written.
+
+    Attributes:
+        entries: Table entries that are new.
+        copies: Blocks that are copied, (from, to).
+    """
 
     entries: TableEntries
     copies: list[tuple[int, int]]
@@ -41,8 +46,8 @@ class PrefixMatch(NamedTuple):
     """A sequence's longest prefix in the prefix cache.
 
     Attributes:
-        num_tokens: Its length, a multiple of the block size.
-        blocks: By group, its blocks; the dummy where a window does not reach.
+        num_tokens: Length of the prefix, a multiple of the block size.
+        blocks: Blocks of the prefix, by group; the dummy where a window does not reach.
         missing: A longer prefix can match only after a block with one of these keys was cached.
     """
 
@@ -52,7 +57,7 @@ class PrefixMatch(NamedTuple):
 
     @property
     def held_blocks(self) -> list[int]:
-        """Its blocks but for dummies, over all groups."""
+        """All blocks of the prefix except dummies, over all groups."""
         return [block for blocks in self.blocks for block in blocks if block != DUMMY_BLOCK]
 
 
@@ -72,12 +77,12 @@ class BlockTable:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks held, over all groups."""
+        """Number of blocks held, over all groups."""
         return sum(map(_num_held, self._blocks))
 
     @property
     def allocated_tokens(self) -> int:
-        """Tokens that its blocks can hold."""
+        """Number of tokens that the blocks have room for."""
         return len(self._blocks[0]) * self._pool.block_size
 
     def held_blocks(self, start: int, count: int) -> list[int]:
@@ -92,13 +97,14 @@ class BlockTable:
         return found
 
     def num_blocks_to_allocate(self, length: int, chunk: int) -> int:
-        """Blocks that `length` tokens need beyond those held, if at most `chunk` tokens are computed per step."""
+        """Return how many blocks `length` tokens need beyond those held, if a step computes at most `chunk` tokens."""
         size = self._pool.block_size
         needed = sum(group.max_blocks(length, chunk, size) for group in self._groups)
         return max(0, needed - self.num_blocks)
 
     def reserve(self, start: int, end: int) -> Reservation | None:
-        """Blocks of its own for tokens `start` to `end`; None (and nothing allocated) when there are too few."""
+        """Allocate blocks for tokens `start` to `end`, so that no other table shares them. None, and nothing is
+        allocated, if too few are free."""
         size = self._pool.block_size
         first, stop, written = len(self._blocks[0]), -(-end // size), start // size
         shared = self._shared_entries(written, min(first, stop)) if written < first else []
@@ -149,7 +155,7 @@ class BlockTable:
         self._num_cached = 0
 
     def entries(self) -> TableEntries:
-        """The whole table but for what lies before a window, for a slot that has nothing of it."""
+        """Return all entries except those that a window has left."""
         all_entries = TableEntries([], [], [])
         for group, blocks in enumerate(self._blocks):
             first = next((entry for entry, block in enumerate(blocks) if block != DUMMY_BLOCK), len(blocks))
@@ -159,7 +165,7 @@ class BlockTable:
     # --- sharing ----------------------------------------------------------------------------------------------------
 
     def covers(self, position: int) -> bool:
-        """Whether it still holds all that a token at `position` sees."""
+        """Whether the table still holds all blocks that a token at `position` sees."""
         size = self._pool.block_size
         visible = (
             blocks[group.first_visible(position) // size : self._pool.blocks_for(position + 1)]
@@ -168,7 +174,7 @@ class BlockTable:
         return all(block > DUMMY_BLOCK for blocks in visible for block in blocks)
 
     def num_blocks_within(self, length: int) -> int:
-        """Blocks held for the first `length` tokens, over all groups."""
+        """Number of blocks held for the first `length` tokens, over all groups."""
         count = self._pool.blocks_for(length)
         return sum(_num_held(blocks[:count]) for blocks in self._blocks)
 
@@ -182,13 +188,14 @@ class BlockTable:
         self._num_cached = min(parent._num_cached, length // self._pool.block_size)
 
     def match_prefix(self, hashes: Iterable[bytes], length: int) -> PrefixMatch:
-        """The longest prefix that is cached in all groups. Nothing is held yet, and the LRU order stays.
+        """Find the longest prefix that is cached in all groups. A lookup holds no block and leaves the LRU order as it
+        is.
 
         A group with a window needs only the blocks that the next token sees.
 
         Args:
             hashes: The chain of the sequence, by block; read no further than there may be a hit.
-            length: Most tokens that may be matched.
+            length: Maximum number of tokens to match.
         """
         pool, size = self._pool, self._pool.block_size
         full = next((number for number, group in enumerate(self._groups) if group.window is None), None)
@@ -215,7 +222,7 @@ class BlockTable:
         return PrefixMatch(count * size, matched, missing)
 
     def share_prefix(self, match: PrefixMatch) -> None:
-        """Hold the blocks of a match, which was made since blocks were last allocated; the table must be empty."""
+        """Hold the blocks of a match. The table must be empty, and no block allocated since the match was made."""
         assert not self._blocks[0], "only an empty table can share a prefix"
         for own, blocks in zip(self._blocks, match.blocks, strict=True):
             own += blocks
@@ -223,7 +230,7 @@ class BlockTable:
         self._num_cached = match.num_tokens // self._pool.block_size
 
     def cache_blocks(self, hashes: Sequence[bytes], length: int) -> None:
-        """The full blocks among the first `length` tokens enter the prefix cache under their hashes."""
+        """Put the full blocks among the first `length` tokens into the prefix cache, under their hashes."""
         count = length // self._pool.block_size
         for entry in range(self._num_cached, count):
             for group, blocks in enumerate(self._blocks):
@@ -232,7 +239,7 @@ class BlockTable:
         self._num_cached = max(self._num_cached, count)
 
     def invalidate(self, hashes: Iterable[bytes]) -> None:
-        """The contents of these blocks are broken: take them out of the prefix cache, whoever holds them now."""
+        """Take blocks with broken contents out of the prefix cache, whoever holds them now."""
         for block_hash in hashes:
             for group in range(len(self._groups)):
                 block = self._pool.get_cached_block((group, block_hash))
@@ -242,10 +249,10 @@ class BlockTable:
     # --- swapping ---------------------------------------------------------------------------------------------------
 
     def swap_out(self, host_blocks: list[int]) -> list[tuple[int, int]]:
-        """Free every device block, whose contents go to a host block: (device, host) pairs.
+        """Free every device block, because its contents move to the host. Returns (device, host) pairs.
 
         Args:
-            host_blocks: `num_blocks` of them; the table's entries name them until `swap_in`.
+            host_blocks: As many as `num_blocks`; the table's entries name them until `swap_in`.
         """
         pairs: list[tuple[int, int]] = []
         for blocks in self._blocks:
@@ -258,7 +265,8 @@ class BlockTable:
         return pairs
 
     def swap_in(self) -> list[tuple[int, int]] | None:
-        """Allocate device blocks for what is on the host: (host, device) pairs; None when there are too few."""
+        """Allocate device blocks for the contents that are on the host. Returns (host, device) pairs; None if too few
+        blocks are free."""
         swapped = [(blocks, entry) for blocks in self._blocks for entry, block in enumerate(blocks) if block < 0]
         allocated = self._pool.allocate(len(swapped))
         if allocated is None:
@@ -270,7 +278,7 @@ class BlockTable:
         return pairs
 
     def free_swapped(self) -> list[int]:
-        """Empty a swapped table; the host blocks it named."""
+        """Empty a swapped table, and return the host blocks that it named."""
         hosts = [~block for blocks in self._blocks for block in blocks if block < 0]
         for blocks in self._blocks:
             blocks.clear()
@@ -279,7 +287,7 @@ class BlockTable:
     # --- below ------------------------------------------------------------------------------------------------------
 
     def _shared_entries(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """(group, entry) of the entries from `start` to `stop` whose blocks have several holders."""
+        """Return (group, entry) of each entry from `start` to `stop` whose block has several holders."""
         return [
             (group, entry)
             for group, blocks in enumerate(self._blocks)
@@ -288,7 +296,7 @@ class BlockTable:
         ]
 
     def _longest_hit(self, found: Sequence[Sequence[int | None]]) -> int:
-        """The largest number of blocks such that every group has all of them that the next token sees."""
+        """Return the largest number of blocks of which every group has those that the next token sees."""
         size = self._pool.block_size
         runs = []  # by group: how many consecutive blocks end at each entry
         for blocks in found:

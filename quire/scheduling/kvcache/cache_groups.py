@@ -22,11 +22,12 @@ class KVCacheGroup:
     window: int | None = None
 
     def first_visible(self, position: int) -> int:
-        """The first position that tokens from `position` on still see."""
+        """Return the first position that tokens from `position` on still see."""
         return 0 if self.window is None else max(0, position - self.window + 1)
 
     def max_blocks(self, length: int, chunk: int, block_size: int) -> int:
-        """Most blocks held at once by a sequence of `length` tokens that computes at most `chunk` tokens a step."""
+        """Return how many blocks a sequence of `length` tokens holds at most, if a step computes up to `chunk`
+        tokens."""
         blocks = -(-length // block_size)
         if self.window is None:
             return blocks
@@ -38,17 +39,18 @@ FULL_ATTENTION = (KVCacheGroup(),)
 
 
 def blocks_per_sequence(groups: Sequence[KVCacheGroup], length: int, chunk: int, block_size: int) -> int:
-    """Most blocks of all groups held at once by a sequence of `length` tokens that computes at most `chunk` a step."""
+    """Return how many blocks of all groups a sequence of `length` tokens holds at most, if a step computes up to
+    `chunk` tokens."""
     return sum(group.max_blocks(length, chunk, block_size) for group in groups)
 
 
 def capacity(groups: Sequence[KVCacheGroup], num_blocks: int, block_size: int, chunk: int, longest: int) -> int:
-    """The longest sequence, up to `longest`, that fits into an otherwise empty pool."""
+    """Return the length of the longest sequence, up to `longest`, that fits into an empty pool."""
     return largest_fitting(lambda each: blocks_per_sequence(groups, each, chunk, block_size) <= num_blocks, longest)
 
 
 def largest_fitting(fits: Callable[[int], bool], limit: int) -> int:
-    """The largest number up to `limit` that fits, or 0, by bisection."""
+    """Find the largest number up to `limit` that fits, by bisection; 0 if none does."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
@@ -57,8 +59,10 @@ def largest_fitting(fits: Callable[[int], bool], limit: int) -> int:
 
 
 def max_cached_tokens(groups: Sequence[KVCacheGroup], num_blocks: int, block_size: int, chunk: int, length: int) -> int:
-    """Tokens that the pool holds in sequences of `length` tokens that compute at most `chunk` a step. Groups with a
-    window free the blocks they no longer see, so there it holds more than `num_blocks * block_size / len(groups)`.
+    """Return how many tokens the pool holds in sequences of `length` tokens, if a step computes up to `chunk` of each.
+
+    Groups with a window free the blocks that they no longer see, so with them the pool holds more than
+    `num_blocks * block_size / len(groups)` tokens.
     """
     blocks = blocks_per_sequence(groups, length, chunk, block_size)
     return num_blocks * -(-length // block_size) * block_size // blocks

@@ -19,11 +19,11 @@ class HostPool:
 
     @property
     def num_free(self) -> int:
-        """Host blocks that nobody holds."""
+        """Number of host blocks that nobody holds."""
         return sum(map(len, self._free))
 
     def grow(self, num_blocks: int) -> None:
-        """Blocks 0..num_blocks - 1 are ready. Nothing changes if that many were ready before."""
+        """Take in that blocks 0..num_blocks - 1 are ready. Nothing changes if that many were ready before."""
         if num_blocks > self.num_blocks:
             added = range(self.num_blocks, num_blocks)
             if self._free and self._free[-1].stop == added.start:
@@ -32,9 +32,8 @@ class HostPool:
             self.num_blocks = num_blocks
 
     def allocate(self, count: int) -> list[int]:
-        """`count` host blocks, of which there must be as many: from the smallest run that has them all, or else from
-        the largest runs.
-        """
+        """Allocate `count` host blocks, of which as many must be free: from the smallest run that has them all, or else
+        from the largest runs."""
         assert count <= self.num_free
         allocated: list[int] = []
         while left := count - len(allocated):
@@ -46,7 +45,7 @@ class HostPool:
         return allocated
 
     def free(self, blocks: Iterable[int]) -> None:
-        """Their contents are not needed any more."""
+        """Free host blocks, whose contents are not needed any more."""
         free: list[range] = []
         for run in sorted([*self._free, *(range(block, block + 1) for block in blocks)], key=lambda run: run.start):
             if free and run.start <= free[-1].stop:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quire.compute.kernels.cpu.rowwise_attention import paged_attention, qk_norm_rope_and_cache
 from quire.compute.kernels.reference import rowwise_attention as reference
+from quire.compute.kernels.reference.attention_inputs import CacheWrite, Mask, PagedKV, PagedRows, QKNormRope, Scores
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
@@ -71,9 +72,9 @@ def test_paged_attention(case: Case, dtype: torch.dtype) -> None:
     starts, counts = (torch.tensor(column) for column in zip(*case.rows, strict=True))
     q = normal(int(counts.sum()), case.heads, case.d, seed=7).to(dtype)
     out, expected = torch.full_like(q, float("nan")), torch.empty(q.shape)
-    rows = (table, slots, starts, counts, case.window)
-    paged_attention(q, keys, values, *rows, out, case.d**-0.5, case.cap)
-    reference.paged_attention(q.float(), keys.float(), values.float(), *rows, expected, case.d**-0.5, case.cap)
+    rest = (PagedRows(table, slots, starts, counts), Mask(case.window), Scores(case.d**-0.5, case.cap))
+    paged_attention(q, PagedKV(keys, values), *rest, out)
+    reference.paged_attention(q.float(), PagedKV(keys.float(), values.float()), *rest, expected)
     torch.testing.assert_close(out.float(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
@@ -94,9 +95,9 @@ def test_a_nan_in_sight_is_not_hidden(
         q[0, :, 3] = float("nan")
     else:
         {"key": keys, "value": values}[where][1, 5, 0] = float("nan")
-    rows = (torch.tensor([[1, 0]]), torch.tensor([0]), torch.tensor([9]), torch.tensor([1]), None)
+    rows = PagedRows(torch.tensor([[1, 0]]), torch.tensor([0]), torch.tensor([9]), torch.tensor([1]))
     out = torch.zeros_like(q)
-    paged_attention(q, keys, values, *rows, out, d**-0.5, cap)
+    paged_attention(q, PagedKV(keys, values), rows, Mask(), Scores(d**-0.5, cap), out)
     assert out.isnan().all()
 
 
@@ -116,8 +117,9 @@ def test_qk_norm_rope_and_cache(dtype: torch.dtype, wide: bool, d: int, rotated:
         found = [torch.zeros(6, 8, kv_heads, d, dtype=dtype) for _ in range(2)]
         expected = [torch.zeros(6, 8, kv_heads, d, dtype=dtype) for _ in range(2)]
         q, expected_q = (torch.empty(tokens, heads, d, dtype=dtype) for _ in range(2))
-        qk_norm_rope_and_cache(qkv, norm, 1e-5, cos, sin, None, *found, places, q)
-        reference.qk_norm_rope_and_cache(qkv, norm, 1e-5, cos, sin, None, *expected, places, expected_q)
+        norm_rope = QKNormRope(norm, 1e-5, cos, sin)
+        qk_norm_rope_and_cache(qkv, norm_rope, CacheWrite(PagedKV(*found), places), q)
+        reference.qk_norm_rope_and_cache(qkv, norm_rope, CacheWrite(PagedKV(*expected), places), expected_q)
         for own, other in zip((*found, q), (*expected, expected_q), strict=True):
             torch.testing.assert_close(own, other, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
@@ -151,12 +153,13 @@ def test_a_quantized_cache_is_read_as_what_it_stands_for(case: Case, cache: torc
     q = normal(int(counts.sum()), case.heads, case.d, seed=7)
     group = case.heads // case.kv_heads
     scaled = (q * of_keys.repeat_interleave(group)[:, None]).to(dtype)
-    rows = (table, torch.arange(len(case.rows)), starts, counts, case.window)
+    rows = PagedRows(table, torch.arange(len(case.rows)), starts, counts)
+    mask, scores = Mask(case.window), Scores(case.d**-0.5, case.cap)
     out, expected = torch.full_like(scaled, float("nan")), torch.empty(q.shape)
-    paged_attention(scaled, keys, values, *rows, out, case.d**-0.5, case.cap, scales)
-    meant = (keys.float() * of_keys[:, None], values.float() * of_values[:, None])
+    paged_attention(scaled, PagedKV(keys, values, scales), rows, mask, scores, out)
+    meant = PagedKV(keys.float() * of_keys[:, None], values.float() * of_values[:, None])
     exact = scaled.float() / of_keys.repeat_interleave(group)[:, None]
-    reference.paged_attention(exact, *meant, *rows, expected, case.d**-0.5, case.cap)
+    reference.paged_attention(exact, meant, rows, mask, scores, expected)
     torch.testing.assert_close(out.float(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
@@ -170,9 +173,9 @@ def test_small_weights_of_a_long_context_add_up(dtype: torch.dtype) -> None:
     values[0, 0] = 0
     q = torch.full((1, 2, d), far / (100 * d), dtype=dtype)
     table = torch.arange(length // 16)[None]
-    rows = (table, torch.tensor([0]), torch.tensor([length - 1]), torch.tensor([1]), None)
+    rows = PagedRows(table, torch.tensor([0]), torch.tensor([length - 1]), torch.tensor([1]))
     out = torch.empty_like(q)
-    paged_attention(q, keys, values, *rows, out, 1.0, None, torch.ones(2, 1))
+    paged_attention(q, PagedKV(keys, values, torch.ones(2, 1)), rows, Mask(), Scores(1.0), out)
     others = (length - 1) * math.exp(-float(q[0, 0, 0]) * 100 * d)
     torch.testing.assert_close(out.float(), torch.full(q.shape, 100 * others / (1 + others)), rtol=0.02, atol=0.0)
 
@@ -184,9 +187,9 @@ def test_a_broken_query_of_an_int8_cache_breaks_its_own_head_alone(broken: float
     keys, values = normal(2, 4, 16, 2, d, seed=1).mul(40).round().clamp(-127, 127).to(torch.int8).unbind()
     q = normal(count, heads, d, seed=2).bfloat16()
     q[0, 1, 5] = broken
-    rows = (torch.arange(4)[None], torch.tensor([0]), torch.tensor([64 - count]), torch.tensor([count]), None)
+    rows = PagedRows(torch.arange(4)[None], torch.tensor([0]), torch.tensor([64 - count]), torch.tensor([count]))
     out = torch.empty_like(q)
-    paged_attention(q, keys, values, *rows, out, d**-0.5, None, torch.full((2, 2), 0.02))
+    paged_attention(q, PagedKV(keys, values, torch.full((2, 2), 0.02)), rows, Mask(), Scores(d**-0.5), out)
     assert out[0, 1].isnan().all()
     assert out[0, [0, 2, 3]].isfinite().all()
     assert out[1:].isfinite().all()
@@ -211,8 +214,9 @@ def test_keys_and_values_are_stored_divided_by_their_scales(
     dense = [torch.zeros(2, 8, kv_heads, d, dtype=dtype) for _ in range(2)]
     found = [torch.zeros(2, 8, kv_heads, d, dtype=cache) for _ in range(2)]
     plain, q = (torch.empty(tokens, heads, d, dtype=dtype) for _ in range(2))
-    reference.qk_norm_rope_and_cache(qkv, None, 0.0, cos, sin, None, *dense, places, plain)
-    qk_norm_rope_and_cache(qkv, None, 0.0, cos, sin, None, *found, places, q, scales)
+    norm_rope = QKNormRope(cos=cos, sin=sin)
+    reference.qk_norm_rope_and_cache(qkv, norm_rope, CacheWrite(PagedKV(*dense), places), plain)
+    qk_norm_rope_and_cache(qkv, norm_rope, CacheWrite(PagedKV(*found, scales), places), q)
     of_queries = scales[0].repeat_interleave(3)[:, None]
     torch.testing.assert_close(q.float(), plain.float() * of_queries, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] / 4)
     for own, other, scale in zip(found, dense, scales, strict=True):
@@ -230,10 +234,9 @@ def test_every_number_that_a_cache_can_hold_is_widened_exactly() -> None:
         values = finite.repeat_interleave(16).view(1, len(finite), 1, 16)
         keys = torch.zeros(values.shape, dtype=torch.uint8).view(cache)
         out = torch.empty(1, 1, 16)
-        rows = (torch.tensor([[0]]), torch.tensor([0]), torch.tensor([0]), torch.tensor([1]), None)
+        rows = PagedRows(torch.tensor([[0]]), torch.tensor([0]), torch.tensor([0]), torch.tensor([1]))
         for at in range(len(finite)):
             one = values[:, at : at + 1].contiguous()
-            paged_attention(
-                torch.zeros(1, 1, 16), keys[:, :1].contiguous(), one, *rows, out, 1.0, None, torch.ones(2, 1)
-            )
+            kv = PagedKV(keys[:, :1].contiguous(), one, torch.ones(2, 1))
+            paged_attention(torch.zeros(1, 1, 16), kv, rows, Mask(), Scores(1.0), out)
             assert torch.equal(out, finite[at].float().expand(1, 1, 16))

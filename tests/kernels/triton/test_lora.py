@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.compute.kernels.reference import lora as reference
 from quire.compute.kernels.reference import rowwise_attention
+from quire.compute.kernels.reference.attention_inputs import CacheWrite, PagedKV, QKNormRope
 from quire.compute.kernels.reference.lora import LowRankWeights, RowUpdate, Scaling, Tiles
 from quire.compute.kernels.triton import lora as ours
 from quire.compute.kernels.triton.attention.qk_norm_rope import qk_norm_rope_and_cache
@@ -166,7 +167,7 @@ def test_heads_of_what_is_changed(
         q = torch.zeros(tokens, heads, d, dtype=dtype, device=device)
         update = RowUpdate(module.lora_shrink(x, weights, tiles), weights, tiles)
         projected = qkv.clone().view(tokens, -1, d)
-        kernel(projected, norm, 1e-5, cos, sin, update, *cache, places, q)
+        kernel(projected, QKNormRope(norm, 1e-5, cos, sin, update), CacheWrite(PagedKV(*cache), places), q)
         results.append((cache, q))
     for found, expected in zip(*results, strict=True):
         most = max(1.0, float(expected.float().abs().max()))

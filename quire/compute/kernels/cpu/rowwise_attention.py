@@ -13,14 +13,13 @@ from quire.compute.kernels.cpu.lora import lora_expand
 from quire.compute.kernels.cpu.norm import serves_weight
 from quire.compute.kernels.reference import paged_attention as paged_attention_reference
 from quire.compute.kernels.reference import rowwise_attention as reference
-from quire.compute.kernels.reference.lora import RowUpdate
+from quire.compute.kernels.reference.attention_inputs import CacheWrite, Mask, PagedKV, PagedRows, QKNormRope, Scores
 
 
-def qk_norm_rope_and_cache(
-    qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor | None, sin: Tensor | None, update: RowUpdate | None,
-    keys: Tensor, values: Tensor, slot_mapping: Tensor, q: Tensor, scales: Tensor | None = None,
-) -> None:  # fmt: skip
+def qk_norm_rope_and_cache(qkv: Tensor, norm_rope: QKNormRope, write: CacheWrite, q: Tensor) -> None:
     """Arguments as in reference/rowwise_attention.py."""
+    norm, eps, cos, sin, update = norm_rope
+    (keys, values, scales), slot_mapping = write
     if update is not None:
         lora_expand(*update, qkv.view(len(qkv), -1))
     kernels = library()
@@ -28,7 +27,7 @@ def qk_norm_rope_and_cache(
     served = kernels is not None and whole and kernels.serves(qkv, cos, sin, q)
     name = _name("qk_norm_rope_and_cache", qkv, keys, scales)
     if kernels is None or not served or name is None or not (norm is None or serves_weight(norm, qkv)):
-        reference.qk_norm_rope_and_cache(qkv, norm, eps, cos, sin, None, keys, values, slot_mapping, q, scales)
+        reference.qk_norm_rope_and_cache(qkv, norm_rope._replace(update=None), write, q)
         return
     tokens, heads, d = q.shape
     kernels(
@@ -39,24 +38,23 @@ def qk_norm_rope_and_cache(
     )  # fmt: skip
 
 
-def paged_attention(
-    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, slots: Tensor, starts: Tensor, counts: Tensor,
-    window: int | None, out: Tensor, scale: float, cap: float | None = None, scales: Tensor | None = None,
-) -> None:  # fmt: skip
+def paged_attention(q: Tensor, kv: PagedKV, rows: PagedRows, mask: Mask, scores: Scores, out: Tensor) -> None:
     """Arguments as in reference/rowwise_attention.py."""
     kernels = library()
+    keys, values, scales = kv
+    table, slots, starts, counts = rows
     heads, d = q.shape[1:]
     kv_heads = keys.shape[2]
     caches = keys.stride() == values.stride() and keys.stride()[1:] == (kv_heads * d, d, 1)
     whole = q.is_contiguous() and out.is_contiguous() and table.stride(1) == 1 and caches
     name = _name("paged_attention", q, keys, scales)
     if kernels is None or not whole or d % 2 or name is None or not kernels.serves(q, out):
-        reference.paged_attention(q, keys, values, table, slots, starts, counts, window, out, scale, cap, scales)
+        reference.paged_attention(q, kv, rows, mask, scores, out)
         return
     kernels(
         name, q.dtype, q.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), table.data_ptr(),
         table.stride(0), slots.data_ptr(), starts.data_ptr(), counts.data_ptr(), len(counts), heads, kv_heads, d,
-        keys.shape[1], keys.stride(0), window or 0, scale, cap or 0.0, address(scales),
+        keys.shape[1], keys.stride(0), mask.window or 0, scores.scale, scores.cap or 0.0, address(scales),
     )  # fmt: skip
 
 

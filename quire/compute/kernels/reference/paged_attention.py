@@ -1,8 +1,7 @@
 """Attention of a step's rows over the paged cache, divided among a GPU's programs.
 
 The keys of decode rows (of one token) are split, longer rows are cut into tiles of queries. Lengths are known to the
-device only, and stay there. Keys and values are [blocks, block_size, kv_heads, d]; a block table has a line
-of block ids for each slot. Query heads come in `heads / kv_heads` per KV head, adjacent.
+device only, and stay there.
 """
 
 from __future__ import annotations
@@ -13,6 +12,19 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.reference.activation import soft_cap
+from quire.compute.kernels.reference.attention_inputs import (
+    DecodeRows,
+    DenseTiles,
+    GatherChunks,
+    KVSplits,
+    Mask,
+    PagedKV,
+    PagedRows,
+    QueryTiles,
+    Scores,
+    tile_mask,
+    visible_range,
+)
 
 KV_SPLIT_COLUMNS = 8
 SPLIT_OVERHEAD_TILES = 3
@@ -78,13 +90,11 @@ def compute_slot_mapping(
 
 
 def plan_kv_splits(
-    starts: Tensor,
-    slots: Tensor,
-    decode_rows: Tensor | None,
-    tokens: Tensor | None,
-    window: int | None,
-    tile: int,
+    rows: PagedRows,
+    decode: DecodeRows | None,
+    mask: Mask,
     splits: Tensor,
+    tile: int,
     at_once: int,
     min_tiles: int = 1,
 ) -> None:
@@ -92,31 +102,27 @@ def plan_kv_splits(
     for, or into no more than there are rows or than run at once, whichever is expected to take less time.
 
     Args:
-        starts: [rows] int64, tokens before the step; a row sees them and its own.
-        slots: [rows] int64.
-        decode_rows: [n] int64, the rows that have one token; None: all. Entries below 0 are padding.
-        tokens: [n] int64, the place of each one's token in the batch; None: as its row.
-        window: How many tokens a token sees, itself included; None: all.
-        tile: Splits begin at multiples of so many positions.
+        rows: Of the step; only slots and starts are read.
+        decode: Those that have one token; None: all, each with the token of its own number.
+        mask: Of the group's layers.
         splits: [room, KV_SPLIT_COLUMNS] int32, room ≥ n, out. Of each split: token, slot, first position, end,
             the first position that the row sees, the row's first split, its number of splits. A row's splits stand
             together, in order. The number is 0 for those that remain.
+        tile: Splits begin at multiples of so many positions.
         at_once: Splits that the device takes at the same time.
         min_tiles: Tiles of a split, where its row has so many.
     """
-    rows = range(len(slots)) if decode_rows is None else decode_rows.tolist()
-    of_row = [(row if tokens is None else int(tokens[i]), row) for i, row in enumerate(rows) if row >= 0]
+    numbers = range(len(rows.slots)) if decode is None else decode.rows.tolist()
+    tokens = numbers if decode is None else decode.tokens.tolist()
+    of_row = [(token, row) for token, row in zip(tokens, numbers, strict=True) if row >= 0]
     spans = []
     for _, row in of_row:
-        length = int(starts[row]) + 1
-        seen_from = 0 if window is None else max(0, length - window)
+        start = int(rows.starts[row])
+        seen_from, length = visible_range(mask, start, start + 1)
         spans.append((seen_from, seen_from // tile * tile, length))
     tiles = [-(-(length - base) // tile) for _, base, length in spans]
-    choices, few = (
-        range(min_tiles, max([*tiles, min_tiles]) + 1),
-        max(at_once, len(slots) if decode_rows is None else len(decode_rows)),
-    )
-    rooms = min(few, len(splits)), len(splits)
+    choices = range(min_tiles, max([*tiles, min_tiles]) + 1)
+    rooms = min(max(at_once, len(numbers)), len(splits)), len(splits)
     found = [next(most for most in choices if sum(-(-each // most) for each in tiles) <= room) for room in rooms]
     longest = min(found, key=lambda most: _cost(tiles, most, at_once))
     splits.zero_()
@@ -126,7 +132,7 @@ def plan_kv_splits(
         begins = range(base, length, each)
         for number, begin in enumerate(begins):
             end = min(begin + each, length)
-            split = (token, int(slots[row]), begin, end, seen_from, first, len(begins), 0)
+            split = (token, int(rows.slots[row]), begin, end, seen_from, first, len(begins), 0)
             splits[first + number] = torch.tensor(split, dtype=torch.int32)
         first += len(begins)
 
@@ -150,224 +156,145 @@ def _cost(tiles: list[int], most: int, at_once: int) -> int:
 
 def decode_attention(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    kv: PagedKV,
     block_table: Tensor,
     splits: Tensor,
     partials: DecodePartials,
+    scores: Scores,
     out: Tensor,
-    scale: float,
-    cap: float | None = None,
     rows: int | None = None,
-    scales: Tensor | None = None,
 ) -> None:
     """Compute the attention of one query token for each row, from the splits of the keys that the row sees.
 
     Args:
         q: [tokens, heads, d].
-        keys, values: [blocks, block size, kv_heads, d]. Elements that no row sees may be anything, even NaN.
+        kv: The paged cache, with the step's own keys and values.
         block_table: [slots, n] int64; entries for blocks that no row sees are not used.
-        splits: See plan_kv_splits.
+        splits: What `plan_kv_splits` has made.
         partials: Room for at least as many splits.
+        scores: Of the layer.
         out: [tokens, heads, d]; rows of the splits' tokens are written.
-        scale: What q · k is multiplied by.
-        cap: A bound c for the scores, which become c · tanh(score / c); None: no bound.
         rows: How many rows the splits are of, at most; None: as many as there are tokens. It decides what is fastest,
             as 0 does where other kernels run beside this one.
-        scales: [2, kv_heads] fp32 of a quantized cache: what values are multiplied with stands behind what queries were
-            multiplied with, see rowwise_attention.py.
     """
     for number, (token, slot, _, _, seen_from, first, count, _) in enumerate(splits.tolist()):
         if number == first and count:
             end = int(splits[first + count - 1, 3])
-            k, v = (_context(x, block_table[slot], seen_from, end) for x in (keys, values))
-            v = _scaled(v, scales)
-            out[token] = _attend(q[token : token + 1], k, v, None, scale, cap)[0]
+            k, v = _context(kv, block_table[slot], seen_from, end)
+            out[token] = _attend(q[token : token + 1], k, v, None, scores)[0]
 
 
 def prefill_attention(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    block_table: Tensor,
-    tile_rows: Tensor,
-    tile_offsets: Tensor,
-    starts: Tensor,
-    counts: Tensor,
-    first_tokens: Tensor,
-    slots: Tensor,
-    window: int | None,
+    kv: PagedKV,
+    rows: PagedRows,
+    tiles: QueryTiles,
     queries: int,
+    mask: Mask,
+    scores: Scores,
     out: Tensor,
-    scale: float,
-    cap: float | None = None,
-    scales: Tensor | None = None,
 ) -> None:
-    """Compute causal attention for tiles, each of several query tokens of one row.
-
-    A token sees itself and the tokens before it.
+    """Compute attention for tiles, each of several query tokens of one row.
 
     Args:
         q: [tokens, heads, d].
-        keys, values, block_table: See decode_attention. The step's own keys and values are among them.
-        tile_rows, tile_offsets: [n] int64: a row, and which of its tokens in this step is the tile's first. A tile of
-            a row without tokens, from 0, is padding.
-        starts, counts: [rows] int64: tokens before the step and in it.
-        first_tokens, slots: [rows] int64: the place of the row's first token in the batch, and its line in the table.
-        window: How many tokens a token sees, itself included; None: all before it.
+        kv: The paged cache, with the step's own keys and values.
+        rows: Of the step.
+        tiles: Of the rows.
         queries: Tokens a tile; a row's last tile may have fewer.
+        mask, scores: Of the layer.
         out: [tokens, heads, d]; rows of the tiles' tokens are written.
-        scale, cap, scales: See decode_attention.
     """
-    for row, offset in zip(tile_rows.tolist(), tile_offsets.tolist(), strict=True):
-        start, begin = int(starts[row]), int(first_tokens[row]) + offset
-        n = min(queries, int(counts[row]) - offset)
-        position = start + offset + torch.arange(n, device=q.device)
-        seen_from, end = 0 if window is None else max(0, start + offset + 1 - window), start + offset + n
-        k, v = (_context(x, block_table[int(slots[row])], seen_from, end) for x in (keys, values))
-        v = _scaled(v, scales)
-        other = torch.arange(seen_from, end, device=q.device)
-        hidden = other > position[:, None]
-        if window is not None:
-            hidden |= other <= position[:, None] - window
-        out[begin : begin + n] = _attend(q[begin : begin + n], k, v, hidden, scale, cap)
+    for row, offset in zip(tiles.rows.tolist(), tiles.offsets.tolist(), strict=True):
+        first, begin = int(rows.starts[row]) + offset, int(tiles.first_tokens[row]) + offset
+        n = min(queries, int(rows.counts[row]) - offset)
+        seen_from, end = visible_range(mask, first, first + n)
+        k, v = _context(kv, rows.block_table[int(rows.slots[row])], seen_from, end)
+        positions = torch.arange(first, first + n, device=q.device)
+        seen = tile_mask(mask, positions, torch.arange(seen_from, end, device=q.device))
+        out[begin : begin + n] = _attend(q[begin : begin + n], k, v, seen, scores)
 
 
 def prefill_attention_split_kv(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    block_table: Tensor,
-    tile_rows: Tensor,
-    tile_offsets: Tensor,
-    split_numbers: Tensor,
-    split_counts: Tensor,
-    starts: Tensor,
-    counts: Tensor,
-    first_tokens: Tensor,
-    slots: Tensor,
-    window: int | None,
+    kv: PagedKV,
+    rows: PagedRows,
+    tiles: QueryTiles,
+    splits: KVSplits,
     queries: int,
     partials: PrefillPartials,
+    mask: Mask,
+    scores: Scores,
     out: Tensor,
-    scale: float,
-    cap: float | None = None,
-    scales: Tensor | None = None,
 ) -> None:
-    """Compute causal attention as `prefill_attention` does, with each tile's keys split among several programs.
+    """Compute attention as `prefill_attention` does, with each tile's keys split among several programs.
 
     Args:
-        q, keys, values, block_table: See prefill_attention.
-        tile_rows, tile_offsets: [n] int64, each tile's as often as it has splits. These stand together, in order.
-        split_numbers, split_counts: [n] int64: which of a tile's splits it is, from 0, and how many they are at most:
-            as many as the tile's keys are long enough for. Padding has none.
-        starts, counts, first_tokens, slots, window, queries: See prefill_attention.
+        q, kv, rows, queries, mask, scores, out: As `prefill_attention` takes them.
+        tiles: Each tile as often as it has splits.
+        splits: Which split of its tile each entry of `tiles` is. A tile may have fewer than said, where it sees less.
         partials: Memory for `queries` of each split, up to the last split of the last tile.
-        out, scale, cap, scales: See prefill_attention.
     """
-    own = split_numbers == 0
-    tiles = (tile_rows[own], tile_offsets[own])
-    prefill_attention(
-        q,
-        keys,
-        values,
-        block_table,
-        *tiles,
-        starts,
-        counts,
-        first_tokens,
-        slots,
-        window,
-        queries,
-        out,
-        scale,
-        cap,
-        scales,
-    )
+    first = splits.numbers == 0
+    whole = QueryTiles(tiles.rows[first], tiles.offsets[first], tiles.first_tokens)
+    prefill_attention(q, kv, rows, whole, queries, mask, scores, out)
 
 
-def gather_kv(
-    keys: Tensor,
-    values: Tensor,
-    block_table: Tensor,
-    slots: Tensor,
-    chunk_rows: Tensor,
-    chunk_offsets: Tensor,
-    chunk_counts: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scales: Tensor | None = None,
-) -> None:
+def gather_kv(kv: PagedKV, block_table: Tensor, slots: Tensor, chunks: GatherChunks, k: Tensor, v: Tensor) -> None:
     """Copy rows' keys and values from the paged cache into contiguous memory, chunk by chunk.
 
     Args:
-        keys, values, block_table: See decode_attention.
+        kv: The paged cache.
+        block_table: [slots, n] int64.
         slots: [rows] int64, each row's line in the block table.
-        chunk_rows, chunk_offsets, chunk_counts: [chunks] int64: a row, the chunk's first position in its context, and
-            how many of its positions exist.
+        chunks: What is copied.
         k, v: [chunks · n, kv_heads, d], what comes out: n positions of each chunk, 0 for those that do not exist.
-        scales: See decode_attention; values come out multiplied.
+            Values come out multiplied with their scales.
     """
-    each = len(k) // len(chunk_rows)
+    each = len(k) // len(chunks.rows)
     k.zero_()
     v.zero_()
-    columns = (chunk_rows.tolist(), chunk_offsets.tolist(), chunk_counts.tolist())
+    columns = (column.tolist() for column in chunks)
     for chunk, (row, begin, count) in enumerate(zip(*columns, strict=True)):
-        context = [_context(cache, block_table[int(slots[row])], begin, begin + count) for cache in (keys, values)]
+        keys, values = _context(kv, block_table[int(slots[row])], begin, begin + count)
         own = slice(chunk * each, chunk * each + count)
-        k[own], v[own] = context[0].to(k.dtype), _scaled(context[1], scales).to(v.dtype)
+        k[own], v[own] = keys.to(k.dtype), values.to(v.dtype)
 
 
-def prefill_attention_dense(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tile_tokens: Tensor,
-    tile_queries: Tensor,
-    tile_contexts: Tensor,
-    tile_bases: Tensor,
-    out: Tensor,
-    scale: float,
-    cap: float | None = None,
-) -> None:
-    """Tiles of several query tokens of one row, causally, over contexts that are contiguous.
+def prefill_attention_dense(q: Tensor, k: Tensor, v: Tensor, tiles: DenseTiles, scores: Scores, out: Tensor) -> None:
+    """Compute attention for tiles of several query tokens of one row, over contexts that are contiguous. Each token
+    sees itself and all tokens before it.
 
     Args:
         q: [tokens, heads, d].
-        k, v: [n, kv_heads, d], see gather_kv: each row's context, and zeros up to the next one's beginning.
-        tile_tokens: [tiles] int64, the place of a tile's first token in the batch.
-        tile_queries: [tiles] int64, how many tokens it has.
-        tile_contexts: [tiles] int64, positions of its context before the first of them.
-        tile_bases: [tiles] int64, where its context begins in k and v.
+        k, v: [n, kv_heads, d], what `gather_kv` has made: each row's context, and zeros up to the next one's beginning.
+        tiles: Of the rows.
+        scores: Of the layer.
         out: [tokens, heads, d]; rows of the tiles' tokens are written.
-        scale, cap: See decode_attention.
     """
-    columns = (tile_tokens, tile_queries, tile_contexts, tile_bases)
-    for token, n, before, base in zip(*(column.tolist() for column in columns), strict=True):
+    for token, n, before, base in zip(*(column.tolist() for column in tiles), strict=True):
         context = slice(base, base + before + n)
-        hidden = torch.ones((n, before + n), dtype=torch.bool, device=q.device).triu_(before + 1)
-        out[token : token + n] = _attend(q[token : token + n], k[context], v[context], hidden, scale, cap)
+        positions = torch.arange(before + n, device=q.device)
+        seen = tile_mask(Mask(), positions[before:], positions)
+        out[token : token + n] = _attend(q[token : token + n], k[context], v[context], seen, scores)
 
 
-def _context(cache: Tensor, line: Tensor, begin: int, end: int) -> Tensor:
-    """[end - begin, kv_heads, d] from the blocks of a table's line."""
-    position = torch.arange(begin, end, device=cache.device)
-    size = cache.shape[1]
-    return cache[line[position // size], position % size]
+def _context(kv: PagedKV, line: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor]:
+    """Keys and values [end - begin, kv_heads, d] from the blocks of a table's line, values with their scales."""
+    position = torch.arange(begin, end, device=kv.keys.device)
+    size = kv.keys.shape[1]
+    where = line[position // size], position % size
+    k, v = kv.keys[where], kv.values[where]
+    return k, v if kv.scales is None else v.float() * kv.scales[1, :, None]
 
 
-def _scaled(v: Tensor, scales: Tensor | None) -> Tensor:
-    """Values [length, kv_heads, d] as what they stand for."""
-    return v if scales is None else v.float() * scales[1, :, None]
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, scale: float, cap: float | None) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scores: Scores) -> Tensor:
     """softmax(score(q kᵀ)) v in fp32: q [n, heads, d], k and v [length, kv_heads, d] → [n, heads, d]."""
     (n, heads, d), kv_heads = q.shape, k.shape[1]
     grouped = q.float().view(n, kv_heads, heads // kv_heads, d)
-    products = torch.einsum("nhgd,khd->hgnk", grouped, k.float()) * scale
-    if cap is not None:
-        soft_cap(products, cap)
-    if hidden is not None:
-        products.masked_fill_(hidden, float("-inf"))
+    products = torch.einsum("nhgd,khd->hgnk", grouped, k.float()) * scores.scale
+    if scores.cap is not None:
+        soft_cap(products, scores.cap)
+    if seen is not None:
+        products.masked_fill_(~seen, float("-inf"))
     return torch.einsum("hgnk,khd->nhgd", products.softmax(-1), v.float()).reshape(n, heads, d).to(q.dtype)

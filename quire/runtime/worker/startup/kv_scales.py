@@ -14,8 +14,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quire.compute.attention.backend import AttentionLayer, QKNormRope, StepRows
-from quire.compute.attention.metadata import AttentionMetadata, IntArray, PaddedLimits
+from quire.compute.attention.backend import AttentionLayer, StepRows
+from quire.compute.attention.limits import PaddedLimits
+from quire.compute.attention.metadata import AttentionMetadata, IntArray
+from quire.compute.kernels.reference.attention_inputs import (
+    CacheWrite,
+    Mask,
+    PagedKV,
+    PagedRows,
+    QKNormRope,
+    QueryTiles,
+)
 from quire.compute.kernels.reference.paged_attention import prefill_attention
 from quire.compute.kernels.reference.quantized_rows import LARGEST
 from quire.compute.kernels.reference.rowwise_attention import qk_norm_rope_and_cache
@@ -114,7 +123,7 @@ class _KVRanges:
 
     def build_metadata(
         self, counts: IntArray, bounds: IntArray, limits: PaddedLimits | None = None
-    ) -> AttentionMetadata[IntArray]:
+    ) -> AttentionMetadata:
         return AttentionMetadata()
 
     def prepare(self, rows: StepRows) -> None:
@@ -122,10 +131,10 @@ class _KVRanges:
 
     def run(self, layer: AttentionLayer, qkv: Tensor, norm_rope: QKNormRope, out: Tensor) -> None:
         n, device, own = len(qkv), qkv.device, self._spec.layers[layer.number].mixer
-        kv = qkv.new_empty((2, 1, n, own.kv_heads, own.head_dim))
-        q, place = torch.empty_like(out), torch.arange(n, device=device)
-        qk_norm_rope_and_cache(qkv, *norm_rope, kv[0], kv[1], place, q)
-        self.most[layer.number] = kv[:, 0].abs().amax(dim=(1, 3)).float()
+        cache = qkv.new_empty((2, 1, n, own.kv_heads, own.head_dim))
+        q, place, kv = torch.empty_like(out), torch.arange(n, device=device), PagedKV(cache[0], cache[1])
+        qk_norm_rope_and_cache(qkv, norm_rope, CacheWrite(kv, place), q)
+        self.most[layer.number] = cache[:, 0].abs().amax(dim=(1, 3)).float()
         zero, count = place[:1], torch.tensor([n], device=device)
-        rows = (zero, zero, zero, count, zero, zero)
-        prefill_attention(q, kv[0], kv[1], zero[None], *rows, own.window, n, out, layer.scale, layer.cap)
+        rows, tiles = PagedRows(zero[None], zero, zero, count), QueryTiles(zero, zero, zero)
+        prefill_attention(q, kv, rows, tiles, n, Mask(own.window), layer.scores, out)

@@ -55,5 +55,14 @@ def scaled_normal(device: torch.device, *shape: int) -> torch.Tensor:
 
 
 def on(device: torch.device, *values: Any) -> Arguments:
-    """Arguments by position, of which tensors are moved to the device."""
-    return tuple(value.to(device) if isinstance(value, torch.Tensor) else value for value in values), {}
+    """Arguments by position. Tensors, also those in tuples, are moved to the device."""
+    return tuple(_moved(value, device) for value in values), {}
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, tuple):
+        moved = (_moved(each, device) for each in value)
+        return type(value)(*moved) if hasattr(value, "_fields") else tuple(moved)
+    return value

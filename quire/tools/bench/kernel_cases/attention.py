@@ -10,9 +10,20 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.reference import paged_attention
+from quire.compute.kernels.reference.attention_inputs import (
+    DenseTiles,
+    GatherChunks,
+    KVSplits,
+    Mask,
+    PagedKV,
+    PagedRows,
+    QueryTiles,
+    Scores,
+)
 from quire.tools.bench.kernel_cases import INT, ITEM, Arguments, KernelCase, normal, on
 
-_BLOCK_SIZE, _GATHER_CHUNK, _SCALE = 16, 128, 0.1
+_BLOCK_SIZE, _GATHER_CHUNK = 16, 128
+_SCORES = Scores(0.1)
 
 
 @dataclass(frozen=True)
@@ -28,12 +39,12 @@ class _Heads:
 _LLAMA, _SMALL = _Heads(32, 8, 128), _Heads(4, 2, 64)
 
 
-def _caches(rows: int, length: int, heads: _Heads, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys, values and a block table for contexts of this length; block 0 belongs to no context."""
+def _caches(rows: int, length: int, heads: _Heads, device: torch.device) -> tuple[PagedKV, Tensor]:
+    """A cache and a block table for contexts of this length; block 0 belongs to no context."""
     each = -(-length // _BLOCK_SIZE)
     shape = (1 + rows * each, _BLOCK_SIZE, heads.kv, heads.width)
     keys, values = (normal(device, *shape) for _ in range(2))
-    return keys, values, 1 + torch.randperm(rows * each, device=device).view(rows, each)
+    return PagedKV(keys, values), 1 + torch.randperm(rows * each, device=device).view(rows, each)
 
 
 def _decode(rows: int, length: int, heads: _Heads, narrow: torch.dtype | None = None) -> KernelCase:
@@ -48,22 +59,19 @@ def _decode(rows: int, length: int, heads: _Heads, narrow: torch.dtype | None = 
             kv_splits_for,
         )
 
-        caches = _caches(rows, length, heads, device)
+        kv, table = _caches(rows, length, heads, device)
         q = normal(device, rows, heads.query, heads.width)
         at_once = kv_splits_at_once(heads.kv, device)
         room = kv_splits_for(rows, at_once)
         splits = torch.zeros((room, paged_attention.KV_SPLIT_COLUMNS), dtype=torch.int32)
-        starts, tile = torch.full((rows,), length - 1), keys_of_tile(heads.width, ITEM)
-        paged_attention.plan_kv_splits(
-            starts, torch.arange(rows), None, None, None, tile, splits, at_once, MIN_SPLIT_TILES
-        )
+        ones = torch.ones(rows, dtype=torch.int64)
+        plan = PagedRows(table.cpu(), torch.arange(rows), (length - 1) * ones, ones)
+        tile = keys_of_tile(heads.width, ITEM)
+        paged_attention.plan_kv_splits(plan, None, Mask(), splits, tile, at_once, MIN_SPLIT_TILES)
         partials = paged_attention.new_decode_partials(room, heads.query, heads.kv, heads.width, device)
-        args = (q, *caches, splits.to(device), partials, torch.empty_like(q), _SCALE)
-        if narrow is None:
-            return args, {}
-        keys, values, table = caches
-        scales = torch.ones(2, heads.kv, device=device)
-        return (q, keys.to(narrow), values.to(narrow), table, *args[4:]), {"scales": scales}
+        if narrow is not None:
+            kv = PagedKV(kv.keys.to(narrow), kv.values.to(narrow), torch.ones(2, heads.kv, device=device))
+        return (q, kv, table, splits.to(device), partials, _SCORES, torch.empty_like(q)), {}
 
     item, suffix = (ITEM, "") if narrow is None else (1, f", {str(narrow).removeprefix('torch.')}")
     moved = 2 * rows * heads.width * (length * heads.kv * item + heads.query * ITEM)
@@ -76,14 +84,14 @@ def _prefill(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
     def make(device: torch.device) -> Arguments:
         from quire.compute.kernels.triton.attention.prefill import queries_of_tile
 
-        caches = _caches(rows, before + tokens, heads, device)
+        kv, table = _caches(rows, before + tokens, heads, device)
         q = normal(device, rows * tokens, heads.query, heads.width)
         queries = queries_of_tile(heads.width, ITEM, heads.query // heads.kv, device)
         offsets = torch.arange(0, tokens, queries).flip(0)
-        tiles = (torch.arange(rows).repeat(len(offsets)), offsets.repeat_interleave(rows))
-        starts, counts = torch.full((rows,), before), torch.full((rows,), tokens)
-        columns = (*tiles, starts, counts, tokens * torch.arange(rows), torch.arange(rows))
-        return on(device, q, *caches, *columns, None, queries, torch.empty_like(q), _SCALE)
+        row = torch.arange(rows)
+        tiles = QueryTiles(row.repeat(len(offsets)), offsets.repeat_interleave(rows), tokens * row)
+        step = PagedRows(table, row, torch.full((rows,), before), torch.full((rows,), tokens))
+        return on(device, q, kv, step, tiles, queries, Mask(), _SCORES, torch.empty_like(q))
 
     moved = 2 * rows * ((before + tokens) * heads.kv + tokens * heads.query) * heads.width * ITEM
     seen = rows * tokens * (before + (tokens + 1) // 2)  # pairs of a query and a key
@@ -99,7 +107,7 @@ def _split_kv(tokens: int, before: int, heads: _Heads) -> KernelCase:
         from quire.compute.kernels.triton.attention import prefill_split_kv
         from quire.compute.kernels.triton.attention.prefill import queries_of_tile, tile_shape
 
-        caches = _caches(1, before + tokens, heads, device)
+        kv, table = _caches(1, before + tokens, heads, device)
         q = normal(device, tokens, heads.query, heads.width)
         queries = queries_of_tile(heads.width, ITEM, heads.query // heads.kv, device)
         shape = tile_shape(heads.width, ITEM, device)
@@ -117,10 +125,11 @@ def _split_kv(tokens: int, before: int, heads: _Heads) -> KernelCase:
         tiles, splits = metadata_builder.split_kv(
             metadata_builder.tiles_of(counts, bounds, np.arange(1), queries), counts, bounds, own
         )
-        arrays = (*tiles, splits.numbers, splits.counts, bounds, counts, 0 * counts, 0 * counts)
-        columns = map(torch.from_numpy, arrays)
+        rows = PagedRows(table, *map(torch.from_numpy, (0 * counts, bounds, counts)))
+        of_tiles = QueryTiles(*map(torch.from_numpy, (*tiles, 0 * counts)))
+        of_splits = KVSplits(*map(torch.from_numpy, splits))
         partials = paged_attention.new_prefill_partials(len(tiles.rows) * queries, heads.query, heads.width, device)
-        return on(device, q, *caches, *columns, None, queries, partials, torch.empty_like(q), _SCALE)
+        return on(device, q, kv, rows, of_tiles, of_splits, queries, partials, Mask(), _SCORES, torch.empty_like(q))
 
     whole = _prefill(1, tokens, before, heads)
     return KernelCase("prefill_attention_split_kv", whole.name, make, whole.bytes, whole.flops)
@@ -137,7 +146,7 @@ def _dense(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
         offsets = torch.arange(0, tokens, size).flip(0).repeat_interleave(rows)
         row = torch.arange(rows).repeat(len(offsets) // rows)
         columns = (row * tokens + offsets, (tokens - offsets).clamp(max=size), before + offsets, row * chunk)
-        return on(device, q, k, v, *columns, torch.empty_like(q), _SCALE)
+        return on(device, q, k, v, DenseTiles(*columns), _SCORES, torch.empty_like(q))
 
     paged = _prefill(rows, tokens, before, heads)
     return KernelCase("prefill_attention_dense", paged.name, make, paged.bytes, paged.flops)
@@ -145,12 +154,12 @@ def _dense(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
 
 def _gather(length: int, heads: _Heads) -> KernelCase:
     def make(device: torch.device) -> Arguments:
-        keys, values, table = _caches(1, length, heads, device)
+        kv, table = _caches(1, length, heads, device)
         offsets = torch.arange(0, length, _GATHER_CHUNK)
         columns = (torch.zeros_like(offsets), offsets, (length - offsets).clamp(max=_GATHER_CHUNK))
         shape = (len(offsets) * _GATHER_CHUNK, heads.kv, heads.width)
-        k, v = (torch.empty(shape, dtype=keys.dtype, device=device) for _ in range(2))
-        return on(device, keys, values, table, torch.zeros(1, dtype=torch.int64), *columns, k, v)
+        k, v = (torch.empty(shape, dtype=kv.keys.dtype, device=device) for _ in range(2))
+        return on(device, kv, table, torch.zeros(1, dtype=torch.int64), GatherChunks(*columns), k, v)
 
     return KernelCase("gather_kv", f"{length:,}, {heads}", make, 4 * length * heads.kv * heads.width * ITEM)
 
@@ -167,7 +176,8 @@ def _plan(rows: int, length: int, heads: _Heads) -> KernelCase:
         room = kv_splits_for(rows, at_once)
         splits = torch.empty((room, paged_attention.KV_SPLIT_COLUMNS), dtype=torch.int32, device=device)
         starts, slots = torch.randint(length, (rows,), device=device), torch.arange(rows, device=device)
-        return (starts, slots, None, None, None, keys_of_tile(heads.width, ITEM), splits, at_once), {}
+        plan = PagedRows(slots[:, None], slots, starts, torch.ones_like(slots))
+        return (plan, None, Mask(), splits, keys_of_tile(heads.width, ITEM), at_once), {}
 
     return KernelCase("plan_kv_splits", f"{rows} × up to {length:,}", make, 2 * rows * INT)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.reference.attention_inputs import CacheWrite, PagedKV, QKNormRope
 from quire.tools.bench.kernel_cases import INT, ITEM, Arguments, KernelCase, normal, normals, scaled_normal
 
 _HIDDEN, _WIDTH, _VOCABULARY = 4_096, 14_336, 256_000
@@ -82,7 +83,8 @@ def _qk_norm_rope_and_cache(tokens: int, heads: int, kv_heads: int, d: int, *, n
         slot_mapping = torch.randperm(blocks * _BLOCK_SIZE, device=device)[:tokens]
         q = torch.empty(tokens, heads, d, dtype=qkv.dtype, device=device)
         angle = angles.cos().bfloat16(), angles.sin().bfloat16()
-        return (qkv, norm if normed else None, 1e-6, *angle, None, keys, values, slot_mapping, q), {}
+        norm_rope = QKNormRope(norm if normed else None, 1e-6, *angle)
+        return (qkv, norm_rope, CacheWrite(PagedKV(keys, values), slot_mapping), q), {}
 
     moved = 2 * tokens * (heads + 2 * kv_heads) * d + tokens * d + normed * (heads + kv_heads) * d
     name = f"{tokens} × ({heads} + 2·{kv_heads}) × {d}{', normed' if normed else ''}"

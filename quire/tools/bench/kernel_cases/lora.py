@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.reference.attention_inputs import CacheWrite, PagedKV, QKNormRope
 from quire.compute.kernels.reference.lora import LowRankWeights, RowUpdate, Scaling, Tiles
 from quire.models.lora.step_tiles import GPU_TILE, tile_tokens
 from quire.tools.bench.kernel_cases import ITEM, Arguments, KernelCase, normal
@@ -94,8 +95,8 @@ def _qk_norm_rope_and_cache(tokens: int, adapters: int, rank: int, columns: int,
         angle = torch.randn(tokens, d // 2, dtype=y.dtype, device=device)
         keys, values = torch.randn(2, 2 * tokens, 1, kv_heads, d, dtype=y.dtype, device=device)
         q, places = y.new_empty((tokens, heads, d)), torch.arange(tokens, device=device)
-        qkv, update = y.view(tokens, -1, d), RowUpdate(low, weights, tiles)
-        return (qkv, None, 0.0, angle, angle, update, keys, values, places, q), {}
+        norm_rope = QKNormRope(None, 0.0, angle, angle, RowUpdate(low, weights, tiles))
+        return (y.view(tokens, -1, d), norm_rope, CacheWrite(PagedKV(keys, values), places), q), {}
 
     moved = adapters * rank * sum(rows) + tokens * (2 * sum(rows) + 3 * rank)
     name = f"{tokens} × ({heads} + 2·{kv_heads}) × {d}, {adapters} of rank {rank}"

@@ -17,6 +17,7 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
+from quire.compute.kernels.reference.attention_inputs import PagedKV, Scores
 from quire.compute.kernels.reference.paged_attention import KV_SPLIT_COLUMNS, new_decode_partials
 from quire.compute.kernels.triton.attention import decode_large_batch
 from quire.compute.kernels.triton.attention.decode_large_batch import MANY_ROWS
@@ -85,9 +86,8 @@ def _launch(
         splits = torch.empty(room, KV_SPLIT_COLUMNS, dtype=torch.int32)
         partials = new_decode_partials(room, heads, kv_heads, d, q.device)
     assert decode_large_batch.serves_large_batch(q, cache, rows)
-    decode_large_batch.decode_attention_large_batch(
-        q, cache, cache, table, splits, partials, torch.empty_like(q), 0.1, cap, scales
-    )
+    kv, out = PagedKV(cache, cache, scales), torch.empty_like(q)
+    decode_large_batch.decode_attention_large_batch(q, kv, table, splits, partials, Scores(0.1, cap), out)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from quire.compute.kernels.reference.attention_inputs import KVSplits, Mask, PagedKV, PagedRows, QueryTiles, Scores
 from quire.compute.kernels.reference.paged_attention import new_prefill_partials
 from quire.compute.kernels.triton.attention import prefill, prefill_split_kv
 from tests.kernels.triton.compile_cases import NoCard
@@ -85,11 +86,13 @@ def _overlaps(capability: int, device: torch.device) -> bool:
 def _launch(d: int, dtype: torch.dtype) -> None:
     """Whole tiles, and prefill_split_kv."""
     q, cache = torch.empty(9, HEADS, d, dtype=dtype), torch.empty(9, 16, KV_HEADS, d, dtype=dtype)
-    context = (cache, cache, torch.empty(9, 9, dtype=torch.int64))
+    table = torch.empty(9, 9, dtype=torch.int64)
+    step, tiles = PagedRows(table, *_columns(3)), QueryTiles(*_columns(3))
     queries = prefill.queries_of_tile(d, q.element_size(), HEADS // KV_HEADS, q.device)
     partials = new_prefill_partials(9 * queries, HEADS, d, q.device)
-    prefill.prefill_attention(q, *context, *_columns(6), None, queries, q, 1.0)
-    prefill_split_kv.prefill_attention_split_kv(q, *context, *_columns(8), None, queries, partials, q, 1.0)
+    kv, splits, rest = PagedKV(cache, cache), KVSplits(*_columns(2)), (Mask(), Scores(1.0), q)
+    prefill.prefill_attention(q, kv, step, tiles, queries, *rest)
+    prefill_split_kv.prefill_attention_split_kv(q, kv, step, tiles, splits, queries, partials, *rest)
 
 
 def _columns(number: int) -> Iterator[torch.Tensor]:

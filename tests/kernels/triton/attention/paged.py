@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from quire.compute.kernels.reference.attention_inputs import PagedKV
+
 NAN = float("nan")
 
 
-@dataclass(frozen=True)
-class Paged:
-    """Keys and values [blocks, block_size, kv_heads, d] and a table [slots, n] that leads to them."""
+class Paged(NamedTuple):
+    """A cache, and a table [slots, n] that leads to it."""
 
-    keys: Tensor
-    values: Tensor
+    kv: PagedKV
     table: Tensor
 
 
@@ -48,7 +48,7 @@ def paged(
                 table[slot, number] = block
                 offsets = slice(begin - number * block_size, end - number * block_size)
                 cache[:, block, offsets] = torch.randn((2, end - begin, kv_heads, d)).to(dtype).to(device)
-    return Paged(cache[0], cache[1], table.to(device))
+    return Paged(PagedKV(cache[0], cache[1]), table.to(device))
 
 
 def assert_near(found: Tensor, expected: Tensor) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.reference import paged_attention as reference
+from quire.compute.kernels.reference.attention_inputs import DecodeRows, Mask, PagedKV, PagedRows, Scores
 from quire.compute.kernels.reference.rowwise_attention import quantized
 from quire.compute.kernels.triton.attention import decode_large_batch, decode_split_kv
 from quire.compute.kernels.triton.attention.decode_large_batch import (
@@ -61,13 +62,12 @@ class Rows:
         query, kv_heads, d = self.heads
         device, rows = torch.device("cuda"), len(self.lengths)
         self.cache = paged(self.lengths, self.block_size, kv_heads, d, self.dtype, "cuda", self.window)
-        self.cache.keys[0] = self.cache.values[0] = NAN
-        self.scales = None
+        self.cache.kv.keys[0] = self.cache.kv.values[0] = NAN
         if self.narrow is not None:
-            self.cache, self.scales = narrowed(self.cache, self.narrow)
+            self.cache = Paged(narrowed(self.cache.kv, self.narrow), self.cache.table)
         self.q = torch.randn((rows + 2, query, d), dtype=self.dtype, device=device)
-        if self.scales is not None:
-            self.q *= self.scales[0].repeat_interleave(query // kv_heads)[:, None]
+        if self.cache.kv.scales is not None:
+            self.q *= self.cache.kv.scales[0].repeat_interleave(query // kv_heads)[:, None]
         self.q[0] = self.q[-1] = NAN
         self.at_once = self.at_once or kv_splits_at_once(kv_heads, device)
         room = self.room or kv_splits_for(rows, self.at_once)
@@ -81,20 +81,18 @@ class Rows:
     def cut(self) -> None:
         tile, which = keys_of_tile(self.heads[2], 2), torch.arange(len(self.slots), device="cuda")
         assert self.at_once is not None
-        rest = (self.window, tile, self.splits, self.at_once, MIN_SPLIT_TILES)
-        plan_kv_splits(self.starts, self.slots, which, which + 1, *rest)
+        rows = PagedRows(self.cache.table, self.slots, self.starts, torch.ones_like(which))
+        decode, mask = DecodeRows(which, which + 1), Mask(self.window)
+        plan_kv_splits(rows, decode, mask, self.splits, tile, self.at_once, MIN_SPLIT_TILES)
 
     def attend(self, out: Tensor) -> None:
         """[tokens, heads, d] by the kernel."""
-        decode_attention_large_batch(
-            self.q, *vars(self.cache).values(), self.splits, self.partials, out, self.scale, self.cap, self.scales
-        )
+        decode_attention_large_batch(self.q, *self.cache, self.splits, self.partials, self.scores, out)
 
     def check(self, out: Tensor) -> None:
         """Against the reference."""
         expected = torch.full_like(out, NAN)
-        rest = (self.splits, self.partials, expected, self.scale, self.cap, None, self.scales)
-        reference.decode_attention(self.q, *vars(self.cache).values(), *rest)
+        reference.decode_attention(self.q, *self.cache, self.splits, self.partials, self.scores, expected)
         assert out[0].isnan().all()
         assert out[-1].isnan().all()
         off, size = ((x[1:-1].float()).norm(dim=-1) for x in (out.float() - expected.float(), expected))
@@ -102,16 +100,16 @@ class Rows:
         assert not self.partials.arrived.any()
 
     @property
-    def scale(self) -> float:
-        return float(self.heads[2] ** -0.5)
+    def scores(self) -> Scores:
+        return Scores(self.heads[2] ** -0.5, self.cap)
 
 
-def narrowed(cache: Paged, dtype: torch.dtype) -> tuple[Paged, Tensor]:
-    """The cache in elements of 8 bits, which fill what these can hold, and the scales of heads."""
+def narrowed(kv: PagedKV, dtype: torch.dtype) -> PagedKV:
+    """The cache in elements of 8 bits, which fill what these can hold, with scales of heads."""
     most = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
-    keys, values = (quantized((x.float() * (most / 4)), dtype) for x in (cache.keys, cache.values))
+    keys, values = (quantized((x.float() * (most / 4)), dtype) for x in (kv.keys, kv.values))
     heads = torch.arange(2 * keys.shape[2], device=keys.device).view(2, -1)
-    return Paged(keys, values, cache.table), (1 + heads % 5 / 8) * (4 / most)
+    return PagedKV(keys, values, (1 + heads % 5 / 8) * (4 / most))
 
 
 def check(rows: Rows) -> None:
@@ -316,7 +314,7 @@ def test_rows_decide_and_not_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     partials = reference.new_decode_partials(66, 32, 8, 128, q.device)
     table = torch.empty((len(q), 9), dtype=torch.int64, device="meta")
     for rows in (MANY_ROWS - 1, MANY_ROWS, None):
-        decode_split_kv.decode_attention(q, keys, keys, table, splits, partials, q, 0.1, None, rows)
+        decode_split_kv.decode_attention(q, PagedKV(keys, keys), table, splits, partials, Scores(0.1), q, rows)
     assert served == [0, 1, 1]
 
 

@@ -9,10 +9,16 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.reference import paged_attention as reference
+from quire.compute.kernels.reference.attention_inputs import DecodeRows, Mask, PagedRows, Scores
 from quire.compute.kernels.triton.attention import decode_split_kv as ours
 from tests.kernels.triton.attention.paged import NAN, assert_near, paged
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def rows_of(starts: Tensor, slots: Tensor) -> PagedRows:
+    """Rows of which nobody reads the table or the counts."""
+    return PagedRows(slots, slots, starts, slots)
 
 
 def plan(
@@ -31,8 +37,9 @@ def plan(
     chosen = None if decode_rows is None else torch.tensor(decode_rows, device=device)
     tokens = None if chosen is None else 2 * chosen + 1
     found, expected = (torch.full((room, 8), 77, dtype=torch.int32, device=device) for _ in range(2))
-    ours.plan_kv_splits(starts, slots, chosen, tokens, window, tile, found, at_once, min_tiles)
-    reference.plan_kv_splits(starts, slots, chosen, tokens, window, tile, expected, at_once, min_tiles)
+    decode = None if chosen is None or tokens is None else DecodeRows(chosen, tokens)
+    for plan_kv_splits, splits in ((ours.plan_kv_splits, found), (reference.plan_kv_splits, expected)):
+        plan_kv_splits(rows_of(starts, slots), decode, Mask(window), splits, tile, at_once, min_tiles)
     return found, expected
 
 
@@ -97,15 +104,16 @@ def check(
     decode_rows = torch.arange(1, tokens, device=device)
     tile = ours.keys_of_tile(d, q.element_size())
     splits = torch.full((room or len(lengths) + 6, 8), -(2**31), dtype=torch.int32, device=device)  # poison
-    ours.plan_kv_splits(starts, slots, decode_rows, decode_rows, window, tile, splits, 6)
+    decode = DecodeRows(decode_rows, decode_rows)
+    ours.plan_kv_splits(rows_of(starts, slots), decode, Mask(window), splits, tile, 6)
     partials = reference.new_decode_partials(len(splits), heads, kv_heads, d, torch.device(device))
     partials.outputs.fill_(NAN)
     partials.sums.fill_(NAN)
     found, expected = (torch.full_like(q, NAN) for _ in range(2))
-    scale = d**-0.5
+    rest = (*cache, splits, partials, Scores(d**-0.5, cap))
     for _ in range(2):  # counters are ready again
-        ours.decode_attention(q, *vars(cache).values(), splits, partials, found, scale, cap)
-    reference.decode_attention(q, *vars(cache).values(), splits, partials, expected, scale, cap)
+        ours.decode_attention(q, *rest, found)
+    reference.decode_attention(q, *rest, expected)
     assert found[0].isnan().all()
     assert_near(found[1:], expected[1:])
     assert not partials.arrived.any()
@@ -146,14 +154,13 @@ def test_many_rows(rows: int, device: str) -> None:
 
 def test_a_row_that_is_not_a_number_is_alone(device: str) -> None:
     cache = paged([40, 40], 8, 1, 16, torch.float32, device)
-    cache.values[cache.table[0, 2]] = NAN
+    cache.kv.values[cache.table[0, 2]] = NAN
     splits = torch.empty((4, 8), dtype=torch.int32, device=device)
-    ours.plan_kv_splits(
-        torch.tensor([39, 39], device=device), torch.arange(2, device=device), None, None, None, 32, splits, 4
-    )
+    rows = rows_of(torch.tensor([39, 39], device=device), torch.arange(2, device=device))
+    ours.plan_kv_splits(rows, None, Mask(), splits, 32, 4)
     partials = reference.new_decode_partials(4, 2, 1, 16, torch.device(device))
     q, out = torch.randn(2, 2, 16, device=device), torch.empty(2, 2, 16, device=device)
-    ours.decode_attention(q, *vars(cache).values(), splits, partials, out, 0.25)
+    ours.decode_attention(q, *cache, splits, partials, Scores(0.25), out)
     assert out[0].isnan().all()
     assert out[1].isfinite().all()
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from quire.compute.kernels.reference import paged_attention as reference
+from quire.compute.kernels.reference.attention_inputs import Mask, PagedRows, QueryTiles, Scores
 from quire.compute.kernels.triton.attention.prefill import prefill_attention, queries_of_tile
 from tests.kernels.triton.attention.paged import NAN, assert_near, paged
 
@@ -37,10 +38,10 @@ def check(
     starts = torch.tensor([start for start, _ in rows], device=device)
     slots = torch.arange(len(rows), device=device)
     found, expected = (torch.full_like(q, NAN) for _ in range(2))
-    rest = (*vars(cache).values(), tile_rows, tile_offsets, starts)
-    rest = (*rest, counts.to(device), firsts.to(device), slots, window, queries)
-    prefill_attention(q, *rest, found, d**-0.5, cap)
-    reference.prefill_attention(q, *rest, expected, d**-0.5, cap)
+    step = PagedRows(cache.table, slots, starts, counts.to(device))
+    rest = (step, QueryTiles(tile_rows, tile_offsets, firsts.to(device)), queries, Mask(window), Scores(d**-0.5, cap))
+    prefill_attention(q, cache.kv, *rest, found)
+    reference.prefill_attention(q, cache.kv, *rest, expected)
     assert found[0].isnan().all()
     assert found[-1].isnan().all()
     assert_near(found[1:-1], expected[1:-1])

@@ -8,6 +8,7 @@ import torch
 
 from quire.compute.attention.metadata_builder import PrefillTiling, RowKinds, dense_prefill
 from quire.compute.kernels.reference import paged_attention as reference
+from quire.compute.kernels.reference.attention_inputs import DenseTiles, GatherChunks, Scores
 from quire.compute.kernels.triton.attention.gather_kv import gather_kv
 from tests.kernels.triton.attention.paged import NAN, assert_near, paged
 
@@ -26,10 +27,9 @@ def test_gathered_contexts(kv_heads: int, d: int, block_size: int, dtype: torch.
     counts = np.array(lengths[::-1])  # by row: the last slot's comes first
     kinds = RowKinds(counts[:0], counts[:0], np.arange(len(lengths)))
     chunks = dense_prefill(counts, 0 * counts, kinds, PrefillTiling(1, gather_chunk=GATHER_CHUNK)).chunks
-    columns = (torch.from_numpy(column).to(device) for column in chunks)
-    rest = (*vars(cache).values(), slots, *columns)
+    rest = (*cache, slots, GatherChunks(*(column.to(device) for column in chunks)))
     found, expected = (
-        torch.full((2, GATHER_CHUNK * len(chunks[0]), kv_heads, d), NAN, dtype=dtype, device=device) for _ in range(2)
+        torch.full((2, GATHER_CHUNK * len(chunks.rows), kv_heads, d), NAN, dtype=dtype, device=device) for _ in range(2)
     )
     gather_kv(*rest, *found)
     reference.gather_kv(*rest, *expected)
@@ -66,9 +66,9 @@ def check(
     tiling = PrefillTiling(1, dense_tile_queries=QUERIES, dense_min_queries=1, gather_chunk=GATHER_CHUNK)
     kinds = RowKinds(counts[:0], counts[:0], np.arange(len(rows)))
     metadata = dense_prefill(counts, befores, kinds, tiling)
-    tiles = [torch.from_numpy(column).cuda() for column in metadata.tiles]
-    tiles[0] += 1  # the first token is nobody's
-    chunks = len(metadata.chunk_rows)
+    tiles = DenseTiles(*(column.cuda() for column in metadata.tiles))
+    tiles.tokens.add_(1)  # the first token is nobody's
+    chunks = len(metadata.chunks.rows)
     q = torch.randn((int(counts.sum()) + 2, heads, d), device="cuda", dtype=dtype)
     k, v = torch.zeros((2, chunks * GATHER_CHUNK, kv_heads, d), device="cuda", dtype=dtype)
     base = 0
@@ -78,8 +78,8 @@ def check(
         base += -(-(n + before) // GATHER_CHUNK) * GATHER_CHUNK
     q[0] = q[-1] = NAN
     found, expected = (torch.full_like(q, NAN) for _ in range(2))
-    prefill_attention_dense(q, k, v, *tiles, found, d**-0.5, cap)
-    reference.prefill_attention_dense(q, k, v, *tiles, expected, d**-0.5, cap)
+    prefill_attention_dense(q, k, v, tiles, Scores(d**-0.5, cap), found)
+    reference.prefill_attention_dense(q, k, v, tiles, Scores(d**-0.5, cap), expected)
     assert found[0].isnan().all()
     assert found[-1].isnan().all()
     assert_near(found[1:-1], expected[1:-1])

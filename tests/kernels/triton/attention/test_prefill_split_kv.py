@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from quire.compute.kernels.reference import paged_attention as reference
+from quire.compute.kernels.reference.attention_inputs import KVSplits, Mask, PagedRows, QueryTiles, Scores
 from quire.compute.kernels.triton.attention import prefill_split_kv as ours
 from quire.compute.kernels.triton.attention.prefill import queries_of_tile
 from tests.kernels.triton.attention.paged import NAN, assert_near, paged
@@ -45,10 +46,12 @@ def check(
     starts = torch.tensor([start for start, _ in rows], device=device)
     slots = torch.arange(len(rows), device=device)
     found, expected = (torch.full_like(q, NAN) for _ in range(2))
-    rest = (*vars(cache).values(), *of_part, starts)
-    rest = (*rest, counts.to(device), firsts.to(device), slots, window, queries, partials)
-    ours.prefill_attention_split_kv(q, *rest, found, d**-0.5, cap)
-    reference.prefill_attention_split_kv(q, *rest, expected, d**-0.5, cap)
+    tile_rows, tile_offsets, numbers, of_tile = of_part
+    step = PagedRows(cache.table, slots, starts, counts.to(device))
+    own, splits = QueryTiles(tile_rows, tile_offsets, firsts.to(device)), KVSplits(numbers, of_tile)
+    rest = (step, own, splits, queries, partials, Mask(window), Scores(d**-0.5, cap))
+    ours.prefill_attention_split_kv(q, cache.kv, *rest, found)
+    reference.prefill_attention_split_kv(q, cache.kv, *rest, expected)
     assert found[0].isnan().all()
     assert found[-1].isnan().all()
     assert_near(found[1:-1], expected[1:-1])

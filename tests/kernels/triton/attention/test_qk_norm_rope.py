@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.reference import rowwise_attention as reference
+from quire.compute.kernels.reference.attention_inputs import CacheWrite, PagedKV, QKNormRope
 from quire.compute.kernels.reference.paged_attention import compute_slot_mapping as slot_mapping_in_torch
 from quire.compute.kernels.triton.attention.qk_norm_rope import qk_norm_rope_and_cache
 from quire.compute.kernels.triton.attention.slot_mapping import compute_slot_mapping
@@ -47,8 +48,9 @@ def check(
     blocks = 4 if tokens <= 24 else -(-tokens // 8)
     caches = torch.full((2, 2, blocks, 8, kv_heads, d), NAN, dtype=dtype, device=device)
     found, expected = (torch.full((tokens, heads, d), NAN, dtype=dtype, device=device) for _ in range(2))
-    qk_norm_rope_and_cache(qkv, weight, 1e-3, cos, sin, None, *caches[0], slot_mapping, found)
-    reference.qk_norm_rope_and_cache(qkv, weight, 1e-3, cos, sin, None, *caches[1], slot_mapping, expected)
+    norm_rope = QKNormRope(weight, 1e-3, cos, sin)
+    qk_norm_rope_and_cache(qkv, norm_rope, CacheWrite(PagedKV(*caches[0]), slot_mapping), found)
+    reference.qk_norm_rope_and_cache(qkv, norm_rope, CacheWrite(PagedKV(*caches[1]), slot_mapping), expected)
     assert torch.equal(wide, before)
     assert torch.equal(caches[0].isnan(), caches[1].isnan())  # nothing else is touched
     largest = 1.0 if not tokens else float(expected.float().abs().max())
@@ -86,8 +88,9 @@ def test_the_norm_rounds_as_the_reference_does(dtype: torch.dtype, device: str) 
         keys, values = torch.zeros((2, 2, 8, 1, 64), dtype=dtype, device=device)
         found, expected = (torch.empty((9, 4, 64), dtype=dtype, device=device) for _ in range(2))
         slot_mapping = torch.arange(9, device=device)
-        qk_norm_rope_and_cache(qkv, weight, 1e-6, None, None, None, keys, values, slot_mapping, found)
-        reference.qk_norm_rope_and_cache(qkv, weight, 1e-6, None, None, None, keys, values, slot_mapping, expected)
+        norm_rope, write = QKNormRope(weight, 1e-6), CacheWrite(PagedKV(keys, values), slot_mapping)
+        qk_norm_rope_and_cache(qkv, norm_rope, write, found)
+        reference.qk_norm_rope_and_cache(qkv, norm_rope, write, expected)
         assert (found != expected).float().mean() < 0.01
 
 

@@ -8,6 +8,17 @@ from torch import Tensor
 
 from quire.compute.kernels.reference import paged_attention as reference
 from quire.compute.kernels.reference import rowwise_attention
+from quire.compute.kernels.reference.attention_inputs import (
+    CacheWrite,
+    GatherChunks,
+    KVSplits,
+    Mask,
+    PagedKV,
+    PagedRows,
+    QKNormRope,
+    QueryTiles,
+    Scores,
+)
 from quire.compute.kernels.reference.quantized_rows import LARGEST
 from quire.compute.kernels.triton.attention import decode_split_kv, prefill, prefill_split_kv
 from quire.compute.kernels.triton.attention.gather_kv import gather_kv
@@ -51,12 +62,13 @@ def test_decode(cache: torch.dtype, dtype: torch.dtype, device: str) -> None:
     starts, slots = torch.tensor(lengths, device=device) - 1, torch.arange(4, device=device)
     splits = torch.zeros((10, 8), dtype=torch.int32, device=device)
     tile = decode_split_kv.keys_of_tile(D, q.element_size())
-    decode_split_kv.plan_kv_splits(starts, slots, None, None, None, tile, splits, 6)
+    rows = PagedRows(table, slots, starts, torch.ones_like(slots))
+    decode_split_kv.plan_kv_splits(rows, None, Mask(), splits, tile, 6)
     partials = reference.new_decode_partials(len(splits), HEADS, KV_HEADS, D, torch.device(device))
     found, expected = (torch.full_like(q, NAN) for _ in range(2))
-    rest = (keys, values, table, splits, partials)
-    decode_split_kv.decode_attention(q, *rest, found, D**-0.5, None, None, scales)
-    reference.decode_attention(q, *rest, expected, D**-0.5, None, None, scales)
+    rest = (PagedKV(keys, values, scales), table, splits, partials, Scores(D**-0.5))
+    decode_split_kv.decode_attention(q, *rest, found)
+    reference.decode_attention(q, *rest, expected)
     assert_near(found, expected)
 
 
@@ -72,17 +84,18 @@ def test_prefill(cache: torch.dtype, dtype: torch.dtype, parts: int | None, devi
     tiles = [(0, at, number) for at in range(0, n, of_tile) for number in range(parts or 1)]
     tile_rows, offsets, numbers = torch.tensor(tiles, device=device).T.contiguous()
     column = torch.tensor([0], device=device)
-    row = (column + before, column + n, column, column, None, of_tile)
-    context = (keys, values, torch.arange(10, device=device)[None])
+    rows = PagedRows(torch.arange(10, device=device)[None], column, column + before, column + n)
+    kv, own = PagedKV(keys, values, scales), QueryTiles(tile_rows, offsets, column)
     found, expected = (torch.full_like(q, NAN) for _ in range(2))
     if parts is None:
-        prefill.prefill_attention(q, *context, tile_rows, offsets, *row, found, 0.1, None, scales)
-        reference.prefill_attention(q, *context, tile_rows, offsets, *row, expected, 0.1, None, scales)
+        prefill.prefill_attention(q, kv, rows, own, of_tile, Mask(), Scores(0.1), found)
+        reference.prefill_attention(q, kv, rows, own, of_tile, Mask(), Scores(0.1), expected)
     else:
         partials = reference.new_prefill_partials(len(tiles) * of_tile, HEADS, D, torch.device(device))
-        cut = (tile_rows, offsets, numbers, torch.full_like(numbers, parts))
-        prefill_split_kv.prefill_attention_split_kv(q, *context, *cut, *row, partials, found, 0.1, None, scales)
-        reference.prefill_attention_split_kv(q, *context, *cut, *row, partials, expected, 0.1, None, scales)
+        cut = KVSplits(numbers, torch.full_like(numbers, parts))
+        rest = (rows, own, cut, of_tile, partials, Mask(), Scores(0.1))
+        prefill_split_kv.prefill_attention_split_kv(q, kv, *rest, found)
+        reference.prefill_attention_split_kv(q, kv, *rest, expected)
     assert_near(found, expected)
 
 
@@ -90,10 +103,11 @@ def test_prefill(cache: torch.dtype, dtype: torch.dtype, parts: int | None, devi
 def test_gathered_contexts(cache: torch.dtype, dtype: torch.dtype, device: str) -> None:
     keys, values = stored(cache, 5, device)
     scales, zero = scales_of(cache, device), torch.tensor([0], device=device)
-    rest = (keys, values, torch.arange(5, device=device)[None], zero, zero, zero, zero + 70)
+    table, chunks = torch.arange(5, device=device)[None], GatherChunks(zero, zero, zero + 70)
+    rest = (PagedKV(keys, values, scales), table, zero, chunks)
     found, expected = (torch.full((2, 128, KV_HEADS, D), NAN, dtype=dtype, device=device) for _ in range(2))
-    gather_kv(*rest, *found, scales)
-    reference.gather_kv(*rest, *expected, scales)
+    gather_kv(*rest, *found)
+    reference.gather_kv(*rest, *expected)
     assert torch.equal(found, expected)
 
 
@@ -115,8 +129,10 @@ def test_storing(cache: torch.dtype, dtype: torch.dtype, rotated: bool, device: 
         torch.zeros(2, 3, BLOCK_SIZE, KV_HEADS, D, dtype=torch.uint8, device=device).view(cache) for _ in range(2)
     ]
     found, expected = (torch.empty(tokens, HEADS, D, dtype=dtype, device=device) for _ in range(2))
-    qk_norm_rope_and_cache(qkv, None, 0.0, cos, sin, None, *caches[0], places, found, scales)
-    rowwise_attention.qk_norm_rope_and_cache(qkv, None, 0.0, cos, sin, None, *caches[1], places, expected, scales)
+    norm_rope = QKNormRope(cos=cos, sin=sin)
+    own_write, other_write = (CacheWrite(PagedKV(*each, scales), places) for each in caches)
+    qk_norm_rope_and_cache(qkv, norm_rope, own_write, found)
+    rowwise_attention.qk_norm_rope_and_cache(qkv, norm_rope, other_write, expected)
     assert_near(found, expected)
     own, other = (each.float() for each in caches)
     assert (own == other).float().mean() > 0.99

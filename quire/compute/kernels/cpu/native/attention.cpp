@@ -28,6 +28,26 @@ constexpr int64_t kWorthSharing = 1 << 16;  // products of queries and keys; few
 constexpr float kLargest = 32767.0f;  // integer: what a weight of 1 becomes, and the largest number of a query
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
+// Which keys a query sees: those of its own token and of the window - 1 tokens before it; 0: of all tokens before it.
+struct Mask {
+    int64_t window;
+};
+
+struct Range {
+    int64_t begin, end;
+};
+
+// The keys that queries at positions `first` to `end` - 1 see together.
+inline Range visible_range(const Mask& mask, int64_t first, int64_t end) {
+    return {mask.window > 0 ? std::max<int64_t>(0, first + 1 - mask.window) : 0, end};
+}
+
+// Which of the n keys of a tile, the first of them at `begin`, a query at `position` sees. It may end before it begins.
+inline Range tile_mask(const Mask& mask, int64_t position, int64_t begin, int64_t n) {
+    Range seen = visible_range(mask, position, position + 1);
+    return {std::max<int64_t>(0, seen.begin - begin), std::min(n, seen.end - begin)};
+}
+
 template <class T, class C>
 struct Step {
     const T* q;
@@ -36,7 +56,8 @@ struct Step {
     const int64_t* table;
     int64_t table_stride;
     const int64_t *slots, *starts, *counts;
-    int64_t rows, heads, kv_heads, d, block_size, block_stride, window;
+    int64_t rows, heads, kv_heads, d, block_size, block_stride;
+    Mask mask;
     float scale, cap;
     const float* scales;  // [2, kv_heads] of a quantized cache
 
@@ -440,16 +461,15 @@ void attend_gathered(const Step<T, C>& s, const Piece& piece) {
         gather_values(s, piece, begin, n, width, wide, values);
         multiply_all<T>(queries, q, s.d, keys, kKeys * G, s.d / G, (n + W - 1) / W, scores, kKeys, false);
         for (int64_t r = 0; r < queries; ++r) {
-            int64_t position = piece.position + r / group;
-            int64_t first = s.window > 0 ? std::max<int64_t>(0, position - s.window + 1 - begin) : 0;
-            int64_t end = std::min<int64_t>(n, position + 1 - begin);
-            if (end <= first) {
+            const Range seen = tile_mask(s.mask, piece.position + r / group, begin, n);
+            if (seen.end <= seen.begin) {
                 std::fill(weights + r * kKeys, weights + (r + 1) * kKeys, T(0));
                 continue;
             }
             bound_scores(s, scores + r * kKeys, n);
             float* own = sums + r * width;
-            float shrunk = weigh(scores + r * kKeys, int(first), int(end), weights + r * kKeys, highest[r], total[r]);
+            float shrunk = weigh(scores + r * kKeys, int(seen.begin), int(seen.end), weights + r * kKeys, highest[r],
+                                 total[r]);
             if (shrunk != 1.0f)
                 for (int64_t c = 0; c < width; c += W) store(own + c, mul(load(own + c), all(shrunk)));
         }
@@ -501,9 +521,9 @@ void paged_attention(const Step<T, C>& s) {
         int64_t row = std::upper_bound(pieces.begin(), pieces.end(), number) - pieces.begin() - 1;
         int64_t first = (number - pieces[row]) * most, n = std::min(most, s.counts[row] - first);
         int64_t position = s.starts[row] + first;
-        int64_t begin = s.window > 0 ? std::max<int64_t>(0, position - s.window + 1) : 0;
+        const Range seen = visible_range(s.mask, position, position + n);
         const int64_t* blocks = s.table + s.slots[row] * s.table_stride;
-        attend_piece(s, Piece{tokens[row] + first, n, position, head, end - head, begin, position + n, blocks});
+        attend_piece(s, Piece{tokens[row] + first, n, position, head, end - head, seen.begin, seen.end, blocks});
     });
 }
 
@@ -519,7 +539,7 @@ using namespace quire;
         int64_t kv_heads, int64_t d, int64_t block_size, int64_t block_stride, int64_t window, float scale,            \
         float cap, const float* scales) {                                                                              \
         paged_attention(Step<T, C>{q, keys, values, out, table, table_stride, slots, starts, counts, rows, heads, kv_heads,\
-                             d, block_size, block_stride, window, scale, cap, scales});                             \
+                             d, block_size, block_stride, {window}, scale, cap, scales});                             \
     }                                                                                                                  \
     QUIRE_ENTRY(paged_attention_##name)
 

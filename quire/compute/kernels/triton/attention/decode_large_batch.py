@@ -24,6 +24,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy
 
+from quire.compute.kernels.reference.attention_inputs import PagedKV, Scores
 from quire.compute.kernels.reference.paged_attention import DecodePartials
 from quire.compute.kernels.triton.attention.decode_merge import merge_kv_splits
 from quire.compute.kernels.triton.attention.decode_prefetch import first_read, load_split, prefetch_tile
@@ -35,6 +36,7 @@ from quire.compute.kernels.triton.attention.decode_products import (
     products_with_keys,
     with_values,
 )
+from quire.compute.kernels.triton.attention.masks import tile_mask
 from quire.compute.kernels.triton.attention.score_scaling import score_factors
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.device_properties import is_sm_90, multiprocessors
@@ -97,19 +99,19 @@ def supports_blocks(block_size: int, d: int) -> bool:
 
 
 def decode_attention_large_batch(
-    q: Tensor, keys: Tensor, values: Tensor, block_table: Tensor, splits: Tensor, partials: DecodePartials, out: Tensor,
-    scale: float, cap: float | None, scales: Tensor | None = None,
-) -> None:  # fmt: skip
+    q: Tensor, kv: PagedKV, block_table: Tensor, splits: Tensor, partials: DecodePartials, scores: Scores, out: Tensor
+) -> None:
     """Compute attention of one query token for each row; arguments as in reference/paged_attention.py.
 
     All tensors but the block table are contiguous and begin at 16-byte addresses. Splits begin at multiples of whole
     tiles, as `keys_of_tile` in decode_split_kv.py has them.
     """
+    keys, values, scales = kv
     _, block_size, kv_heads, d = keys.shape
     heads = q.shape[1]
     group_block = next_power_of_2(heads // kv_heads)
     units = splits.shape[0] * kv_heads
-    before, after = score_factors(scale, cap)
+    before, after = score_factors(scores)
     overlap = can_overlap(q.device)
     kind = _KINDS.get(keys.dtype, "")
     at_once = _PROGRAMS * multiprocessors(q.device)
@@ -119,7 +121,7 @@ def decode_attention_large_batch(
     _decode_attention_large_batch[(min(units, at_once),)](
         q, keys, values, block_table, splits, partials.outputs, partials.sums, partials.arrived, out, scales,
         block_table.stride(0), units, before, after,
-        CAPPED=cap is not None, KIND=kind, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
+        CAPPED=scores.cap is not None, KIND=kind, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         GROUP_BLOCK=group_block, D=d, BLOCK_SIZE=block_size, COLUMNS=splits.shape[1],
         TILE=_TILE // d, STAGES=_STAGES, COLUMNS_MERGED=min(d, _SUMS // group_block),
         OVERLAP=overlap, num_warps=1, launch_pdl=overlap,
@@ -178,7 +180,7 @@ def _decode_attention_large_batch(
             else:
                 score = score * factor
             if (at < seen_from) | (at + TILE > end):
-                seen = (at + lane >= seen_from) & (at + lane < end)
+                seen = tile_mask(at + lane, seen_from, end, True)
                 score = gl.where(seen[None, :], score, float("-inf"))
             new_highest = gl.maximum(highest, gl.max(score, 1))
             shrink = gl.exp2(highest - new_highest)

@@ -21,8 +21,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.compute.kernels.reference.attention_inputs import DecodeRows, Mask, PagedKV, PagedRows, Scores
 from quire.compute.kernels.reference.paged_attention import SPLIT_OVERHEAD_TILES, DecodePartials
 from quire.compute.kernels.triton.attention.decode_large_batch import decode_attention_large_batch, serves_large_batch
+from quire.compute.kernels.triton.attention.masks import tile_mask, visible_range
 from quire.compute.kernels.triton.attention.score_scaling import padded_size, scaled_scores, score_factors, widened
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.device_properties import multiprocessors
@@ -80,16 +82,18 @@ def kv_splits_for(rows: int, at_once: int) -> int:
 
 
 def plan_kv_splits(
-    starts: Tensor, slots: Tensor, decode_rows: Tensor | None, tokens: Tensor | None, window: int | None, tile: int,
-    splits: Tensor, at_once: int, min_tiles: int = 1,
-) -> None:  # fmt: skip
+    rows: PagedRows, decode: DecodeRows | None, mask: Mask, splits: Tensor, tile: int, at_once: int, min_tiles: int = 1
+) -> None:
     """Arguments as in reference/paged_attention.py; all are contiguous."""
-    rows = len(slots) if decode_rows is None else len(decode_rows)
+    numbers, tokens = decode or (None, None)
+    count = len(rows.slots) if numbers is None else len(numbers)
+    window = _LONGEST if mask.window is None else mask.window
     overlap = can_overlap(splits.device)
     _plan_kv_splits[(1,)](
-        starts, slots, decode_rows, tokens, splits, rows, len(splits), at_once, _LONGEST if window is None else window,
+        rows.starts, rows.slots, numbers, tokens, splits, count, len(splits), at_once, window,
         TILE=tile, MIN_SPLIT_TILES=min_tiles, SPLIT_OVERHEAD_TILES=SPLIT_OVERHEAD_TILES,
-        ROWS=max(256, next_power_of_2(rows)), COLUMNS=splits.shape[1], OVERLAP=overlap, num_warps=4, launch_pdl=overlap,
+        ROWS=max(256, next_power_of_2(count)), COLUMNS=splits.shape[1], OVERLAP=overlap, num_warps=4,
+        launch_pdl=overlap,
     )  # fmt: skip
 
 
@@ -115,7 +119,7 @@ def _plan_kv_splits(
         token = tl.load(tokens + lane, inside, 0).to(tl.int32)
     length = tl.load(starts + row, inside, 0).to(tl.int32) + 1
     slot = tl.load(slots + row, inside, 0).to(tl.int32)
-    seen_from = tl.maximum(length - window, 0)
+    seen_from, _ = visible_range(length - 1, length, window, True)
     base = seen_from // TILE * TILE
     tiles = tl.where(inside, (length - base + TILE - 1) // TILE, 0)
     low = _tiles_per_split(tiles, room, MIN_SPLIT_TILES)
@@ -163,25 +167,26 @@ def _cost(tiles, most, at_once, SPLIT_OVERHEAD_TILES: tl.constexpr):
 
 
 def decode_attention(
-    q: Tensor, keys: Tensor, values: Tensor, block_table: Tensor, splits: Tensor, partials: DecodePartials, out: Tensor,
-    scale: float, cap: float | None = None, rows: int | None = None, scales: Tensor | None = None,
+    q: Tensor, kv: PagedKV, block_table: Tensor, splits: Tensor, partials: DecodePartials, scores: Scores, out: Tensor,
+    rows: int | None = None,
 ) -> None:  # fmt: skip
     """Arguments as in reference/paged_attention.py; all but the block table are contiguous."""
+    keys, values, scales = kv
     assert all(map(Tensor.is_contiguous, (q, keys, values, splits, out)))
     assert splits.shape[0] <= partials.outputs.shape[0]
     if serves_large_batch(q, keys, q.shape[0] if rows is None else rows):
-        decode_attention_large_batch(q, keys, values, block_table, splits, partials, out, scale, cap, scales)
+        decode_attention_large_batch(q, kv, block_table, splits, partials, scores, out)
         return
     _, block_size, kv_heads, d = keys.shape
     heads = q.shape[1]
     group, d_block = heads // kv_heads, padded_size(d)
     shape = _shape(d, q.element_size())
-    before, after = score_factors(scale, cap)
+    before, after = score_factors(scores)
     overlap = can_overlap(q.device)
     _decode_attention_split_kv[(splits.shape[0] * kv_heads,)](
         q, keys, values, block_table, splits, partials.outputs, partials.sums, partials.arrived, out,
         scales, block_table.stride(0), before, after,
-        CAPPED=cap is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
+        CAPPED=scores.cap is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
         GROUP_BLOCK=next_power_of_2(group), M=padded_size(group), D=d, D_BLOCK=d_block,
         BLOCK_SIZE=block_size, COLUMNS=splits.shape[1], TILE=shape.keys, MERGED=_MERGED, STAGES=shape.stages,
         OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
@@ -216,7 +221,7 @@ def _decode_attention_split_kv(
         total = tl.zeros((M, D_BLOCK), tl.float32)
         for at in tl.range(begin, end, TILE, num_stages=STAGES):
             position = at + lane
-            seen = (position >= seen_from) & (position < end)
+            seen = tile_mask(position, seen_from, end, True)
             block = tl.load(blocks + position // BLOCK_SIZE, seen, 0)
             place = (block * BLOCK_SIZE + position % BLOCK_SIZE) * (KV_HEADS * D) + kv_head * D
             where = place[:, None] + column[None, :]

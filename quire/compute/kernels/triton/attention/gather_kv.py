@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.compute.kernels.reference.attention_inputs import GatherChunks, PagedKV
 from quire.compute.kernels.triton.attention.score_scaling import widened
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.launch import fast_launch
@@ -18,19 +19,17 @@ _TOKENS, _COLUMNS = 16, 512
 """Of a program at a time."""
 
 
-def gather_kv(
-    keys: Tensor, values: Tensor, block_table: Tensor, slots: Tensor, chunk_rows: Tensor, chunk_offsets: Tensor,
-    chunk_counts: Tensor, k: Tensor, v: Tensor, scales: Tensor | None = None,
-) -> None:  # fmt: skip
+def gather_kv(kv: PagedKV, block_table: Tensor, slots: Tensor, chunks: GatherChunks, k: Tensor, v: Tensor) -> None:
     """Arguments as in reference/paged_attention.py; all but the block table are contiguous."""
+    keys, values, scales = kv
     _, block_size, kv_heads, d = keys.shape
-    chunks = chunk_rows.shape[0]
-    each = k.shape[0] // chunks
+    number = len(chunks.rows)
+    each = k.shape[0] // number
     assert each % _TOKENS == 0
-    assert all(map(Tensor.is_contiguous, (keys, values, slots, chunk_rows, chunk_offsets, chunk_counts, k, v)))
+    assert all(map(Tensor.is_contiguous, (keys, values, slots, *chunks, k, v)))
     overlap = can_overlap(k.device)
-    _gather_kv[(chunks, each // _TOKENS)](
-        keys, values, block_table, slots, chunk_rows, chunk_offsets, chunk_counts, k, v, scales, block_table.stride(0),
+    _gather_kv[(number, each // _TOKENS)](
+        keys, values, block_table, slots, *chunks, k, v, scales, block_table.stride(0),
         D=d, WIDTH=kv_heads * d, BLOCK_SIZE=block_size, EACH=each, TOKENS=_TOKENS, COLUMNS=_COLUMNS, OVERLAP=overlap,
         num_warps=4, launch_pdl=overlap,
     )  # fmt: skip

@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.compute.kernels.reference.attention_inputs import Mask, PagedKV, PagedRows, QueryTiles, Scores
+from quire.compute.kernels.triton.attention.masks import tile_mask, visible_range
 from quire.compute.kernels.triton.attention.score_scaling import padded_size, scaled_scores, score_factors, widened
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.device_properties import program_memory
@@ -75,12 +77,13 @@ def queries_of_tile(d: int, item: int, group: int, device: torch.device) -> int:
 
 
 def prefill_attention(
-    q: Tensor, keys: Tensor, values: Tensor, block_table: Tensor, tile_rows: Tensor, tile_offsets: Tensor,
-    starts: Tensor, counts: Tensor, first_tokens: Tensor, slots: Tensor, window: int | None, queries: int, out: Tensor,
-    scale: float, cap: float | None = None, scales: Tensor | None = None,
-) -> None:  # fmt: skip
+    q: Tensor, kv: PagedKV, rows: PagedRows, tiles: QueryTiles, queries: int, mask: Mask, scores: Scores, out: Tensor
+) -> None:
     """Arguments as in reference/paged_attention.py; `queries` is that of `queries_of_tile`. All but the block table are
     contiguous."""
+    keys, values, scales = kv
+    block_table, slots, starts, counts = rows
+    tile_rows, tile_offsets, first_tokens = tiles
     _, block_size, kv_heads, d = keys.shape
     heads = q.shape[1]
     shape = tile_shape(d, q.element_size(), q.device)
@@ -88,14 +91,14 @@ def prefill_attention(
     assert all(
         map(Tensor.is_contiguous, (q, keys, values, tile_rows, tile_offsets, starts, counts, first_tokens, slots, out))
     )
-    before, after = score_factors(scale, cap)
+    before, after = score_factors(scores)
     overlap = can_overlap(q.device)
     _prefill_attention[(kv_heads, tile_rows.shape[0])](
         q, keys, values, block_table, tile_rows, tile_offsets, starts, counts, first_tokens, slots, out,
-        scales, block_table.stride(0), window or 0, before, after,
-        CAPPED=cap is not None, WINDOWED=window is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
-        QUERIES=queries, D=d, D_BLOCK=padded_size(d), BLOCK_SIZE=block_size, M=shape.rows, N=shape.keys,
-        STAGES=shape.stages, OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
+        scales, block_table.stride(0), mask.window or 0, before, after,
+        CAPPED=scores.cap is not None, WINDOWED=mask.window is not None, HEADS=heads, KV_HEADS=kv_heads,
+        GROUP=heads // kv_heads, QUERIES=queries, D=d, D_BLOCK=padded_size(d), BLOCK_SIZE=block_size, M=shape.rows,
+        N=shape.keys, STAGES=shape.stages, OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
     )  # fmt: skip
 
 
@@ -125,8 +128,7 @@ def _prefill_attention(
     exists = ((m // GROUP < QUERIES) & (query < count))[:, None] & (column < D)[None, :]
     where = (((first + query) * HEADS + head) * D)[:, None] + column[None, :]
     x = tl.load(q + where, exists, 0.0)
-    end = start + tl.minimum(offset + QUERIES, count)
-    seen_from = tl.maximum(start + offset + 1 - window, 0) if WINDOWED else 0
+    seen_from, end = visible_range(start + offset, start + tl.minimum(offset + QUERIES, count), window, WINDOWED)
     _, weights, total = attention_over_keys(
         x, keys, values, scales, block_table + slot * block_table_stride, start + query, kv_head, column, lane,
         seen_from // N * N, end, seen_from, end, window, before, after, CAPPED, WINDOWED, WINDOWED, KV_HEADS, D,
@@ -146,6 +148,9 @@ def attention_over_keys(
     """Highest scores and sums of weights [M], and sums of values [M, D_BLOCK], of queries x at these positions, over
     keys from `begin`, a multiple of N, to `stop`. Together they see what is from `seen_from` to `end`.
     """
+    first_key, end_of_keys = visible_range(position, position + 1, window, WINDOWED)
+    if WINDOWED:
+        first_key = first_key[:, None]
     highest = tl.full((M,), float("-inf"), tl.float32)
     weights = tl.zeros((M,), tl.float32)
     total = tl.zeros((M, D_BLOCK), tl.float32)
@@ -157,9 +162,7 @@ def attention_over_keys(
         k, v = _load_kv_tile(keys, values, blocks, read, kv_head, column, KV_HEADS, D, D_BLOCK, BLOCK_SIZE)
         k, v = widened(k, x.dtype), widened(v, x.dtype)
         score = scaled_scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
-        seen = other[None, :] <= position[:, None]
-        if WINDOWED:
-            seen &= other[None, :] > position[:, None] - window
+        seen = tile_mask(other[None, :], first_key, end_of_keys[:, None], WINDOWED)
         score = tl.where(seen, score, float("-inf"))
         highest, weights, total = _online_softmax(score, v, highest, weights, total, MAY_SEE_NOTHING)
     if scales is not None:

@@ -32,6 +32,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from quire.compute.kernels.reference.attention_inputs import DenseTiles, Scores
+from quire.compute.kernels.triton.attention.masks import tile_mask, visible_range
 from quire.compute.kernels.triton.attention.score_scaling import score_factors
 from quire.compute.kernels.triton.launching.device_properties import is_sm_90, multiprocessors
 from quire.compute.kernels.triton.launching.launch import fast_launch, tensor_descriptor
@@ -52,22 +54,19 @@ def serves_dense_prefill(device: torch.device, dtype: torch.dtype, d: int) -> bo
     return is_sm_90(device) and dtype in _GL_DTYPES and d in (64, 128, 256)
 
 
-def prefill_attention_dense(
-    q: Tensor, k: Tensor, v: Tensor, tile_tokens: Tensor, tile_queries: Tensor, tile_contexts: Tensor,
-    tile_bases: Tensor, out: Tensor, scale: float, cap: float | None = None,
-) -> None:  # fmt: skip
+def prefill_attention_dense(q: Tensor, k: Tensor, v: Tensor, tiles: DenseTiles, scores: Scores, out: Tensor) -> None:
     """Arguments as in reference/paged_attention.py; tiles are QUERIES long but for the last of a row; all are
     contiguous."""
     heads, d = q.shape[1:]
     kv_heads = k.shape[1]
     keys, stages = _shape(d)
-    assert all(t.is_contiguous() for t in (q, k, v, tile_tokens, tile_queries, tile_contexts, tile_bases, out))
-    before, after = score_factors(scale, cap)
-    items = len(tile_tokens) * heads
+    assert all(t.is_contiguous() for t in (q, k, v, *tiles, out))
+    before, after = score_factors(scores)
+    items = len(tiles.tokens) * heads
     _prefill_attention_dense[(min(items, multiprocessors(q.device)),)](
         _tensor_descriptor(q, 64), _tensor_descriptor(k, keys), _tensor_descriptor(v, keys), out,
-        tile_tokens, tile_queries, tile_contexts, tile_bases, items, before, after,
-        CAPPED=cap is not None, HEADS=heads, GROUP=heads // kv_heads, D=d, N=keys, STAGES=stages,
+        *tiles, items, before, after,
+        CAPPED=scores.cap is not None, HEADS=heads, GROUP=heads // kv_heads, D=d, N=keys, STAGES=stages,
         num_warps=4, maxnreg=_REGISTERS,
     )  # fmt: skip
 
@@ -137,7 +136,8 @@ def _load_work_item(tiles, item, HEADS: gl.constexpr, N: gl.constexpr):
     tile = gl.minimum(item, items - 1) // HEADS
     token, queries = gl.load(tile_tokens + tile), gl.load(tile_queries + tile).to(gl.int32)
     passed, base = gl.load(tile_contexts + tile).to(gl.int32), gl.load(tile_bases + tile).to(gl.int32)
-    return token, queries, passed, base, (passed + queries + N - 1) // N
+    _, end = visible_range(passed, passed + queries, 0, False)
+    return token, queries, passed, base, (end + N - 1) // N
 
 
 @gluon.jit
@@ -203,11 +203,11 @@ def _online_softmax(s, highest, total, factor, MAY_SEE_NOTHING: gl.constexpr):
 
 
 @gluon.jit
-def _causal_mask(s, key, position, layout: gl.constexpr, N: gl.constexpr):
-    """-inf for keys behind their query."""
+def _masked(s, key, position, layout: gl.constexpr, N: gl.constexpr):
+    """Scores of a tile of keys from `key` on: -inf for those that their query does not see."""
     keys = key + gl.arange(0, N, gl.SliceLayout(0, layout))
-    seen = gl.expand_dims(keys, 0) <= gl.expand_dims(position, 1)
-    return gl.where(seen, s, float("-inf"))
+    begin, end = visible_range(position, position + 1, 0, False)
+    return gl.where(tile_mask(gl.expand_dims(keys, 0), begin, gl.expand_dims(end, 1), False), s, float("-inf"))
 
 
 @gluon.jit
@@ -253,7 +253,7 @@ def _consumer_warps(
         mbarrier.arrive(k_free.index(k_stage))
         k_stage, k_phase = _next(k_stage, k_phase, STAGES)
         key = (number - 1) * N
-        s = _causal_mask(_scaled_scores(s, before, after, CAPPED), key, position, s_layout, N)
+        s = _masked(_scaled_scores(s, before, after, CAPPED), key, position, s_layout, N)
         highest = gl.full([_ROWS], float("-inf"), gl.float32, s_rows)
         total = gl.zeros([_ROWS], gl.float32, s_rows)
         weights, highest, total, shrink = _online_softmax(s, highest, total, factor, True)
@@ -268,7 +268,7 @@ def _consumer_warps(
             s = warpgroup_mma_wait(1, (s_token,))
             mbarrier.arrive(k_free.index(k_stage))
             k_stage, k_phase = _next(k_stage, k_phase, STAGES)
-            s = _causal_mask(_scaled_scores(s, before, after, CAPPED), key, position, s_layout, N)
+            s = _masked(_scaled_scores(s, before, after, CAPPED), key, position, s_layout, N)
             weights, highest, total, shrink = _online_softmax(s, highest, total, factor, True)
             mbarrier.wait(k_ready.index(k_stage), k_phase, pred=key > 0)
             o, total = warpgroup_mma_wait(0, (o_token, total))

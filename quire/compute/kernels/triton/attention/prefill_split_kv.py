@@ -15,7 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.compute.kernels.reference.attention_inputs import KVSplits, Mask, PagedKV, PagedRows, QueryTiles, Scores
 from quire.compute.kernels.reference.paged_attention import PrefillPartials
+from quire.compute.kernels.triton.attention.masks import visible_range
 from quire.compute.kernels.triton.attention.prefill import attention_over_keys, tile_shape
 from quire.compute.kernels.triton.attention.score_scaling import padded_size, score_factors
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
@@ -47,33 +49,34 @@ def max_splits(kv_heads: int, device: torch.device, at_once: int) -> int:
 
 
 def prefill_attention_split_kv(
-    q: Tensor, keys: Tensor, values: Tensor, block_table: Tensor, tile_rows: Tensor, tile_offsets: Tensor,
-    split_numbers: Tensor, split_counts: Tensor, starts: Tensor, counts: Tensor, first_tokens: Tensor, slots: Tensor,
-    window: int | None, queries: int, partials: PrefillPartials, out: Tensor, scale: float, cap: float | None = None,
-    scales: Tensor | None = None,
+    q: Tensor, kv: PagedKV, rows: PagedRows, tiles: QueryTiles, splits: KVSplits, queries: int,
+    partials: PrefillPartials, mask: Mask, scores: Scores, out: Tensor,
 ) -> None:  # fmt: skip
     """Arguments as in reference/paged_attention.py; `queries` is that of `queries_of_tile`. All but the block table are
     contiguous."""
+    keys, values, scales = kv
+    block_table, slots, starts, counts = rows
     _, block_size, kv_heads, d = keys.shape
-    heads, items = q.shape[1], tile_rows.shape[0]
+    heads, items = q.shape[1], len(tiles.rows)
     shape = tile_shape(d, q.element_size(), q.device)
     assert queries == shape.rows // (heads // kv_heads)
-    columns = (tile_rows, tile_offsets, split_numbers, split_counts, starts, counts, first_tokens)
+    columns = (tiles.rows, tiles.offsets, splits.numbers, splits.counts, starts, counts, tiles.first_tokens)
     assert all(map(Tensor.is_contiguous, (q, keys, values, *columns, slots, out)))
-    before, after = score_factors(scale, cap)
+    before, after = score_factors(scores)
     overlap = can_overlap(q.device)
     left = (partials.outputs, partials.sums)
+    windowed, window = mask.window is not None, mask.window or 0
     _prefill_attention_split_kv[(kv_heads, items)](
-        q, keys, values, block_table, *columns, slots, *left, out, scales, block_table.stride(0), window or 0,
+        q, keys, values, block_table, *columns, slots, *left, out, scales, block_table.stride(0), window,
         before, after,
-        CAPPED=cap is not None, WINDOWED=window is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
+        CAPPED=scores.cap is not None, WINDOWED=windowed, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         QUERIES=queries, D=d, D_BLOCK=padded_size(d), BLOCK_SIZE=block_size, M=shape.rows, N=shape.keys,
         STAGES=shape.stages + shape.ahead, MIN_SPLIT_TILES=MIN_SPLIT_TILES, OVERLAP=overlap,
         num_warps=shape.warps, launch_pdl=overlap,
     )  # fmt: skip
     _merge_splits[(kv_heads, min(items, partials.outputs.shape[0] // queries))](
-        *columns, *left, out, window or 0,
-        WINDOWED=window is not None, HEADS=heads, GROUP=heads // kv_heads, QUERIES=queries, D=d, D_BLOCK=padded_size(d),
+        *columns, *left, out, window,
+        WINDOWED=windowed, HEADS=heads, GROUP=heads // kv_heads, QUERIES=queries, D=d, D_BLOCK=padded_size(d),
         M=shape.rows, N=shape.keys, MIN_SPLIT_TILES=MIN_SPLIT_TILES, AT_ONCE=_AT_ONCE, OVERLAP=overlap,
         num_warps=8, launch_pdl=overlap,
     )  # fmt: skip
@@ -216,11 +219,8 @@ def _kv_splits_of_tile(
     """What a tile sees and how it is shared: the first position, where its tile of keys begins, the end, tiles of keys
     of a split, and how many splits are not empty, which is `splits` at most, and none for padding.
     """
-    seen_from, base = 0, 0
-    if WINDOWED:
-        seen_from = tl.maximum(start + offset + 1 - window, 0)
-        base = seen_from // N * N
-    end = start + tl.minimum(offset + QUERIES, count)
+    seen_from, end = visible_range(start + offset, start + tl.minimum(offset + QUERIES, count), window, WINDOWED)
+    base = seen_from // N * N
     tiles = tl.where(offset < count, (end - base + N - 1) // N, 0)
     each = tl.maximum((tiles + splits - 1) // splits, MIN_SPLIT_TILES)
     return seen_from, base, end, each, (tiles + each - 1) // each

@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.compute.kernels.reference.lora import RowUpdate, lies_beside
+from quire.compute.kernels.reference.attention_inputs import CacheWrite, QKNormRope
+from quire.compute.kernels.reference.lora import lies_beside
 from quire.compute.kernels.reference.quantized_rows import LARGEST
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.launch import fast_launch
@@ -28,11 +29,10 @@ what it reads of B in registers."""
 _BLOCK_R = 16
 
 
-def qk_norm_rope_and_cache(
-    qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor | None, sin: Tensor | None, update: RowUpdate | None,
-    keys: Tensor, values: Tensor, slot_mapping: Tensor, q: Tensor, scales: Tensor | None = None,
-) -> None:  # fmt: skip
+def qk_norm_rope_and_cache(qkv: Tensor, norm_rope: QKNormRope, write: CacheWrite, q: Tensor) -> None:
     """Arguments as in reference/rowwise_attention.py; tokens of qkv may lie apart; all else is contiguous."""
+    norm, eps, cos, sin, update = norm_rope
+    (keys, values, scales), slot_mapping = write
     tokens, heads, d = q.shape
     kv_heads = keys.shape[2]
     assert qkv.stride()[1:] == (d, 1)

@@ -9,16 +9,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from quire.compute.kernels.reference.attention_inputs import Scores
 from quire.compute.kernels.triton.launching.launch import next_power_of_2
 
 _LOG2_E = 1.4426950408889634
 
 
-def score_factors(scale: float, cap: float | None) -> tuple[float, float]:
+def score_factors(scores: Scores) -> tuple[float, float]:
     """What `scaled_scores` multiplies with, before and after its bound, if there is one."""
-    if cap is None:
-        return scale * _LOG2_E, 0.0
-    return 2 * scale / cap * _LOG2_E, cap * _LOG2_E
+    if scores.cap is None:
+        return scores.scale * _LOG2_E, 0.0
+    return 2 * scores.scale / scores.cap * _LOG2_E, scores.cap * _LOG2_E
 
 
 def padded_size(n: int) -> int:

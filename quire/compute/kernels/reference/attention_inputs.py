@@ -1,0 +1,178 @@
+"""What attention kernels take, as named values; and which keys a query sees.
+
+Values are tuples, since several are made for each layer of each step. Columns are int64 tensors.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from quire.compute.kernels.reference.lora import RowUpdate
+
+
+class PagedKV(NamedTuple):
+    """A layer's keys and values in the paged cache.
+
+    Attributes:
+        keys, values: [blocks, block_size, kv_heads, d]. `heads / kv_heads` query heads, adjacent, share a KV head. What
+            no query sees may hold anything, even NaN.
+        scales: [2, kv_heads] fp32 of a quantized cache: keys and values are stored divided by them. Queries come
+            multiplied with those of keys, and kernels multiply sums of values. None: the cache is not quantized.
+    """
+
+    keys: Tensor
+    values: Tensor
+    scales: Tensor | None = None
+
+
+class CacheWrite(NamedTuple):
+    """Where a step's keys and values are stored.
+
+    Attributes:
+        kv: The cache, which is written in place.
+        slot_mapping: [tokens], each token's block · block_size + offset.
+    """
+
+    kv: PagedKV
+    slot_mapping: Tensor
+
+
+class QKNormRope(NamedTuple):
+    """What is done to queries and keys before attention: an update by adapters, a norm of each head, a rotation.
+
+    Attributes:
+        norm: [heads + kv_heads, d], the weight of the RMS norm; None: no norm.
+        eps: Added to the mean square.
+        cos, sin: [tokens, r/2], of each token's position, see `rotary`; None: no rotation.
+        update: Is added to queries, keys and values before all else; None: no update.
+    """
+
+    norm: Tensor | None = None
+    eps: float = 0.0
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+    update: RowUpdate | None = None
+
+
+class Scores(NamedTuple):
+    """How products of queries and keys become scores.
+
+    Attributes:
+        scale: What products are multiplied with.
+        cap: A bound c of scores, which become c · tanh(score / c); None: no bound.
+    """
+
+    scale: float
+    cap: float | None = None
+
+
+class Mask(NamedTuple):
+    """Which keys a query sees; `visible_range` and `tile_mask` say what follows.
+
+    Attributes:
+        window: A query sees the key of its own token and of the `window - 1` tokens before it; None: of all tokens
+            before it.
+    """
+
+    window: int | None = None
+
+
+class PagedRows(NamedTuple):
+    """A step's rows, and where their contexts are in the paged cache.
+
+    Attributes:
+        block_table: [slots, n] block ids. Entries of blocks that no query sees are not used.
+        slots: [rows], each row's line in the block table.
+        starts: [rows], each row's tokens before the step.
+        counts: [rows], each row's tokens in the step.
+    """
+
+    block_table: Tensor
+    slots: Tensor
+    starts: Tensor
+    counts: Tensor
+
+
+class DecodeRows(NamedTuple):
+    """Rows of one token.
+
+    Attributes:
+        rows: [n], their numbers; -1 is padding.
+        tokens: [n], the place of each row's token in the batch.
+    """
+
+    rows: Tensor
+    tokens: Tensor
+
+
+class QueryTiles(NamedTuple):
+    """Rows of several tokens, cut into tiles of query tokens.
+
+    Attributes:
+        rows: [tiles], each tile's row.
+        offsets: [tiles], which of the row's tokens in this step is the tile's first. A tile of a row without tokens,
+            from 0, is padding.
+        first_tokens: [rows], the place of each row's first token in the batch.
+    """
+
+    rows: Tensor
+    offsets: Tensor
+    first_tokens: Tensor
+
+
+class KVSplits(NamedTuple):
+    """How tiles' keys are split. A tile stands among the tiles once for each of its splits, in order.
+
+    Attributes:
+        numbers: [tiles], which split of its tile this is, from 0.
+        counts: [tiles], how many splits the tile has, at most; 0 is padding.
+    """
+
+    numbers: Tensor
+    counts: Tensor
+
+
+class GatherChunks(NamedTuple):
+    """Chunks of contexts that are copied out of the paged cache.
+
+    Attributes:
+        rows: [chunks], each chunk's row.
+        offsets: [chunks], its first position in the row's context.
+        counts: [chunks], how many of its positions exist.
+    """
+
+    rows: Tensor
+    offsets: Tensor
+    counts: Tensor
+
+
+class DenseTiles(NamedTuple):
+    """Tiles of query tokens whose contexts are contiguous.
+
+    Attributes:
+        tokens: [tiles], the place of a tile's first token in the batch.
+        queries: [tiles], how many tokens it has.
+        contexts: [tiles], positions of its context before the first of them.
+        bases: [tiles], where its context begins among the gathered keys.
+    """
+
+    tokens: Tensor
+    queries: Tensor
+    contexts: Tensor
+    bases: Tensor
+
+
+def visible_range(mask: Mask, first: int, end: int) -> tuple[int, int]:
+    """The keys that queries at positions `first` to `end` - 1 see together: where they begin and end."""
+    begin = 0 if mask.window is None else max(0, first + 1 - mask.window)
+    return begin, end
+
+
+def tile_mask(mask: Mask, queries: Tensor, keys: Tensor) -> Tensor:
+    """[queries, keys] bool: whether each query sees each key, by their positions."""
+    seen = keys <= queries[:, None]
+    if mask.window is not None:
+        seen &= keys > queries[:, None] - mask.window
+    return seen
