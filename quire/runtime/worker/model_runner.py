@@ -280,9 +280,8 @@ class ModelRunner:
         if step.kind is StepKind.SAMPLE:
             assert self._sampler is not None
             return self._sampler.end(step, logits, self._replayable.replay_rest)
-        prompts = step.prompts
         return step.timer.stop(
-            lambda ms: Result(step.number, [], [], device_ms=ms, prompt_logprobs=prompts.collect() if prompts else [])
+            lambda ms: Result(step.number, [], [], device_ms=ms, prompt_logprobs=step.prompt_logprobs())
         )
 
     def _begin_verifying(self, step: Step) -> None:

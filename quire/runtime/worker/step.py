@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from quire.compute.attention.metadata import AttentionMetadata, IntArray
-from quire.foundation.messages.workers import Plan
+from quire.foundation.messages.workers import Plan, TokenLogprobs
 from quire.models.lora.step_tiles import Adapted
 from quire.runtime.worker.speculation.step_drafts import NO_DRAFTS, DraftColumns, StepDrafts
 from quire.runtime.worker.step_handle import HostTimer, StepTimer
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quire.compute.kernels.reference.lora import Tiles
     from quire.runtime.worker.graph_shapes import GraphShape
     from quire.runtime.worker.host_batch import HostBatch
-    from quire.runtime.worker.sampling.logprobs import LogprobsRequest, StepPromptLogprobs
+    from quire.runtime.worker.sampling.logprobs import LogprobsRequest, PromptsLogprobs
     from quire.runtime.worker.staging_buffer import StagedColumns
 
 EMPTY_PLAN = Plan.empty()
@@ -99,7 +99,7 @@ class Step:
             sampled from, and where drafts are verified behind the step.
         masked: [masked], which of `late` wait for their bitmasks.
         logprobs: Log probabilities that are reported of sampled tokens; None: none are.
-        prompts: Log probabilities that are reported of prompts; None: none are.
+        prompts: Collects log probabilities of prompts; None: none are reported.
         inputs: The columns on the device, once they are staged; not for a step with `alike`.
         staged: The columns on their way to the device, once they are staged.
         late_columns: [3 · late, or fewer], what the device needs to sample `late`; None: nothing.
@@ -119,7 +119,7 @@ class Step:
     late: IntArray = field(default_factory=lambda: NO_POSITIONS)
     masked: IntArray = field(default_factory=lambda: NO_POSITIONS)
     logprobs: LogprobsRequest | None = None
-    prompts: StepPromptLogprobs | None = None
+    prompts: PromptsLogprobs | None = None
     inputs: StepInputs = field(init=False)
     staged: StagedColumns = field(init=False)
     late_columns: Tensor | None = None
@@ -128,6 +128,10 @@ class Step:
     def number(self) -> int:
         """The plan's number."""
         return self.plan.step
+
+    def prompt_logprobs(self) -> list[list[TokenLogprobs]]:
+        """Log probabilities of prompts, a list for each row that reports any, once the device is done."""
+        return [] if self.prompts is None else self.prompts()
 
     @property
     def slots(self) -> IntArray:

@@ -1,4 +1,4 @@
-"""LaunchedLogprobs log probabilities: of the raw logits, whatever sampling did to them."""
+"""Reported log probabilities: of the raw logits, whatever sampling did to them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def report(
 ) -> list[TokenLogprobs | None]:
     made = LogprobsRequest(np.array(wanted), named or {}, mode)
     assert made
-    return made.collect(made.launch(logits, torch.tensor(tokens)))
+    return made.launch(logits, torch.tensor(tokens))()
 
 
 def test_values_ranks_and_order() -> None:

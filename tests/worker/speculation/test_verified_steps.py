@@ -78,7 +78,7 @@ def token_by_token(
                 entries.append(None)
             else:
                 scores = found.scores if request.processed else raw
-                entries += request.collect(request.launch(scores, found.tokens))
+                entries += request.launch(scores, found.tokens)()
             slots.num_sampled[row] += 1
             if error or place == len(drafts) or drafts[place] != tokens[-1]:
                 break

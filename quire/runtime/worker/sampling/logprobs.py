@@ -6,7 +6,8 @@ They are launched on the device and collected on the host later, so that no step
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from quire.runtime.worker.slot_table import SlotTable
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+SampledLogprobs = Callable[[], list[TokenLogprobs | None]]
+"""Collects what was launched, once the device is done: an entry for each sampled position; None: none is wanted."""
+PromptsLogprobs = Callable[[], list[list[TokenLogprobs]]]
+"""Collects what was launched, once the device is done: a list for each row."""
 NO_LOGPROBS = -1
 UNSORTED_MOST = 64
 """Up to so many of the likeliest tokens are found without sorting a row of logits."""
@@ -58,19 +63,6 @@ class Scores(NamedTuple):
         return Scores(*(column.to("cpu", non_blocking=True) for column in self))
 
 
-class LaunchedLogprobs(NamedTuple):
-    """The log probabilities that a step reports, on the host; they are complete once the device's stream has come so
-    far.
-
-    Attributes:
-        scores: Of the positions that want them, in order, some in each entry.
-        named: [n] fp32, log probabilities of the named tokens of all positions, one behind another.
-    """
-
-    scores: list[Scores]
-    named: Tensor
-
-
 class LogprobsRequest:
     """Which log probabilities a step reports of its sampled tokens.
 
@@ -93,7 +85,7 @@ class LogprobsRequest:
         """Whether scores are reported that tokens were sampled from, and not the model's own."""
         return self._mode.startswith("processed")
 
-    def launch(self, logits: Tensor, tokens: Tensor) -> LaunchedLogprobs:
+    def launch(self, logits: Tensor, tokens: Tensor) -> SampledLogprobs:
         """Compute what is reported, and start to copy it to the host.
 
         Args:
@@ -112,16 +104,15 @@ class LogprobsRequest:
             bests.append(found.best)
             sums.append(found.log_sum)
         if not self._named:
-            return LaunchedLogprobs(scores, torch.empty(0))
+            return partial(self._collect, scores, torch.empty(0))
         named = self._of_named(logits, rows, torch.cat(bests), torch.cat(sums))
-        return LaunchedLogprobs(scores, named.to("cpu", non_blocking=True))
+        return partial(self._collect, scores, named.to("cpu", non_blocking=True))
 
-    def collect(self, launched: LaunchedLogprobs) -> list[TokenLogprobs | None]:
-        """What was launched, once its copy is complete: one entry for each sampled position, None where none is
-        wanted."""
+    def _collect(self, launched: list[Scores], named: Tensor) -> list[TokenLogprobs | None]:
+        """Collect the scores of the positions that want them, and those of all named tokens, one behind another."""
         entries: list[TokenLogprobs | None] = [None] * self._number
-        values, end, place = launched.named.tolist(), 0, 0
-        for scores in launched.scores:
+        values, end, place = named.tolist(), 0, 0
+        for scores in launched:
             for entry in entries_of(scores, self._wanted[place : place + len(scores.own)]):
                 if place in self._named:
                     ids = self._named[place]
@@ -190,9 +181,8 @@ class PromptLogprobs:
         self._slots = slots
         self.positions = rows_at_once(slots.vocab_size)
 
-    def launch(self, plan: Plan, host: HostBatch, batch: Batch, hidden: Tensor) -> StepPromptLogprobs | None:
-        """Launch the log probabilities of `plan.prompt_logprobs_rows`; they can be collected once the device is done.
-        Returns None where the plan has none.
+    def launch(self, plan: Plan, host: HostBatch, batch: Batch, hidden: Tensor) -> PromptsLogprobs | None:
+        """Launch the log probabilities of `plan.prompt_logprobs_rows`; None where the plan has none.
 
         Args:
             hidden: [tokens, hidden].
@@ -201,7 +191,7 @@ class PromptLogprobs:
             return None
         wanted = [self._slots.host.prompt_logprobs[plan.slots[each.row]] for each in plan.prompt_logprobs_rows]
         rows = zip(plan.prompt_logprobs_rows, wanted, strict=True)
-        return StepPromptLogprobs([self._row(each, host, batch, hidden, most) for each, most in rows], wanted)
+        return partial(_collect_prompts, [self._row(each, host, batch, hidden, most) for each, most in rows], wanted)
 
     def warm_up(self, logits: Tensor, most: int) -> None:
         """Take the memory that a slice takes at most.
@@ -226,21 +216,9 @@ class PromptLogprobs:
         ]
 
 
-class StepPromptLogprobs:
-    """A step's log probabilities of prompts.
-
-    Args:
-        slices: For each row, its scores on the host, there once the device is done.
-        wanted: How many of the likeliest tokens to report for each row.
-    """
-
-    def __init__(self, slices: Sequence[Sequence[Scores]], wanted: Sequence[int]) -> None:
-        self._slices = slices
-        self._wanted = wanted
-
-    def collect(self) -> list[list[TokenLogprobs]]:
-        """The log probabilities that were launched, one list for each row."""
-        return [
-            [entry for scores in row for entry in entries_of(scores, [most] * len(scores.own))]
-            for row, most in zip(self._slices, self._wanted, strict=True)
-        ]
+def _collect_prompts(slices: list[list[Scores]], wanted: list[int]) -> list[list[TokenLogprobs]]:
+    """One list for each row, with as many of the likeliest tokens as are wanted for it."""
+    return [
+        [entry for scores in row for entry in entries_of(scores, [most] * len(scores.own))]
+        for row, most in zip(slices, wanted, strict=True)
+    ]

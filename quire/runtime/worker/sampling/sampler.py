@@ -196,10 +196,11 @@ class Sampler:
         tokens, faults = self.outputs.on_host()
 
         def result(device_ms: float) -> Result:
-            logprobs = [] if request is None or reported is None else request.collect(reported)
-            prompts = step.prompts.collect() if step.prompts else []
+            logprobs = [] if reported is None else reported()
             failed = errors(faults[:number])
-            return result_of_tokens(step.number, tokens[:number].tolist(), failed, logprobs, prompts, device_ms)
+            return result_of_tokens(
+                step.number, tokens[:number].tolist(), failed, logprobs, step.prompt_logprobs(), device_ms
+            )
 
         return step.timer.stop(result)
 

@@ -289,9 +289,7 @@ class Verifier:
         reported = request.launch(scores, sampled) if request else None
 
         def logprobs() -> dict[int, TokenLogprobs | None]:
-            if request is None or reported is None:
-                return {}
-            return dict(zip(at.tolist(), request.collect(reported), strict=True))
+            return {} if reported is None else dict(zip(at.tolist(), reported(), strict=True))
 
         outputs = tokens[:number], faults[:number], gained
         return step.timer.stop(partial(self._result, step, outputs, changed, owners, logprobs))
@@ -316,7 +314,7 @@ class Verifier:
         return Result(
             step.number, gained.tolist(), tokens[kept].tolist(),
             [entries[at] for at in kept.tolist()] if entries else [], list(failed.items()), device_ms,
-            step.prompts.collect() if step.prompts else [], drafted=drafts.counts.tolist(),
+            step.prompt_logprobs(), drafted=drafts.counts.tolist(),
             refused=[row for row, text in failed.items() if text in REFUSALS],
         )  # fmt: skip
 
