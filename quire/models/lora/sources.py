@@ -26,11 +26,7 @@ _MISSING = ("404", "NoSuchKey", "NotFound")
 
 
 class AdapterSources:
-    """Finds adapters by path.
-
-    Args:
-        hub: How hub ids are fetched.
-    """
+    """Finds adapters by path; `hub` says how hub ids are fetched."""
 
     def __init__(self, hub: HubAccess) -> None:
         self._hub = hub
@@ -60,7 +56,8 @@ class AdapterSources:
 
 
 def _fetch_from_s3(path: str, directory: Path) -> None:
-    """Credentials, region and endpoint are boto3's to find: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, a role …"""
+    """Fetch the files. boto3 finds credentials, region and endpoint itself: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, a role
+    …"""
     url = urlsplit(path)
     bucket, key = url.netloc, url.path.strip("/")
     if not bucket or not key or url.query or url.fragment:
@@ -89,7 +86,7 @@ def _fetch_from_s3(path: str, directory: Path) -> None:
 
 
 def _fetch(client: Any, bucket: str, key: str, file: Path) -> None:
-    """In one thread, so that serving goes on beside it."""
+    """Download an object in one thread, so that serving goes on beside it."""
     from boto3.s3.transfer import TransferConfig
 
     client.download_file(bucket, key, str(file), Config=TransferConfig(use_threads=False))

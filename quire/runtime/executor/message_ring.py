@@ -24,15 +24,15 @@ def ring_bytes(readers: int, size: int = RING_BYTES) -> int:
 
 
 class MessageWriter(Protocol):
-    """Where a rank hands messages over to others: to a ring, or to connections between machines."""
+    """Sends messages to other ranks, through a ring or through connections between machines."""
 
     def write(self, message: bytes) -> None:
-        """Hand a message to all readers; may wait until they have read earlier ones."""
+        """Send a message to all readers; may wait until they have read earlier ones."""
         ...
 
 
 class MessageReader(Protocol):
-    """Where messages arrive, in the order in which they were written."""
+    """Receives messages in the order in which they were written."""
 
     def read(self) -> bytes:
         """Wait for the next message and return it."""
@@ -63,13 +63,9 @@ class _Ring:
 
 
 class RingWriter:
-    """Writes messages to a ring.
+    """Writes messages to a ring in memory of `ring_bytes`.
 
-    Args:
-        memory: Of `ring_bytes`.
-        readers: How many read.
-        published: Called when there is more to read.
-        wait: Called while there is no room.
+    Calls `published` when there is more to read, and `wait` while there is no room.
     """
 
     def __init__(
@@ -98,13 +94,7 @@ class RingWriter:
 
 
 class RingReader:
-    """Reads messages from a ring: one of its readers.
-
-    Args:
-        memory, readers: As of the writer.
-        reader: Its number.
-        wait: Called while there is nothing to read.
-    """
+    """Reader number `reader` of a ring. Calls `wait` while there is nothing to read."""
 
     def __init__(self, memory: SharedMemory, readers: int, reader: int, wait: Callable[[], None]) -> None:
         self._ring = _Ring(memory, readers)

@@ -1,8 +1,7 @@
-"""The adapters of ranks that divide one model: each reads the files and keeps its part, and one is there once it is in
-all of them.
+"""The adapters of ranks that divide one model: each rank reads the files and keeps its part.
 
-Which adapter goes to which slot is decided once, by the engine, and told to all ranks in the order of the plans. Knows
-nothing about tensors and files.
+The engine decides which adapter goes to which slot, and tells all ranks in the order of the plans. Knows nothing about
+tensors and files.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ class RankAdapters:
     """An AdapterLoader for ranks that divide one model: an adapter is loaded once all of them have loaded it.
 
     Args:
-        ranks: How many there are.
-        broadcast: Tells all of them.
+        ranks: How many ranks there are.
+        broadcast: Sends a message to all of them.
         listen: Takes in what they have said meanwhile; raises if one is lost.
-        name: Of a rank, for messages.
+        name: Returns what a rank is called in messages.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class RankAdapters:
         return done
 
     def _agreed(self, answers: Sequence[AdapterLoaded]) -> AdapterLoaded:
-        """What all ranks have said of one adapter: it is there if it is in all of them, with the same contents."""
+        """Sum up what all ranks say of one adapter: it is loaded if it is in all of them, with the same contents."""
         first = answers[0]
         failed = [(rank, answer) for rank, answer in enumerate(answers) if answer.error]
         if failed:

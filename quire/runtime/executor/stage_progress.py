@@ -1,4 +1,4 @@
-"""Which pipeline stage keeps the others waiting: ranks of one stage see that of one another, stages do not."""
+"""Finds the pipeline stage that keeps the others waiting. Within a stage, ranks find that out themselves."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from quire.foundation.clock import Clock
 from quire.foundation.messages.workers import Plan
 
 PATIENCE_S = 60.0
-"""How long a stage may take for a step: others cannot know how much it computes."""
+"""How long a stage may take for a step by default."""
 
 
 class Stuck(NamedTuple):
-    """A rank that others have waited for in a step, for so long."""
+    """A rank that the others have waited for in a step, and for how long."""
 
     rank: int
     step: int
@@ -21,13 +21,7 @@ class Stuck(NamedTuple):
 
 
 class StageProgress:
-    """Follows how far each rank is.
-
-    Args:
-        mesh: Its sizes count; of one stage nothing is said.
-        patience_s: In place of PATIENCE_S.
-        clock: For the time.
-    """
+    """Follows how far each rank is. A `patience_s` of None means PATIENCE_S."""
 
     def __init__(self, mesh: Mesh, patience_s: float | None, clock: Clock) -> None:
         self._clock = clock
@@ -57,8 +51,8 @@ class StageProgress:
         self._since = self._clock.now()
 
     def stuck(self) -> Stuck | None:
-        """The rank that all wait for, if that is too long: of those that have done least, the first one gets nothing
-        from others that it still needs."""
+        """The rank that all others have waited for too long: the first of those that have done least, which needs
+        nothing from any other."""
         least = min(self._done)
         seconds = self._clock.now() - self._since
         if not self._is_divided or least == self._submitted or self._masked or seconds < self._patience_s:
