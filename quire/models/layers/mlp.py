@@ -58,7 +58,7 @@ class MLP:
 
 @dataclass(frozen=True)
 class Routing:
-    """How tokens go to experts: there are `count`, and `chosen` serve a token; `renormalise` as in the kernel `route`."""
+    """How tokens go to experts: of `count`, `chosen` serve a token; `renormalise` as in the kernel `route`."""
 
     count: int
     chosen: int

@@ -33,7 +33,7 @@ from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
 
 _DENSE = ""
-"""Stands for a type's name where weights are dequantized into the model's dtype."""
+"""The name of weights that are dequantized into the model's dtype, in place of a type's."""
 
 
 class Gguf:

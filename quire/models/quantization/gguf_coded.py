@@ -24,10 +24,7 @@ from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
 
 _LARGEST_ZERO = 1 << 14
-"""The largest zero of a group.
-
-If a group's minimum is larger than this many scales, all its weights equal the minimum as closely as fp16 can say.
-"""
+"""If a group's minimum is larger than this many scales, fp16 cannot tell its weights from the minimum."""
 
 
 class CodedPart:

@@ -15,15 +15,12 @@ _NOT_READ = ("t2d",)
 
 
 def head_part(checkpoint: Checkpoint, fusion: bool) -> Checkpoint:
-    """A part of a head's checkpoint under standard names. `layers.0`, as in vLLM's, is `midlayer`, as in those of
-    EAGLE's authors.
+    """FUSION, or everything else, of a head's checkpoint under standard names.
 
-    Args:
-        checkpoint: The files.
-        fusion: Whether the part is FUSION, or all else.
+    vLLM's heads have `layers.0` where the heads of EAGLE's authors, and Quire, have `midlayer`.
 
     Raises:
-        CheckpointError: Its two lists of the tokens that it knows differ.
+        CheckpointError: The checkpoint's two lists of known tokens differ.
     """
     names = {_standard(name): name for name in checkpoint.contents()}
     if not fusion and "t2d" in names and "d2t" in names:
@@ -39,7 +36,7 @@ def head_part(checkpoint: Checkpoint, fusion: bool) -> Checkpoint:
 
 
 def _check_known_tokens(checkpoint: Checkpoint, mask: str, offsets: str) -> None:
-    """The mask of the model's tokens names those that the offsets do."""
+    """Check that the mask and the offsets name the same of the model's tokens."""
     stored = checkpoint.contents()
     types = {"BOOL": torch.bool, "U8": torch.uint8, "I64": torch.int64, "I32": torch.int32}
     if not {stored[mask].dtype, stored[offsets].dtype} <= types.keys():
