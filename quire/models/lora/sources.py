@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from quire.errors import CheckpointError
 from quire.models.lora.files import WEIGHTS
 from quire.models.lora.settings import CONFIG
-from quire.models.weights.hub import HubAccess, download
+from quire.models.weights.hub import HubAccess, download, first_line
 
 _S3 = "s3://"
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -82,7 +82,7 @@ def _fetch_from_s3(path: str, directory: Path) -> None:
         why = f"it has no {name}" if code in _MISSING else f"S3 refuses {name} ({code})"
         raise CheckpointError(f"{path}: {why}: check the path and the server's credentials.") from None
     except (BotoCoreError, Boto3Error, ValueError) as error:
-        raise CheckpointError(f"{path} could not be fetched ({_first_line(error)}): try again.") from None
+        raise CheckpointError(f"{path} could not be fetched ({first_line(error)}): try again.") from None
 
 
 def _fetch(client: Any, bucket: str, key: str, file: Path) -> None:
@@ -90,7 +90,3 @@ def _fetch(client: Any, bucket: str, key: str, file: Path) -> None:
     from boto3.s3.transfer import TransferConfig
 
     client.download_file(bucket, key, str(file), Config=TransferConfig(use_threads=False))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

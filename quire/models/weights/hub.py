@@ -203,9 +203,9 @@ def download(model: str, access: HubAccess, patterns: tuple[str, ...], asked: st
     except LocalEntryNotFoundError:
         cause = f"is not in the local cache and {_why_offline()}, or give a directory as {asked}"
     except HfHubHTTPError as error:
-        cause = f"could not be fetched from the hub ({_first_line(error)}): try again"
+        cause = f"could not be fetched from the hub ({first_line(error)}): try again"
     except OSError as error:
-        cause = f"could not be fetched from the hub ({_first_line(error)}): check the network and the disk"
+        cause = f"could not be fetched from the hub ({first_line(error)}): check the network and the disk"
     raise ModelNotFoundError(f"'{model}' {cause}.")
 
 
@@ -217,5 +217,6 @@ def _why_offline() -> str:
     return "the hub cannot be reached: connect"
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, or the name of its class."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

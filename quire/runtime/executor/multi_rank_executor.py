@@ -20,7 +20,7 @@ from quire.foundation.messages.workers import AdapterLoaded, DeviceLimits, Plan,
 from quire.foundation.processes.launch import GroupEnds
 from quire.runtime.executor.executor import FaultHook, no_faults
 from quire.runtime.executor.nodes.head_ranks import Ranks, start_ranks
-from quire.runtime.executor.rank_adapters import RankAdapters
+from quire.runtime.executor.rank_answers import RankAdapters, StageProgress
 from quire.runtime.executor.rank_messages import (
     BeginProfile,
     Bitmasks,
@@ -35,7 +35,6 @@ from quire.runtime.executor.rank_messages import (
     ToRanks,
     fingerprint,
 )
-from quire.runtime.executor.stage_progress import StageProgress
 from quire.runtime.worker.steps_in_flight import max_in_flight
 
 T = TypeVar("T")

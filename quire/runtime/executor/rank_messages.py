@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import struct
 import zlib
 
 import msgspec
 
 from quire.foundation.messages.to_engine import Adapter
 from quire.foundation.messages.workers import AdapterLoaded, DeviceLimits, Plan, Result
-
-FRAME = struct.Struct("<Q")
-"""The length that stands before each message of a rank to the engine."""
 
 
 class Blocks(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -10,6 +10,7 @@ import os
 import selectors
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,8 +30,9 @@ from quire.foundation.processes.shared_memory import SharedMemory
 from quire.models.spec import read_spec
 from quire.planning.step_limits import StepLimits
 from quire.runtime.executor.message_ring import RingWriter, ring_bytes
+from quire.runtime.executor.nodes.connection import whole_messages
 from quire.runtime.executor.rank_links import Crossings, StageRings
-from quire.runtime.executor.rank_messages import FRAME, FromRank, ToRanks
+from quire.runtime.executor.rank_messages import FromRank, ToRanks
 from quire.runtime.worker.startup.threads import usable_cores
 
 PATIENCE_S = 20.0
@@ -203,13 +205,8 @@ class RankProcesses:
             while chunk := self._receive(rank):
                 unread += chunk
             raise self._death(rank)
-        while len(unread) >= FRAME.size:
-            (length,) = FRAME.unpack_from(unread)
-            end = FRAME.size + length
-            if len(unread) < end:
-                return
-            yield rank, self._decoder.decode(bytes(unread[FRAME.size : end]))
-            del unread[:end]
+        for message in whole_messages(unread, sys.maxsize):
+            yield rank, self._decoder.decode(message)
 
     def _receive(self, rank: int) -> bytes:
         """Some bytes of a rank's messages; empty if the rank is gone."""

@@ -17,7 +17,8 @@ MAX_BYTES = 1 << 28
 """Bytes of a message between nodes, at most: a plan, a result, settings."""
 LOST_AFTER_MS = 15_000
 """How long a machine may be silent, and acknowledge nothing, before it is taken for gone."""
-_LENGTH = struct.Struct("<Q")
+FRAME = struct.Struct("<Q")
+"""The length that stands before each message."""
 _CHUNK = 1 << 16
 _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", LOST_AFTER_MS))
 
@@ -43,9 +44,9 @@ def send_message(connection: socket.socket, message: bytes) -> None:
     """
     try:
         if len(message) <= _CHUNK:  # in one packet, if it fits
-            connection.sendall(_LENGTH.pack(len(message)) + message)
+            connection.sendall(FRAME.pack(len(message)) + message)
         else:
-            connection.sendall(_LENGTH.pack(len(message)))
+            connection.sendall(FRAME.pack(len(message)))
             connection.sendall(message)
     except OSError as error:
         raise ConnectionLostError(f"nothing can be sent: {error}") from error
@@ -60,7 +61,7 @@ def receive_message(connection: socket.socket, max_bytes: int, deadline: float |
     Raises:
         ConnectionLostError: It did not come, or is too long.
     """
-    (length,) = _LENGTH.unpack(receive_exactly(connection, _LENGTH.size, deadline))
+    (length,) = FRAME.unpack(receive_exactly(connection, FRAME.size, deadline))
     _check(length, max_bytes)
     return receive_exactly(connection, length, deadline)
 
@@ -107,7 +108,7 @@ class Connection:
         Raises:
             ConnectionLostError: The other side is gone.
         """
-        self._unsent += _LENGTH.pack(len(message))
+        self._unsent += FRAME.pack(len(message))
         self._unsent += message
         self.flush()
 
@@ -136,7 +137,7 @@ class Connection:
             return []
         except OSError as error:
             raise ConnectionLostError(f"nothing came: {error}") from error
-        return self._whole_messages()
+        return list(whole_messages(self._unread, self._max_bytes))
 
     def close(self, patience_s: float = 0.0) -> None:
         """End the connection, after the other side had some time to take what is unsent and to close its end: closing
@@ -152,18 +153,24 @@ class Connection:
         self._unsent.clear()
         self._socket.close()
 
-    def _whole_messages(self) -> list[bytes]:
-        found, begin = [], 0
-        while len(self._unread) - begin >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._unread, begin)
-            _check(length, self._max_bytes)
-            end = begin + _LENGTH.size + length
-            if len(self._unread) < end:
-                break
-            found.append(bytes(self._unread[begin + _LENGTH.size : end]))
-            begin = end
-        del self._unread[:begin]
-        return found
+
+def whole_messages(unread: bytearray, max_bytes: int = MAX_BYTES) -> list[bytes]:
+    """Take the messages out of `unread` that have come completely.
+
+    Raises:
+        ConnectionLostError: A message is too long.
+    """
+    found, begin = [], 0
+    while len(unread) - begin >= FRAME.size:
+        (length,) = FRAME.unpack_from(unread, begin)
+        _check(length, max_bytes)
+        end = begin + FRAME.size + length
+        if len(unread) < end:
+            break
+        found.append(bytes(unread[begin + FRAME.size : end]))
+        begin = end
+    del unread[:begin]
+    return found
 
 
 def _check(length: int, max_bytes: int) -> None:

@@ -1,19 +1,26 @@
-"""The adapters of ranks that divide one model: each rank reads the files and keeps its part.
+"""What the engine learns from all ranks that divide a model: which adapters they have loaded, and how far each is.
 
-The engine decides which adapter goes to which slot, and tells all ranks in the order of the plans. Knows nothing about
-tensors and files.
+The engine decides which adapter goes to which slot, and tells all ranks in the order of the plans; each rank reads the
+files and keeps its part. Within a stage, ranks see themselves who keeps them waiting; between stages only the engine
+does.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
+from quire.compute.mesh import Mesh
+from quire.foundation.clock import Clock
 from quire.foundation.messages.to_engine import Adapter
-from quire.foundation.messages.workers import AdapterLoaded
+from quire.foundation.messages.workers import AdapterLoaded, Plan
 from quire.runtime.executor.rank_messages import LoadAdapter
+
+PATIENCE_S = 60.0
+"""How long a stage may take for a step by default."""
 
 
 class RankAdapters:
@@ -71,3 +78,51 @@ class RankAdapters:
 
 def _refused(answer: AdapterLoaded, error: str) -> AdapterLoaded:
     return msgspec.structs.replace(answer, error=error)
+
+
+class Stuck(NamedTuple):
+    """A rank that the others have waited for in a step, and for how long."""
+
+    rank: int
+    step: int
+    seconds: float
+
+
+class StageProgress:
+    """Follows how far each rank is. A `patience_s` of None means PATIENCE_S."""
+
+    def __init__(self, mesh: Mesh, patience_s: float | None, clock: Clock) -> None:
+        self._clock = clock
+        self._patience_s = patience_s or PATIENCE_S
+        self._is_divided = mesh.pp > 1
+        self._done = [0] * mesh.size
+        self._submitted = 0
+        self._masked: set[int] = set()  # steps that wait for bitmasks
+        self._since = clock.now()
+
+    def submitted(self, plan: Plan) -> None:
+        """The engine has sent a plan."""
+        if min(self._done) == self._submitted:
+            self._since = self._clock.now()
+        self._submitted = plan.step
+        if plan.masked:
+            self._masked.add(plan.step)
+
+    def unmasked(self, step: int) -> None:
+        """The engine has sent the step's bitmasks."""
+        self._masked.discard(step)
+        self._since = self._clock.now()
+
+    def done(self, rank: int, step: int) -> None:
+        """A rank has done its part of a step."""
+        self._done[rank] = step
+        self._since = self._clock.now()
+
+    def stuck(self) -> Stuck | None:
+        """The rank that all others have waited for too long: the first of those that have done least, which needs
+        nothing from any other."""
+        least = min(self._done)
+        seconds = self._clock.now() - self._since
+        if not self._is_divided or least == self._submitted or self._masked or seconds < self._patience_s:
+            return None
+        return Stuck(self._done.index(least), least + 1, self._patience_s)
