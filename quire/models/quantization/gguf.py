@@ -1,6 +1,6 @@
-"""Weights of a GGUF file, each module in a type of its own: on a processor multiplied as the file has them.
+"""Weights of a GGUF file, each module in a type of its own.
 
-On a GPU they become weights of our other schemes; see gguf_coded.py.
+A processor multiplies with the blocks of the file. On a GPU they become weights of our other schemes (gguf_coded.py).
 """
 
 from __future__ import annotations

@@ -149,8 +149,8 @@ class LinearWeight(LoadedWeight, Protocol):
     """The weight of one matrix product.
 
     Attributes:
-        library_product: Which library's product serves it beside our own kernels: `linear` is torch's, `fp8_linear`
-            torch's of rows with scales; None: no library's. A GPU's worker runs these at the start; see gemm_warmup.
+        library_product: Which of torch's products serves it beside our own kernels: `linear`, or `scaled_linear` of
+            rows with scales; None: none does. A GPU's worker runs these at the start (gemm_warmup.py).
         row_form: The form of quantized rows that the product takes besides dense ones; None: it takes dense rows only.
     """
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -245,19 +245,16 @@ def _start_precompiler(config: Config, mesh: Mesh) -> Precompiler | None:
     marker = marker_path(environment.kernel_cache(), _kernel_settings_key(config, mesh))
     processes = None if is_written(marker) else start_compiler_processes(cores)
     threading.Thread(target=open_context, name="context", daemon=True).start()
-    try:
-        from quire.compute.kernels.triton.launching.precompiler import (
-            Precompiler,  # Triton is there only with a GPU's torch
-        )
+    with ExitStack() as started:
+        if processes is not None:
+            started.callback(processes.close)
+        # Triton is there only with a GPU's torch.
+        from quire.compute.kernels.triton.launching.precompiler import Precompiler
         from quire.compute.kernels.triton.launching.triton_private import can_compile_ahead
-    except BaseException:
-        if processes is not None:
-            processes.close()
-        raise
-    if not can_compile_ahead():
-        if processes is not None:
-            processes.close()
-        return None
+
+        if not can_compile_ahead():
+            return None
+        started.pop_all()
     return Precompiler(cores, processes=processes, done=partial(write, marker))
 
 

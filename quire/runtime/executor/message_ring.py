@@ -76,7 +76,6 @@ class RingWriter:
         self._wait = wait
 
     def write(self, message: bytes) -> None:
-        """Hand a message to all readers; returns when all of it is in the ring."""
         ring, left = self._ring, memoryview(_LENGTH.pack(len(message)) + message)
         size = len(ring.bytes)
         while left:
@@ -102,7 +101,6 @@ class RingReader:
         self._wait = wait
 
     def read(self) -> bytes:
-        """Wait for the next message and return it."""
         (length,) = _LENGTH.unpack(self._take(_LENGTH.size))
         return self._take(length)
 
