@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -247,7 +247,7 @@ def _start_precompiler(config: Config, mesh: Mesh) -> Precompiler | None:
     threading.Thread(target=open_context, name="context", daemon=True).start()
     with ExitStack() as started:
         if processes is not None:
-            started.callback(processes.close)
+            started.enter_context(closing(processes))
         # Triton is there only with a GPU's torch.
         from quire.compute.kernels.triton.launching.precompiler import Precompiler
         from quire.compute.kernels.triton.launching.triton_private import can_compile_ahead

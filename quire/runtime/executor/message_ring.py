@@ -43,23 +43,10 @@ class _Ring:
     """The memory: a line with the writer's counter, one for each reader's, then the bytes."""
 
     def __init__(self, memory: SharedMemory, readers: int) -> None:
-        self.readers = readers
-        self._counters = memoryview(memory.view)[: _LINE * (1 + readers)].cast("Q")
+        counters = memoryview(memory.view)[: _LINE * (1 + readers)].cast("Q")[:: _LINE // 8]
+        self.written = counters[:1]
+        self.read = counters[1:]  # by reader
         self.bytes = memoryview(memory.view)[_LINE * (1 + readers) :]
-
-    @property
-    def written(self) -> int:
-        return self._counters[0]
-
-    @written.setter
-    def written(self, value: int) -> None:
-        self._counters[0] = value
-
-    def read_by(self, reader: int) -> int:
-        return self._counters[(1 + reader) * _LINE // 8]
-
-    def set_read(self, reader: int, value: int) -> None:
-        self._counters[(1 + reader) * _LINE // 8] = value
 
 
 class RingWriter:
@@ -79,16 +66,16 @@ class RingWriter:
         ring, left = self._ring, memoryview(_LENGTH.pack(len(message)) + message)
         size = len(ring.bytes)
         while left:
-            slowest = min(ring.read_by(reader) for reader in range(ring.readers))
-            at = ring.written % size
-            count = min(len(left), size - (ring.written - slowest), size - at)
+            slowest, written = min(ring.read), ring.written[0]
+            at = written % size
+            count = min(len(left), size - (written - slowest), size - at)
             if not count:
                 self._wait()
                 continue
             ring.bytes[at : at + count] = left[:count]
-            ring.written += count
+            ring.written[0] = written + count
             left = left[count:]
-            if not left or ring.written - slowest == size:
+            if not left or written + count - slowest == size:
                 self._published()
 
 
@@ -107,18 +94,18 @@ class RingReader:
     @property
     def has_more(self) -> bool:
         """Whether there is a message, or the beginning of one."""
-        return self._ring.written > self._ring.read_by(self._reader)
+        return self._ring.written[0] > self._ring.read[self._reader]
 
     def _take(self, length: int) -> bytes:
         ring, taken = self._ring, bytearray()
         size = len(ring.bytes)
         while len(taken) < length:
-            begin = ring.read_by(self._reader)
+            begin = ring.read[self._reader]
             at = begin % size
-            count = min(length - len(taken), ring.written - begin, size - at)
+            count = min(length - len(taken), ring.written[0] - begin, size - at)
             if not count:
                 self._wait()
                 continue
             taken += ring.bytes[at : at + count]
-            ring.set_read(self._reader, begin + count)
+            ring.read[self._reader] = begin + count
         return bytes(taken)
