@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.foundation.messages.to_engine import Adapter
 from quire.foundation.messages.workers import AdapterLoaded
-from quire.runtime.executor.rank_adapters import RankAdapters
+from quire.runtime.executor.rank_answers import RankAdapters
 from quire.runtime.executor.rank_messages import LoadAdapter
 
 POET, LAWYER = Adapter("poet", "/poet", ""), Adapter("lawyer", "/lawyer", "")

@@ -22,7 +22,7 @@ from quire.foundation.processes.shared_memory import SharedMemory
 from quire.models.spec import read_spec
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.runtime.executor.cpu_rank import GroupSteps, RankSteps, engine_group, stage_links
-from quire.runtime.executor.rank_adapters import RankAdapters
+from quire.runtime.executor.rank_answers import RankAdapters
 from quire.runtime.executor.rank_links import StageRings
 from quire.runtime.executor.rank_messages import LoadAdapter, StepDone, Stop, ToRanks, fingerprint
 from quire.runtime.worker.worker import Worker

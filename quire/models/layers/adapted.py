@@ -1,4 +1,4 @@
-"""A matrix product of which some rows have a low-rank update, around whatever scheme its weight has."""
+"""Products whose rows adapters change: a linear layer's, and experts', whatever scheme their weights have."""
 
 from __future__ import annotations
 

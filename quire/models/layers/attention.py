@@ -26,10 +26,10 @@ class Heads:
 
 
 class Attention:
-    """One layer's attention; `norm` is that of queries and keys, head by head, if there is one.
+    """One layer's attention; `norm` is the norm of queries and keys, head by head, if there is one.
 
     Attributes:
-        row_form: What else than dense rows it takes.
+        row_form: The form of quantized rows that the layer takes besides dense ones.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""What builds a model's layers, and remembers those with weights.
+"""Builds a model's layers, and remembers the layers with weights.
 
 The one place where tensor parallelism, quantization and adapters enter a model: a model file names its projections and
-their shapes, and this decides what serves them.
+their shapes, and the factory decides what serves them.
 """
 
 from __future__ import annotations
@@ -154,11 +154,11 @@ class LayerFactory:
         return self.remember(VocabularyEmbedding(shape, part, self.options, self._collectives, scale))
 
     def positions(self, name: str, count: int, width: int) -> Embedding:
-        """Embeddings of positions: small, so every rank has all of them."""
+        """Embeddings of positions, which are small, so every rank has all of them."""
         return self._embedding(EmbeddingShape(name, count, width))
 
     def head(self, name: str, embedding: Embedding | None, vocab_size: int, width: int) -> Callable[[Tensor], Tensor]:
-        """The projection to logits; from `embedding`'s weight where one is given."""
+        """The projection to logits, with the weight of `embedding` if one is given."""
         if self._mesh.tp == 1:
             return self._head(embedding, LinearShape((name,), (vocab_size,), width))
         span = self._mesh.padded_part(vocab_size)
@@ -205,7 +205,7 @@ class LayerFactory:
         return MixtureOfExperts(router, summed, routing, self.options, own)
 
     def remember(self, layer: L) -> L:
-        """A layer that something else has built, as the model is to use it."""
+        """Remember a layer with weights, and return what the model uses in its place."""
         self.layers.append(layer)
         used: L = layer if self._stand_in is None else self._stand_in(layer)
         return used
@@ -249,7 +249,7 @@ class LayerFactory:
         transposed: bool = False,
         gated: bool = False,
     ) -> Projection:
-        """Merged projections, of each of which all parts are divided alike."""
+        """Merged projections; all parts of each are divided alike."""
         rows = tuple(sum(units * width for units, width in module) for module in parts)
         gated = gated and self._updates is None
         whole = LinearShape(names, rows, columns, transposed, gated)
@@ -260,7 +260,7 @@ class LayerFactory:
         return self._adapted(own, bias, LinearPart(whole, cuts))
 
     def _cut(self, parts: tuple[Outputs, ...]) -> Cut:
-        """This rank's outputs of a module that has these side by side."""
+        """This rank's outputs of a module that has these parts side by side."""
         spans, begin = [], 0
         for units, width in parts:
             span = _times(self._mesh.part(units), width)

@@ -1,7 +1,4 @@
-"""What every layer with weights can do, and loading them all: first check every WeightSpec, then allocate and read.
-
-Layers load their weights by name; no model has loading code of its own.
-"""
+"""Loads the weights of all layers: each layer loads its own by name, so no model has loading code."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ class Layer(Protocol):
     """Something with weights."""
 
     def weight_specs(self) -> Iterator[WeightSpec]:
-        """The tensors it reads; asked before anything is allocated."""
+        """Yield the tensors that the layer reads. Called before anything is allocated."""
         ...
 
     def load_weights(self, checkpoint: Checkpoint) -> None:
-        """Allocate and read them. Called once, in any thread."""
+        """Allocate and read the weights. Called once, in any thread."""
         ...
 
 
@@ -35,11 +32,7 @@ def weight_specs_of(layers: Sequence[Layer]) -> list[WeightSpec]:
 def load_all_weights(layers: Sequence[Layer], checkpoint: Checkpoint, threads: int, progress: ReadingProgress) -> None:
     """Let every layer load its weights, `threads` at a time; when this returns, all have arrived on their device.
 
-    Args:
-        layers: Those of a model.
-        checkpoint: Has what they read; that must have been checked before.
-        threads: How many layers load at a time.
-        progress: Advances by the bytes that weights take where they live.
+    The checkpoint must have been checked before. `progress` advances by the bytes that weights take where they live.
     """
     counted = ObservedReads(checkpoint, progress.count)
 

@@ -58,7 +58,7 @@ class MLP:
 
 @dataclass(frozen=True)
 class Routing:
-    """How tokens go to experts: `count` there are, and `chosen` serve a token; see the kernel `route`."""
+    """How tokens go to experts: of `count`, `chosen` serve a token; `renormalise` as in the kernel `route`."""
 
     count: int
     chosen: int
@@ -69,11 +69,11 @@ class Experts:
     """The gated MLPs of one layer's experts, in whatever form the scheme keeps them.
 
     Args:
-        shape: Theirs.
+        shape: The shape of this rank's experts.
         scheme: Loads their weights and multiplies with them.
-        options: The device and dtype of all.
-        whole: All experts of the layer, undivided, all of which a checkpoint must have; None: these are.
-        cut: Which part of each one's width is this rank's; None: all of it.
+        options: The device and dtype of the weights.
+        whole: The shape of all experts of the layer, undivided, which a checkpoint must have; None: `shape` is that.
+        cut: Which part of each expert's width is this rank's; None: all of it.
     """
 
     def __init__(
@@ -114,10 +114,10 @@ class MixtureOfExperts:
 
     Args:
         router: [tokens, hidden] → [tokens, experts].
-        experts: As `Experts.__call__`.
-        routing: See Routing.
-        options: The device of all.
-        own: Those that are here, and add to the output; None: all are.
+        experts: Called like `Experts.__call__`.
+        routing: How tokens go to experts.
+        options: The device.
+        own: The experts that are here and add to the output; None: all are.
 
     Attributes:
         row_form: None: router and experts take dense rows.

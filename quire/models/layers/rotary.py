@@ -18,8 +18,8 @@ class Positions:
 
     Attributes:
         own: [tokens] int64, from 0 on.
-        lengths: [tokens] int64, how long its sequence counts as, for layers that compute differently in long ones;
-            None for models that have no such layer.
+        lengths: [tokens] int64, how long each token's sequence counts as, for layers that compute differently in long
+            sequences; None for models without such layers.
     """
 
     own: Tensor

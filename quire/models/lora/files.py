@@ -44,7 +44,7 @@ _READABLE = ("F32", "F16", "BF16", "F64")
 
 
 def experts_of(module: str) -> str:
-    """The module of experts that a tensor of this module is of."""
+    """The module of experts that PEFT's name of a module means."""
     return module.removesuffix(_WRAPPED)
 
 
@@ -56,11 +56,15 @@ def parameter_of(shape: ExpertsShape, a: tuple[int, ...], b: tuple[int, ...]) ->
 
 
 def by_expert(shape: ExpertsShape, parameter: str, a: Tensor, b: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Of each expert's projections the module's name, A [rank, columns] and B [rows, rank].
+    """Yield the module's name, A [rank, columns] and B [rows, rank] of each expert's projections.
+
+    PEFT wraps the parameters of transformers' stacked experts (`target_parameters`): A of all experts lie below each
+    other, and in B the expert is the last of the indices of a column. Where both parameters of a layer are wrapped, one
+    wraps the other, and their names say which one is outside, but not which one it is: shapes do.
 
     Args:
-        shape: Of the experts.
-        parameter: See parameter_of.
+        shape: The shape of the experts.
+        parameter: GATE_UP or DOWN.
         a: [experts · rank, columns].
         b: [rows, rank · experts].
     """
@@ -83,11 +87,10 @@ class _Module:
     """What an adapter has of a module.
 
     Attributes:
-        named: What the adapter calls it, which is what patterns of its settings mean.
-        names: Of its tensors in the file, by A, B and magnitudes.
-        shapes: Theirs.
-        rank: Its.
-        scale: By what B A is multiplied.
+        named: The adapter's name of the module, which the patterns of its settings match.
+        names, shapes: The names and shapes of its tensors in the file, by A, B and magnitudes.
+        rank: The rank of A and B.
+        scale: What B A is multiplied by.
     """
 
     named: str
@@ -100,13 +103,15 @@ class _Module:
 def read_adapter(
     directory: Path, updates: LowRankUpdates, dtype: torch.dtype, open_base: OpenCheckpoint
 ) -> HostAdapter:
-    """An adapter as a device's slot holds it. All ranks that divide a model check all of it, and find the same digest.
+    """Read an adapter as a device's slot holds it.
+
+    All ranks that divide a model check the whole adapter, and find the same digest.
 
     Args:
-        directory: Of its files.
-        updates: What of the model adapters may change.
+        directory: Has the adapter's files.
+        updates: What adapters may change in the model.
         dtype: The model's.
-        open_base: Opens the base model's files, where norms of its weights are needed.
+        open_base: Opens the base model's files, if norms of its weights are needed.
 
     Raises:
         CheckpointError: The files are broken, or do not fit this model or server; the message names the tensor.
@@ -127,13 +132,7 @@ def read_adapter(
 
 
 class _Reader:
-    """Puts the tensors of a file where a slot has them.
-
-    Args:
-        updates, dtype: See read_adapter.
-        norms: Of the base model's weights.
-        path: Of the file, for messages.
-    """
+    """Puts the tensors of a file where a slot has them."""
 
     def __init__(self, updates: LowRankUpdates, dtype: torch.dtype, norms: BaseNorms, path: Path) -> None:
         self._updates = updates
@@ -145,7 +144,6 @@ class _Reader:
         self._views = list(updates.views(self._weights))
 
     def read(self, file: safe_open, modules: dict[str, _Module], settings: AdapterSettings) -> HostAdapter:
-        """All of them."""
         digest = sha256(json.dumps([str(self._weights.dtype), settings.rank_stabilised]).encode())
         for module, each in sorted(modules.items()):
             tensors = {}
@@ -168,7 +166,7 @@ class _Reader:
         return HostAdapter(self._weights[0], self._ranks, digest.hexdigest())
 
     def _place(self, module: str, of: _Module, a: Tensor, b: Tensor, magnitudes: Tensor | None = None) -> None:
-        """This rank's part of one module: A [rank, columns], B [rows, rank], and magnitudes [rows]."""
+        """Copy this rank's part of one module: A [rank, columns], B [rows, rank], and magnitudes [rows]."""
         target, rank = self._updates.targets[module], of.rank
         if (part := target.part) is None:
             return
@@ -192,7 +190,7 @@ class _Reader:
 
 
 def _modules(file: safe_open, path: Path, updates: LowRankUpdates) -> dict[str, _Module]:
-    """Every tensor of the file, by the module that it changes."""
+    """The tensors of the file, by the module that they change."""
     modules: dict[str, _Module] = {}
     for name in file.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118 (a handle is no dict)
         found = _NAME.match(name)
@@ -213,7 +211,7 @@ def _modules(file: safe_open, path: Path, updates: LowRankUpdates) -> dict[str, 
 
 
 def _check(modules: dict[str, _Module], settings: AdapterSettings, updates: LowRankUpdates, path: Path) -> None:
-    """All shapes fit; each module gets its rank and scale."""
+    """Check that all shapes fit, and give each module its rank and scale."""
     for module, each in modules.items():
         first = each.names[min(each.names)]
         is_experts = experts_of(module) in updates.experts
@@ -245,7 +243,7 @@ def _check(modules: dict[str, _Module], settings: AdapterSettings, updates: LowR
 def _expected(
     module: str, each: _Module, settings: AdapterSettings, updates: LowRankUpdates
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The shapes that the module's tensors should have; sets its rank and scale."""
+    """Set a module's rank and scale, and yield the shapes that its tensors should have."""
     name, experts = each.named, 1
     if (shape := updates.experts.get(experts_of(module))) is not None:
         parameter = parameter_of(shape, each.shapes[_A], each.shapes[_B]) or DOWN

@@ -39,7 +39,7 @@ class DeviceAdapterLoader:
     Args:
         read: Reads an adapter's files.
         memory: The slots of the device.
-        kept: The most adapters to keep in host memory.
+        kept: The maximum number of adapters kept in host memory.
     """
 
     def __init__(self, read: Read, memory: AdapterMemory, kept: int) -> None:

@@ -24,11 +24,7 @@ _AT_ONCE = 1 << 24
 
 
 class BaseNorms:
-    """Reads weights of the base model, and closes its files in the end.
-
-    Args:
-        open_checkpoint: See OpenCheckpoint.
-    """
+    """Reads weights of the base model, and closes its files in the end."""
 
     def __init__(self, open_checkpoint: OpenCheckpoint) -> None:
         self._open = open_checkpoint
@@ -42,18 +38,19 @@ class BaseNorms:
             self._checkpoint.close()
 
     def factors(self, module: str, target: Target, magnitudes: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """What scales the module's outputs y, and what is added to them then, so that its bias stays as it is.
+        """What scales a module's outputs y, and what is added to them then, so that its bias stays as it is.
 
         Args:
-            module, target: Which; it has a part.
+            module: The module's name.
+            target: The module, of which this rank has a part.
             magnitudes: [rows].
-            a, b: fp32 [rank, columns] and [rows, rank], times the adapter's scale.
+            a, b: fp32 [rank, columns] and [rows, rank], B times the adapter's scale.
 
         Returns:
-            fp32 [this rank's rows] of both: y becomes factor · y + summand.
+            Factors and summands, fp32 [this rank's rows]: y becomes factor · y + summand.
 
         Raises:
-            CheckpointError: The base model's weights are in a form whose norms cannot be taken, or rows of them are 0.
+            CheckpointError: The base model's weights are quantized, or rows of them are 0.
         """
         if self._checkpoint is None:
             self._checkpoint = self._open()
@@ -77,7 +74,7 @@ class BaseNorms:
         return factors, (1 - factors) * take_spans(bias, 0, part.rows)
 
     def _norms(self, name: str, target: Target, span: Span, a: Tensor, b: Tensor) -> Tensor:
-        """‖W + B A‖ of these rows, fp32 [rows of the span]."""
+        """‖W + B A‖ of the span's rows, fp32 [rows of the span]."""
         assert self._checkpoint is not None
         norms, each = torch.empty(span.count), max(1, _AT_ONCE // target.columns)
         for first in range(0, span.count, each):

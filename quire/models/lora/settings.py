@@ -24,7 +24,7 @@ _NEUTRAL = frozenset(
         "runtime_config", "target_modules", "target_parameters", "task_type",
     }
 )  # fmt: skip
-"""Settings of training, or such as show in the tensors' names."""
+"""Settings of training, and settings that show in the tensors' names."""
 _PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 """What `init_lora_weights` may be: other ways to begin training change the base model's weights as well."""
 _WHY = {
@@ -41,8 +41,8 @@ class AdapterSettings:
     Attributes:
         rank, alpha: Of modules that no pattern names.
         ranks, alphas: By pattern of module names.
-        rank_stabilised: The scale is alpha / √rank (Kalajdzievski 2023) instead of alpha / rank.
-        has_magnitudes: It is of DoRA (Liu et al. 2024).
+        rank_stabilised: Whether the scale is alpha / √rank (Kalajdzievski 2023) instead of alpha / rank.
+        has_magnitudes: Whether the adapter is one of DoRA (Liu et al. 2024).
     """
 
     rank: int
@@ -53,17 +53,17 @@ class AdapterSettings:
     has_magnitudes: bool = False
 
     def rank_of(self, module: str) -> int:
-        """What the module's rank should be."""
+        """The rank that a module should have."""
         return int(_by_pattern(self.ranks, module, self.rank))
 
     def scale_of(self, module: str, rank: int) -> float:
-        """By what B A is multiplied."""
+        """What B A of a module with this rank is multiplied by."""
         alpha = float(_by_pattern(self.alphas, module, self.alpha))
         return alpha / math.sqrt(rank) if self.rank_stabilised else alpha / rank
 
 
 def read_settings(directory: Path) -> AdapterSettings:
-    """The settings of an adapter's directory.
+    """Read the settings in an adapter's directory.
 
     Raises:
         CheckpointError: There are none, they are broken, or they ask for something that is not served.
@@ -113,7 +113,7 @@ def _parse(fields: dict[str, Any], path: Path) -> AdapterSettings:
 
 
 def _by_pattern(values: dict[str, Any], module: str, default: Any) -> Any:
-    """As PEFT: the first pattern that is the end of the module's name."""
+    """The value of the first pattern that matches the end of the module's name, as in PEFT."""
     return next((value for key, value in values.items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from quire.errors import CheckpointError
 from quire.models.lora.files import WEIGHTS
 from quire.models.lora.settings import CONFIG
-from quire.models.weights.hub import HubAccess, download
+from quire.models.weights.hub import HubAccess, download, first_line
 
 _S3 = "s3://"
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -26,11 +26,7 @@ _MISSING = ("404", "NoSuchKey", "NotFound")
 
 
 class AdapterSources:
-    """Finds adapters by path.
-
-    Args:
-        hub: How hub ids are fetched.
-    """
+    """Finds adapters by path; `hub` says how hub ids are fetched."""
 
     def __init__(self, hub: HubAccess) -> None:
         self._hub = hub
@@ -60,7 +56,8 @@ class AdapterSources:
 
 
 def _fetch_from_s3(path: str, directory: Path) -> None:
-    """Credentials, region and endpoint are boto3's to find: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, a role …"""
+    """Fetch the files. boto3 finds credentials, region and endpoint itself: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, a role
+    …"""
     url = urlsplit(path)
     bucket, key = url.netloc, url.path.strip("/")
     if not bucket or not key or url.query or url.fragment:
@@ -85,15 +82,11 @@ def _fetch_from_s3(path: str, directory: Path) -> None:
         why = f"it has no {name}" if code in _MISSING else f"S3 refuses {name} ({code})"
         raise CheckpointError(f"{path}: {why}: check the path and the server's credentials.") from None
     except (BotoCoreError, Boto3Error, ValueError) as error:
-        raise CheckpointError(f"{path} could not be fetched ({_first_line(error)}): try again.") from None
+        raise CheckpointError(f"{path} could not be fetched ({first_line(error)}): try again.") from None
 
 
 def _fetch(client: Any, bucket: str, key: str, file: Path) -> None:
-    """In one thread, so that serving goes on beside it."""
+    """Download an object in one thread, so that serving goes on beside it."""
     from boto3.s3.transfer import TransferConfig
 
     client.download_file(bucket, key, str(file), Config=TransferConfig(use_threads=False))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -32,8 +32,8 @@ class StepTiles:
 
     Attributes:
         tiles: The step's tokens by adapter; None: no token has an adapter.
-        expert_slots: [tokens] int64, the slot of each token's adapter if that changes experts, otherwise 0; None: the
-            step is not of Adapted.EXPERTS.
+        expert_slots: [tokens] int64, the slot of each token's adapter if that changes experts, otherwise 0; None: no
+            token's adapter changes experts.
     """
 
     def __init__(self) -> None:
@@ -42,13 +42,10 @@ class StepTiles:
 
 
 def order_tokens(slots: IntArray) -> tuple[IntArray, IntArray]:
-    """Tokens by adapter, each a tile of its own, as a CPU takes them: always as many tiles as tokens.
-
-    Args:
-        slots: As in `tile_tokens`.
+    """Sort tokens by adapter, each a tile of its own, as a CPU takes them: always as many tiles as tokens.
 
     Returns:
-        [tokens] each one's slot, those without an adapter last, and [tokens, 1] which token it is, or -1.
+        [tokens] the tiles' slots, 0 (no adapter) last, and [tokens, 1] which token each tile has; -1 for slot 0.
     """
     order = np.argsort(-slots, kind="stable")
     own = slots[order]
@@ -57,14 +54,14 @@ def order_tokens(slots: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def tile_tokens(slots: IntArray, size: int) -> tuple[IntArray, IntArray]:
-    """Tokens by adapter, those without one last, cut into tiles.
+    """Sort tokens by adapter, tokens without one last, and cut them into tiles of `size`.
 
     Args:
-        slots: [tokens], where each one's adapter is on the device, from 1; 0: it has none.
-        size: Tokens of a tile.
+        slots: [tokens] the slot of each token's adapter on the device, from 1; 0: it has none.
+        size: The number of tokens of a tile.
 
     Returns:
-        [tiles] each one's slot, and [tiles, size] its tokens, with -1 behind them.
+        [tiles] each tile's slot, and [tiles, size] its tokens, with -1 behind them.
     """
     order = np.argsort(-slots, kind="stable")
     used, counts = np.unique(-slots, return_counts=True)
@@ -77,5 +74,5 @@ def tile_tokens(slots: IntArray, size: int) -> tuple[IntArray, IntArray]:
 
 
 def max_tiles(tokens: int, rows: int, slots: int, size: int) -> int:
-    """Tiles that a step of these sizes has at most, where rows of it have one adapter each, or none."""
+    """The maximum number of tiles of a step of these sizes, each row of which has one adapter or none."""
     return tokens // size + min(min(rows, slots) + 1, tokens)

@@ -1,7 +1,7 @@
 """Which modules of a model adapters may change, and which part of each is this rank's.
 
-A module is divided as its weight is: of one whose outputs are divided, a rank has rows of B and all of A; of one whose
-inputs are, columns of A and all of B. B A x of the rank's inputs is then a summand, like the rank's product that it is
+A module is divided as its weight is. If its outputs are divided, a rank has rows of B and all of A; if its inputs are,
+the rank has columns of A and all of B. B A x of the rank's inputs is then a summand, like the rank's product that it is
 added to, so the sum over ranks that follows is the only one.
 """
 
@@ -22,11 +22,11 @@ class TargetPart:
     """What this rank has of a module, and where.
 
     Attributes:
-        update: The number of the product that has it.
-        module: Its number among that product's modules.
-        begin: Where its outputs begin among the product's.
-        rows, columns: The rank's of the whole module's outputs and inputs, side by side.
-        adds_bias: Whether the module's bias is this rank's to add.
+        update: The number of the product that has the module.
+        module: The module's number in that product.
+        begin: Where the module's outputs begin among the product's.
+        rows, columns: Which of the whole module's outputs and inputs the rank has, side by side.
+        adds_bias: Whether this rank adds the module's bias.
     """
 
     update: int
@@ -38,7 +38,7 @@ class TargetPart:
 
     @property
     def outputs(self) -> slice:
-        """Where its outputs are among the product's."""
+        """Where the module's outputs are among the product's."""
         return slice(self.begin, self.begin + sum(span.count for span in self.rows))
 
 
@@ -47,9 +47,9 @@ class Target:
     """A module that adapters may change.
 
     Attributes:
-        rows, columns: Its outputs and inputs, undivided.
-        transposed: The base model's weight is stored as [columns, rows].
-        part: This rank's; None: only other ranks have some of it.
+        rows, columns: The module's outputs and inputs, undivided.
+        transposed: Whether the base model's weight is stored as [columns, rows].
+        part: This rank's part; None: only other ranks have parts.
     """
 
     rows: int
@@ -59,13 +59,7 @@ class Target:
 
 
 def targets_of(update: int, shape: LinearShape, part: LinearPart | None) -> Iterator[tuple[str, Target]]:
-    """The modules of a product, by name.
-
-    Args:
-        update: The product's number.
-        shape: Of this rank's weight.
-        part: Of what it is a part; None: it is whole.
-    """
+    """Yield the modules of product number `update`, by name. `shape` is the shape of this rank's weight."""
     whole, cuts, adds_bias = (shape, {}, True) if part is None else (part.whole, part.cuts, part.adds_bias)
     begin, all_columns = 0, (Span(0, whole.columns),)
     for module, (name, own, rows) in enumerate(zip(shape.names, shape.rows, whole.rows, strict=True)):

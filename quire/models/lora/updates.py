@@ -27,8 +27,6 @@ from quire.models.weights.shards import Cut
 
 _RANKS = 16
 """The ranks of a group: the fewest that a tensor core multiplies. Adapters begin at multiples of so many elements."""
-
-
 _RENAMED = ".mlp.", ".block_sparse_moe."
 """What Mixtral's layers of experts are called in transformers since version 5, and in checkpoints."""
 
@@ -84,7 +82,7 @@ class LowRankUpdate:
         self._expand(self._shrink(x, self.weights, tiles), self.weights, tiles, y)
 
     def shrink(self, x: Tensor) -> Tensor:
-        """Compute A x for the tokens with adapters, x [tokens, columns]. Called before the product is computed."""
+        """A x for the tokens with adapters, x [tokens, columns]. Called before the product is computed."""
         low: Tensor = self._shrink(x, self.weights, self.tiles)
         return low
 
@@ -93,7 +91,7 @@ class LowRankUpdate:
         self._expand(low, self.weights, self.tiles, y)
 
     def row_update(self, low: Tensor) -> RowUpdate:
-        """Return the update that is to be added to the product's rows."""
+        """The update that is to be added to the product's rows."""
         return RowUpdate(low, self.weights, self.tiles)
 
     def rms_norm(self, low: Tensor, x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor) -> None:
@@ -117,12 +115,9 @@ class LowRankUpdate:
 
 
 class PendingUpdate:
-    """A product's outputs to which B A x is not added yet; the one reader of the outputs adds it.
+    """A product's outputs y [tokens, outputs], contiguous, to which the one reader of them adds B A x.
 
-    Args:
-        update: The product's update.
-        low: A x, as `shrink` returned it.
-        y: [tokens, outputs], the product, contiguous.
+    `low` is A x, as `shrink` returned it.
     """
 
     def __init__(self, update: LowRankUpdate, low: Tensor, y: Tensor) -> None:
@@ -166,12 +161,7 @@ class ExpertUpdate(NamedTuple):
 
 
 class ExpertUpdates:
-    """The low-rank updates of one layer's experts, one by one and all together.
-
-    Args:
-        each: The updates of each expert.
-        step: Which tokens of a step have adapters.
-    """
+    """The low-rank updates of one layer's experts, one by one (`each`) and all together."""
 
     def __init__(self, each: Sequence[ExpertUpdate], step: StepTiles) -> None:
         self.each = each
@@ -223,12 +213,7 @@ class LowRankUpdates:
         self._updates: list[LowRankUpdate] = []
 
     def update_of(self, shape: LinearShape, part: LinearPart | None = None) -> LowRankUpdate:
-        """Add a product, and return its update.
-
-        Args:
-            shape: The shape of this rank's weight.
-            part: Which part of a whole weight it is; None: it is whole.
-        """
+        """Add a product whose weight has this shape on this rank, and return its update."""
         self.targets.update(targets_of(len(self._updates), shape, part))
         update = LowRankUpdate(shape, self.step, self.device)
         self._updates.append(update)
@@ -237,13 +222,7 @@ class LowRankUpdates:
     def updates_of_experts(
         self, shape: ExpertsShape, whole: ExpertsShape | None = None, cut: Cut | None = None
     ) -> ExpertUpdates:
-        """Add the products of one layer's experts, and return their updates.
-
-        Args:
-            shape: The shape of this rank's experts.
-            whole: The shape of all experts, undivided; None: `shape` is that.
-            cut: Which part of each expert's width is this rank's; None: all of it.
-        """
+        """Add the products of one layer's experts, and return their updates; arguments as of layers.mlp.Experts."""
         whole = whole or shape
         self.experts[whole.name] = whole
         updates, first = [], len(self._updates)
@@ -374,12 +353,7 @@ class HostAdapter:
 
 
 class AdapterMemory:
-    """The slots of the device; the first one is number 1.
-
-    Args:
-        updates: The updates whose weights lie in the slots.
-        dtype, device: The dtype and device of the weights.
-    """
+    """The slots of the device, where the weights of these updates lie; the first one is number 1."""
 
     def __init__(self, updates: LowRankUpdates, dtype: torch.dtype, device: torch.device) -> None:
         self._updates = updates

@@ -1,6 +1,9 @@
 """Weights of 4-bit codes that name one of sixteen values (nf4, fp4, mxfp4, NVFP4), times dense activations (W4A16).
 
-What is done with them does not depend on the layout that a tool gave them; see codebook_layouts.py.
+Tools lay out codes, two to a byte, and scales in different ways; each layout is read into a `CodedModule`. Sources:
+bitsandbytes' `QuantState.as_dict`, the Open Compute Project's microscaling formats as transformers' gpt-oss,
+compressed-tensors (`mxfp4-pack-quantized`, `nvfp4-pack-quantized`) and AMD's Quark store them, and NVIDIA's ModelOpt
+(NVFP4).
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ from quire.models.weights.tensor_options import TensorOptions
 _BYTES = ("U8",)
 _EXPONENTS = ("U8", "F8_E8M0")
 _LARGEST = 6
-"""Of e2m1."""
+"""The largest value of e2m1."""
 _NESTED_GROUP = 256
-"""Scales of bitsandbytes that share a scale themselves."""
+"""How many of bitsandbytes' scales share a scale themselves."""
 
 
 class CodedModule(NamedTuple):
@@ -85,7 +88,7 @@ class Bitsandbytes:
         return f"quant_state.bitsandbytes__{self.form.values}"
 
     def _nested_offset(self, checkpoint: Checkpoint, name: str) -> float:
-        """What was taken from all scales before they were quantized: the middle of them."""
+        """The mean of all scales, which was subtracted from them before they were quantized."""
         state = f"{name}.{self._state}"
         stored = checkpoint.contents().get(state)
         if stored is None or stored.shape == (0,):  # dummy weights
@@ -100,20 +103,20 @@ class Bitsandbytes:
 
 
 class _Names(NamedTuple):
-    """Of a module's tensors, behind its name.
+    """What a layout calls a module's tensors.
 
     Attributes:
-        codes, scales: Theirs.
-        factor: The module's, on top of the scales; None: there is none.
-        divides: The scales are to be divided by the factor.
-        read_over: Scales of activations, which stay dense.
+        codes, scales: The names of codes and scales.
+        factor: The name of the module's factor on top of the scales; None: there is none.
+        divides: Whether scales are divided by the factor.
+        ignored: Scales of activations, which stay dense.
     """
 
     codes: str
     scales: str
     factor: str | None = None
     divides: bool = False
-    read_over: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
 
 _POWERS_OF_TWO = {
@@ -123,9 +126,9 @@ _POWERS_OF_TWO = {
 }
 _WITH_FACTOR = {
     "compressed-tensors": _Names(
-        "weight_packed", "weight_scale", "weight_global_scale", divides=True, read_over=("input_global_scale",)
+        "weight_packed", "weight_scale", "weight_global_scale", divides=True, ignored=("input_global_scale",)
     ),
-    "modelopt": _Names("weight", "weight_scale", "weight_scale_2", read_over=("input_scale",)),
+    "modelopt": _Names("weight", "weight_scale", "weight_scale_2", ignored=("input_scale",)),
 }
 
 
@@ -147,7 +150,7 @@ class Microscaled:
         yield WeightSpec(f"{name}.{names.scales}", (rows, groups), ("F8_E4M3",), dummy=DummyValues("scales", SPREAD))
         dummy = DummyValues("scales", SPREAD * SPREAD / (2 * _LARGEST) if names.divides else _LARGEST)
         yield WeightSpec(f"{name}.{names.factor}", (1,), any_rank=True, dummy=dummy)
-        for other in names.read_over:
+        for other in names.ignored:
             yield WeightSpec(f"{name}.{other}", (1,), optional=True, any_rank=True)
 
     def read(self, checkpoint: Checkpoint, name: str, rows: int, columns: int) -> CodedModule:
@@ -172,7 +175,7 @@ class Microscaled:
 
 
 CodebookLayout = Bitsandbytes | Microscaled
-"""A tool's: `specs` are the tensors of a module [rows, columns], and `read` reads it."""
+"""A tool's layout: `specs` yields the tensors of a module [rows, columns], and `read` reads them."""
 CODEBOOK_LAYOUTS: dict[str, type[CodebookLayout]] = {
     "bitsandbytes": Bitsandbytes,
     "mxfp4": Microscaled,
@@ -238,7 +241,7 @@ class CodebookLinearWeight(KernelWeight):
 
 
 def _below_each_other(parts: list[Tensor]) -> Tensor:
-    """Concatenate along the first dimension; torch.cat may lack types of one byte on some devices."""
+    """Concatenate along the first dimension; on some devices torch.cat lacks dtypes of one byte."""
     dtype = parts[0].dtype
     if dtype.itemsize > 1:
         return torch.cat(parts)
@@ -246,6 +249,6 @@ def _below_each_other(parts: list[Tensor]) -> Tensor:
 
 
 def _factors(modules: list[CodedModule]) -> Tensor | None:
-    """[outputs]: each module's for all of its rows."""
+    """Each module's factor for all of its rows, [outputs]; None: modules have none."""
     factors = [module.factor.expand(len(module.codes)) for module in modules if module.factor is not None]
     return torch.cat(factors) if factors else None

@@ -57,7 +57,7 @@ class KernelWeight:
 class DenseWeight(KernelWeight):
     """A LinearWeight in the model's dtype."""
 
-    library_product = "linear"
+    library_product: str | None = "linear"
 
     def __init__(self, shape: LinearShape, options: TensorOptions) -> None:
         super().__init__("linear", shape, options)

@@ -1,6 +1,6 @@
-"""In what form a checkpoint, or --quantization, has the weight of a module. Plain data, without torch.
+"""Formats of weights, and which module has which. Plain data, without torch.
 
-Each format names the scheme that serves it; the schemes read the rest. Sources: the safetensors headers and
+A format says how a checkpoint, or --quantization, has the weight of a module. Sources: the safetensors headers and
 `quantization_config`s that compressed-tensors, AutoGPTQ and GPTQModel, AutoAWQ, bitsandbytes, AMD's Quark,
 transformers' fine-grained fp8 and mxfp4, and NVIDIA's ModelOpt write.
 """
@@ -25,12 +25,12 @@ class Fp8Format:
     """8-bit floats, e4m3: weight ≈ scale · codes. Activations are quantized as well, each row with a scale of its own.
 
     Attributes:
-        scales: One for the tensor, for each output, or for each block of `block`.
-        block: Rows and columns of a block.
-        scale_name: What the checkpoint calls them, behind the module's name.
-        at_load: The checkpoint has dense weights, which are quantized as they are loaded, output by output.
-        input_scale: What the checkpoint calls a fixed scale of activations, if it has one. It is read over: scales of
-            the rows themselves are at least as exact.
+        scales: Whether there is one scale for the tensor, for each output, or for each block.
+        block: The rows and columns of a block.
+        scale_name: What the checkpoint calls the scales, behind the module's name.
+        at_load: Whether the checkpoint has dense weights, which are quantized as they are loaded, output by output.
+        input_scale: What the checkpoint calls a fixed scale of activations, if it has one. It is ignored: the rows' own
+            scales are at least as exact.
     """
 
     scales: Literal["tensor", "channel", "block"] = "channel"
@@ -53,9 +53,9 @@ class GroupFormat:
         layout: Whose tensors: gptq, gptq_v2 (zeros stored as they are, not less one), awq, compressed-tensors, or
             bitsandbytes, which has 8 bits and a scale for each output.
         bits: 4 or 8.
-        group: Columns; None: all.
-        symmetric: Every zero is the middle of the codes.
-        reordered: Columns belong to groups as `g_idx` says.
+        group: The number of columns that share a scale; None: all.
+        symmetric: Whether every zero is the middle of the codes.
+        reordered: Whether columns belong to groups as `g_idx` says.
     """
 
     layout: Literal["gptq", "gptq_v2", "awq", "compressed-tensors", "bitsandbytes"]
@@ -72,11 +72,7 @@ class GroupFormat:
 
 @dataclass(frozen=True)
 class Int8Format:
-    """8-bit integers: weight = scale · code, a scale for each output or one for all; activations as in Fp8Format.
-
-    Attributes:
-        scales: For the tensor, or for each output.
-    """
+    """8-bit integers: weight = scale · code, a scale for each output or one for all; activations as in Fp8Format."""
 
     scales: Literal["tensor", "channel"] = "channel"
 
@@ -93,8 +89,8 @@ class CodebookFormat:
     Attributes:
         layout: Whose tensors; `dense`: the checkpoint has dense weights, which are quantized as they are loaded.
         values: What the codes stand for: nf4, fp4 (bitsandbytes') or e2m1.
-        group: Columns that share a scale.
-        nested: bitsandbytes' scales are quantized as well ("double quantization").
+        group: The number of columns that share a scale.
+        nested: Whether bitsandbytes' scales are quantized as well ("double quantization").
     """
 
     layout: Literal["bitsandbytes", "mxfp4", "compressed-tensors", "quark", "modelopt", "dense"]
@@ -142,11 +138,7 @@ Format = Fp8Format | GroupFormat | Int8Format | CodebookFormat | GgufFormat
 
 @dataclass(frozen=True)
 class Rule:
-    """A format and the modules that have it.
-
-    Attributes:
-        targets: Names of modules, `re:` and a pattern that a name begins with, or `Linear` for all.
-    """
+    """A format and its modules: names, `re:` and a pattern that a name begins with, or `Linear` for all."""
 
     targets: tuple[str, ...]
     format: Format
@@ -157,10 +149,10 @@ class Quantization:
     """Which modules' weights have which format.
 
     Attributes:
-        method: As `quant_method` or --quantization says it.
-        rules: The first one that names a module counts.
-        ignored: Modules with dense weights; as in Rule, or a part of a name that ends at dots.
-        head: Whether the head to logits is among the modules.
+        method: The value of `quant_method` or --quantization.
+        rules: The first rule that names a module counts.
+        ignored: Modules with dense weights, as in Rule, or a part of a name that ends at dots.
+        head: Whether the head to logits is quantized too.
     """
 
     method: str
@@ -198,12 +190,12 @@ def listed(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
 
 
 def glob(name: str) -> str:
-    """A name of modules with `*` in it, as ModelOpt and Quark write them, as a pattern."""
+    """Turn a name with `*`, as ModelOpt and Quark write them, into a pattern of Rule."""
     return "re:" + name.replace(".", r"\.").replace("*", ".*") + "$" if "*" in name else name
 
 
 def refused(text: str) -> CheckpointError:
-    """The error about a `quantization_config` that is not served."""
+    """Make the error about a `quantization_config` that is not served."""
     return CheckpointError(f"config.json: 'quantization_config' {text}: {_ADVICE}.", param="quantization_config")
 
 

@@ -1,6 +1,6 @@
-"""Weights of a GGUF file, each module in a type of its own: on a processor multiplied as the file has them.
+"""Weights of a GGUF file, each module in a type of its own.
 
-On a GPU they become weights of our other schemes; see gguf_coded.py.
+A processor multiplies with the blocks of the file. On a GPU they become weights of our other schemes (gguf_coded.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
 
 _DENSE = ""
-"""Stands for a type's name where weights are dequantized into the model's dtype."""
+"""The name of weights that are dequantized into the model's dtype, in place of a type's."""
 
 
 class Gguf:

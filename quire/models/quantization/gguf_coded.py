@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.compute.gguf.tensor_types import QUANTIZED
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference.experts import ExpertAdapters, stack_weights
+from quire.compute.kernels.reference.experts import Coded, ExpertAdapters, stack_weights
 from quire.compute.kernels.reference.gguf_blocks import Unpacked, unpack
 from quire.compute.kernels.reference.linear import CodebookWeight, GroupedWeight, pack_codebook, pack_grouped
 from quire.models.quantization.dense import DenseExperts, KernelExperts
@@ -24,10 +24,7 @@ from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
 
 _LARGEST_ZERO = 1 << 14
-"""The largest zero of a group.
-
-If a group's minimum is larger than this many scales, all its weights equal the minimum as closely as fp16 can say.
-"""
+"""If a group's minimum is larger than this many scales, fp16 cannot tell its weights from the minimum."""
 
 
 class CodedPart:
@@ -72,7 +69,7 @@ class StackedBlocks(KernelExperts):
     def load(self, checkpoint: Checkpoint) -> None:
         device, shapes = self._options.device, [self._shape.products(number) for number in self._shape.numbers]
 
-        def stacked(product: int) -> _Coded:
+        def stacked(product: int) -> Coded:
             name = self._types[product]
             return stack_weights(
                 len(shapes), lambda index: read_coded(shapes[index][product], name, checkpoint, device)

@@ -1,6 +1,7 @@
 """Weights of 4-bit or 8-bit integers whose columns share scales in groups, times dense activations (W4A16, W8A16).
 
-What is done with them does not depend on the layout that a tool gave them; see grouped_layouts.py.
+Tools lay out codes in different ways, in words of 32 bits, the first code in the lowest bits unless said otherwise.
+Each layout is read into `Codes`.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Codes(NamedTuple):
     Attributes:
         codes: [rows, columns] uint8.
         scales: [rows, groups] fp32.
-        zeros: [rows, groups] uint8, or None: the middle.
-        owners: [columns] int64, each column's group; None: in their order.
+        zeros: [rows, groups] uint8; None: the middle of the codes.
+        owners: [columns] int64, each column's group; None: groups follow each other.
     """
 
     codes: Tensor
@@ -162,7 +163,7 @@ class BitsandbytesInt8(_Layout):
 
 
 Layout = Gptq | Awq | Compressed | BitsandbytesInt8
-"""A tool's: `specs` are the tensors of a module [rows, columns], and `read` reads it."""
+"""A tool's layout: `specs` yields the tensors of a module [rows, columns], and `read` reads them."""
 LAYOUTS: dict[str, type[Layout]] = {
     "gptq": Gptq,
     "gptq_v2": Gptq,

@@ -27,9 +27,9 @@ from quire.models.quantization.formats import (
 _ALL = ("Linear",)
 _GROUPED_BITS = (4, 8)
 _BITSANDBYTES_GROUP = 64
-"""bitsandbytes' on all devices of today; a file with another one has absmax of another shape, which is refused."""
+"""The group of bitsandbytes on all devices of today; with another one, absmax has another shape, which is refused."""
 _ALIASES = {"compressed_tensors": "compressed-tensors", "awq_marlin": "awq", "gptq_marlin": "gptq"}
-"""Names that vLLM's users give to kernels, not formats."""
+"""vLLM's names of kernels, which its users give in place of a format's."""
 AT_LOAD: dict[str, Quantization] = {
     "fp8": Quantization("fp8", (Rule(_ALL, Fp8Format(at_load=True)),), ignored=("gate",)),
     "bitsandbytes": Quantization("bitsandbytes", (Rule(_ALL, CodebookFormat("dense", "nf4", 64)),), ignored=("gate",)),
@@ -38,7 +38,7 @@ AT_LOAD: dict[str, Quantization] = {
 
 
 def read_quantization(described: object, asked: str | None) -> Quantization | None:
-    """What quantizes a model's weights.
+    """Find out what quantizes a model's weights; None: nothing does.
 
     Args:
         described: The checkpoint's `quantization_config`, if it has one.
@@ -86,7 +86,7 @@ def _parse(described: object) -> Quantization:
 
 
 def _without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without keys whose value is null, at any depth: they are as if they were absent."""
+    """Remove keys whose value is null, at any depth: they count as absent."""
     return {
         key: _without_nulls(value) if isinstance(value, Mapping) else value
         for key, value in config.items()
@@ -95,7 +95,7 @@ def _without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fp8(config: Mapping[str, Any]) -> Quantization:
-    """transformers' fp8: scales of the tensor, or of blocks where `weight_block_size` says so (DeepSeek-V3, section
+    """Read transformers' fp8: one scale for the tensor, or for each block of `weight_block_size` (DeepSeek-V3, section
     3.3)."""
     ignored = listed(config, "modules_to_not_convert", "ignored_layers")
     block = config.get("weight_block_size")
@@ -112,8 +112,8 @@ def fp8(config: Mapping[str, Any]) -> Quantization:
 
 
 def modelopt(config: Mapping[str, Any]) -> Quantization:
-    """NVIDIA's ModelOpt: FP8 with one scale for the tensor, and one for activations; NVFP4, activations of which stay
-    dense here."""
+    """Read NVIDIA's ModelOpt: FP8 with one scale for the tensor and one for activations, or NVFP4, whose activations
+    stay dense here."""
     algorithm = str(config.get("quant_algo", "")).upper()
     forms: dict[str, Format] = {
         "FP8": Fp8Format("tensor", input_scale="input_scale"),
@@ -128,7 +128,7 @@ def modelopt(config: Mapping[str, Any]) -> Quantization:
 
 
 def gptq(config: Mapping[str, Any]) -> Quantization:
-    """AutoGPTQ's and GPTQModel's."""
+    """Read what AutoGPTQ and GPTQModel write."""
     if config.get("dynamic"):
         raise refused("has 'dynamic' rules for single modules, which are not supported")
     form = GroupFormat(
@@ -143,7 +143,7 @@ def gptq(config: Mapping[str, Any]) -> Quantization:
 
 
 def awq(config: Mapping[str, Any]) -> Quantization:
-    """AutoAWQ's layout for its GEMM kernels."""
+    """Read AutoAWQ's layout for its GEMM kernels."""
     version = str(config.get("version", "gemm")).lower()
     if version != "gemm":
         raise refused(f"has version '{version}', which is not supported: served is gemm")
@@ -156,7 +156,7 @@ def awq(config: Mapping[str, Any]) -> Quantization:
 
 
 def gguf(config: Mapping[str, Any]) -> Quantization:
-    """As compute/gguf/model_config.py writes it."""
+    """Read what compute/gguf/model_config.py writes."""
     types = sorted(config["types"].items(), key=lambda item: -item[1])
     sizes = {name: int(config[name]) for name in ("dense", "packed", "gpu_dense", "coded")}
     form = GgufFormat(tuple((str(name), int(count)) for name, count in types), **sizes)
@@ -164,7 +164,7 @@ def gguf(config: Mapping[str, Any]) -> Quantization:
 
 
 def compressed_tensors(config: Mapping[str, Any]) -> Quantization:
-    """compressed-tensors', which llm-compressor writes."""
+    """Read compressed-tensors, which llm-compressor writes."""
     if config.get("sparsity_config") not in (None, {}) and config["sparsity_config"].get("format", "dense") != "dense":
         raise refused(f"has sparse weights ({config['sparsity_config'].get('format')}), which are not supported")
     if config.get("transform_config") not in (None, {}):
@@ -178,7 +178,7 @@ def compressed_tensors(config: Mapping[str, Any]) -> Quantization:
 
 
 def bitsandbytes(config: Mapping[str, Any]) -> Quantization:
-    """transformers' BitsAndBytesConfig: nf4 or fp4, or int8, whose activations stay dense here."""
+    """Read transformers' BitsAndBytesConfig: nf4, fp4, or int8, whose activations stay dense here."""
     form: Format
     if config.get("load_in_4bit"):
         values = str(config.get("bnb_4bit_quant_type", "fp4"))
@@ -197,14 +197,14 @@ def bitsandbytes(config: Mapping[str, Any]) -> Quantization:
 
 
 def mxfp4(config: Mapping[str, Any]) -> Quantization:
-    """transformers' mxfp4, as gpt-oss has it: all experts of a layer in one tensor."""
+    """Read transformers' mxfp4, as gpt-oss has it: all experts of a layer in one tensor."""
     ignored = listed(config, "modules_to_not_convert")
     rule = Rule(("re:.*\\.experts\\.",), CodebookFormat("mxfp4", "e2m1", 32))
     return Quantization("mxfp4", (rule,), ignored)
 
 
 def quark(config: Mapping[str, Any]) -> Quantization:
-    """AMD's Quark: mxfp4 weights; activations, which it quantizes as well, stay dense here."""
+    """Read AMD's Quark with mxfp4 weights; activations, which it quantizes as well, stay dense here."""
     everywhere = config["global_quant_config"]
     if config.get("layer_quant_config") or config.get("layer_type_quant_config"):
         raise refused("has settings for single layers (layer_quant_config), which are not supported")
@@ -252,7 +252,7 @@ def _compressed_format(stored: str, weights: Mapping[str, Any], inputs: Mapping[
 
 
 def _compressed_floats(stored: str, weights: Mapping[str, Any]) -> CodebookFormat | None:
-    """compressed-tensors' 4-bit floats; None: it is something else."""
+    """The format of compressed-tensors' 4-bit floats; None: the weights are something else."""
     group = {"mxfp4-pack-quantized": 32, "nvfp4-pack-quantized": 16}.get(stored)
     if group is None:
         return None
@@ -262,7 +262,7 @@ def _compressed_floats(stored: str, weights: Mapping[str, Any]) -> CodebookForma
 
 
 def _usual_strategy(group: int | None) -> str:
-    """What the size of a group says where `strategy` is silent."""
+    """The strategy that the size of a group means if no `strategy` is given."""
     return "tensor" if group is None else "channel" if group == -1 else "group"
 
 

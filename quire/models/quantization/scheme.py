@@ -62,13 +62,7 @@ class LinearPart:
 
 @dataclass(frozen=True)
 class EmbeddingShape:
-    """A row for each token or position.
-
-    Attributes:
-        name: The name of the checkpoint's module.
-        count: How many rows there are.
-        width: The elements of a row.
-    """
+    """An embedding's module in the checkpoint: `count` rows, one for each token or position, of `width` elements."""
 
     name: str
     count: int
@@ -139,17 +133,8 @@ class RowForm:
     dense_up_to: int
 
 
-class LinearWeight(Protocol):
-    """The weight of one matrix product.
-
-    Attributes:
-        library_product: Which library's product serves it beside our own kernels: `linear` is torch's, `fp8_linear`
-            torch's of rows with scales; None: no library's. A GPU's worker runs these at the start; see gemm_warmup.
-        row_form: The form of quantized rows that the product takes besides dense ones; None: it takes dense rows only.
-    """
-
-    library_product: str | None
-    row_form: RowForm | None
+class LoadedWeight(Protocol):
+    """A weight that is read from a checkpoint."""
 
     def weight_specs(self) -> Iterator[WeightSpec]:
         """Yield the tensors that `load` reads. Called before anything is allocated."""
@@ -158,6 +143,19 @@ class LinearWeight(Protocol):
     def load(self, checkpoint: Checkpoint) -> None:
         """Allocate, read and pack. Called once, in any thread."""
         ...
+
+
+class LinearWeight(LoadedWeight, Protocol):
+    """The weight of one matrix product.
+
+    Attributes:
+        library_product: Which of torch's products serves it beside our own kernels: `linear`, or `scaled_linear` of
+            rows with scales; None: none does. A GPU's worker runs these at the start (gemm_warmup.py).
+        row_form: The form of quantized rows that the product takes besides dense ones; None: it takes dense rows only.
+    """
+
+    library_product: str | None
+    row_form: RowForm | None
 
     def multiply(self, x: Rows, bias: Tensor | None) -> Tensor:
         """x Wᵀ + bias: [tokens, columns] → [tokens, outputs], in x's dtype."""
@@ -179,16 +177,8 @@ class UpdatedWeight(Protocol):
         ...
 
 
-class ExpertWeights(Protocol):
+class ExpertWeights(LoadedWeight, Protocol):
     """The weights of one layer's experts."""
-
-    def weight_specs(self) -> Iterator[WeightSpec]:
-        """Yield the tensors that `load` reads. Called before anything is allocated."""
-        ...
-
-    def load(self, checkpoint: Checkpoint) -> None:
-        """Allocate, read and pack. Called once, in any thread."""
-        ...
 
     def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
         """Σ weight · down(silu(gate(x)) · up(x)) over each token's experts; see the op `experts`.
@@ -220,23 +210,15 @@ class SeparateExperts(Protocol):
         ...
 
 
-class EmbeddingWeight(Protocol):
+class EmbeddingWeight(LoadedWeight, Protocol):
     """The weight of an embedding, which a head may multiply with too."""
-
-    def weight_specs(self) -> Iterator[WeightSpec]:
-        """Yield the tensors that `load` reads. Called before anything is allocated."""
-        ...
 
     def tie(self) -> None:
         """Prepare for `multiply`, which a tied head calls. Must be called before `load`."""
         ...
 
-    def load(self, checkpoint: Checkpoint) -> None:
-        """Allocate, read and pack. Called once, in any thread."""
-        ...
-
     def take(self, tokens: Tensor, scale: float | None, out: Tensor) -> None:
-        """Rows of the weight, times `scale` in out's dtype: tokens [n] int64 → out [n, width]."""
+        """Write the tokens' rows, times `scale` in out's dtype: tokens [n] int64 → out [n, width]."""
         ...
 
     def multiply(self, x: Tensor) -> Tensor:

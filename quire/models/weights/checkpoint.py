@@ -23,19 +23,17 @@ READABLE_DTYPES = ("F64", "F32", "F16", "BF16", *QUANTIZED)
 """Stored dtypes that are converted on load; GGUF's are dequantized. All others are read as they are, or not at all."""
 _SHOWN = 8
 _HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^lm_head\.weight$|\.[kv]_scale$")
-"""Tensors that checkpoints carry and no model reads: old ones' frequencies and causal masks, which are compared as they
-are left out (runtime/worker/left_out_tensors.py), a tied one's second head, which tied_head.py has found to be the
-first one's twin, and scales of a quantized KV cache, which --kv-cache-dtype auto does without."""
+"""Tensors that checkpoints carry and no model reads: frequencies and causal masks of old ones, which are compared as
+they are left out (runtime/worker/left_out_tensors.py), a second head that equals the embedding (`has_own_head`), and
+scales of a quantized KV cache, which --kv-cache-dtype auto does without."""
 
 
 @dataclass(frozen=True)
 class DummyValues:
     """What a tensor is filled with where there is no checkpoint: products of codes and scales are about ±1e-3.
 
-    Attributes:
-        kind: `values`: uniform in ±1e-3, or random bits for what is not converted on load. `scales`: of codes up to
-            `size`. `exponents`: such scales as powers of two, stored as e8m0. `groups`: numbers of groups of `size`.
-        size: See there.
+    Kinds are `values`, uniform in ±1e-3, or random bits for what is not converted on load; `scales` of codes up to
+    `size`; `exponents`, the same scales as powers of two, stored as e8m0; and `groups`, numbers of groups of `size`.
     """
 
     kind: Literal["values", "scales", "exponents", "groups"] = "values"

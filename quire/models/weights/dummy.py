@@ -1,4 +1,4 @@
-"""Weights without a file, for measuring: uniform in ±1e-3 once dequantized, each tensor with its own seed."""
+"""Random weights for measuring: uniform in ±1e-3 once dequantized, each tensor with its own seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _E8M0_ONE = 127
 
 
 class DummyCheckpoint:
-    """Has exactly what is needed. The same seed and name give the same values, whatever else is read and when."""
+    """Has exactly the tensors of these specs. The same seed and name always give the same values."""
 
     def __init__(self, specs: Iterable[WeightSpec], seed: int) -> None:
         self._specs = {spec.name: spec for spec in specs}
@@ -26,11 +26,10 @@ class DummyCheckpoint:
         self._seed = seed
 
     def contents(self) -> dict[str, StoredTensor]:
-        """Every need, as declared."""
         return dict(self._contents)
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
-        """Draw the tensor; a window shows the same values that the whole tensor would have there."""
+        """Draw the tensor; a window has the values that the whole tensor has there."""
         shape = self._contents[name].shape
         digest = hashlib.blake2b(f"{self._seed}:{name}".encode(), digest_size=8).digest()
         generator = torch.Generator(out.device).manual_seed(int.from_bytes(digest) >> 1)
@@ -47,7 +46,7 @@ class DummyCheckpoint:
 
 
 def _fill(out: Tensor, dummy: DummyValues, generator: torch.Generator) -> None:
-    """With random values of its kind."""
+    """Fill a tensor with random values of its kind."""
     if dummy.kind == "groups":
         out.copy_(torch.arange(out.numel(), device=out.device) // int(dummy.size))
     elif dummy.kind == "scales":

@@ -19,11 +19,7 @@ _SHOWN = 3
 
 @contextlib.contextmanager
 def refusing_overflow(checkpoint: Checkpoint, dtype: torch.dtype) -> Iterator[Checkpoint]:
-    """Yield the checkpoint to read from and, at the end, refuse weights that have overflowed.
-
-    Args:
-        checkpoint: What is read from.
-        dtype: What weights are converted to; only float16 can overflow.
+    """Yield the checkpoint to read from and, at the end, refuse weights that overflowed in this dtype.
 
     Raises:
         CheckpointError: Some values are larger than float16's largest.
@@ -35,7 +31,7 @@ def refusing_overflow(checkpoint: Checkpoint, dtype: torch.dtype) -> Iterator[Ch
     largest: list[tuple[str, Tensor]] = []
 
     def note(name: str, out: Tensor) -> None:
-        """On the device, and without waiting for it."""
+        """Note the least and largest value on the device, without waiting for it."""
         if out.dtype == torch.float16 and stored[name].dtype != "F16" and out.numel():
             largest.append((name, torch.stack(torch.aminmax(out))))
 
@@ -44,11 +40,6 @@ def refusing_overflow(checkpoint: Checkpoint, dtype: torch.dtype) -> Iterator[Ch
 
 
 def _check(largest: list[tuple[str, Tensor]]) -> None:
-    """Refuse the checkpoint if weights have overflowed: their least and largest values are by name.
-
-    Raises:
-        CheckpointError: Some values are larger than float16's largest.
-    """
     if not largest:
         return
     infinite = torch.stack([each for _, each in largest]).isinf().any(1).tolist()

@@ -32,7 +32,7 @@ def find_gguf_files(directory: Path) -> list[Path]:
 
 
 class GgufCheckpoint:
-    """The GGUF model of a directory; see compute/gguf/model_files.py.
+    """The GGUF model of a directory.
 
     Raises:
         CheckpointError: A file is broken or not served.
@@ -44,7 +44,6 @@ class GgufCheckpoint:
         self._files = {path: os.open(path, os.O_RDONLY) for path in model.paths}
 
     def contents(self) -> dict[str, StoredTensor]:
-        """List every weight by name; the dtype of a quantized one is GGUF's name of its type."""
         return {name: StoredTensor(source.shape, source.tensor.form.name) for name, source in self._sources.items()}
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
@@ -61,7 +60,6 @@ class GgufCheckpoint:
             self._read_rows(source, out, (row, column))
 
     def close(self) -> None:
-        """Close the files."""
         for file in self._files.values():
             os.close(file)
         self._files.clear()

@@ -36,12 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FileTensor:
-    """A tensor as it lies in a file.
-
-    Attributes:
-        file: Descriptor of the open file.
-        offset: Its first byte in the file.
-    """
+    """A tensor in a file: the open file's descriptor, and where the tensor's first byte lies in it."""
 
     file: int
     offset: int
@@ -65,11 +60,11 @@ class CopyStream(Protocol):
         ...
 
     def wait_for_caller(self) -> None:
-        """Copies from now on wait for what the calling thread has enqueued on the device."""
+        """Let copies from now on wait for what the calling thread has enqueued on the device."""
         ...
 
     def make_caller_wait(self) -> None:
-        """What the calling thread enqueues on the device from now on waits for all copies."""
+        """Let what the calling thread enqueues on the device from now on wait for all copies."""
         ...
 
     def copy(self, out: Tensor, source: Tensor) -> None:
@@ -99,12 +94,9 @@ class _Buffer:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Rows that follow each other in a file and fit into a buffer: columns from `left` on go to `out`.
+    """Rows that follow each other in a file and fit into a buffer: columns from `left` on go to `out` [rows, n].
 
-    Attributes:
-        first: Number of the first element, from the tensor's beginning.
-        rows, columns: How many are read.
-        out: [rows, n].
+    `first` is the number of the first element in the tensor; `rows` and `columns` are read.
     """
 
     first: int
@@ -197,13 +189,14 @@ def _pages(size: int) -> mmap.mmap:
 
 
 def _pieces(out: Tensor, shape: Sequence[int], start: Sequence[int], first: int, room: int) -> Iterator[_Piece]:
-    """The window of `out`'s shape at `start`, in pieces.
+    """Cut the window of `out`'s shape at `start` into pieces.
 
     Args:
-        out: Contiguous.
-        shape: Of the stored tensor, or of the part of it that `out` and `start` speak of.
-        first: Number of that part's first element.
-        room: Elements that a buffer holds.
+        out: Where the window goes; contiguous.
+        shape: The shape of the stored tensor, or of a part of it.
+        start: Where the window begins in it.
+        first: The number of the part's first element in the tensor.
+        room: How many elements a buffer holds.
     """
     if out.dim() > 1 and out.shape[0] == 1:
         yield from _pieces(out[0], shape[1:], start[1:], first + start[0] * prod(shape[1:]), room)
@@ -239,7 +232,7 @@ class CudaCopyStream:
         self._pinned: set[int] = set()
 
     def pin(self, buffer: Tensor) -> None:
-        """Register its pages with the driver, where the system lets us; without, copies are slower but right."""
+        """Register the buffer's pages with the driver, if the system allows it; otherwise copies are slower."""
         with torch.cuda.device(self._device):
             code = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)  # type: ignore[no-untyped-call]
         if int(code) == 0:
@@ -254,13 +247,11 @@ class CudaCopyStream:
             torch.zeros(1, device=self._device)
 
     def unpin(self, buffer: Tensor) -> None:
-        """Give the pages back."""
         if buffer.data_ptr() in self._pinned:
             self._pinned.remove(buffer.data_ptr())
             torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr())  # type: ignore[no-untyped-call]
 
     def scratch(self, size: int) -> Tensor:
-        """uint8 [size], allocated on the stream that uses it."""
         with torch.cuda.stream(self._stream):
             return torch.empty(size, dtype=torch.uint8, device=self._device)
 

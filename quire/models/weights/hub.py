@@ -1,7 +1,7 @@
-"""From what --model says to a directory: a path, the built-in model's name, or a hub id that is downloaded; of a GGUF
-model the one with its settings and links to its files.
+"""Finds the directory of a model that --model names by a path, the built-in model's name, or a hub id.
 
-Imports no torch. Only files that serving needs are fetched: never code, never pickled weights.
+A GGUF model's directory has its settings and links to its files; `DIR:Q4_K_M` and `org/name:Q4_K_M` mean the GGUF model
+with that in its name. Imports no torch. Only files that serving needs are fetched: never code, never pickled weights.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _LONGEST_SHOWN = 80
 
 @dataclass(frozen=True)
 class GgufChoice:
-    """Which GGUF model of several, and what of it.
+    """Which of several GGUF models is meant.
 
     Attributes:
         file: --gguf-file, the name of the model's (first) file.
-        tokenizer: Its tokenizer is wanted too.
+        tokenizer: Whether the model's tokenizer is wanted too.
     """
 
     file: str | None = None
@@ -44,10 +44,10 @@ class GgufChoice:
 
 
 def find_gguf_model(model: str, choice: GgufChoice, download: Download) -> Path | None:
-    """The directory of the GGUF model that is meant; None: none is.
+    """Find the directory of the GGUF model that is meant; None: another format is meant.
 
     Raises:
-        ModelNotFoundError, CheckpointError, ConfigError: It is not there, broken, or not the only one.
+        ModelNotFoundError, CheckpointError, ConfigError: The model is not there, broken, or not the only one.
     """
     file = _find_file(model, choice.file, download)
     return None if file is None else directory_of(parts_of(file), choice.tokenizer)
@@ -79,7 +79,7 @@ def _find_file(model: str, wanted: str | None, download: Download) -> Path | Non
 
 
 def _in_directory(directory: Path, model: str, wanted: str | None) -> Path | None:
-    """A directory with weights of another format, or without any, is left to others."""
+    """Find the GGUF model in a directory; None if it has weights of another format, or none."""
     if wanted is not None:
         if not (directory / wanted).is_file():
             raise ModelNotFoundError(f"--gguf-file {wanted}: {model} has no such file: check its name.")
@@ -99,7 +99,7 @@ class HubAccess:
     """How files are fetched.
 
     Attributes:
-        token: For what is gated or private.
+        token: For gated and private models.
         download_dir: Where downloads are kept; None: huggingface_hub's own cache.
         revision: Branch, tag or commit.
     """
@@ -119,20 +119,18 @@ def resolve(
     gguf: GgufChoice | None = None,
     asked: str = "--model",
 ) -> Path:
-    """The directory that holds `model`.
+    """Find the directory of a model, and download it if it is a hub's.
 
     Args:
         model: A directory, a GGUF file, `quill`, or a hub id such as `org/name`.
-        revision: Branch, tag or commit; hub ids only.
-        token: For gated models.
-        download_dir: Where downloads are kept; default: huggingface_hub's own cache.
+        revision, token, download_dir: As in HubAccess.
         weights: Whether weight files are wanted too (a tokenizer alone needs none).
-        gguf: Which GGUF model, if it is one of several.
+        gguf: Which GGUF model is meant, if there are several.
         asked: What named the model, for messages.
 
     Raises:
-        ModelNotFoundError: Neither here nor on the hub, or the hub does not let us; the message says which and what
-            to do.
+        ModelNotFoundError: The model is neither here nor on the hub, or the hub refuses it; the message says which and
+            what to do.
         CheckpointError: A GGUF file is broken or not served.
     """
     path = _reachable(Path(model).expanduser(), model, asked)
@@ -158,7 +156,11 @@ def resolve(
 
 
 def _reachable(path: Path, model: str, asked: str) -> Path:
-    """The path, there or not, if that can be found out."""
+    """Return the path, whether or not it exists.
+
+    Raises:
+        ModelNotFoundError: Whether the path exists cannot be found out.
+    """
     try:
         path.exists()
     except OSError as error:
@@ -168,17 +170,7 @@ def _reachable(path: Path, model: str, asked: str) -> Path:
 
 
 def download(model: str, access: HubAccess, patterns: tuple[str, ...], asked: str = "--model") -> Path:
-    """The directory with a hub id's files of these patterns.
-
-    Args:
-        model: The id.
-        access: See HubAccess.
-        patterns: Of file names.
-        asked: What gave the id, for messages.
-
-    Raises:
-        ModelNotFoundError: See resolve.
-    """
+    """Download a hub id's files of these patterns, and return their directory; raises as `resolve` does."""
     # huggingface_hub takes 0.3 s to import: only those who download pay it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -211,9 +203,9 @@ def download(model: str, access: HubAccess, patterns: tuple[str, ...], asked: st
     except LocalEntryNotFoundError:
         cause = f"is not in the local cache and {_why_offline()}, or give a directory as {asked}"
     except HfHubHTTPError as error:
-        cause = f"could not be fetched from the hub ({_first_line(error)}): try again"
+        cause = f"could not be fetched from the hub ({first_line(error)}): try again"
     except OSError as error:
-        cause = f"could not be fetched from the hub ({_first_line(error)}): check the network and the disk"
+        cause = f"could not be fetched from the hub ({first_line(error)}): check the network and the disk"
     raise ModelNotFoundError(f"'{model}' {cause}.")
 
 
@@ -225,5 +217,6 @@ def _why_offline() -> str:
     return "the hub cannot be reached: connect"
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, or the name of its class."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

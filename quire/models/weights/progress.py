@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from quire.foundation.clock import Clock
@@ -19,13 +18,7 @@ _GB = 1e9
 
 
 class ReadingProgress:
-    """Counts bytes from several threads.
-
-    Args:
-        total: Bytes.
-        clock: Says when the bar is due.
-        visible: Ask for the bar; it shows on a terminal only.
-    """
+    """Counts the bytes that several threads read, of `total`; shows a bar on a terminal if `visible`."""
 
     def __init__(self, total: int, clock: Clock, visible: bool) -> None:
         self._total = total
@@ -40,13 +33,13 @@ class ReadingProgress:
         self._began = self._clock.now()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.seconds = self._clock.now() - self._began
         if self._bar is not None:
             self._bar.stop()
 
     def count(self, name: str, out: Tensor) -> None:
-        """A tensor is read, and takes so many bytes where it lives; for ObservedReads."""
+        """Count the bytes that a tensor takes where it lives; `on_read` of ObservedReads."""
         self.advance(out.nbytes)
 
     def advance(self, amount: int) -> None:

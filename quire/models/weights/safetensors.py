@@ -54,11 +54,9 @@ class SafetensorsCheckpoint:
             self._open(path)
 
     def contents(self) -> dict[str, StoredTensor]:
-        """Every tensor of every file."""
         return dict(self._contents)
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
-        """Copy a window of the tensor; see Checkpoint.read about its dtype."""
         stored = self._contents[name].dtype
         assert stored in READABLE_DTYPES or DTYPES[stored] == out.dtype, f"{name}: {stored} is not cast to {out.dtype}"
         if out.is_cuda:
@@ -71,7 +69,7 @@ class SafetensorsCheckpoint:
         out.copy_(self._files[name].get_slice(name)[window])
 
     def close(self) -> None:
-        """Drop the mappings; what devices were sent has arrived then."""
+        """Drop the mappings, once all that was read has arrived on devices."""
         self._files.clear()
         if self._gpu_reader is not None:
             self._gpu_reader.close()
@@ -112,7 +110,6 @@ class _GpuReader:
         self._loader.read(self._tensors[name], out, start)
 
     def close(self) -> None:
-        """Wait, and close the files."""
         self._loader.close()
         for file in self._descriptors.values():
             os.close(file)

@@ -30,16 +30,16 @@ class CardRanks(NamedTuple):
 
 
 def reach_ranks(config: Config, mesh: Mesh, device: torch.device, exchange: Exchange) -> CardRanks:
-    """How a rank reaches those that divide its layers, and those that have other layers.
+    """Find out how a rank reaches the ranks that divide its layers, and the ranks that have other layers.
 
     Args:
         config: Resolved settings.
-        mesh: Its place.
-        device: Its card.
-        exchange: See Exchange; called as often as `exchanges_of` says.
+        mesh: The rank's place.
+        device: The rank's card.
+        exchange: Called as often as `exchanges_of` says.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: The rank cannot reach them.
     """
     collectives: Collectives = OneRank()
     rehearsed: Collectives = OneRank()
@@ -53,7 +53,7 @@ def reach_ranks(config: Config, mesh: Mesh, device: torch.device, exchange: Exch
 
 
 def stream_size(config: Config, mesh: Mesh) -> StreamSize:
-    """What streams of these settings take at most; graphs may pad a step to more rows than the engine has."""
+    """The largest stream of these settings; graphs may pad a step to more rows than the engine has."""
     limits, hidden = StepLimits.of(config), read_spec(config.model.model, config.model.quantization).hidden
     tokens = max(limits.tokens, limits.rows, MAX_ROWS)
     return StreamSize(tokens, hidden, DENSE[config.model.dtype], limits.rows + 1, max_in_flight(mesh.pp))

@@ -30,11 +30,6 @@ class CpuExecutor:
 
     A step that raises is the last, since its work may be half done: `collect` raises its error for it and for every
     later step. Masked rows are computed like others; the thread waits for their bitmasks before it samples.
-
-    Args:
-        config: Resolved settings; see Worker.
-        clock: For the seconds of the start-up.
-        fault: See FaultHook.
     """
 
     max_in_flight = MAX_STEPS_IN_FLIGHT
@@ -115,8 +110,7 @@ class CpuExecutor:
         return worker, msgspec.structs.replace(limits, startup=startup, masked_drafts=True)
 
     def _next_bitmasks(self) -> TokenBitmasks:
-        """Wait for the bitmasks of the step that is running. They come in the order of the plans, once for each that
-        has masked rows."""
+        """Wait for the bitmasks of the running step. They come in the order of the plans that have masked rows."""
         masks = self._bitmasks.get()
         if masks is None:
             raise EngineDeadError("The executor was closed before a step's bitmasks came.")

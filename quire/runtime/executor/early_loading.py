@@ -1,5 +1,4 @@
-"""What takes long to load and needs no interpreter, loaded in threads beside Python's imports: torch's largest library,
-and the driver's context of a GPU.
+"""Loads torch's largest library and the driver's context of a GPU in threads beside Python's imports.
 
 Linking libtorch_cpu.so takes a sixth of the time that importing torch does. It is loaded ahead only for a torch
 that was built for the CPU: another one loads CUDA's libraries first.
@@ -20,7 +19,7 @@ from quire.foundation.config import environment
 
 
 def begin_loading() -> None:
-    """Begin to load torch's largest library, and return at once. Where there is none, importing torch will say so.
+    """Begin to load torch's largest library, and return at once. If there is none, importing torch reports that.
 
     The linker's lock is held all the time, so modules with libraries of their own wait. numpy has most of them, and is
     imported before.
@@ -32,8 +31,7 @@ def begin_loading() -> None:
 
 
 def open_context() -> None:
-    """Make the driver's context of the first GPU and keep it; torch will find it there. If that fails, torch will say
-    why."""
+    """Make the driver's context of the first GPU, where torch will find it. If that fails, torch reports why."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -53,6 +51,5 @@ def _library() -> Path | None:
 
 
 def _load(library: Path) -> None:
-    """Load a library by a foreign function: these run without the interpreter's lock, which `ctypes.CDLL` would
-    hold."""
+    """Load a library by a foreign function, which runs without the interpreter's lock; `ctypes.CDLL` would hold it."""
     ctypes.CDLL(None).dlopen(str(library).encode(), os.RTLD_NOW)

@@ -24,13 +24,15 @@ class AdapterLoader(Protocol):
     """Brings adapters to slots of an executor's devices, beside the steps. A worker's is the DeviceAdapterLoader."""
 
     def load(self, adapter: Adapter, slot: int) -> None:
-        """Begin to bring it to a slot that no plan in flight uses, from 1; to 0: read it to see whether it serves, and
-        what its digest is. With a digest, files that have another are refused.
+        """Begin to load an adapter into a slot, from 1, that no plan in flight uses.
+
+        Slot 0 means: only read the files, to see whether they serve and what their digest is. If the adapter has a
+        digest, files with another one are refused.
         """
         ...
 
     def loaded(self) -> list[AdapterLoaded]:
-        """What has come, or was refused, since the last call."""
+        """The adapters that were loaded or refused since the last call."""
         ...
 
 
@@ -39,7 +41,7 @@ class Executor(Protocol):
 
     @property
     def adapters(self) -> AdapterLoader | None:
-        """What loads adapters, in a started executor; None: it serves none."""
+        """What loads adapters, in a started executor; None: no adapters are served."""
         ...
 
     @property
@@ -66,8 +68,8 @@ class Executor(Protocol):
     def collect(self, timeout: float | None) -> Result | MaskedDrafts | None:
         """The oldest uncollected plan's result, or None after `timeout` seconds. Raises what the step raised.
 
-        A plan with masked rows has no result before its masks are there. If it allows them drafts, what was proposed
-        is collected before that, once.
+        A plan with masked rows has no result before its masks are there. If it allows these rows drafts, the proposed
+        drafts are collected once, before the result.
         """
         ...
 

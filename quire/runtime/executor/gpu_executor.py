@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,12 +45,9 @@ _PR_SET_TIMERSLACK = 29
 
 
 class GpuRanks(NamedTuple):
-    """Where several executors divide one model: the place of one, and its ways to the others.
+    """The place of one of several executors that divide a model, and its ways to the others.
 
-    Attributes:
-        mesh: Its place.
-        exchange: See compute/collectives/cards.py.
-        agree: See Worker.load.
+    `exchange` is described in compute/collectives/cards.py, and `agree` in Worker.load.
     """
 
     mesh: Mesh
@@ -63,14 +60,14 @@ class GpuExecutor:
 
     A step that raises is the last: `collect` raises its error for it and for every later step. The step behind one that
     waits for bitmasks is launched when these are there, since its rows begin with the tokens that are sampled then. A
-    step that gets drafts is launched when all results before it are taken, since what is proposed depends on all
-    tokens: as the last of them is collected, before the engine processes it.
+    step that gets drafts is launched when all results before it are taken, since drafts depend on all tokens: as the
+    last result is collected, before the engine processes it.
 
     Args:
-        config: Resolved settings; see Worker.
+        config: Resolved settings.
         clock: For the seconds of the start-up.
-        fault: See FaultHook.
-        ranks: See GpuRanks; None: this one has the whole model.
+        fault: Called at each of a step's points.
+        ranks: Where this executor is among those that divide the model; None: it has the whole model.
     """
 
     max_in_flight = MAX_STEPS_IN_FLIGHT
@@ -112,9 +109,7 @@ class GpuExecutor:
                     precompiler.close()
                 raise
             device_limits = self._worker.load(*([] if self._ranks is None else [self._ranks.agree]))
-        if (
-            gc.isenabled()
-        ):  # all objects so far stay: collections of younger ones would take 50 ms each in first requests
+        if gc.isenabled():  # all objects so far stay: collecting younger ones would take 50 ms each in first requests
             gc.collect()
         _shorten_timer_slack()
         startup = {"import": imported, **device_limits.startup}
@@ -237,8 +232,8 @@ class GpuExecutor:
 
 
 def _shorten_timer_slack() -> None:
-    """Let this thread's sleeps end on time: by default Linux adds up to 50 µs, to wake several threads together. See
-    prctl(2). On other systems polling is a little coarser.
+    """Let this thread's sleeps end on time: Linux adds up to 50 µs by default, to wake several threads together
+    (prctl(2)). On other systems polling is a little coarser.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1))  # nanosecond
@@ -250,24 +245,21 @@ def _start_precompiler(config: Config, mesh: Mesh) -> Precompiler | None:
     marker = marker_path(environment.kernel_cache(), _kernel_settings_key(config, mesh))
     processes = None if is_written(marker) else start_compiler_processes(cores)
     threading.Thread(target=open_context, name="context", daemon=True).start()
-    try:
-        from quire.compute.kernels.triton.launching.precompiler import (
-            Precompiler,  # Triton is there only with a GPU's torch
-        )
+    with ExitStack() as started:
+        if processes is not None:
+            started.enter_context(closing(processes))
+        # Triton is there only with a GPU's torch.
+        from quire.compute.kernels.triton.launching.precompiler import Precompiler
         from quire.compute.kernels.triton.launching.triton_private import can_compile_ahead
-    except BaseException:
-        if processes is not None:
-            processes.close()
-        raise
-    if not can_compile_ahead():
-        if processes is not None:
-            processes.close()
-        return None
+
+        if not can_compile_ahead():
+            return None
+        started.pop_all()
     return Precompiler(cores, processes=processes, done=partial(write, marker))
 
 
 def _kernel_settings_key(config: Config, mesh: Mesh) -> bytes:
-    """What decides which kernels a start compiles; `mesh`: the place of this rank, of whose layers all have a part."""
+    """The settings that decide which kernels a start compiles on the rank at this place."""
     model = config.model
     of_model = (model.model, model.revision, model.dtype, model.max_model_len, model.max_logprobs, model.logprobs_mode)
     lora, place = config.lora, (mesh.tp, mesh.pp, mesh.ep, mesh.stage)

@@ -1,5 +1,5 @@
-"""A rank with a GPU of its own: it launches the engine's plans ahead, as an engine of one GPU does, and says when each
-is done. Its GPU waits for those of other ranks, so nothing here does.
+"""A rank with a GPU of its own: launches the engine's plans ahead, as an engine of one GPU does, and says when each is
+done. The GPUs of ranks wait for one another, so this process does not.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class GpuRank:
     Args:
         config: Resolved settings.
         mesh: The rank's place.
-        channel: To the engine.
-        memory: A line for each rank, in which it says to which step it has come: the engine sees who is late.
+        channel: The way to the engine.
+        memory: Has a line for each rank, which writes its present step there: the engine sees who is late.
     """
 
     def __init__(self, config: Config, mesh: Mesh, channel: EngineChannel, memory: SharedMemory) -> None:
@@ -51,7 +51,7 @@ class GpuRank:
         self._executor = GpuExecutor(config, SystemClock(), ranks=GpuRanks(mesh, channel.exchange, channel.agree))
         self._in_flight = 0
         self._plans: deque[Plan] = deque()  # not submitted yet
-        self._bitmasks: dict[int, Bitmasks] = {}  # by step, the same
+        self._bitmasks: dict[int, Bitmasks] = {}  # by step, not submitted yet
         self._masked_step: int | None = None  # submitted, and waits for its bitmasks
         self._profile: KernelProfile | None = None
 
@@ -73,7 +73,7 @@ class GpuRank:
         self._executor.close()
 
     def _next_message(self) -> ToRanks | None:
-        """Waits only where nothing is left to be said."""
+        """The engine's next message; None if there is none while steps are in flight."""
         return self._channel.poll() if self._in_flight else self._channel.receive()
 
     def _take(self, message: ToRanks) -> None:
@@ -103,9 +103,10 @@ class GpuRank:
             self._profile = None
 
     def _submit_plans(self) -> None:
-        """Submit as many plans as may be in flight: the rank that answers may be quicker, and then all that a plan left
-        here waits for has come. None is submitted behind a masked step before its bitmasks are there, in any stage: no
-        device waits for what is still to come from the engine.
+        """Submit as many plans as may be in flight, but in all stages no plan behind a masked step before its bitmasks
+        are there: no device waits for what is still to come from the engine.
+
+        The rank that answers may be quicker; then everything that a plan left here waits for has come.
         """
         while True:
             if self._masked_step in self._bitmasks:
@@ -137,8 +138,7 @@ class GpuRank:
         self._channel.send(self._said(result))
 
     def _said(self, result: Result) -> Result | StepDone:
-        """What the rank tells the engine of a step: one rank of the last stage sends the result, the others a
-        fingerprint of it."""
+        """What the rank tells the engine: one rank of the last stage sends the result, the others a fingerprint."""
         if not self._mesh.is_last:
             return StepDone(result.step, 0, result.ready_host_blocks)
         if self._mesh.tp_rank == 0:

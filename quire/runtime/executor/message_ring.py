@@ -24,15 +24,15 @@ def ring_bytes(readers: int, size: int = RING_BYTES) -> int:
 
 
 class MessageWriter(Protocol):
-    """Where a rank hands messages over to others: to a ring, or to connections between machines."""
+    """Sends messages to other ranks, through a ring or through connections between machines."""
 
     def write(self, message: bytes) -> None:
-        """Hand a message to all readers; may wait until they have read earlier ones."""
+        """Send a message to all readers; may wait until they have read earlier ones."""
         ...
 
 
 class MessageReader(Protocol):
-    """Where messages arrive, in the order in which they were written."""
+    """Receives messages in the order in which they were written."""
 
     def read(self) -> bytes:
         """Wait for the next message and return it."""
@@ -43,33 +43,16 @@ class _Ring:
     """The memory: a line with the writer's counter, one for each reader's, then the bytes."""
 
     def __init__(self, memory: SharedMemory, readers: int) -> None:
-        self.readers = readers
-        self._counters = memoryview(memory.view)[: _LINE * (1 + readers)].cast("Q")
+        counters = memoryview(memory.view)[: _LINE * (1 + readers)].cast("Q")[:: _LINE // 8]
+        self.written = counters[:1]
+        self.read = counters[1:]  # by reader
         self.bytes = memoryview(memory.view)[_LINE * (1 + readers) :]
-
-    @property
-    def written(self) -> int:
-        return self._counters[0]
-
-    @written.setter
-    def written(self, value: int) -> None:
-        self._counters[0] = value
-
-    def read_by(self, reader: int) -> int:
-        return self._counters[(1 + reader) * _LINE // 8]
-
-    def set_read(self, reader: int, value: int) -> None:
-        self._counters[(1 + reader) * _LINE // 8] = value
 
 
 class RingWriter:
-    """Writes messages to a ring.
+    """Writes messages to a ring in memory of `ring_bytes`.
 
-    Args:
-        memory: Of `ring_bytes`.
-        readers: How many read.
-        published: Called when there is more to read.
-        wait: Called while there is no room.
+    Calls `published` when there is more to read, and `wait` while there is no room.
     """
 
     def __init__(
@@ -80,31 +63,24 @@ class RingWriter:
         self._wait = wait
 
     def write(self, message: bytes) -> None:
-        """Hand a message to all readers; returns when all of it is in the ring."""
         ring, left = self._ring, memoryview(_LENGTH.pack(len(message)) + message)
         size = len(ring.bytes)
         while left:
-            slowest = min(ring.read_by(reader) for reader in range(ring.readers))
-            at = ring.written % size
-            count = min(len(left), size - (ring.written - slowest), size - at)
+            slowest, written = min(ring.read), ring.written[0]
+            at = written % size
+            count = min(len(left), size - (written - slowest), size - at)
             if not count:
                 self._wait()
                 continue
             ring.bytes[at : at + count] = left[:count]
-            ring.written += count
+            ring.written[0] = written + count
             left = left[count:]
-            if not left or ring.written - slowest == size:
+            if not left or written + count - slowest == size:
                 self._published()
 
 
 class RingReader:
-    """Reads messages from a ring: one of its readers.
-
-    Args:
-        memory, readers: As of the writer.
-        reader: Its number.
-        wait: Called while there is nothing to read.
-    """
+    """Reader number `reader` of a ring. Calls `wait` while there is nothing to read."""
 
     def __init__(self, memory: SharedMemory, readers: int, reader: int, wait: Callable[[], None]) -> None:
         self._ring = _Ring(memory, readers)
@@ -112,25 +88,24 @@ class RingReader:
         self._wait = wait
 
     def read(self) -> bytes:
-        """Wait for the next message and return it."""
         (length,) = _LENGTH.unpack(self._take(_LENGTH.size))
         return self._take(length)
 
     @property
     def has_more(self) -> bool:
         """Whether there is a message, or the beginning of one."""
-        return self._ring.written > self._ring.read_by(self._reader)
+        return self._ring.written[0] > self._ring.read[self._reader]
 
     def _take(self, length: int) -> bytes:
         ring, taken = self._ring, bytearray()
         size = len(ring.bytes)
         while len(taken) < length:
-            begin = ring.read_by(self._reader)
+            begin = ring.read[self._reader]
             at = begin % size
-            count = min(length - len(taken), ring.written - begin, size - at)
+            count = min(length - len(taken), ring.written[0] - begin, size - at)
             if not count:
                 self._wait()
                 continue
             taken += ring.bytes[at : at + count]
-            ring.set_read(self._reader, begin + count)
+            ring.read[self._reader] = begin + count
         return bytes(taken)

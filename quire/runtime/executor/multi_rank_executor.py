@@ -1,6 +1,6 @@
 """An executor of ranks that divide one model, each in a process of its own.
 
-Plans go to all ranks at once through shared memory; the first rank answers, the others say what they have sampled. This
+Plans go to all ranks at once through shared memory; one rank sends results, the others say what they have sampled. This
 process loads no torch. Knows nothing about requests.
 """
 
@@ -20,7 +20,7 @@ from quire.foundation.messages.workers import AdapterLoaded, DeviceLimits, Plan,
 from quire.foundation.processes.launch import GroupEnds
 from quire.runtime.executor.executor import FaultHook, no_faults
 from quire.runtime.executor.nodes.head_ranks import Ranks, start_ranks
-from quire.runtime.executor.rank_adapters import RankAdapters
+from quire.runtime.executor.rank_answers import RankAdapters, StageProgress
 from quire.runtime.executor.rank_messages import (
     BeginProfile,
     Bitmasks,
@@ -35,36 +35,32 @@ from quire.runtime.executor.rank_messages import (
     ToRanks,
     fingerprint,
 )
-from quire.runtime.executor.stage_progress import StageProgress
 from quire.runtime.worker.steps_in_flight import max_in_flight
 
 T = TypeVar("T")
 _LOOK_S = 0.5
 FIRST_PATIENCE_S = 3600.0
-"""How long a start may take until the first rank comes so far."""
+"""How long the first rank may take to come to a point of the start."""
 START_PATIENCE_S = 300.0
-"""How long that rank waits for the last one."""
+"""How long the first rank then waits for the last one."""
 
 
 def exchanges_of(mesh: Mesh) -> int:
-    """Rounds in which ranks on GPUs say how they reach one another's memory: two for those that divide layers, and two
-    for stages. See compute/collectives/cards.py and card_links.py."""
+    """The number of rounds in which ranks on GPUs say how to reach their memory: two for ranks that divide layers
+    (compute/collectives/cards.py), and two for stages (card_links.py)."""
     return 2 * (mesh.tp > 1) + 2 * (mesh.pp > 1)
 
 
 class MultiRankExecutor:
     """Workers in several processes.
 
-    A rank that dies or hangs, or a step that raises in one, is the end: `collect` raises it then and ever after.
+    When a rank dies or hangs, or a step raises in one, `collect` raises that from then on.
 
     Args:
-        config: Resolved settings; see Worker.
+        config: Resolved settings.
         clock: For the seconds of the start-up, and who is late.
-        fault: See FaultHook; a rank's `execute` is out of its reach.
-        group: What its ranks share with those of other engines; None: nothing.
-
-    Attributes:
-        adapters: See Executor.
+        fault: Called at `submit` and `collect`.
+        group: What the ranks share with ranks of other engines; None: nothing.
     """
 
     def __init__(
@@ -143,10 +139,10 @@ class MultiRankExecutor:
         self._listen(0.0)
 
     def profile_kernels(self, run: Callable[[], object]) -> list[dict[str, tuple[float, int]]]:
-        """On GPUs: what kernels take while steps are run, by rank; see KernelTimes in runtime/worker/kernel_profile.py.
+        """What kernels take on GPUs while `run` submits plans and collects all their results in this thread.
 
-        Args:
-            run: Submits plans and collects all their results, in this thread.
+        Returns:
+            By rank, what runtime/worker/kernel_profile.py counts.
         """
         assert self._on_gpus and self._ranks is not None, "ranks on GPUs are profiled, once they have started"
         self._profiles.clear()
@@ -158,7 +154,7 @@ class MultiRankExecutor:
         return [self._profiles[rank] for rank in range(self._ranks.number)]
 
     def close(self) -> None:
-        """Wait for what is running; after a failure, for nothing."""
+        """Wait for what is running, unless there was a failure, and end all ranks."""
         ranks, self._ranks = self._ranks, None
         if ranks is None:
             return
@@ -170,7 +166,7 @@ class MultiRankExecutor:
         ranks.close(at_once=self._failure is not None)
 
     def _listen(self, wait_s: float | None) -> None:
-        """Take what ranks say within this time. If one is lost or stuck, that is raised now and ever after."""
+        """Take what ranks say within this time. If a rank is lost or stuck, raise that now and from then on."""
         try:
             assert self._ranks is not None, "not started, or closed"
             self._take(self._ranks.receive(wait_s))
@@ -180,7 +176,7 @@ class MultiRankExecutor:
             raise
 
     def _until_look(self, wait_s: float | None) -> float | None:
-        """How long to wait for messages at once: with several stages this process also looks for one that is stuck."""
+        """How long to wait for messages at a time: with several stages, this process also looks for a stuck one."""
         if self._mesh.pp == 1:
             return wait_s
         return _LOOK_S if wait_s is None else min(_LOOK_S, wait_s)
@@ -199,7 +195,7 @@ class MultiRankExecutor:
             self._failure = error
 
     def _take(self, received: Iterable[tuple[int, FromRank]]) -> None:
-        """Results, what other ranks have sampled in the same steps, adapters, and profiles.
+        """Take in results, what other ranks have sampled in the same steps, adapters, and profiles.
 
         Raises:
             EngineDeadError: Ranks have sampled different tokens.
@@ -230,8 +226,8 @@ class MultiRankExecutor:
             self._sampled.pop(message.step - 2 * self.max_in_flight, None)
 
     def _with_blocks_of_all(self, rank: int, result: Result) -> Result:
-        """The result of the rank that answers, with the host blocks that are ready in all ranks: on GPUs each makes its
-        own ready as it comes to it."""
+        """A rank's result with the host blocks that are ready in all ranks: on GPUs, each rank makes its own ready in
+        its own time."""
         if not self._on_gpus:
             return result
         self._ready_host_blocks[rank] = result.ready_host_blocks or self._ready_host_blocks[rank]
@@ -241,10 +237,6 @@ class MultiRankExecutor:
         return msgspec.structs.replace(result, ready_host_blocks=said)
 
     def _raise_if_stuck(self) -> None:
-        """
-        Raises:
-            EngineDeadError: A stage keeps the others waiting.
-        """
         assert self._ranks is not None
         if (stuck := self._stages.stuck()) is not None:
             raise EngineDeadError(
@@ -253,7 +245,7 @@ class MultiRankExecutor:
             )
 
     def _from_all(self, kind: type[T], what: str) -> list[T]:
-        """The next message of every rank, which says that it has come so far in its start."""
+        """The next message of every rank, by which it says that it has come to this point of its start."""
         assert self._ranks is not None
         asked = self._config.parallel.distributed_timeout_seconds
         patience = asked or FIRST_PATIENCE_S

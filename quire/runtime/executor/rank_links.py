@@ -1,7 +1,9 @@
-"""Which links between ranks cross from one node to another, and the connections that carry them on this one.
+"""The links between pipeline stages: streams from each rank to its neighbour in the next stage, and sampled tokens from
+the last stage to all ranks of the first.
 
-Ranks that divide the same layers are on one node; nodes have the same number of stages. So streams cross where a stage
-is a node's last one, and sampled tokens go from the last node to the first.
+Within a machine they are rings of messages, between machines connections. Ranks that divide the same layers are on one
+node; nodes have the same number of stages. So streams cross where a stage is a node's last one, and sampled tokens go
+from the last node to the first. Imports no torch: the engine makes the links, and ranks use their ends.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from quire.runtime.executor.message_ring import MessageReader, MessageWriter, Ri
 from quire.runtime.executor.nodes.connection import ConnectionLostError, receive_message, send_message
 
 GRACE_S = 10.0
-"""How long a rank waits before it reports a lost link. If a rank or node is gone, that is known elsewhere, and this
-rank is ended meanwhile; if none is, the link itself is to blame."""
+"""How long a rank waits before it reports a lost link. If a rank or node is gone, the engine sees that itself and ends
+this rank meanwhile; otherwise the link itself is to blame."""
 MAX_STREAM_BYTES = 1 << 26
 _FULL_NAP_S = 1e-3
 
@@ -60,13 +62,13 @@ def ranks_of(node: int, mesh: Mesh, nodes: int) -> range:
 
 @dataclass(frozen=True)
 class Crossings:
-    """A node's ranks, and the connected sockets of their links to others.
+    """A node's ranks, and the connected sockets of their links to other nodes.
 
     Attributes:
         ranks: The ranks that run on the node.
         nodes: How many nodes there are.
-        sockets: Descriptors by link.
-        stream_bytes, token_bytes: Of the largest message of each kind.
+        sockets: The descriptors by link.
+        stream_bytes, token_bytes: The size of the largest message of each kind.
     """
 
     ranks: range
@@ -76,19 +78,19 @@ class Crossings:
     token_bytes: int = 0
 
     def before(self, at: Mesh) -> SocketEnd | None:
-        """What brings a rank the streams of a stage on another node."""
+        """The end that receives streams from a stage on another node."""
         return self._end(self.stream_bytes, Link("stream", at.rank - at.tp, at.rank))
 
     def after(self, at: Mesh) -> SocketEnd | None:
-        """What takes its streams to a stage on another node."""
+        """The end that sends streams to a stage on another node."""
         return self._end(self.stream_bytes, Link("stream", at.rank, at.rank + at.tp))
 
     def tokens_in(self, at: Mesh) -> SocketEnd | None:
-        """What brings a rank of the first stage the sampled tokens of a last one on another node."""
+        """The end where a rank of the first stage receives sampled tokens from another node."""
         return self._end(self.token_bytes, Link("tokens", at.size - at.tp, at.rank))
 
     def tokens_out(self, at: Mesh) -> SocketEnd | None:
-        """What takes sampled tokens from a rank to the first stage on another node."""
+        """The end that sends sampled tokens to the first stage on another node."""
         return self._end(self.token_bytes, *(Link("tokens", at.rank, rank) for rank in range(at.tp)))
 
     def _end(self, max_bytes: int, *links: Link) -> SocketEnd | None:
@@ -97,20 +99,14 @@ class Crossings:
 
 
 class SocketWriter:
-    """Sends each message to all readers.
-
-    Args:
-        connections: One for each reader.
-        sleep: For the time that a node gets to end its rank.
-    """
+    """Sends each message over all connections, one for each reader."""
 
     def __init__(self, connections: Sequence[socket.socket], sleep: Callable[[float], None] = time.sleep) -> None:
         self._connections = connections
         self._sleep = sleep
 
     def write(self, message: bytes) -> None:
-        """Send a message to all readers; may wait until they have read earlier ones.
-
+        """
         Raises:
             EngineDeadError: The link is lost.
         """
@@ -123,13 +119,7 @@ class SocketWriter:
 
 
 class SocketReader:
-    """Receives what a SocketWriter sends.
-
-    Args:
-        connection: To the writer.
-        max_bytes: Of a message.
-        sleep: As for SocketWriter.
-    """
+    """Receives what a SocketWriter sends, in messages of at most `max_bytes`."""
 
     def __init__(self, connection: socket.socket, max_bytes: int, sleep: Callable[[float], None] = time.sleep) -> None:
         self._connection = connection
@@ -137,10 +127,9 @@ class SocketReader:
         self._sleep = sleep
 
     def read(self) -> bytes:
-        """Wait for the next message and return it.
-
+        """
         Raises:
-            EngineDeadError: The link is lost, or brings what is no message.
+            EngineDeadError: The link is lost, or brings something that is not a message.
         """
         try:
             return receive_message(self._connection, self._max_bytes)
@@ -150,13 +139,13 @@ class SocketReader:
 
 
 class StageRings:
-    """All rings of a machine's ranks; they are kept open until `close`.
+    """All rings of a machine's ranks, which are kept open until `close`.
 
     Args:
-        mesh: Its sizes count.
-        stream_bytes: Of the largest stream.
-        rows: Most rows of a step.
-        crossings: Of the machine, and its links to others; None: all ranks are here.
+        mesh: Any rank's.
+        stream_bytes: The size of the largest stream.
+        rows: The maximum number of rows of a step.
+        crossings: The machine's links to others; None: all ranks are here.
     """
 
     def __init__(self, mesh: Mesh, stream_bytes: int, rows: int, crossings: Crossings | None = None) -> None:
@@ -198,17 +187,17 @@ class StageRings:
 
 
 def max_unread(stages: int) -> int:
-    """Steps whose tokens the first stage may leave unread, because no plan has read them so far."""
+    """The number of steps whose tokens the first stage may leave unread, because no plan has read them so far."""
     return 2 * stages + 2
 
 
 def token_ring_bytes(stages: int, rows: int) -> int:
-    """Bytes of the ring of sampled tokens: so many that the last stage never waits for the first one to read."""
+    """The size of the ring of sampled tokens: the last stage never waits for the first one to read."""
     return (max_unread(stages) + 1) * token_bytes(rows)
 
 
 def token_bytes(rows: int) -> int:
-    """Bytes of the sampled tokens of a step, at most."""
+    """The maximum number of bytes of a step's sampled tokens."""
     return 64 + 16 * rows
 
 

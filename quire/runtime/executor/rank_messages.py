@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import zlib
 
 import msgspec
@@ -10,12 +9,9 @@ import msgspec
 from quire.foundation.messages.to_engine import Adapter
 from quire.foundation.messages.workers import AdapterLoaded, DeviceLimits, Plan, Result
 
-FRAME = struct.Struct("<Q")
-"""The length that stands before each message of a rank to the engine."""
-
 
 class Blocks(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """KV blocks on the device and on the host: those that a rank has room for, or in return those of all ranks."""
+    """KV blocks on the device and on the host that a rank has room for, or, in return, that all ranks get."""
 
     device: int
     host: int
@@ -34,7 +30,7 @@ class Offers(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Bitmasks(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """TokenBitmasks as they are read back: their bits may be views, which a decoder cannot tell from bytes."""
+    """TokenBitmasks for ranks: the engine's may be views, which a decoder cannot tell from bytes."""
 
     step: int
     rows: list[int]
@@ -57,7 +53,7 @@ class EndProfile(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Profiled(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """What a rank's kernels took: see runtime/worker/kernel_profile.py."""
+    """What a rank's kernels took, as runtime/worker/kernel_profile.py counts it."""
 
     kernels: dict[str, tuple[float, int]]
 
@@ -67,12 +63,12 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class StepDone(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """What a rank says of a step whose result another one has sent.
+    """What a rank says of a step whose result another rank sends.
 
     Attributes:
-        step: Its number.
-        tokens: `fingerprint` of its result; 0 where nothing is sampled.
-        ready_host_blocks: See Result, of this rank.
+        step: The step's number.
+        tokens: The `fingerprint` of its result; 0 if nothing is sampled.
+        ready_host_blocks: This rank's, as in Result.
     """
 
     step: int

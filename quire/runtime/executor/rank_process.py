@@ -28,8 +28,8 @@ from quire.foundation.processes.shared_memory import SharedMemory
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.runtime.executor.early_loading import begin_loading
 from quire.runtime.executor.message_ring import RingReader, ring_bytes
+from quire.runtime.executor.nodes.connection import FRAME
 from quire.runtime.executor.rank_messages import (
-    FRAME,
     Bitmasks,
     Blocks,
     FromRank,

@@ -1,5 +1,4 @@
-"""The ranks of one machine, as its engine sees them: starts their processes, hears what they say, and sees which one
-dies or hangs.
+"""The ranks of one machine: starts their processes, receives their messages, and sees which one dies or hangs.
 
 Each rank that is lost is an EngineDeadError that names it. Knows nothing about what the messages mean.
 """
@@ -11,6 +10,7 @@ import os
 import selectors
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -30,8 +30,9 @@ from quire.foundation.processes.shared_memory import SharedMemory
 from quire.models.spec import read_spec
 from quire.planning.step_limits import StepLimits
 from quire.runtime.executor.message_ring import RingWriter, ring_bytes
+from quire.runtime.executor.nodes.connection import whole_messages
 from quire.runtime.executor.rank_links import Crossings, StageRings
-from quire.runtime.executor.rank_messages import FRAME, FromRank, ToRanks
+from quire.runtime.executor.rank_messages import FromRank, ToRanks
 from quire.runtime.worker.startup.threads import usable_cores
 
 PATIENCE_S = 20.0
@@ -43,7 +44,7 @@ STOPPED_S = 1.5
 STOP_TIMEOUT_S = 5.0
 """How long ranks may take to end after they were told to."""
 SPINS = 3_000
-"""How often a rank looks for another before it sleeps, where all have cores of their own: some 50 µs."""
+"""How often a rank looks for another before it sleeps, if all have cores of their own: about 50 µs."""
 _LOOK_S = 0.5
 _CHUNK = 1 << 16
 _log = logging.getLogger(__name__)
@@ -55,9 +56,9 @@ class RankProcesses:
     Args:
         config: Resolved settings.
         clock: For who is late.
-        crossings: Of this machine, if ranks are on several; None: all are here.
-        where: What is said of a rank beside its process, in messages.
-        group: What ranks share with those of other engines; None: nothing.
+        crossings: This machine's links to others; None: all ranks are here.
+        where: What messages say of a rank besides its process.
+        group: What the ranks share with ranks of other engines; None: nothing.
 
     Attributes:
         number: How many ranks the engine has, on all machines.
@@ -126,7 +127,7 @@ class RankProcesses:
         self._ring.write(message)
 
     def receive(self, wait: float | None) -> list[tuple[int, FromRank]]:
-        """What ranks have said, by rank; empty after `wait` seconds.
+        """What ranks have said, each with its number; empty after `wait` seconds.
 
         Raises:
             SetupError: A rank's start has failed.
@@ -159,7 +160,6 @@ class RankProcesses:
     # --- below --------------------------------------------------------------------------------------------------------
 
     def _index(self, rank: int) -> int:
-        """A rank's place in the lists of this machine's ranks."""
         return rank - self._here[0]
 
     def _start(self, config: Config, rank: int, ring: SharedMemory, rings: StageRings) -> None:
@@ -205,27 +205,21 @@ class RankProcesses:
             while chunk := self._receive(rank):
                 unread += chunk
             raise self._death(rank)
-        while len(unread) >= FRAME.size:
-            (length,) = FRAME.unpack_from(unread)
-            end = FRAME.size + length
-            if len(unread) < end:
-                return
-            yield rank, self._decoder.decode(bytes(unread[FRAME.size : end]))
-            del unread[:end]
+        for message in whole_messages(unread, sys.maxsize):
+            yield rank, self._decoder.decode(message)
 
     def _receive(self, rank: int) -> bytes:
-        """Some bytes of a rank's messages; none: it is gone."""
+        """Some bytes of a rank's messages; empty if the rank is gone."""
         with suppress(ConnectionResetError):  # it had not read all that it was sent
             return self._sockets[self._index(rank)].recv(_CHUNK)
         return b""
 
     def _death(self, rank: int) -> Exception:
-        """Why a rank is gone."""
         child = self._children[self._index(rank)]
         cause = child.cause_of_death()
         if (failure := child.failure) is not None and failure.error:
             raise_reported_failure(failure)
-        if cause.startswith("Rank "):  # it has waited for another in vain
+        if cause.startswith("Rank "):  # this rank has waited for another in vain
             return EngineDeadError(f"{cause}.")
         return EngineDeadError(f"{self.name(rank)} died: {cause}.")
 
@@ -233,7 +227,7 @@ class RankProcesses:
         """Look whether a rank keeps the others waiting, and log it.
 
         Raises:
-            EngineDeadError: One is stopped, or on GPUs too late: there ranks wait on the device, and cannot tell.
+            EngineDeadError: A rank is stopped, or is too late on GPUs, where ranks cannot see that they wait.
         """
         now = self._clock.now()
         passed = now - self._last_look
@@ -266,5 +260,5 @@ class RankProcesses:
 
 
 def stream_bytes(config: Config, hidden: int) -> int:
-    """The bytes that a stage hands the next one in the largest step."""
+    """The bytes that a stage sends the next one in the largest step."""
     return 2 * 4 * StepLimits.of(config).tokens * hidden

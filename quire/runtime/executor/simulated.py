@@ -19,14 +19,14 @@ from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 IntArray = npt.NDArray[np.int64]
 
 StepMilliseconds = Callable[[IntArray, IntArray, int], float]
-"""(tokens of each row, tokens before these in each row's context, sampled rows) → milliseconds of the step."""
+"""(tokens of each row, tokens before them in each row's context, number of sampled rows) → milliseconds of the step."""
 
 TOKEN = 0
-"""What every row samples."""
+"""The token that every row samples."""
 
 
 class VirtualClock:
-    """Time that passes when somebody says so."""
+    """A clock that only `advance_to` moves."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -36,7 +36,7 @@ class VirtualClock:
         return self._now
 
     def advance_to(self, time: float) -> None:
-        """Let time pass, never back."""
+        """Let time pass until then; an earlier time changes nothing."""
         self._now = max(self._now, time)
 
 
@@ -45,13 +45,13 @@ class SimulatedExecutor:
 
     Args:
         limits: What `start` reports.
-        slots: Most sequences at once.
+        slots: The maximum number of sequences at once.
         step_ms: How long a step takes.
         clock: `collect` moves it to the end of the step.
 
     Attributes:
-        busy_ms: Of all collected steps.
-        steps: How many these were.
+        busy_ms: The milliseconds of all collected steps.
+        steps: How many steps were collected.
     """
 
     max_in_flight = MAX_STEPS_IN_FLIGHT

@@ -19,11 +19,10 @@ from quire.models.weights.checkpoint import Checkpoint, WeightSpec, check_weight
 from quire.models.weights.dummy import DummyCheckpoint
 from quire.models.weights.float16_range import refusing_overflow
 from quire.models.weights.gguf import GgufCheckpoint, find_gguf_files
-from quire.models.weights.head_names import head_part
 from quire.models.weights.progress import ReadingProgress
 from quire.models.weights.safetensors import SafetensorsCheckpoint
 from quire.models.weights.safetensors_files import text_name
-from quire.models.weights.standard_names import with_standard_names
+from quire.models.weights.standard_names import head_part, with_standard_names
 from quire.models.weights.tensor_options import TensorOptions
 from quire.runtime.worker.left_out_tensors import left_out
 

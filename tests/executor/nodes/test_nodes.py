@@ -84,7 +84,7 @@ class Nodes:
 
     def remote_pids(self) -> list[int]:
         assert isinstance(self.head._ranks, HeadRanks)
-        return [pid for node in self.head._ranks._nodes for pid in node._pids]
+        return [pid for node in self.head._ranks._nodes for pid in node.pids]
 
 
 @pytest.fixture

@@ -16,18 +16,19 @@ from quire.errors import QuireError
 MAX_BYTES = 1 << 28
 """Bytes of a message between nodes, at most: a plan, a result, settings."""
 LOST_AFTER_MS = 15_000
-"""When a machine that says nothing, not even that it received something, is taken for gone."""
-_LENGTH = struct.Struct("<Q")
+"""How long a machine may be silent, and acknowledge nothing, before it is taken for gone."""
+FRAME = struct.Struct("<Q")
+"""The length that stands before each message."""
 _CHUNK = 1 << 16
 _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", LOST_AFTER_MS))
 
 
 class ConnectionLostError(QuireError):
-    """The other side is gone, or what it sent is no message."""
+    """The other side is gone, or sent something that is not a message."""
 
 
 def set_up(connection: socket.socket) -> None:
-    """Small messages are sent at once, and the kernel notices when the other machine is gone."""
+    """Let small messages be sent at once, and the kernel notice when the other machine is gone."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:
@@ -36,39 +37,37 @@ def set_up(connection: socket.socket) -> None:
 
 
 def send_message(connection: socket.socket, message: bytes) -> None:
-    """Send one, on a socket that blocks.
+    """Send a message, on a socket that blocks.
 
     Raises:
         ConnectionLostError: The other side is gone, or did not take it within the socket's timeout.
     """
     try:
         if len(message) <= _CHUNK:  # in one packet, if it fits
-            connection.sendall(_LENGTH.pack(len(message)) + message)
+            connection.sendall(FRAME.pack(len(message)) + message)
         else:
-            connection.sendall(_LENGTH.pack(len(message)))
+            connection.sendall(FRAME.pack(len(message)))
             connection.sendall(message)
     except OSError as error:
         raise ConnectionLostError(f"nothing can be sent: {error}") from error
 
 
 def receive_message(connection: socket.socket, max_bytes: int, deadline: float | None = None) -> bytes:
-    """The next message, on a socket that blocks.
+    """Receive a message of at most `max_bytes`, on a socket that blocks.
 
     Args:
-        connection: The socket.
-        max_bytes: Of the message.
-        deadline: By which all of it has to be there, as time.monotonic() has it; None: it may take any time.
+        deadline: When all of it has to be there, as time.monotonic() counts; None: it may take any time.
 
     Raises:
         ConnectionLostError: It did not come, or is too long.
     """
-    (length,) = _LENGTH.unpack(receive_exactly(connection, _LENGTH.size, deadline))
+    (length,) = FRAME.unpack(receive_exactly(connection, FRAME.size, deadline))
     _check(length, max_bytes)
     return receive_exactly(connection, length, deadline)
 
 
 def receive_exactly(connection: socket.socket, length: int, deadline: float | None = None) -> bytes:
-    """Receive this many bytes; see `receive_message`."""
+    """Receive this many bytes; `deadline` and errors as in `receive_message`."""
     received = bytearray(length)
     view = memoryview(received)
     try:
@@ -85,12 +84,7 @@ def receive_exactly(connection: socket.socket, length: int, deadline: float | No
 
 
 class Connection:
-    """Both ways of a connection, for a process that may wait for neither.
-
-    Args:
-        connected: A connected socket; it is this object's from now on.
-        max_bytes: Of a message that comes.
-    """
+    """Sends and receives messages over a connected socket, which it owns, without waiting."""
 
     def __init__(self, connected: socket.socket, max_bytes: int = MAX_BYTES) -> None:
         self._socket = connected
@@ -109,17 +103,17 @@ class Connection:
         return bool(self._unsent)
 
     def post(self, message: bytes) -> None:
-        """Send a message, what the network takes of it at once and the rest by `flush`.
+        """Send what the network takes of a message at once; `flush` sends the rest.
 
         Raises:
             ConnectionLostError: The other side is gone.
         """
-        self._unsent += _LENGTH.pack(len(message))
+        self._unsent += FRAME.pack(len(message))
         self._unsent += message
         self.flush()
 
     def flush(self) -> None:
-        """Send what is unsent, as far as the network takes it; raises as `post` does."""
+        """Send what the network takes of the unsent bytes; raises as `post` does."""
         try:
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]
@@ -129,7 +123,7 @@ class Connection:
             raise ConnectionLostError(f"nothing can be sent: {error}") from error
 
     def take(self) -> list[bytes]:
-        """The messages that are there as a whole; called when the socket is readable.
+        """The messages that have come completely; called when the socket is readable.
 
         Raises:
             ConnectionLostError: The other side is gone, or a message is too long.
@@ -143,11 +137,11 @@ class Connection:
             return []
         except OSError as error:
             raise ConnectionLostError(f"nothing came: {error}") from error
-        return self._whole_messages()
+        return list(whole_messages(self._unread, self._max_bytes))
 
     def close(self, patience_s: float = 0.0) -> None:
-        """End the connection, after the other side had so long to take what is unsent and to close its end: if there
-        were something unread here, closing would take from it what it has not read yet."""
+        """End the connection, after the other side had some time to take what is unsent and to close its end: closing
+        with something unread here would discard what the other side has not read yet."""
         deadline = time.monotonic() + patience_s
         with suppress(OSError):
             if patience_s:
@@ -159,18 +153,24 @@ class Connection:
         self._unsent.clear()
         self._socket.close()
 
-    def _whole_messages(self) -> list[bytes]:
-        found, begin = [], 0
-        while len(self._unread) - begin >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._unread, begin)
-            _check(length, self._max_bytes)
-            end = begin + _LENGTH.size + length
-            if len(self._unread) < end:
-                break
-            found.append(bytes(self._unread[begin + _LENGTH.size : end]))
-            begin = end
-        del self._unread[:begin]
-        return found
+
+def whole_messages(unread: bytearray, max_bytes: int = MAX_BYTES) -> list[bytes]:
+    """Take the messages out of `unread` that have come completely.
+
+    Raises:
+        ConnectionLostError: A message is too long.
+    """
+    found, begin = [], 0
+    while len(unread) - begin >= FRAME.size:
+        (length,) = FRAME.unpack_from(unread, begin)
+        _check(length, max_bytes)
+        end = begin + FRAME.size + length
+        if len(unread) < end:
+            break
+        found.append(bytes(unread[begin + FRAME.size : end]))
+        begin = end
+    del unread[:begin]
+    return found
 
 
 def _check(length: int, max_bytes: int) -> None:

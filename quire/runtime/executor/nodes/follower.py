@@ -1,7 +1,7 @@
-"""A node that is not the head: starts its ranks for each engine of the head, and hands on what engine and ranks say.
+"""A node that is not the head: starts its ranks for each engine of the head, and passes on what engine and ranks say.
 
-It outlives engines: when one dies, or the way to it breaks, the node ends its ranks and joins the next. It ends when
-the head ends in order, refuses it, or is gone for too long.
+The node outlives engines: when one dies, or the way to it breaks, the node ends its ranks and joins the next. It ends
+when the head ends in order, refuses it, or is gone for too long.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from quire.runtime.executor.rank_processes import STOP_TIMEOUT_S, RankProcesses
 from quire.version import __version__
 
 FIRST_PATIENCE_S = 3600.0
-"""How long a node waits for a head that it has heard nothing of."""
+"""How long a node waits for a head that it has not heard of yet."""
 HEAD_PATIENCE_S = 300.0
 """How long a node waits for the head's next engine."""
 _AGAIN_S = 0.5
@@ -53,13 +53,7 @@ class _Stopped(Exception):
 
 
 class Follower:
-    """A node that is not the head: runs its ranks for one engine of the head after another.
-
-    Args:
-        config: This machine's settings, resolved.
-        clock: For how long it waits.
-        say: Prints a line of the log.
-    """
+    """Runs this node's ranks for one engine of the head after another; `say` prints a line of the log."""
 
     def __init__(self, config: Config, clock: Clock, say: Callable[[str], None]) -> None:
         self._config = config
@@ -109,7 +103,7 @@ class Follower:
         return self._serve(connection, ranks)
 
     def _join(self) -> tuple[Connection, Gate]:
-        """A connection to the head, which knows this node from then on, and where other nodes reach it."""
+        """Connect to the head, and listen for other nodes; the head learns of both."""
         while True:
             try:
                 return self._join_once()
@@ -145,11 +139,11 @@ class Follower:
         return connection, gate
 
     def _wait_for_launch(self, connection: Connection) -> Launch:
-        """The head's word that all nodes are there.
+        """Wait until the head says that all nodes are there.
 
         Raises:
             ConnectionLostError: The head is gone, or does not take this node now.
-            ConfigError: It never will.
+            ConfigError: The head will never take this node.
         """
         with selectors.EpollSelector() as selector:
             selector.register(connection, selectors.EVENT_READ)
@@ -181,7 +175,7 @@ class Follower:
         return ranks_with_links(config, self._clock, setup.open(gate, check))
 
     def _own(self, heads: Config) -> Config:
-        """The head's settings, with what is this machine's: where things lie, and how much fits into its memory."""
+        """The head's settings, with this machine's own: where files lie, and how much fits into its memory."""
         own = self._config
         model = replace(
             heads.model, model=own.model.model, tokenizer=own.model.tokenizer, gguf_file=own.model.gguf_file,
@@ -225,7 +219,7 @@ class Follower:
         return ended
 
     def _hand_on(self, connection: Connection, ranks: RankProcesses) -> bool:
-        """Hand on what the engine says to the ranks, and what they say to it, until its End."""
+        """Pass on what the engine says to the ranks, and what they say to it, until its End."""
         with selectors.EpollSelector() as selector:
             selector.register(ranks, selectors.EVENT_READ, ranks)
             selector.register(connection, selectors.EVENT_READ, connection)

@@ -1,7 +1,12 @@
-"""Where a node listens while an engine starts: lets in connections of those that have the key.
+"""Where a node listens while an engine starts: lets in connections of nodes that have the same key.
 
-Each connection is heard in a thread of its own, so one that says nothing keeps nobody waiting. Decides nothing: what a
-connection is for is read, and handed on.
+Each connection is heard in a thread of its own, so one that says nothing keeps nobody waiting. The gate reads what a
+connection is for, and decides nothing.
+
+Both sides show that they have the key without sending it: each proves it by an HMAC-SHA256 over both sides' random
+numbers, so nothing that was heard earlier helps, and neither side's proof can be sent back as its own. Proofs are
+compared in constant time, and what is read before them is bounded in size and time. What follows is neither encrypted
+nor signed.
 """
 
 from __future__ import annotations
@@ -41,10 +46,10 @@ class WrongKeyError(QuireError):
 
 
 def greet(connection: socket.socket, key: bytes) -> None:
-    """The side that has accepted the connection.
+    """Do the handshake on the side that has accepted the connection.
 
     Raises:
-        WrongKeyError: It is not from a node with the same key.
+        WrongKeyError: The connection is not from a node with the same key.
         ConnectionLostError: The other side is gone, or too slow.
     """
     deadline = time.monotonic() + PATIENCE_S
@@ -60,7 +65,7 @@ def greet(connection: socket.socket, key: bytes) -> None:
 
 
 def introduce(connection: socket.socket, key: bytes) -> None:
-    """The side that has connected; raises as `greet` does."""
+    """Do the handshake on the side that has connected; raises as `greet` does."""
     deadline = time.monotonic() + PATIENCE_S
     if receive_exactly(connection, len(_MAGIC), deadline) != _MAGIC:
         raise WrongKeyError("what listens there is no node of Quire's, or of another version")
@@ -86,13 +91,7 @@ def _send(connection: socket.socket, data: bytes) -> None:
 
 
 class Arrival(NamedTuple):
-    """A connection of a node that has the key.
-
-    Attributes:
-        connection: Blocks.
-        host: Address from which it comes.
-        message: What it is for.
-    """
+    """A connection of a node that has the key: a blocking socket, the address it comes from, and what it is for."""
 
     connection: socket.socket
     host: str
@@ -104,15 +103,15 @@ class Gate:
 
     Args:
         host, port: Where to listen; port 0 for any free one.
-        key: That both sides must have.
+        key: The key that both sides must have.
 
     Attributes:
-        arrivals: Those that were let in, in order.
+        arrivals: The connections that were let in, in order.
         port: Where it listens.
-        last_refusal: About the last one that was not; empty: none.
+        last_refusal: Why the last connection was refused; empty: none was.
 
     Raises:
-        ConfigError: Nobody can listen there.
+        ConfigError: This machine cannot listen there.
     """
 
     def __init__(self, host: str, port: int, key: bytes) -> None:
@@ -140,9 +139,9 @@ class Gate:
         self.close()
 
     def close(self) -> None:
-        """Nobody is let in any more."""
+        """Stop listening, and close connections that nobody took."""
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
         self._thread.join(PATIENCE_S)
         while not self.arrivals.empty():

@@ -1,5 +1,4 @@
-"""The ranks of an engine on several machines, as the engine sees them: those here are its processes, the others those
-of nodes that have joined.
+"""The ranks of an engine on several machines: its own processes, and the processes of nodes that have joined.
 
 Plans go to each node once, in one message; streams and sampled tokens go between ranks directly. A node that is lost is
 an EngineDeadError that names it.
@@ -33,15 +32,7 @@ _LOOK_S = 0.5
 
 
 class HeadRanks:
-    """The ranks of an engine on all nodes, as the head sees them.
-
-    Args:
-        config: Resolved settings.
-        clock: For who is late.
-
-    Attributes:
-        number: How many ranks there are.
-    """
+    """The ranks of an engine on all nodes, as the head sees them; `number` says how many there are."""
 
     def __init__(self, config: Config, clock: Clock) -> None:
         parallel = config.parallel
@@ -73,14 +64,14 @@ class HeadRanks:
         return self._local.name(rank) if node is None else node.name(rank)
 
     def broadcast(self, message: ToRanks) -> None:
-        """Send a message to all ranks: first to those on other nodes, which have the longer way."""
+        """Send a message to all ranks: first to ranks on other nodes, which take longer to reach."""
         encoded = self._encoder.encode(message)
         for node in self._nodes:
             node.post(ForRanks(encoded))
         self._local.broadcast_encoded(encoded)
 
     def receive(self, wait: float | None) -> list[tuple[int, FromRank]]:
-        """What ranks on all nodes have said, by rank; empty after `wait` seconds.
+        """What ranks on all nodes have said, each with its number; empty after `wait` seconds.
 
         Raises:
             SetupError: A rank's start has failed.
@@ -103,7 +94,7 @@ class HeadRanks:
         """End all ranks: in order, after Stop was broadcast, or at once."""
         if not at_once:
             for node in self._nodes:
-                with suppress(EngineDeadError):  # it ends before it was told to
+                with suppress(EngineDeadError):  # the node has ended already
                     node.post(End())
         self._local.close(at_once=at_once)
         for node in self._nodes:
@@ -118,10 +109,6 @@ class HeadRanks:
             self._selector.modify(node.connection, events, node)
 
     def _check(self) -> None:
-        """
-        Raises:
-            EngineDeadError: A node is lost, or has failed.
-        """
         for node in self._nodes:
             assert not list(node.receive(readable=True)), "ranks wait for links first"
 
@@ -131,12 +118,7 @@ Ranks = RankProcesses | HeadRanks
 
 
 def start_ranks(config: Config, clock: Clock, group: GroupEnds | None = None) -> Ranks:
-    """Start the ranks of an engine.
-
-    Args:
-        config: Resolved settings.
-        clock: For who is late.
-        group: What they share with those of other engines; None: nothing.
+    """Start the ranks of an engine; `group` is what they share with ranks of other engines.
 
     Raises:
         EngineDeadError: A node did not join, or was lost.
@@ -148,7 +130,7 @@ def start_ranks(config: Config, clock: Clock, group: GroupEnds | None = None) ->
 
 
 def for_others(config: Config) -> Config:
-    """The settings without what only this machine needs to know."""
+    """The settings without secrets and what only this machine needs to know."""
     return replace(
         config,
         server=ServerConfig(),
@@ -158,7 +140,7 @@ def for_others(config: Config) -> Config:
 
 
 def ranks_with_links(config: Config, clock: Clock, sockets: dict[Link, socket.socket]) -> RankProcesses:
-    """Start a node's ranks with their links, which are theirs alone from then on."""
+    """Start a node's ranks with their links, which only the ranks have from then on."""
     parallel = config.parallel
     mesh, nodes = mesh_of(parallel), parallel.nodes
     spec = read_spec(config.model.model, config.model.quantization)

@@ -1,5 +1,5 @@
-"""Connects the links between ranks of different machines: the node of the rank that writes connects, the other's gate
-lets it in. Used by all nodes at the same time, while an engine starts.
+"""Connects the links between ranks of different machines while an engine starts: the writing rank's node connects, and
+the reading rank's node lets it in. All nodes do this at the same time.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 
 import msgspec
 
@@ -25,11 +26,12 @@ _LOOK_S = 0.2
 
 
 def connect(address: tuple[str, int], key: bytes) -> socket.socket:
-    """A connection to a node that has the key.
+    """Connect to a node that has the key.
 
     Raises:
         OSError: Nobody listens there.
-        ConnectionLostError, WrongKeyError: See `introduce`.
+        ConnectionLostError: The other side is gone, or too slow.
+        WrongKeyError: It has another key, or is no node of Quire's.
     """
     connection = socket.create_connection(address, timeout=PATIENCE_S)
     try:
@@ -41,51 +43,49 @@ def connect(address: tuple[str, int], key: bytes) -> socket.socket:
     return connection
 
 
+@dataclass(frozen=True)
 class LinkSetup:
-    """What a node needs for its links.
+    """What a node needs to connect its links.
 
-    Args:
-        mesh: Its sizes count.
+    Attributes:
+        mesh: The mesh of any rank.
         node, nodes: The node's number, and how many there are.
-        session: Of the engine.
-        addresses: Of all nodes.
-        key: That all have.
+        session: The engine's.
+        addresses: Where each node listens.
+        key: The key that all nodes have.
     """
 
-    def __init__(
-        self, mesh: Mesh, node: int, nodes: int, session: str, addresses: Sequence[tuple[str, int]], key: bytes
-    ) -> None:
-        self._mesh = mesh
-        self._node = node
-        self._nodes = nodes
-        self._session = session
-        self._addresses = addresses
-        self._key = key
+    mesh: Mesh
+    node: int
+    nodes: int
+    session: str
+    addresses: Sequence[tuple[str, int]]
+    key: bytes
 
     def open(self, gate: Gate, check: Callable[[], None]) -> dict[Link, socket.socket]:
         """Connect all links of this node, and return them.
 
         Args:
-            gate: Of this node.
+            gate: This node's.
             check: Called while nothing comes; raises if there is no use in waiting.
 
         Raises:
-            EngineDeadError: One could not be made; the message names the node.
+            EngineDeadError: A link could not be made; the message names the node.
         """
         deadline = time.monotonic() + LINKS_PATIENCE_S
-        links = crossing_links(self._mesh, self._nodes)
+        links = crossing_links(self.mesh, self.nodes)
         with ExitStack() as opened:
             found: dict[Link, socket.socket] = {}
             for link in links:
-                if self._of(link.sender) == self._node:
+                if self._of(link.sender) == self.node:
                     found[link] = opened.enter_context(self._connected(link))
-            missing = {link for link in links if self._of(link.receiver) == self._node}
+            missing = {link for link in links if self._of(link.receiver) == self.node}
             while missing:
                 check()
                 if time.monotonic() > deadline:
                     late = min(missing)
                     raise EngineDeadError(
-                        f"Node {self._of(late.sender)} of {self._nodes} did not connect to node {self._node} within "
+                        f"Node {self._of(late.sender)} of {self.nodes} did not connect to node {self.node} within "
                         f"{LINKS_PATIENCE_S:g} s: see whether a firewall lets nodes reach one another at any port."
                     )
                 if (arrived := self._arrived(gate, missing)) is not None:
@@ -96,18 +96,18 @@ class LinkSetup:
             return found
 
     def _of(self, rank: int) -> int:
-        return node_of(rank, self._mesh, self._nodes)
+        return node_of(rank, self.mesh, self.nodes)
 
     def _connected(self, link: Link) -> socket.socket:
         receiver = self._of(link.receiver)
-        host, port = self._addresses[receiver]
+        host, port = self.addresses[receiver]
         try:
-            connection = connect((host, port), self._key)
-            send_message(connection, msgspec.msgpack.encode(LinkJoin(self._session, *link)))
+            connection = connect((host, port), self.key)
+            send_message(connection, msgspec.msgpack.encode(LinkJoin(self.session, *link)))
         except (OSError, ConnectionLostError, WrongKeyError) as error:
             cause = getattr(error, "message", error)
             raise EngineDeadError(
-                f"Node {self._node} cannot reach node {receiver} at {host}:{port} ({cause}): see whether a firewall "
+                f"Node {self.node} cannot reach node {receiver} at {host}:{port} ({cause}): see whether a firewall "
                 "lets nodes reach one another at any port."
             ) from error
         return connection
@@ -120,7 +120,7 @@ class LinkSetup:
         message = arrival.message
         if isinstance(message, LinkJoin):
             for link in missing:
-                if message == LinkJoin(self._session, *link):
+                if message == LinkJoin(self.session, *link):
                     return link, arrival.connection
         else:
             refuse(arrival.connection, "an engine has just started; wait for the next one", is_final=False)

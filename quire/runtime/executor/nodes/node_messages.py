@@ -11,12 +11,12 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     """The first message of a node to the head.
 
     Attributes:
-        version: Of Quire.
-        node: Its number.
+        version: The version of Quire.
+        node: The node's number.
         shape: Its --nnodes, --tensor-parallel-size, --pipeline-parallel-size and --enable-expert-parallel, as text.
-        model: `model_fingerprint` of its model's files.
-        host: Its name, for messages.
-        port: Where it listens for links, at the address from which it has connected.
+        model: The `model_fingerprint` of its model's files.
+        host: The machine's name, for messages.
+        port: The port where it listens for links, at the address from which it has connected.
     """
 
     version: str
@@ -28,12 +28,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
 
 class LinkJoin(msgspec.Struct, frozen=True, tag=True):
-    """The first message of a connection that is a link between two ranks.
-
-    Attributes:
-        session: Of the engine that it is for.
-        kind, sender, receiver: See Link.
-    """
+    """The first message of a connection that is a link between two ranks of the engine with this session."""
 
     session: str
     kind: str
@@ -46,7 +41,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         message: Why, and what to do.
-        is_final: Whether another attempt will be refused too.
+        is_final: Whether other attempts will be refused too.
     """
 
     message: str
@@ -57,9 +52,9 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     """All nodes are there: start your ranks.
 
     Attributes:
-        config: The head's settings, resolved, without what is a secret.
-        session: Of this engine.
-        addresses: Where each node listens for links, by its number; the head's is the one that all know.
+        config: The head's settings, resolved, without secrets.
+        session: This engine's.
+        addresses: Where each node listens for links, by its number; all nodes know the head's.
     """
 
     config: Config
@@ -94,8 +89,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     """A node's ranks have failed.
 
     Attributes:
-        error: The class in `quire.errors` of a start that failed; empty: a rank is gone.
-        message: Which one, and why.
+        error: The class in `quire.errors`, if a start has failed; empty: a rank is gone.
+        message: Which rank failed, and why.
     """
 
     error: str

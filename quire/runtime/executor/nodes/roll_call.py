@@ -1,4 +1,4 @@
-"""The head waits for the other nodes of an engine, and refuses those that do not fit."""
+"""The head waits for the other nodes of an engine, refuses nodes that do not fit, and talks to the others."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import logging
 import queue
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -30,40 +31,38 @@ NODES_PATIENCE_S = 300.0
 SAY_AFTER_S = 5.0
 """How long the head waits for other nodes before it says that it waits."""
 _LOOK_S = 0.5
+_FROM_NODE: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)
+_FROM_RANK: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
 _HASHED = ("config.json",)
 _SIZED = (".safetensors", ".gguf")
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class RemoteNode:
-    """Another node's connection, and what is known of the node.
+    """The connection to another node, and what is known of the node.
 
-    Args:
-        connection: To it.
-        number: Which node it is.
-        host: Its name.
-        address: Where it listens for links.
-        ranks: That run on it.
-        of: How many ranks there are.
+    Attributes:
+        number: The node's number.
+        host: The machine's name.
+        address: Where the node listens for links.
+        ranks: The ranks that run on it.
+        of: How many ranks the engine has.
+        pids: The process ids of its ranks, once it has started them.
     """
 
-    def __init__(
-        self, connection: Connection, number: int, host: str, address: tuple[str, int], ranks: range, of: int
-    ) -> None:
-        self.connection = connection
-        self.address = address
-        self.ranks = ranks
-        self._number = number
-        self._host = host
-        self._of = of
-        self._pids: list[int] = []
-        self._decoder: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)
-        self._said: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
+    connection: Connection
+    number: int
+    host: str
+    address: tuple[str, int]
+    ranks: range
+    of: int
+    pids: list[int] = field(default_factory=list)
 
     def name(self, rank: int) -> str:
         """What one of the node's ranks is called in messages."""
-        process = f"process {self._pids[rank - self.ranks[0]]} on " if self._pids else ""
-        return f"Rank {rank} of {self._of} ({process}node {self._number}, {self._host})"
+        process = f"process {self.pids[rank - self.ranks[0]]} on " if self.pids else ""
+        return f"Rank {rank} of {self.of} ({process}node {self.number}, {self.host})"
 
     def post(self, message: ToNode) -> None:
         """Send the node a message.
@@ -77,11 +76,11 @@ class RemoteNode:
             raise self._lost(error) from error
 
     def receive(self, *, readable: bool) -> Iterator[tuple[int, FromRank]]:
-        """What the node's ranks have said; sends on the way what is unsent.
+        """Send what is unsent, and yield what the node's ranks have said.
 
         Raises:
             SetupError: A rank's start has failed there.
-            EngineDeadError: A rank is gone, or the node is.
+            EngineDeadError: A rank or the node is gone.
         """
         try:
             self.connection.flush()
@@ -89,21 +88,21 @@ class RemoteNode:
         except ConnectionLostError as lost:
             raise self._lost(lost) from lost
         for encoded in messages:
-            match self._decoder.decode(encoded):
+            match _FROM_NODE.decode(encoded):
                 case Said(rank, message):
-                    yield rank, self._said.decode(message)
+                    yield rank, _FROM_RANK.decode(message)
                 case Started(pids):
-                    self._pids = pids
+                    self.pids = pids
                 case Failed(error, message):
                     if error:
                         raise_reported_failure(StatusReport("failed", error, message))
                     raise EngineDeadError(message)
 
     def check(self) -> None:
-        """Check that the node is there, before it was told to start anything.
+        """Check that a node is there which has nothing to say yet.
 
         Raises:
-            ConnectionLostError: It is not.
+            ConnectionLostError: The node is gone.
         """
         if self.connection.take():
             raise ConnectionLostError("it has said something before it was asked")
@@ -114,13 +113,11 @@ class RemoteNode:
 
     def _lost(self, error: ConnectionLostError) -> EngineDeadError:
         ranks = f"rank {self.ranks[0]}" if len(self.ranks) == 1 else f"ranks {self.ranks[0]} to {self.ranks[-1]}"
-        return EngineDeadError(
-            f"Node {self._number} ({self._host}) with {ranks} of {self._of} was lost: {error.message}."
-        )
+        return EngineDeadError(f"Node {self.number} ({self.host}) with {ranks} of {self.of} was lost: {error.message}.")
 
 
 def shape_of(parallel: ParallelConfig) -> str:
-    """What has to be the same on all nodes, as flags."""
+    """The flags that must have the same values on all nodes, with these values."""
     experts = " --enable-expert-parallel" if parallel.enable_expert_parallel else ""
     return (
         f"--nnodes {parallel.nodes} --tensor-parallel-size {parallel.tensor_parallel_size} "
@@ -129,8 +126,8 @@ def shape_of(parallel: ParallelConfig) -> str:
 
 
 def model_fingerprint(model: str) -> str:
-    """A digest of a model's config and of its weight files' names and sizes: two machines have the same one if they
-    have the same model, wherever it lies."""
+    """A digest of a model's config and of its weight files' names and sizes, which says whether two machines have the
+    same model."""
     path = Path(model)
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     digest = hashlib.sha256()
@@ -143,12 +140,7 @@ def model_fingerprint(model: str) -> str:
 
 
 class RollCall:
-    """Waits until nodes 1, 2, … have joined.
-
-    Args:
-        config: Resolved settings.
-        clock: For how long it waits.
-    """
+    """Waits until nodes 1, 2, … have joined."""
 
     def __init__(self, config: Config, clock: Clock) -> None:
         self._parallel = config.parallel
@@ -160,10 +152,10 @@ class RollCall:
         self._last_refusal = ""
 
     def wait(self, gate: Gate) -> list[RemoteNode]:
-        """Wait for the other nodes; returns them in their order.
+        """Wait for the other nodes, and return them in their order.
 
         Raises:
-            EngineDeadError: One did not come in time; the message names it.
+            EngineDeadError: A node did not come in time; the message names it.
         """
         began, said = self._clock.now(), False
         try:

@@ -1,6 +1,6 @@
 """The process that asks Ray for the other nodes of an engine and keeps them running; `quire serve` starts it.
 
-It is Ray's driver, so actors and placement group end with it. It outlives engines, as followers do.
+The process is Ray's driver, so actors and placement group end with it. It outlives engines, as followers do.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main(launch: LaunchConfig, report: SendReport) -> None:
     Raises:
         ConfigError: The cluster does not have what is needed.
         SetupError: A node has failed.
-        EngineDeadError: One did not start in time.
+        EngineDeadError: A node did not start in time.
     """
     config = launch.config
     _log.setLevel(logging.INFO)
@@ -70,7 +70,7 @@ def main(launch: LaunchConfig, report: SendReport) -> None:
 
 
 def _join(config: Config, placement: Placement, report: SendReport) -> RayCluster | None:
-    """The cluster; None: none runs, and all ranks may be on this machine."""
+    """Join Ray's cluster; None if none runs and all ranks may be on this machine."""
     environment.prepare_ray()
     from quire.runtime.executor.ray_nodes.ray_cluster import RayCluster  # after what it reads is set
 
@@ -101,7 +101,7 @@ def _join(config: Config, placement: Placement, report: SendReport) -> RayCluste
 
 
 def _give_up(why: str, report: SendReport) -> None:
-    """Ray itself would try for minutes, and nothing else can end that."""
+    """Report a failure and exit at once: Ray itself would try for minutes, and nothing else can end that."""
     report(StatusReport("failed", ConfigError.__name__, f"{why} See 'ray status'."))
     os._exit(ConfigError.exit_code)
 
@@ -128,8 +128,8 @@ def _reserve(
 
 
 def follower_config(config: Config, node: int, nodes: int, address: str) -> Config:
-    """What node `node` is told: the settings as they were asked for, without what only the head needs to know. Paths
-    that are relative to this process's directory become absolute: the node's process has another."""
+    """The settings that node `node` gets: as they were asked for, without what only the head needs to know. Relative
+    paths become absolute, because the node's process has another directory."""
     model = config.model
     parallel = replace(
         config.parallel, distributed_executor_backend=None, nnodes=nodes, node_rank=node, master_addr=address,
@@ -149,7 +149,7 @@ def _absolute(name: str) -> str:
 
 
 def _say(config: Config, node: int, line: str) -> None:
-    """Print a line of a node, or one about nodes (0). What a node logs as JSON says itself whose it is."""
+    """Print a line of a node, or a line about nodes (0). What a node logs as JSON names the node itself."""
     is_json = config.observability.log_format == "json"
     if is_json and not node:
         _log.info("%s", line)

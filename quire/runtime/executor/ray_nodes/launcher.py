@@ -1,6 +1,6 @@
-"""The server's side of Ray: starts the driver process, learns where nodes are, and starts another one if it dies.
+"""The server's side of Ray: starts the driver process, learns where nodes are, and starts another driver if it dies.
 
-Imports no Ray: the driver does, in a process of its own, so that nothing that happens to Ray happens to the server.
+Only the driver imports Ray, in a process of its own, so that nothing that happens to Ray happens to the server.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from types import TracebackType
 
 from quire.errors import ConfigError, EngineDeadError
 from quire.foundation.clock import Clock
@@ -38,10 +37,10 @@ class RayNodes:
     """A context in which Ray runs the other nodes of an engine.
 
     Args:
-        config: Settings as they were asked for, with `ray` among them.
+        config: The settings as they were asked for, with `ray` among them.
         clock: For how long it waits.
         say: Prints a line of the log.
-        module: What the driver runs.
+        module: The module that the driver runs.
 
     Raises:
         ConfigError: Ray is not installed.
@@ -72,13 +71,11 @@ class RayNodes:
     def __enter__(self) -> RayNodes:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def place(self) -> None:
-        """Find out where nodes will be; they are started meanwhile.
+        """Find out where nodes will be, and begin to start them.
 
         Raises:
             SetupError: The settings contradict one another, or the cluster does not have what is needed.
@@ -97,7 +94,7 @@ class RayNodes:
         self._config = replace(self._config, parallel=parallel)
 
     def placed(self, config: Config) -> Config:
-        """Settings as they were asked for, with what is known since `place`."""
+        """Add what `place` has found out to these settings."""
         own = self._config.parallel
         parallel = replace(config.parallel, nnodes=own.nodes, master_addr=own.master_addr, master_port=own.master_port)
         return replace(config, parallel=parallel)
@@ -107,7 +104,7 @@ class RayNodes:
 
         Raises:
             SetupError: A node has failed.
-            EngineDeadError: One did not start in time.
+            EngineDeadError: A node did not start in time.
         """
         if self._driver is None:
             return
@@ -136,11 +133,11 @@ class RayNodes:
             driver.close()
 
     def _next_report(self) -> Report:
-        """What the driver says next.
+        """Wait for the driver's next report.
 
         Raises:
-            SetupError: It has failed.
-            EngineDeadError: It has failed otherwise, or says nothing.
+            SetupError: The driver has failed in its setup.
+            EngineDeadError: The driver has failed otherwise, or reports nothing.
         """
         assert self._driver is not None
         deadline = self._clock.now() + self._patience_s
@@ -164,7 +161,7 @@ class RayNodes:
         return report
 
     def _watch(self) -> None:
-        """In a thread of its own: while the server runs, so does a driver."""
+        """Start a driver again when it dies, in a thread of its own, for as long as the server runs."""
         driver = self._driver
         while driver is not None:
             ended = select.poll()
@@ -186,7 +183,7 @@ class RayNodes:
 
 
 def free_port(preferred: int) -> int:
-    """The preferred port, if nobody listens there, or any that is free."""
+    """The preferred port if it is free, otherwise any free one."""
     for port in (preferred, 0):
         with suppress(OSError, OverflowError), socket.create_server(("", port)) as listener:
             free: int = listener.getsockname()[1]

@@ -1,6 +1,6 @@
-"""The actor that Ray runs on another node: starts the follower there as a child process, and says what that one says.
+"""The actor that Ray runs on another node: starts the follower there as a child process, and reports what it says.
 
-The child ends with the actor, also where the actor is killed: its lifeline closes. Imports no Ray.
+The child ends with the actor, even if that is killed, because its lifeline closes. Imports no Ray.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from quire.foundation.processes.child_process import ChildProcess
 from quire.foundation.processes.launch import LaunchConfig, StatusReport
 
 FOLLOWER = "quire.cli.ray_node"
-"""What the child runs."""
+"""The module that the child runs."""
 _MAX_LINES = 10_000
 _TAKE = 100
 
 
 class News(NamedTuple):
-    """What is new of a follower.
+    """What a follower has printed and become since the last news.
 
     Attributes:
-        host: Its machine's name.
-        lines: That it has printed.
+        host: The machine's name.
+        lines: The lines that the follower has printed.
         is_ready: Whether its settings were found good, and it joins the head.
         exit_code: None while it runs.
         cause: Why it is gone, without a full stop.
-        error: Class of the SetupError that was the cause; empty: another one.
+        error: The class of the SetupError that was the cause; empty: something else was.
     """
 
     host: str
@@ -49,8 +49,8 @@ class NodeActor:
 
     Args:
         launch: The follower's LaunchConfig, as JSON.
-        key: That nodes share. It is an argument, because Ray shows and logs the variables of an actor.
-        module: What the child runs.
+        key: The key that nodes share. It is an argument, because Ray shows and logs the variables of an actor.
+        module: The module that the child runs.
     """
 
     def __init__(self, launch: bytes, key: bytes, module: str = FOLLOWER) -> None:
@@ -65,7 +65,7 @@ class NodeActor:
         threading.Thread(target=self._read, args=(output,), daemon=True).start()
 
     def news(self, wait_s: float) -> News:
-        """What is new, after `wait_s` seconds at most. A follower that is gone has no more news."""
+        """Wait `wait_s` seconds at most for something new. A follower that is gone has no more news."""
         was_gone = self._child.exit_code() is not None  # before: else what it says and prints last could come between
         lines, ended = self._new_lines(wait_s)
         for report in self._child.reports():
@@ -80,7 +80,7 @@ class NodeActor:
         )
 
     def _new_lines(self, wait_s: float) -> tuple[list[str], bool]:
-        """Lines, and whether they were the last ones."""
+        """New lines, and whether they are the last ones."""
         lines: list[str] = []
         with suppress(queue.Empty):
             line = self._lines.get(timeout=wait_s)

@@ -28,13 +28,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
 
 class ClusterNode(NamedTuple):
-    """A machine of Ray's cluster.
-
-    Attributes:
-        id: Ray's.
-        address: By which Ray knows it.
-        cpus: That it has, also those that are taken.
-    """
+    """A machine of Ray's cluster: its id and address in Ray, and all its CPUs, free or not."""
 
     id: str
     address: str
@@ -51,9 +45,9 @@ class Placement:
     """What a placement group asks for: bundle k is for node k, and node 0, the head, is the machine of the server.
 
     Attributes:
-        nodes: How many bundles it has.
-        cpus: Of each.
-        reason: Why there are so many, for messages.
+        nodes: How many bundles the group has.
+        cpus: The CPUs of each bundle.
+        reason: Why there are so many nodes, for messages.
     """
 
     nodes: int
@@ -62,15 +56,15 @@ class Placement:
 
     @property
     def bundles(self) -> list[dict[str, float]]:
-        """Resources of each bundle."""
+        """The resources of each bundle."""
         return [{"CPU": float(self.cpus)}] * self.nodes
 
     def label_selectors(self, own_id: str) -> list[dict[str, str]]:
-        """Which labels the machine of each bundle has; `own_id` is the server's."""
+        """The labels that the machine of each bundle must have; `own_id` is Ray's id of the server's machine."""
         return [{NODE_ID_LABEL: own_id}, *({} for _ in range(self.nodes - 1))]
 
     def head_shortage(self, cluster: Sequence[ClusterNode], own_id: str) -> str:
-        """Why the head can never be on its own machine; empty: it can."""
+        """Why the head can never be on the server's machine; empty: it can."""
         own = next((node for node in cluster if node.id == own_id), None)
         if own is None or own.cpus >= self.cpus:
             return ""
@@ -121,12 +115,15 @@ class NodeCluster(Protocol):
         ...
 
     def start(self, node: int) -> None:
-        """Begin to start a node, as soon as there is a place for it; what was started as that node before is ended."""
+        """Begin to start a node, as soon as there is a place for it; an earlier start of the node is ended."""
         ...
 
     def news(self, wait_s: float) -> list[tuple[int, News | Lost]]:
-        """News of nodes that were started, by their numbers; empty after `wait_s` seconds. A node without a place has
-        none. One that is lost, or whose follower is gone, has none until it is started again."""
+        """News of nodes that were started, with their numbers; empty after `wait_s` seconds.
+
+        A node without a place has none. A node that is lost, or whose follower is gone, has none until it is started
+        again.
+        """
         ...
 
 
@@ -148,9 +145,9 @@ class NodeKeeper:
 
     Args:
         cluster: Where nodes run.
-        placement: Of them all.
+        placement: The placement of all nodes.
         clock: For who is late.
-        say: Prints a line about a node: its number, 0 for those of the cluster, and the line.
+        say: Prints a line about a node, whose number it is given; 0 means the cluster.
     """
 
     def __init__(
@@ -166,8 +163,8 @@ class NodeKeeper:
         """Start all nodes, and wait until they are ready for an engine.
 
         Raises:
-            SetupError: Of the class that a node has reported; or one could not be started.
-            EngineDeadError: One was not ready in time.
+            SetupError: A node has failed, with an error of this class, or could not be started.
+            EngineDeadError: A node was not ready in time.
         """
         deadline = self._clock.now() + patience_s
         while missing := [number for number, node in self._nodes.items() if not node.was_ready]:
@@ -176,7 +173,7 @@ class NodeKeeper:
             self.look(0.5)
 
     def look(self, wait_s: float) -> None:
-        """Start what is due, and take news; called for as long as the nodes are to run.
+        """Start nodes that are due, and take news; must be called for as long as the nodes are to run.
 
         Raises:
             SetupError: A node failed that was never ready.
@@ -219,9 +216,10 @@ class NodeKeeper:
         self._start_again(node)
 
     def _start_again(self, node: _Node) -> None:
-        """
+        """Start a node again later.
+
         Raises:
-            SetupError: It was started often enough.
+            SetupError: The node was started often enough, and was never ready.
         """
         if not node.was_ready and node.starts >= MAX_FIRST_STARTS:
             raise SetupError(f"{node.last}. It was started {node.starts} times.")

@@ -1,6 +1,6 @@
-"""A Ray cluster as NodeKeeper needs it: a placement group, and an actor for each node.
+"""A Ray cluster for NodeKeeper: a placement group, and an actor for each node.
 
-The only module that imports Ray. Joins a cluster that runs already; starts none.
+The only module that imports Ray. It joins a cluster that runs already, and starts none.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ class RayCluster:
     """A NodeCluster on Ray, with an actor for each node.
 
     Args:
-        address: As RAY_ADDRESS has it; empty: of the cluster that this machine is part of.
+        address: The cluster's, as in RAY_ADDRESS; empty: the cluster that this machine is part of.
 
     Attributes:
-        own_id: Ray's id of this machine.
-        own_address: The address by which Ray knows it.
+        own_id, own_address: Ray's id and address of this machine.
 
     Raises:
         ConnectionError: No cluster runs there.
@@ -46,7 +45,6 @@ class RayCluster:
         self._waits_for: dict[Any, int] = {}  # reference to the next news → node
 
     def machines(self) -> list[ClusterNode]:
-        """The machines of the cluster that are alive."""
         return [
             ClusterNode(node["NodeID"], node["NodeManagerAddress"], node["Resources"].get("CPU", 0.0))
             for node in ray.nodes()
@@ -73,8 +71,6 @@ class RayCluster:
         self._launches[node] = launch, key
 
     def start(self, node: int) -> None:
-        """Ask Ray for the actor of a node, which starts once there is a place for it. The node's actor before is
-        killed."""
         assert self._group is not None and self._placement is not None, "places come first"
         if (before := self._actors.pop(node, None)) is not None:
             ray.kill(before)
@@ -84,7 +80,6 @@ class RayCluster:
         self._ask(node)
 
     def news(self, wait_s: float) -> list[tuple[int, News | Lost]]:
-        """News of nodes that were started, by their numbers; empty after `wait_s` seconds."""
         if not self._waits_for:
             time.sleep(wait_s)
             return []
@@ -106,6 +101,6 @@ class RayCluster:
 
 
 def _cause(error: RayError) -> str:
-    """What Ray says: the last line of its text that is not indented; details are in the ones before."""
+    """The last line of Ray's text that is not indented; the lines before have details."""
     lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith((" ", "\t"))]
     return " ".join(lines[-1].split()) if lines else type(error).__name__

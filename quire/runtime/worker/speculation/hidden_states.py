@@ -24,7 +24,7 @@ from quire.models.layers.linear import Projection
 from quire.models.layers.rotary import Positions
 from quire.models.lent import Lent
 from quire.models.spec import ModelSpec, read_spec
-from quire.models.weights.head_names import FUSION
+from quire.models.weights.standard_names import FUSION
 from quire.models.weights.tensor_options import TensorOptions
 from quire.runtime.worker.batch import Batch
 from quire.runtime.worker.host_memory import lazy_zeros
