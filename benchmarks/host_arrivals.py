@@ -176,6 +176,11 @@ class Bench:
         self.load(EMPTY)
         return took / number
 
+    def _is_read(self, sequence: int) -> bool:
+        """Whether somebody reads the deltas of a sequence."""
+        found = self.session.requests.get(sequence)
+        return found is not None and found.collector._on_delta is not None
+
     async def streams(self, request: bytes, tokens: int) -> tuple[float, float, float]:
         """Seconds of an arrival, a token and an end."""
         self.engine.adds.clear()
@@ -186,7 +191,7 @@ class Bench:
         arrival = thread_time() - began
         await asyncio.sleep(0)
         ids, ones = [add.id for add in self.engine.adds], [1] * STREAMS
-        await self.turn_until(lambda: all(self.session.requests[i].collector._on_delta for i in ids))
+        await self.turn_until(lambda: all(self._is_read(id) for id in ids))
         texts = itertools.cycle(range(300, 600))
         began = thread_time()
         for _ in range(tokens):

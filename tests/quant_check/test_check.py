@@ -229,7 +229,8 @@ def test_the_picture_has_all_layers(base: Path, prompts: Path, four_bits: tuple[
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"intermediate": 128}, "different models: intermediate is 256 and 128"),
+        ({"intermediate": 128}, "different models: mlp width is 256 and 128"),
+        ({"layers": 2}, "different models: number of layers is 3 and 2"),
         ({"vocab_size": 400}, "different models: vocab size is"),
         ({"rope": "llama3"}, "different models"),
     ],

@@ -85,7 +85,9 @@ def test_rotary_factors_are_those_of_every_layer(tmp_path: Path) -> None:
     dense, factors = make_llama(tmp_path / "model", **WIDE), np.arange(1, 33, dtype=np.float32)
     same = {f"blk.{layer}.rope_freqs.weight": factors for layer in (0, 1)}
     file = made.make_gguf(dense, tmp_path / "same.gguf", extra=same)
-    assert read_spec(directory_of([file], tokenizer=False)).rope == RopeSpec(1e4, FactorScaling(tuple(range(1, 33))))
+    assert read_spec(directory_of([file], tokenizer=False)).attention.rope == RopeSpec(
+        1e4, FactorScaling(tuple(range(1, 33)))
+    )
     file = made.make_gguf(dense, tmp_path / "other.gguf", extra=same | {"blk.1.rope_freqs.weight": factors + 1})
     with pytest.raises(CheckpointError, match=r"'blk\.1\.rope_freqs\.weight' differs"):
         directory_of([file], tokenizer=False)

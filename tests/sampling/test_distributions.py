@@ -15,6 +15,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from quire.runtime.worker.sampling.sampled_outputs import errors_of
 from quire.runtime.worker.sampling.sampler import sample
 from quire.runtime.worker.slot_table import SlotTable
 from tests.sampling.chi_square import critical, statistic
@@ -77,7 +78,7 @@ def counts(logits: Tensor, seed: int = 17, **params: Any) -> list[float]:
     many, seen = logits.repeat(ROWS, 1), torch.zeros(len(logits))
     for _ in range(0, DRAWS, ROWS):
         sampled = sample(many, np.arange(ROWS), slots)
-        assert not sampled.errors()
+        assert not errors_of(sampled.faults.numpy(), sampled.broken)
         seen += torch.bincount(sampled.tokens, minlength=len(logits))
         slots.num_sampled += ROWS
     return [float(x) for x in seen]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from quire.errors import CheckpointError, ConfigError
@@ -69,12 +69,27 @@ def _check_alike(base: ModelSpec, quantized: ModelSpec) -> None:
     for each in fields(ModelSpec):
         ours, theirs = getattr(base, each.name), getattr(quantized, each.name)
         if each.name not in _MAY_DIFFER and ours != theirs:
-            what = each.name.replace("_", " ")
+            name, ours, theirs = _difference(each.name, ours, theirs)
+            what = name.replace("_", " ")
             raise ConfigError(
                 f"BASE and QUANT are different models: {what} is {ours} and {theirs}. Give the model that QUANT was "
                 "made from.",
                 param="quantized",
             )
+
+
+def _difference(name: str, ours: Any, theirs: Any) -> tuple[str, Any, Any]:
+    """The innermost field in which two values of a ModelSpec differ: its name behind its part's, and both values."""
+    if isinstance(ours, tuple) and isinstance(theirs, tuple):
+        if len(ours) != len(theirs):
+            return f"number of {name}", len(ours), len(theirs)
+        pairs = [(name, *pair) for pair in zip(ours, theirs, strict=True)]
+    elif is_dataclass(ours) and type(ours) is type(theirs):
+        part = name.split(" ")[-1]
+        pairs = [(f"{part} {each.name}", getattr(ours, each.name), getattr(theirs, each.name)) for each in fields(ours)]
+    else:
+        return name, ours, theirs
+    return next(_difference(*pair) for pair in pairs if pair[1] != pair[2])
 
 
 def _fit_at_once(base: ResolvedConfig, quantized: ResolvedConfig) -> bool:
