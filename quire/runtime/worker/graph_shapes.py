@@ -54,8 +54,8 @@ class ShapeKind(Enum):
 
 
 class ShortSteps(Enum):
-    """Which steps with rows of several tokens are captured as short ones; the value is the number of their tokens for
-    each of which a position is sampled."""
+    """Which steps with rows of several tokens are captured as short ones. The value is how many of their tokens there
+    are for each sampled position."""
 
     NONE = 0
     VERIFYING = 1

@@ -6,14 +6,22 @@
 4. `_end` has tokens sampled (`sampling/sampler.py`), or drafts verified (`speculation/verification.py`), and launches
    their way to the host.
 
+Where the tokens of a step are sampled depends on its kind, and on whether anything about them is known late:
+
+- usually in step 3, by `_compute` and so by its captured graphs: each position by its slot's parameters;
+- in step 4, by `Sampler.end`, at positions whose bitmasks, logits transforms or reported scores need the host;
+- drafts: in step 3 if the graph of a short step verifies them (`Verifier.verify_at_once`), else in step 4.
+
 On a GPU a step is only launched: nothing waits for the device but `StepHandle.result`. From one step to the next live:
 
-- each sequence's length, last token, counters, block tables and sampling parameters: in the `SlotTable`;
+- each sequence's length, last token, counters, block tables, sampling parameters, counts of tokens for penalties, and
+  drafts that only the device knows: in the `SlotTable`;
 - keys and values: in the KV cache, which attention reads and writes and `BlockTransfer` moves;
 - states that a draft head reads: in `ModelStates`;
-- what was staged for steps with drafts that may come again: in the `StepStager`.
+- what was staged for steps with drafts that may come again: in the `StepStager`;
+- what drafts are proposed from, and how many of them pay: in the worker's `AdaptiveDrafter`.
 
-All other buffers are used again, and hold nothing.
+All other buffers are used again.
 """
 
 from __future__ import annotations
@@ -234,8 +242,8 @@ class ModelRunner:
         return self._compute(step) if step.shape is None else self._replayable.replay(step)
 
     def _compute(self, step: Step) -> Tensor:
-        """Launch a staged step kernel by kernel; this is also what is captured. Returns [sampled, vocab] logits, from
-        which all positions are sampled that are not late; hidden states if no position is."""
+        """Launch a staged step kernel by kernel; this is also what is captured. Samples or verifies what is not late.
+        Returns [sampled, vocab] logits; where nothing is sampled, hidden states that nobody reads."""
         inputs, (batch, hidden) = step.inputs, self._hidden(step)
         step.prompts = self._prompt_logprobs.launch(step.plan, step.host, batch, hidden)
         if not len(step.slots):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 EMPTY_PLAN = Plan.empty()
 NO_POSITIONS = np.zeros(0, dtype=np.int64)
 StepKey = tuple[int, ...]
-"""What steps that are alike have in common. Empty: the host knows tokens of the step, so no other is like it."""
+"""Names a step's rows, counts and drafts: steps of equal keys are staged alike. Empty for a step that is not kept."""
 
 
 class StepKind(Enum):
@@ -90,19 +90,21 @@ class Step:
         drafts: The drafts that are verified.
         adapted: What adapters change of the model for these rows.
         shape: The captured shape that the step is padded to and replayed as; None: it runs kernel by kernel.
-        key: What the step is known by among steps that are alike; empty: what is staged for it is not kept.
-        alike: The copied columns of an earlier step that is alike; None: there is none.
+        key: What the columns that are staged for the step are kept under; empty if they are not kept.
+        alike: The columns that an earlier step of this key copied to the device, to be copied again; None without one.
         verified_by_graph: Whether the graph verifies the drafts.
-        stops_at_logits: Whether the step only computes logits, and the host has tokens sampled from them later.
-        late: [late], positions that are sampled behind the recorded or launched step: those that are masked; or all,
-            where a position that is not masked has logits transforms, where the scores are reported that tokens are
-            sampled from, and where drafts are verified behind the step.
+        stops_at_logits: Whether a replay ends before its last kernel, which samples; `Sampler.end` or the verifier
+            finish it. On a CPU only.
+        late: [late], positions that are sampled behind the forward pass. Of a step that samples: the masked ones, or
+            all where an unmasked one has logits transforms or processed scores are reported. Of a step that verifies:
+            all, unless its graph does.
         masked: [masked], which of `late` wait for their bitmasks.
         logprobs: Log probabilities that are reported of sampled tokens; None: none are.
         prompts: Collects log probabilities of prompts; None: none are reported.
         inputs: The columns on the device, once they are staged; not for a step with `alike`.
         staged: The columns on their way to the device, once they are staged.
-        late_columns: [3 · late, or fewer], what the device needs to sample `late`; None: nothing.
+        late_columns: What the device needs to sample `late`: positions, their slots and the masked ones; or slots,
+            offsets, next drafts and ends of drafts. None if nothing is late, or the step stops at its logits.
     """
 
     plan: Plan

@@ -62,7 +62,7 @@ class Sampler:
         mode: What is reported.
         max_masked: Maximum number of positions of a step that have bitmasks; None: `most`.
         stages: Other stages of a pipeline, which are told the sampled tokens; None: there are none.
-        rows: Maximum number of rows of a step for each of which another number is reported.
+        rows: Maximum number of rows of a step with drafts: each also reports how many tokens it gains.
 
     Attributes:
         bitmasks: Of the step whose masked positions are sampled.
@@ -123,7 +123,7 @@ class Sampler:
         """Sample the late positions: now, or once their bitmasks are there. The handle has the step's result.
 
         Args:
-            step: What `begin` was told.
+            step: The step that `begin` was given, once it is launched.
             logits: [sampled, vocab], or more with padding; changed unless log probabilities are reported of them.
             sample_all: Samples all positions of a step that `stops_at_logits`, from the same logits.
         """
@@ -271,7 +271,9 @@ def sample(
     keep_scores: bool = False,
     device_slots: Tensor | None = None,
 ) -> Sampled:
-    """Sample a token for each position, with logits transforms. The table stays as it is.
+    """Sample a token for each position, with logits transforms.
+
+    The table's columns stay as they are; its transforms take note of the tokens.
 
     Args:
         logits: [sampled, vocab]; not changed.

@@ -49,7 +49,7 @@ class _Grant:
 
     Attributes:
         drafts: By sampled row.
-        worth: Tokens of a sequence that may be read for them.
+        worth: The most tokens of one sequence that the drafter may read to catch up.
         drafting_ms: How long the host took to propose them.
         read: Tokens that the device reads for them within the step.
     """

@@ -63,7 +63,8 @@ class Verifier:
         most: Positions of a step, at most.
         mode: What is reported.
         bitmasks: Where masks of a step are kept.
-        outputs: Where sampling leaves tokens and faults, and behind the tokens there is room for a number a row.
+        outputs: Where sampling leaves tokens and faults. The column of tokens is longer by one entry for each row: how
+            many tokens it gains.
         synthetic: Decides in place of the model which drafts stay; None: the model does. Steps with masks have none.
         runs_ahead: Whether steps are only launched, and graphs of short ones verify.
     """
@@ -121,8 +122,8 @@ class Verifier:
         """Decide how the step verifies, and what is reported of its tokens.
 
         Where the host computes, a step stops at its logits. On a device that runs ahead, the graph of a short step
-        verifies, if that needs nothing of the host; any other step samples for the dummy in place of all positions,
-        which are verified behind it.
+        verifies, if that needs nothing of the host. Any other step's graph samples into the dummy slot, and `verify`
+        samples behind it.
         """
         step.logprobs = self._slots.host.logprobs_request(step.slots, self._mode)
         step.stops_at_logits = not self._runs_ahead
@@ -142,8 +143,9 @@ class Verifier:
         Of a step that its graph has verified, launch the reports alone.
 
         Args:
-            step: What `begin` was told. On a device that runs ahead of the host, rows with logits transforms have no
-                drafts: what a transform changes depends on tokens before it, which only the device knows.
+            step: The step that `begin` was given, once it is launched. On a device that runs ahead of the host, rows
+                with logits transforms have no drafts: what a transform changes depends on tokens before it, which only
+                the device knows.
             logits: [positions, vocab], or more with padding.
         """
         rows, positions = len(step.drafts.counts), len(step.slots)
@@ -225,8 +227,8 @@ class Verifier:
         slots: Tensor,
         drafts: DraftColumns[Tensor],
     ) -> _Changed:
-        """Sample the rows of these positions with logits transforms. These go by the tokens before, so the rows' first
-        positions come first, then the second ones of those whose first draft stays, and so on."""
+        """Sample rows with logits transforms position by position, since a transform needs the token before; a row
+        goes on while its draft stays."""
         table, outputs = self._slots, self._outputs
         first = step.drafts.first_positions
         rows = anew[first].nonzero()[0]
@@ -269,7 +271,7 @@ class Verifier:
         self._outputs.tokens[at] = tokens
 
     def _move_slots(self, slots: Tensor, drafts: DraftColumns[Tensor]) -> None:
-        """Move the slots, which have moved by all drafts before, back to what the rows gain."""
+        """Take back the tokens that rows do not gain: `BatchBuffers.prepare` has moved each slot by all its drafts."""
         table, outputs = self._slots, self._outputs
         self._verify_drafts(
             outputs.tokens, outputs.faults, drafts.next_drafts, drafts.ends, slots, table.length, table.last_token,
