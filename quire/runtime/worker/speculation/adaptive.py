@@ -36,8 +36,7 @@ _LONG_READ = 16
 _LOOKS_A_STEP = 8
 """Maximum rows without drafts that are checked after a step for what would have been proposed; each takes some µs."""
 _HITS = 4
-"""After this many guesses in a row that would have been right, for each row that is checked, drafts are considered
-again."""
+"""Drafts are considered again after this many correct guesses in a row, for each row that is checked."""
 BoolArray = npt.NDArray[np.bool_]
 
 
